@@ -7,11 +7,11 @@ then. Nothing is written.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from plimsoll.commands.planning import plan_job
+from plimsoll.commands.planning import advise_job, plan_job
 from plimsoll.config.flags import Flag, parse_flags
 from plimsoll.config.load import read_config_text
 from plimsoll.config.yaml_edit import write_flags
@@ -20,12 +20,9 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.page.controls import controls, flags_from, laid_over
 from plimsoll.page.html import PLAN, page
-from plimsoll.page.plan import peaks, plan_shown
+from plimsoll.page.plan import advice_shown, peaks, plan_shown
 from plimsoll.page.serve import Query, require_server, serve
 from plimsoll.spec.run_spec import RunSpec
-
-_MOST_PROCESSES = 1_000_000
-"""That are planned for, in about a second; a slip of the finger asks for more."""
 
 
 def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
@@ -41,39 +38,49 @@ def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
 
 
 def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str, Any]:
-    """The plan with some keys changed.
+    """What the page asks for: the plan with some keys changed, or what would fit with them.
 
-    flags: of the command. query: the text of each key that is changed; what is wrong with one is
-    the answer's `refusal`. before: of the plan as written, None where there is none.
-    Raises as `load_any` for the config as written, and ConfigError for another name than `plan`.
+    flags: of the command. query: the text of each key that is changed.
+    Raises as `load_any` for the config as written, and ConfigError for another name.
     """
-    if name != "plan":
-        raise ConfigError(f"There is no {name!r}. There is: plan.")
+    if name not in _ANSWERS:
+        raise ConfigError(f"There is no {name!r}. There are: {', '.join(_ANSWERS)}.")
+    return _ANSWERS[name](path, flags, query)
+
+
+def _plan(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
+    """What is wrong with a changed key is the answer's `refusal`. before: of the plan as written,
+    None where there is none."""
     spec = load_any(path, flags)
     found = {
         "config": path,
         "job": spec.job.name,
-        "controls": [asdict(control) for control in controls(spec)],
+        "controls": [asdict(control) for control in controls(spec, query)],
         "before": _before(spec),
     }
     try:
-        made = laid_over(parse_flags(flags), flags_from(spec, query))
-        plan = plan_job(_of_some_size(load_any(path, _words(made))))
+        made = _made(spec, flags, query)
+        plan = plan_job(load_any(path, _words(made)))
     except PlimsollError as error:
         return found | {"refusal": str(error), "plan": None, "copies": []}
     return found | {"refusal": None, "plan": plan_shown(plan), "copies": _copies(path, made)}
 
 
-def _of_some_size(spec: RunSpec[Any]) -> RunSpec[Any]:
-    """The run. Raises ConfigError where it has too many processes to be planned for at once."""
-    engines = spec.engines.engines * spec.engines.parts if spec.engines else 0
-    processes = spec.cluster.all_ranks + engines
-    if processes > _MOST_PROCESSES:
-        raise ConfigError(
-            f"cluster.ranks, and cards of engines, are {processes:,} in all. Give at most "
-            f"{_MOST_PROCESSES:,}."
-        )
-    return spec
+def _fits(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
+    """Raises PlimsollError where a changed key is refused."""
+    made = _made(load_any(path, flags), flags, query)
+    return advice_shown(advise_job(load_any(path, _words(made))))
+
+
+_ANSWERS: Mapping[str, Callable[[str, Sequence[str], Query], dict[str, Any]]] = {
+    "plan": _plan,
+    "fits": _fits,
+}
+
+
+def _made(spec: RunSpec[Any], flags: Sequence[str], query: Query) -> tuple[Flag, ...]:
+    """The flags of the command with the changes over them."""
+    return laid_over(parse_flags(flags), flags_from(spec, query))
 
 
 def _before(spec: RunSpec[Any]) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ become, and the flags that their texts are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,17 @@ _MACHINES = (
 _ENGINES = (
     *("rollout.placement", "rollout.engines", "rollout.tensor_parallel"),
     *("rollout.memory_share", "rollout.sleep_level", "rollout.max_sequences"),
-    "rollout.sampling.max_new_tokens",
 )
+_BATCH = (
+    *("batch.prompts", "batch.responses", "batch.sequences", "batch.pairs"),
+    *("batch.micro_batch_tokens", "data.max_tokens"),
+)
+"""Each job has some of them."""
+_RESPONSE = "rollout.sampling.max_new_tokens"
 _FIRST = (
     _Group("machines", _MACHINES),
     _Group("machines", ("cluster.critic_ranks",), lambda spec: "critic" in spec.trained),
-    _Group("batch", ("batch.micro_batch_tokens", "data.max_tokens")),
+    _Group("batch", _BATCH),
 )
 _TRAINED = (
     *("zero.stage", "zero.optimizer_offload", "zero.parameter_offload"),
@@ -68,6 +73,7 @@ _RANKS = ("", "8", "16", "32", "64", "128")
 """Of adapters."""
 _TYPES = re.compile(r"(integer|number|text|list|mapping|value)\b")
 """What the words for a key's type begin with, where it takes more than a few values."""
+_OPEN = re.compile(r"(text|list|mapping|value)\b")
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,17 @@ class Control:
     step: float | None
 
 
-def controls(spec: _Spec) -> tuple[Control, ...]:
-    """Those of a run, in the order in which they are shown."""
+def controls(spec: _Spec, changed: Collection[str] = ()) -> tuple[Control, ...]:
+    """Return the controls of a run, in the order in which they are shown.
+
+    changed: keys that have one whether they are offered or not, if their values are numbers or a
+    choice: answers of the advice change such. A text has none, as it may name a file.
+    """
     known = tuple(keys_of(spec.job.config))
+    offered = list(_offered(spec))
+    shown = {key for *_, key, _ in offered}
+    further = [key for key in changed if key not in shown and _is_harmless(known, key)]
+    offered += [("other settings", key, key, _value(spec, key)) for key in further]
     return tuple(
         Control(
             *(key, group, label, "" if value is None else show(value), found.doc, found.kind),
@@ -100,14 +114,25 @@ def controls(spec: _Spec) -> tuple[Control, ...]:
             proposals=_proposals(spec, key),
             step=0.05 if found.kind.startswith("number") else None,
         )
-        for group, label, key, value in _offered(spec)
+        for group, label, key, value in offered
         if (found := find_key(known, tuple(key.split("."))))
     )
+
+
+def _is_harmless(known: Sequence[Key], key: str) -> bool:
+    """Whether a key takes numbers or words that the schema names."""
+    found = find_key(tuple(known), tuple(key.split(".")))
+    words = [] if found is None or found.section else found.kind.split(" | ")
+    return bool(words) and not any(map(_OPEN.match, words))
 
 
 def _offered(spec: _Spec) -> Iterator[tuple[str, str, str, Value]]:
     """Group, label, key and value; some keys may be of other jobs."""
     yield from _in_groups(spec, _FIRST)
+    longest = [_RESPONSE, *spec.sampling.longest_responses] if spec.sampling else []
+    for key in dict.fromkeys(longest):
+        label = key.removeprefix("rollout.sampling.").removeprefix("environments.")
+        yield "batch", label, key, _value(spec, key)
     for role in spec.roles.values():
         for key in _keys_of(role):
             yield role.key, key, f"{role.key}.{key}", value_at(role.settings, key)
@@ -153,7 +178,7 @@ def flags_from(spec: _Spec, texts: Mapping[str, str]) -> tuple[Flag, ...]:
     texts: by key; an empty one unsets the key. Raises ConfigError for a key without a control, and
     for a text that is no value.
     """
-    known = [control.key for control in controls(spec)]
+    known = [control.key for control in controls(spec, texts)]
     for key in texts:
         if key not in known:
             raise ConfigError(f"{key} cannot be changed here. These can: {', '.join(known)}.")

@@ -36,7 +36,10 @@ RUNS = View(
     ("uplot/uPlot.min.css", "page.css"),
     (_UPLOT,),
 )
-PLAN = View(("dom", "source", "palette", "memory", "controls", "plan"), ("page.css", "plan.css"))
+PLAN = View(
+    ("dom", "source", "palette", "memory", "controls", "answers", "plan"),
+    ("page.css", "plan.css"),
+)
 
 
 def page(title: str, data: Mapping[str, Any] | None, view: View) -> str:

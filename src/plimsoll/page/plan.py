@@ -6,11 +6,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll.config.problems import show
+from plimsoll.memory.advise.advise import Advice
+from plimsoll.memory.advise.effects import kind_of
+from plimsoll.memory.advise.suggestion import Suggestion
 from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdict_of
 from plimsoll.memory.plan.plan import Plan
+from plimsoll.memory.remedies.changes import Value
 from plimsoll.page.memory import place
 from plimsoll.run.counting import gigabytes_text
 
+_ELSEWHERE = "more or other machines"
 _OF_PROBLEMS = ("severity", "code", "what", "why", "fix")
 
 
@@ -24,6 +30,35 @@ def plan_shown(plan: Plan) -> dict[str, Any]:
         "places": [_place(store, plan) for store in plan.stores],
         "problems": [{key: getattr(one, key) for key in _OF_PROBLEMS} for one in plan.problems],
     }
+
+
+def advice_shown(advice: Advice) -> dict[str, Any]:
+    """Return what would make a plan fit, or, where it fits, what would be faster: the answers on
+    the machines given, then other machines. changes: of keys, from a text to a text; an empty one
+    unsets the key. seconds: of a step, over those of the config as it is."""
+    clusters = [one.suggestion for one in (advice.smallest_cluster, advice.other_cards) if one]
+    answers = [_answer(one, kind_of(one.changes) or _ELSEWHERE) for one in advice.answers]
+    answers += [_answer(one, _ELSEWHERE) for one in clusters if one.changes]
+    return {"fits": advice.fits, "answers": answers}
+
+
+def _answer(one: Suggestion, kind: str) -> dict[str, Any]:
+    sizes = {"card": one.device_bytes, "host": one.host_bytes}
+    return {
+        "kind": kind,
+        "verdict": one.verdict,
+        "peaks": {name: size for name, size in sizes.items() if size},
+        "seconds": one.relative_seconds,
+        "costs": list(one.costs),
+        "changes": [
+            {"key": change.key, "before": _text(change.before), "after": _text(change.after)}
+            for change in one.changes
+        ],
+    }
+
+
+def _text(value: Value) -> str:
+    return "" if value is None else show(value)
 
 
 def peaks(plan: Plan) -> dict[str, int]:

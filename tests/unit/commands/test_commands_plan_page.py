@@ -101,8 +101,46 @@ def test_what_the_config_check_refuses_is_said_and_nothing_is_copied(config: str
     unknown = answer(config, [], "plan", {"cluster.hardware": "4xH99"})["refusal"]
     assert "No card is called 'H99'" in unknown
     many = answer(config, [], "plan", {"cluster.ranks": "9" * 12})["refusal"]
-    assert "1,000,000,000,003 in all. Give at most 1,000,000." in many
+    assert "are 100,000 at most in a run" in many
     assert len(found["controls"]) > 30 and found["before"] is not None
+
+
+def test_answers_of_the_advice_are_changes_that_the_page_can_make(
+    capsys: Captured,
+) -> None:
+    """Each, put over what is changed already, has the plan that it states."""
+    config = str(SCENARIO.parent / "4_qwen2_7b_4090.yaml")
+    changes = {"cluster.host_memory": "300GB"}
+    found = answer(config, [], "fits", changes)
+    assert not found["fits"] and len(found["answers"]) >= 2
+    for one in found["answers"]:
+        made = changes | {change["key"]: change["after"] for change in one["changes"]}
+        tried = answer(config, [], "plan", made)
+        assert tried["refusal"] is None, one
+        assert (tried["plan"]["verdict"], tried["plan"]["peaks"]) == (one["verdict"], one["peaks"])
+        assert {change["key"] for change in one["changes"]} <= {
+            control["key"] for control in tried["controls"]
+        }
+    values = planned(capsys, config, "--cluster.host_memory", "300GB", "--suggest")
+    told = {one["number"]: one for one in values["suggestions"]}
+    first = told[values["answers"][0]]
+    assert found["answers"][0]["costs"] == first["costs"]
+    kinds = [one["kind"] for one in found["answers"]]
+    assert kinds == ["same learning", "adapters", *["more or other machines"] * 2]
+
+
+def test_an_answer_may_change_what_has_no_field_but_nothing_may_name_a_file(config: str) -> None:
+    changes = {"actor.zero.gradient_dtype": "bfloat16", "actor.model.head_chunk": "64"}
+    found = answer(config, [], "plan", changes)
+    assert found["refusal"] is None
+    further = [one for one in found["controls"] if one["group"] == "other settings"]
+    assert [one["key"] for one in further] == [*changes]
+    assert "float32" in further[0]["choices"]
+    for key in ("actor.model.path", "data.train.path", "run.directory", "rewards", "no.such.key"):
+        refusal = answer(config, [], "plan", {key: "/etc/hostname"})["refusal"]
+        assert f"{key} cannot be changed here" in refusal
+        with pytest.raises(ConfigError, match="cannot be changed here"):
+            answer(config, [], "fits", {key: "/etc/hostname"})
 
 
 def test_a_file_that_was_edited_is_planned_as_it_is(config: str) -> None:

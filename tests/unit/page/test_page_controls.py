@@ -65,10 +65,23 @@ def test_a_run_is_offered_what_it_has(tmp_path: Path) -> None:
     assert {key.partition(".")[0] for key in sft} == {"cluster", "batch", "data", "actor"}
     assert dpo - sft == {
         *("reference.stage", "reference.offload", "reference.model.quantization"),
-        "reference_logprobs.precompute",
+        *("reference_logprobs.precompute", "batch.pairs"),
     }
+    assert sft - dpo == {"batch.sequences"}
+    lengths = [
+        control.label for control in controls(spec_of(tmp_path, PPO)) if control.group == "batch"
+    ]
+    assert lengths == [
+        *("prompts", "responses", "micro_batch_tokens", "max_tokens", "max_new_tokens")
+    ]
     assert "rollout.tensor_parallel" in ppo and "cluster.critic_ranks" not in sft
     assert "reference.stage" not in ppo  # it is the actor without its adapter
+
+
+def test_the_length_of_episodes_is_offered_by_environment(tmp_path: Path) -> None:
+    tools = "environments: {tools: {name: functions, tools: [tools.py:halve], max_tokens: 999}}\n"
+    found = offered(spec_of(tmp_path, PPO + tools))["environments.tools.max_tokens"]
+    assert (found.group, found.label, found.value) == ("batch", "tools.max_tokens", "999")
 
 
 def test_texts_are_read_as_flags_are(tmp_path: Path) -> None:

@@ -4,20 +4,40 @@ import { bytes, element, fill } from "./dom.js";
 import { load } from "./source.js";
 import { opened, placeOf } from "./memory.js";
 import { makeControls } from "./controls.js";
+import { whatFits } from "./answers.js";
 
 const PAUSE = 150; // milliseconds without typing before it is planned
 const changes = new Map(new URLSearchParams(location.search));
 const [header, nav] = [document.getElementById("header"), document.getElementById("sections")];
 const verdict = element("strong", { role: "status" });
-const undo = element("button", { type: "button", onclick: () => { changes.clear(); drawn = ""; look(); } }, "undo all");
+const undo = element("button", { type: "button", onclick: () => put(new Map()) }, "undo all");
+const asking = element("button", { type: "button", onclick: askWhatFits }, "what fits?");
 const fields = element("form", { autocomplete: "off" });
 const about = element("p", { id: "about", class: "quiet", hidden: true });
-const [told, memory, problems, copies] = [element("div", { id: "told" }), element("div"), element("div"), element("div")];
+const [told, memory, problems, copies, fitting] = [element("div", { id: "told" }), element("div"), element("div"), element("div"), element("div", { id: "answers", "aria-live": "polite" })];
 let [asked, timer, drawn] = [0, 0, ""];
 
 function part(id, title, ...children) {
   nav.append(element("a", { href: `#${id}` }, title));
   return element("section", { id }, element("h2", {}, title), ...children);
+}
+
+function put(texts) {
+  changes.clear();
+  for (const [key, text] of texts) changes.set(key, text);
+  drawn = "";
+  look();
+}
+
+async function askWhatFits() {
+  // Answers are changes to the settings as they were when asked; each can be tried, and another.
+  const base = new Map(changes);
+  asking.disabled = true;
+  fill(fitting, element("p", { class: "quiet" }, "Searching: this takes some seconds."));
+  const found = await load("fits", Object.fromEntries(base)).catch((error) => ({ lost: error.message }));
+  asking.disabled = false;
+  if (found.lost) return fill(fitting, element("pre", { class: "problem", role: "alert" }, found.lost));
+  fill(fitting, ...whatFits(found, base, put));
 }
 
 async function look() {
@@ -77,8 +97,8 @@ function copyOf({ title, text }) {
 }
 
 const main = document.getElementById("main");
-nav.append(verdict, undo);
-fill(main, told, part("settings", "Settings", fields, about),
+nav.append(verdict, asking, undo);
+fill(main, told, fitting, part("settings", "Settings", fields, about),
   element("div", { id: "planned" }, part("memory", "Memory", element("p", { class: "quiet" }, "Hatched: by how much the prediction may be too low."), memory),
     part("problems", "Problems", problems), part("config", "Config", copies)));
 fields.addEventListener("focusin", (event) => {
