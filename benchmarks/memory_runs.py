@@ -40,7 +40,7 @@ from plimsoll.page.comparison import Comparison, compare
 from plimsoll.run.ledger import read_ledger
 from plimsoll.run.readings import Planned
 from plimsoll.shapes.known_models import read_shape
-from plimsoll.spec.run_spec import Phase
+from plimsoll.spec.run_spec import Phase, RunSpec
 from run_cases import CASES, QUICK, RunCase, write_model, write_rows
 
 
@@ -166,10 +166,10 @@ def run_tensors(case: RunCase, home: Path) -> Found:
 
 def predicted_tensors(config: JobConfig) -> tuple[Phase, int]:
     """When a local run's tensors are most, by the plan, and their bytes."""
-    cluster = config.cluster
-    job = make_job(spec_of(config), hardware_of(cluster), constants_of(cluster))
+    spec = spec_of(config)
+    job = make_job(spec, hardware_of(spec.cluster), constants_of(spec.cluster))
     (process,) = job.layout.processes
-    uses, rest = uses_of(held_by(job, process)), _untouched(config)
+    uses, rest = uses_of(held_by(job, process)), _untouched(spec)
     sizes = [use.allocated + rest * _has_bucket(use) for use in uses]
     largest = max(sizes)
     return uses[sizes.index(largest)].moment.phase, largest
@@ -179,12 +179,13 @@ def _has_bucket(use: Use) -> bool:
     return any(item.name == "reduce bucket" for item in use.items)
 
 
-def _untouched(config: JobConfig) -> int:
-    """Bytes of a gradient bucket that a small model never fills: in the tensor, not in memory."""
-    role = config.actor
+def _untouched(spec: RunSpec[Any]) -> int:
+    """Return the bytes of a gradient bucket that a small model never fills: they are in the tensor,
+    not in memory."""
+    role = spec.actor
     shape = read_shape(role.model.path)
     sizes = zero_sizes(deepspeed_settings(role, "cpu", 1), 1)
-    counts = trained_counts(role, shape, spec_of(config).roles["actor"].head, sizes)
+    counts = trained_counts(role, shape, spec.roles["actor"].head, sizes)
     return max(0, counts.element * (sizes.bucket - counts.trained))
 
 

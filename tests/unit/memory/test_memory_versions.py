@@ -80,7 +80,7 @@ def test_what_the_tests_run_with_is_tested() -> None:
         ("transformers", "5.13.0", "warning", "copy of the model a rank"),
         ("transformers", "4.57.0", "warning", "no failure is known"),
         ("torch", "2.9.1+cu128", "error", "varlen"),
-        ("torch", "2.10.0", "warning", "not tried with it, only with >=2.11"),
+        ("torch", "2.10.0", "warning", "not tried with it, only with <2.15,>=2.11"),
         ("transformers", "4.49.0", "warning", "<5.20,>=5.16.1 and >=5.20,<5.24; no failure"),
         ("deepspeed", "0.16.7", "warning", "Qwen3"),
         ("vllm", "0.18.0", "error", "transformers 4"),
