@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plimsoll.commands.planning import hardware_of
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.load import validate
 from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
-from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.speed import step_seconds
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.plan.plan import Ground, make_plan
 
-CARDS, NODES, HOST = "8xA100-80GB", 2, 1_000_000_000_000
 BASE = {
     "run.directory": "out",
     "run.steps": "100",
@@ -34,6 +33,8 @@ BASE = {
     "batch.micro_batch_tokens": "32768",
     "cluster.ranks": "16",
     "cluster.nodes": "2",
+    "cluster.hardware": "8xA100-80GB",
+    "cluster.host_memory": "1TB",
     "actor.model.path": "Qwen/Qwen2.5-7B",
     "actor.model.gradient_checkpointing": "true",
     "actor.optimizer.learning_rate": "1e-4",
@@ -74,12 +75,12 @@ def main() -> None:
 
 def measured(lever: Sequence[str]) -> tuple[int, int, float]:
     """Bytes of the fullest card and of the fullest host, and seconds of a step."""
-    config = _config(lever)
-    hardware, constants = parse_cluster(CARDS, NODES, HOST), Constants()
-    plan = make_plan(spec_of(config), Ground(hardware, constants))
+    spec, constants = spec_of(_config(lever)), Constants()
+    hardware = hardware_of(spec.cluster)
+    plan = make_plan(spec, Ground(hardware, constants))
     card = max(store.peak.bytes for store in plan.devices)
     host = max(store.peak.bytes for store in plan.hosts)
-    return card, host, step_seconds(make_job(spec_of(config), hardware, constants))
+    return card, host, step_seconds(make_job(spec, hardware, constants))
 
 
 def _config(lever: Sequence[str]) -> JobConfig:
