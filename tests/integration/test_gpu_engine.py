@@ -221,7 +221,10 @@ def read_busy(place: Place) -> list[float | None]:
         end = time.monotonic() + 1.5
         square = torch.randn(4096, 4096, device=device)
         while time.monotonic() < end:
-            _ = square @ square if work else time.sleep(0.1)
+            if work:
+                _ = square @ square
+            else:
+                time.sleep(0.1)
             torch.cuda.synchronize(device)
         shares.append(read_card(device).busy)
     return shares
