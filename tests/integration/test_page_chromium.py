@@ -122,7 +122,7 @@ def test_the_last_evaluation_is_told_between_evaluations(tmp_path: Path, chromiu
     run.write_config("# ppo\nrun: {steps: 90}\n")
     interval = {"eval/reward_low": 0.25, "eval/reward_high": 0.75}
     rows = [{"step": step, "reward": 1.0} for step in range(1, 8)]
-    rows[3] |= {"eval/reward": 0.5, **interval}
+    rows[3] |= {"eval/reward": 0.5, "eval/alone": 0.125, **interval}
     write_rows(run.metrics_path, rows)
     with served(run.path) as address, opened(chromium, address) as page:
         expect(page.locator("#header")).to_contain_text(
@@ -130,6 +130,8 @@ def test_the_last_evaluation_is_told_between_evaluations(tmp_path: Path, chromiu
         )
         reward = page.locator("#curves-learning figure").first
         expect(reward).to_contain_text("held out 0.5 (step 4)")
+        alone = page.locator("#curves-learning figure", has_text="Held out: alone")
+        expect(alone).to_contain_text("eval/alone 0.125 (step 4)")
         reward.focus()
         for key in ["ArrowRight"] * 5:
             page.keyboard.press(key)

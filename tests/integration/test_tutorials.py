@@ -6,6 +6,8 @@ run holds.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from commands import run_here
+
+from plimsoll.run.json_lines import read_rows
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [
@@ -77,6 +81,80 @@ def test_a_tutorial_runs_as_it_stands(
             assert found.code in ((0, 3) if unfit else (0,)), (words, found.err)
         if "prepare.py" in words[1] or "--files-only" in words:
             shorten(home)
+
+
+RANGE = re.compile(r"between (\d+) and (\d+) %|less than (\d+) %", re.IGNORECASE)
+OF_THE_DATA = ["60 % of the teachers", "40 % are right"]
+SFT, DPO, MARGIN = (f"runs/demo/{name}-sums" for name in ("sft", "dpo", "margin"))
+AGENT = "runs/calculator/grpo"
+FIGURES = {
+    "sft": [(SFT, -1)],
+    "dpo": [(SFT, -1), (DPO, -1), (MARGIN, -1)],
+    "grpo": [(SFT, -1), ("runs/demo/grpo", -1)],
+    "agent": [(AGENT, 0), (AGENT, -1)],
+}
+"""What each range of a page is of, in their order: a directory, and which of its evaluations."""
+MEASURING = """
+python examples/calculator/prepare.py --out runs/calculator
+plimsoll demo --files-only
+plimsoll sft runs/demo/sft.yaml
+plimsoll grpo runs/demo/grpo.yaml
+plimsoll dpo runs/demo/dpo.yaml
+plimsoll dpo runs/demo/dpo.yaml --run.directory runs/demo/margin-only --algorithm.nll_weight 0
+plimsoll eval runs/demo/grpo.yaml --model runs/demo/sft/model --out runs/demo/sft-sums
+plimsoll eval runs/demo/grpo.yaml --model runs/demo/dpo/model --out runs/demo/dpo-sums
+plimsoll eval runs/demo/grpo.yaml --model runs/demo/margin-only/model --out runs/demo/margin-sums
+plimsoll sft examples/calculator/sft.yaml
+plimsoll grpo examples/calculator/grpo.yaml
+"""
+
+
+def text_of(name: str) -> str:
+    """What a page says, on one line, without its code."""
+    page = (PROJECT / "docs" / "tutorials" / f"{name}.md").read_text()
+    return " ".join(re.sub(r"```.*?```", "", page, flags=re.S).split())
+
+
+def ranges_of(name: str) -> list[tuple[float, float]]:
+    found = RANGE.findall(text_of(name))
+    return [(0, float(most)) if most else (float(low), float(high)) for low, high, most in found]
+
+
+def percent_of(directory: Path, which: int) -> float:
+    """Of right answers."""
+    evaluation = directory / "eval.json"
+    if evaluation.exists():
+        return 100 * float(json.loads(evaluation.read_text())["correct"])
+    rows = read_rows(directory / "metrics.jsonl")
+    return 100 * float([row["eval/reward"] for row in rows if "eval/reward" in row][which])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_figure_of_a_tutorial_is_a_range_that_is_measured(page: Path) -> None:
+    assert len(ranges_of(page.stem)) == len(FIGURES.get(page.stem, ()))
+    rest = RANGE.sub("", text_of(page.stem))
+    for fact in OF_THE_DATA:
+        rest = rest.replace(fact, "")
+    assert "%" not in rest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("instructions", ["ALL", "AVX2"])
+def test_figures_of_tutorials_are_in_their_ranges(instructions: str, tmp_path: Path) -> None:
+    """With the CPU's instructions for bfloat16, where it has them, and without them."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+    shutil.copytree(PROJECT / "examples" / "calculator", tmp_path / "examples" / "calculator")
+
+    for line in MEASURING.strip().splitlines():
+        program, *words = shlex.split(line)
+        module = ("-m", "plimsoll") if program == "plimsoll" else ()
+        command = [sys.executable, *module, *words]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    for name, measured in FIGURES.items():
+        for (low, high), (directory, which) in zip(ranges_of(name), measured, strict=True):
+            found = percent_of(tmp_path / directory, which)
+            assert low <= found <= high, (name, directory, found)
 
 
 def test_every_tutorial_is_tried() -> None:

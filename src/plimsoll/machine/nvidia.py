@@ -145,7 +145,8 @@ class BusyMeter:
         if not new:
             return None
         self._read_to = max(one.timeStamp for one in new)
-        return float(sum(one.sampleValue.uiVal for one in new)) / len(new) / 100
+        percents: list[int] = [one.sampleValue.uiVal for one in new]
+        return sum(percents) / len(percents) / 100
 
 
 @cache

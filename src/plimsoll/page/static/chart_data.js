@@ -30,6 +30,7 @@ function linesOf(panel, table, runs, place) {
     colour: colour(runs.length > 1 ? table.run : i),
     dashed: runs.length > 1 && i > 0,
     column: place + i,
+    run: table.run,
     points: table.y[i].filter((value) => value !== null).length,
     ends: table.low?.[i] && table.high?.[i] ? [table.low[i], table.high[i]] : null,
   })).filter((line) => line.points > 0);
@@ -54,7 +55,7 @@ export function columnsOf(panel, runs, smoothing) {
     // The highest first: each is painted down to 0, over those before it.
     const [only] = panel.tables;
     const lines = panel.series.map((series, i) => ({ label: series.label, colour: colour(i),
-      column: only.y.length - i, values: only.y[i], points: only.x.length }));
+      column: only.y.length - i, run: only.run, values: only.y[i], points: only.x.length }));
     return { data: [only.x, ...stackedUp(only.y).reverse()], lines, bands: [] };
   }
   const [tables, lines, bands] = [[], [], []];

@@ -21,6 +21,7 @@ export function makeChart(onZoom) {
 export function drawChart(chart, panel, view) {
   const made = columnsOf(panel, view.runs, view.smoothing);
   chart.lines = made.lines;
+  chart.steps = view.steps;
   chart.title.textContent = panel.title;
   const means = Math.max(...panel.tables.map((one) => one.together ?? 1));
   chart.unit.textContent = [panel.unit, means > 1 ? `means of ${means} steps` : ""].filter(Boolean).join("; ");
@@ -119,9 +120,10 @@ function whiskers(u, line) {
 function valueText(chart, line, idx) {
   // The value at a step, or the last one before it, with the step that it is of.
   const [steps, column] = [chart.drawn?.data[0] ?? [], line.values ?? chart.drawn?.data[line.column] ?? []];
-  const at = idx ?? steps.length - 1;
-  const last = lastAt(column, at);
-  return last < 0 ? `${line.label} –` : `${line.label} ${number(column[last])}${last < at ? ` (step ${number(steps[last])})` : ""}`;
+  const last = lastAt(column, idx ?? steps.length - 1);
+  if (last < 0) return `${line.label} –`;
+  const now = idx === null ? chart.steps[line.run] : steps[idx];
+  return `${line.label} ${number(column[last])}${steps[last] < now ? ` (step ${number(steps[last])})` : ""}`;
 }
 
 function legend(chart, idx) {

@@ -11,7 +11,7 @@ import { makeSamples } from "./samples.js";
 const EVERY = 750; // milliseconds between two looks at the runs
 const main = document.getElementById("main");
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const view = { runs: [], range: null, smoothing: 0, theme: dark.matches };
+const view = { runs: [], steps: [], range: null, smoothing: 0, theme: dark.matches };
 const charts = new Map(); // by section and title
 const drawn = new Map(); // by section: its panels
 const filter = element("input", { type: "search", placeholder: "filter curves", "aria-label": "filter curves", oninput: applyFilter });
@@ -107,6 +107,7 @@ let [seen, logs] = ["", null];
 async function look() {
   const runs = await load("progress");
   drawProgress(document.getElementById("header"), runs);
+  view.steps = runs.map((run) => run.step);
   if (!view.runs.length) build(runs, await load("settings"));
   const versions = runs.map((run) => run.version).join();
   if (versions !== seen) {
