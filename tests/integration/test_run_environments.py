@@ -193,7 +193,7 @@ def test_beyond_the_bound_the_run_stops_and_says_what_failed(home: Path) -> None
     data = {**CONFIG["data"], "train": {**CONFIG["data"]["train"], "path": "bad.jsonl"}}
     outcome = train(home, "stops", CONFIG | {"environments": {"turns": own}, "data": data})
     assert outcome.code == 1
-    assert "environments failed for 4 groups of a step of 4" in outcome.err
+    assert "environments failed for 2 groups of a step of 4" in outcome.err
     assert "The environment 'turns', at row " in outcome.err
     assert "raised KeyError: 'door'" in outcome.err or "'s step gave 7 (int)" in outcome.err
 

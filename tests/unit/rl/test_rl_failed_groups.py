@@ -126,12 +126,10 @@ def test_a_hung_reward_ends_the_step_at_the_first_group_too_many(
         sampled(reward, notes.append, per_request)
     assert own.calls[:12] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert len(own.calls) < 24
-    lines = str(error.value).splitlines()
-    assert lines[0] == (
-        "rewards failed for 4 groups of a step of 32, and batch.max_failed_groups is 0.1. "
-        "The first:"
+    assert str(error.value).startswith(
+        "rewards failed for 4 groups of a step of 32, and batch.max_failed_groups is 0.1. The "
+        "first: The reward 'mine' (own_hanging:hangs), at row 0 (from 0) of data.train took longer "
     )
-    assert "at row 0 (from 0) of data.train took longer than its time_limit of 0.2 s" in lines[1]
     assert notes == [
         "The reward 'mine' (own_hanging:hangs), at row 0 (from 0) of data.train took longer than "
         "its time_limit of 0.2 s (rewards.mine.time_limit); its thread goes on, as nothing can "
@@ -145,7 +143,7 @@ def test_a_group_that_hangs_does_not_hold_up_the_end(own: Any) -> None:
     reward = RewardConfig(
         name="own_hanging:hangs_at_first_and_raises", time_limit=600, retries=0, at_once=9
     )
-    with pytest.raises(PlimsollError, match=r"rewards failed for 4 groups .*\n.* at row 1 "):
+    with pytest.raises(PlimsollError, match=r"rewards failed for 4 groups .* at row 1 "):
         sampled(reward, print)
 
 
