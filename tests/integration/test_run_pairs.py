@@ -182,7 +182,7 @@ def test_bad_pairs_are_named_by_file_line_and_field(home: Path) -> None:
     for line, field, problem in (
         (21, "rejected", "equals `chosen`"),
         (22, "chosen", "is empty"),
-        (23, "chosen", "must be text, but is a number"),
+        (23, "chosen", "must be text or a list of messages, but is a number"),
         (24, "prompt", "has a prompt of 16 tokens"),
         (25, "rejected", "has 23 tokens, over `data.max_tokens: 16`"),
     ):
