@@ -106,7 +106,8 @@ def _ask(options: Namespace, job: str) -> None:
         question, default = _QUESTIONS[name]
         answer = None
         while answer is None or (default is None and not answer) or not _is_usable(name, answer):
-            answer = Prompt.ask(question, default=default, show_default=bool(default)).strip()
+            reply = Prompt.ask(question, default=default, show_default=bool(default))
+            answer = (reply or "").strip()
         setattr(options, name, answer)
 
 

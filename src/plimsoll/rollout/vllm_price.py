@@ -293,8 +293,9 @@ def _tensors(
     matrices = {one.inputs * one.outputs * one.stacked for one in merged.linears}
     for one in parameter_tensors(merged):
         if one.elements:  # 0 in a stage without a table
-            is_wide = narrow is None or one.elements not in matrices
-            element = sampler.element if is_wide else narrow
+            element: float = sampler.element
+            if narrow is not None and one.elements in matrices:
+                element = narrow
             yield int(element * -(-one.elements // parallel)), one.parameters // one.elements
     for one in shape.other_tensors:
         yield one.elements * sampler.element, one.parameters // one.elements
