@@ -37,10 +37,11 @@ def feedback_output(losses_S: Tensor, rewards_S: Tensor, inputs: FeedbackLossInp
 def _reward_metrics(rewards_S: Tensor, inputs: FeedbackLossInputs) -> dict[str, Tensor]:
     counts, desirable_S = inputs.counts, inputs.desirable_S
     found = {}
+    # Not by an index: the host waits for a card to tell how many there are.
     if counts.desirable:
-        found["rewards/desirable"] = rewards_S[desirable_S].sum() / counts.desirable
+        found["rewards/desirable"] = rewards_S.where(desirable_S, 0).sum() / counts.desirable
     if counts.undesirable:
-        found["rewards/undesirable"] = rewards_S[~desirable_S].sum() / counts.undesirable
+        found["rewards/undesirable"] = rewards_S.where(~desirable_S, 0).sum() / counts.undesirable
     if len(found) == 2:
         good, bad = found.values()
         found["rewards/margin"] = good - bad

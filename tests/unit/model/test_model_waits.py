@@ -19,6 +19,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
+from plimsoll.algorithm.choice import feedback_loss
+from plimsoll.algorithm.inputs import FeedbackLossInputs, LabelCounts
+from plimsoll.config.base import Choice
 from plimsoll.data.packing import pack_one
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
@@ -95,6 +98,16 @@ def test_a_read_would_be_seen() -> None:
             raise AssertionError
         numbers[numbers > 1]
     assert reads.found == ["aten._local_scalar_dense.default", "aten.index.Tensor"]
+
+
+def test_no_number_is_read_in_a_loss_on_binary_feedback() -> None:
+    logratios_S = torch.tensor([3.0, 1.0, -3.0], requires_grad=True)
+    labels_S = torch.tensor([True, True, False])
+    inputs = FeedbackLossInputs(logratios_S, labels_S, 1.0, LabelCounts(2, 1))
+    with Reads() as reads:
+        output = feedback_loss(Choice(name="kto", options={"beta": 0.5}))(inputs)
+        output.loss.backward()
+    assert output.metrics and not reads.found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
