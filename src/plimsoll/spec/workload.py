@@ -42,6 +42,11 @@ class Workload:
         return 2 if self.unit == "pair" else 1
 
     @property
+    def least_budget(self) -> int:
+        """The smallest budget of a micro-batch: it holds the longest sequence (or pair)."""
+        return self.together * self.longest
+
+    @property
     def sequences(self) -> int:
         """Of one optimizer step, over all ranks."""
         return self.together * self.units

@@ -32,6 +32,7 @@ def config(job: str, changes: Mapping[str, Any]) -> JobConfig:
         tree["data"]["train"] = {"path": "x", "chosen": "a", "rejected": "b"}
     if job == "ppo":
         tree["critic"] = {"model": {"path": QWEN}, "zero": {"stage": 3}}
+        tree["data"]["train"] = {"path": "x", "prompt": "q"}
         tree["rewards"] = {"r": {"name": "length"}}
     for key, value in changes.items():
         *path, last = key.split(".")

@@ -138,16 +138,6 @@ def _of_frozen(spec: RunSpec[Any], values: Move) -> Move:
     return {key: value for items in made for key, value in items}
 
 
-def _smaller_micro_batches(plan: Plan) -> Iterator[Move]:
-    """Half the budget and so on, down to the longest sequence (or pair)."""
-    spec = plan.job.spec
-    least = spec.workload.longest * spec.workload.together
-    tokens = spec.workload.budget
-    while tokens > least:
-        tokens = max(tokens // 2, least)
-        yield {"batch.micro_batch_tokens": tokens}
-
-
 def _stored_reference(plan: Plan) -> Iterator[Move]:
     spec = plan.job.spec
     if spec.may_precompute and "reference" in spec.frozen:
@@ -231,7 +221,7 @@ def _frozen(*moves: Move) -> Moves:
 
 
 SAVING: tuple[Moves, ...] = (
-    _smaller_micro_batches,
+    lambda plan: levers.smaller_micro_batches(plan.job.spec),
     _trained(lambda role: {"model.head_chunk": min(_CHUNK, role.model.head_chunk)}),
     _trained(*_DIVIDED),
     _trained(*_ADAPTED),

@@ -8,7 +8,7 @@ what asks for less: other values, and what else would do instead of each change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log2
 
@@ -119,10 +119,12 @@ def _singles(search: Search) -> list[State]:
 
 
 def _reached(search: Search, start: State, barred: frozenset[str] = frozenset()) -> Iterator[State]:
-    """Where the way down from a state ends, if it fits better, without what it does not need."""
+    """Yield where the way down from a state ends, if it fits better, without what it does not need:
+    trimmed by key, and from the least effect on."""
     down = _down(search, start, barred)
     if search.better(down):
-        yield _trimmed(search, down)
+        by_effect = sorted(in_order(down.changes), key=lambda one: EFFECTS.index(effect_of([one])))
+        yield from dict.fromkeys([_trimmed(search, down), _trimmed(search, down, by_effect)])
 
 
 def _down(search: Search, state: State, barred: frozenset[str] = frozenset()) -> State:
@@ -199,10 +201,14 @@ def _placement(state: State) -> str | None:
     return None if engines is None else engines.placement
 
 
-def _trimmed(search: Search, state: State) -> State:
+def _trimmed(search: Search, state: State, order: Sequence[Change] = ()) -> State:
     """Return the state without the changes that it does as well without, of all roles together or
-    of one. Changes with the least effect go first: what the search is for stays."""
-    singles = sorted(in_order(state.changes), key=lambda one: EFFECTS.index(effect_of([one])))
+    of one.
+
+    Args:
+        order: the changes in the order in which they are taken away; default: by key.
+    """
+    singles = order or in_order(state.changes)
     alike = {part_of(change): set[Change]() for change in singles}
     for change in singles:
         alike[part_of(change)].add(change)

@@ -5,7 +5,7 @@ they ask for.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import log
 from typing import Any
@@ -151,7 +151,7 @@ class Site:
         spec = changed(self.spec, in_order(changes))
         if spec is None:
             return None
-        ground = replace(self.ground, hardware=on_nodes(self.ground.hardware, spec))
+        ground = self.ground.under(spec)
         return State(changes, make_job(spec, ground.hardware, ground.constants), ground)
 
 
@@ -172,11 +172,6 @@ def part_of(change: Change) -> str:
     is there or not with all its keys."""
     role, _, key = change.key.partition(".")
     return role if role == "reference" else key
-
-
-def on_nodes(hardware: Hardware, spec: RunSpec[Any]) -> Hardware:
-    """As many machines of the same kind as the config names."""
-    return replace(hardware, nodes=hardware.nodes[:1] * spec.cluster.nodes)
 
 
 def free_cards(spec: RunSpec[Any], hardware: Hardware) -> int:

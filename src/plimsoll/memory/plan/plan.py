@@ -15,8 +15,15 @@ from plimsoll.memory.contents.disk import disk_items
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, verdict_of
+from plimsoll.memory.remedies.changes import Move, changed, changes_between
 from plimsoll.memory.rules.rules import find_conflicts
-from plimsoll.memory.rules.shortages import find_missing, find_overfull
+from plimsoll.memory.rules.shortages import (
+    find_close,
+    find_missing,
+    find_overfull,
+    find_unstarted,
+)
+from plimsoll.memory.rules.ways_out import Shortage, Trials, with_ways_out
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Allocation, Item
 
@@ -41,6 +48,11 @@ class Ground:
     free_disk: int | None = None
     host: LocalHost | None = None
     band: Band = BAND
+
+    def under(self, spec: RunSpec[Any]) -> Ground:
+        """Return the ground with as many machines of its kind as a config names."""
+        nodes = self.hardware.nodes[:1] * spec.cluster.nodes
+        return replace(self, hardware=replace(self.hardware, nodes=nodes))
 
 
 @dataclass(frozen=True)
@@ -92,8 +104,32 @@ def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
     Raises ConfigError for a model whose shape cannot be known.
     """
     plan = weigh(spec, ground)
+    trials = Trials(lambda move: _lacking_after(plan, ground, move))
+    told = with_ways_out(_shortages(plan), trials)
+    return replace(plan, problems=(*_others(plan), *told, *find_close(plan.stores, plan.band)))
+
+
+def _shortages(plan: Plan) -> tuple[Shortage, ...]:
     overfull = find_overfull(plan.job, plan.stores, plan.band)
-    return replace(plan, problems=(*plan.problems, *overfull))
+    return (*find_unstarted(plan.job), *overfull)
+
+
+def _others(plan: Plan) -> tuple[Problem, ...]:
+    """Return the problems of a weighed plan but for those of memory."""
+    codes = {shortage.problem.code for shortage in find_unstarted(plan.job)}
+    return tuple(problem for problem in plan.problems if problem.code not in codes)
+
+
+def _lacking_after(plan: Plan, ground: Ground, move: Move) -> tuple[Shortage, ...] | None:
+    """Return what still lacks after a move; None where it cannot be made, or breaks a rule that
+    the plan keeps."""
+    spec = changed(plan.job.spec, changes_between(plan.job.spec, move))
+    if spec is None:
+        return None
+    made = weigh(spec, ground.under(spec))
+    broken = {problem.code for problem in _others(made) if problem.severity == "error"}
+    known = {problem.code for problem in _others(plan)}
+    return _shortages(made) if broken <= known else None
 
 
 def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
@@ -110,7 +146,8 @@ def weigh_job(job: Job, ground: Ground) -> Plan:
     hosts = tuple(_stores(job, contents, "host"))
     disk = disk_items(job)
     missing = find_missing(job, disk, ground.free_disk)
-    problems = (*find_conflicts(job, ground.host), *missing)
+    unstarted = (shortage.problem for shortage in find_unstarted(job))
+    problems = (*find_conflicts(job, ground.host), *missing, *unstarted)
     return Plan(job, ground.band, devices, hosts, disk, ground.free_disk, problems)
 
 

@@ -26,7 +26,7 @@ Move = Mapping[str, Value]
 class Remedy:
     """What to do where memory lacks.
 
-    changes: to the config, as they can be written; of an adapter the text leaves the rank open.
+    changes: to the config, as they can be written.
     words: what follows them, or all there is to say where no value is known.
     """
 
@@ -41,8 +41,6 @@ class Remedy:
 
 
 def _shown(key: str, value: Value) -> str:
-    if key.endswith(".adapter.rank"):
-        return key.removesuffix(".rank")
     return f"{key}: {value:.2f}" if isinstance(value, float) else f"{key}: {show(value)}"
 
 

@@ -10,7 +10,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.remedies.changes import Move, Remedy
-from plimsoll.memory.remedies.levers import sleep
+from plimsoll.memory.remedies.levers import narrow_engines, sleep
 from plimsoll.memory.remedies.top_consumer import find_top_consumer
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.vllm_price import ASLEEP, least_cpu_cache, least_share
@@ -31,15 +31,26 @@ def smaller_shares(job: Job, ranks: Store, band: Band) -> Iterator[Remedy]:
     if asleep >= least:
         yield Remedy({**(sleep(rollout) if level == 0 else {}), "rollout.memory_share": asleep})
     if asleep < least:
-        if rollout.parts < job.hardware.cards_of_node:
-            yield _larger_parts(rollout)
+        yield from _larger_parts(job, rollout)
         yield from find_top_consumer(_beside_engine(ranks, rollout), job.spec).remedies
+        yield from _narrow(job, rollout)
     awake_there = {"rollout.sleep_level": 0} if level else {}
-    yield Remedy({"rollout.placement": "own", **awake_there}, _further_cards(job, rollout))
+    yield Remedy({"rollout.placement": "own", **awake_there, **_nodes_for(job, rollout)})
 
 
-def _larger_parts(rollout: RolloutConfig) -> Remedy:
-    return Remedy(words=f"a larger rollout.tensor_parallel (now {rollout.tensor_parallel})")
+def _narrow(job: Job, rollout: RolloutConfig) -> Iterator[Remedy]:
+    if made := narrow_engines(rollout, job.capability):
+        yield Remedy(made)
+
+
+def _larger_parts(job: Job, rollout: RolloutConfig) -> Iterator[Remedy]:
+    """Yield engines over twice as many cards of a node and so on, and fewer of them."""
+    parallel, cards = rollout.tensor_parallel, rollout.engines * rollout.parts
+    while 2 * parallel * rollout.pipeline_parallel <= job.hardware.cards_of_node:
+        parallel *= 2
+        fewer = max(1, cards // (parallel * rollout.pipeline_parallel))
+        engines: Move = {"rollout.engines": fewer} if fewer != rollout.engines else {}
+        yield Remedy({"rollout.tensor_parallel": parallel, **engines})
 
 
 def _beside_engine(ranks: Store, rollout: RolloutConfig) -> Store:
@@ -54,10 +65,11 @@ def _beside_engine(ranks: Store, rollout: RolloutConfig) -> Store:
     return replace(ranks, capacity=left, held=tuple(awake))
 
 
-def _further_cards(job: Job, rollout: RolloutConfig) -> str:
-    """What engines of their own need where the ranks leave too few."""
+def _nodes_for(job: Job, rollout: RolloutConfig) -> Move:
+    """Return the nodes with cards for engines of their own, where these have too few."""
     needed = job.spec.cluster.all_ranks + rollout.engines * rollout.parts
-    return "with more cluster.nodes" if needed > job.hardware.cards else ""
+    nodes = -(-needed // job.hardware.cards_of_node)
+    return {"cluster.nodes": nodes} if nodes > job.spec.cluster.nodes else {}
 
 
 def largest_share(ranks: Store, band: Band, *, asleep: bool = False) -> float:
@@ -79,9 +91,11 @@ def starting_shares(job: Job, least: float, *, room: bool) -> Iterator[Remedy]:
     rollout = job.sampler.rollout
     if room:
         yield Remedy({"rollout.memory_share": least}, "or more")
-    if rollout.parts < job.hardware.cards_of_node and (rollout.placement == "shared" or not room):
-        yield _larger_parts(rollout)
-    elif not room:
+    if job.device == "cuda":
+        yield from _narrow(job, rollout)
+    if rollout.placement == "shared" or not room:
+        yield from _larger_parts(job, rollout)
+    if not room and rollout.parts == job.hardware.cards_of_node:
         yield Remedy(words="a smaller model, or nodes with larger cards or more of them")
 
 

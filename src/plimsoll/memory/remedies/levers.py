@@ -4,7 +4,7 @@ Remedies name them, and a search for what fits tries them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plimsoll.config.engine import TrainedRole
@@ -40,6 +40,14 @@ def sleep(rollout: RolloutConfig) -> Move:
     host and back in each step, only to be overwritten. Level 1 is for weights that no sync brings.
     """
     return {"rollout.sleep_level": 1 if keeps_weights(rollout) else 2}
+
+
+def smaller_micro_batches(spec: RunSpec[Any]) -> Iterator[Move]:
+    """Yield half the budget and so on, down to the longest sequence (or pair)."""
+    tokens, least = spec.workload.budget, spec.workload.least_budget
+    while tokens > least:
+        tokens = max(tokens // 2, least)
+        yield {"batch.micro_batch_tokens": tokens}
 
 
 def narrow_engines(rollout: RolloutConfig, capability: tuple[int, int] | None) -> Move:

@@ -128,15 +128,14 @@ def _activations(role: str, where: Where, phase: Phase, spec: RunSpec[Any]) -> I
         yield _written(role, trained, levers.ALL_RECOMPUTED)
     if learns and again and model.checkpoint_every > 1:
         yield _written(role, trained, levers.EACH_LAYER_CHECKPOINTED)
-    yield _smaller_micro_batch(spec)
+    yield from _smaller_micro_batches(spec)
     if learns and again and model.activation_offload == "none" and where == "device":
         yield _written(role, trained, levers.INPUTS_ON_HOST)
 
 
-def _smaller_micro_batch(spec: RunSpec[Any]) -> Remedy:
-    """It holds the longest sequence (or pair) at least."""
-    work, tokens = spec.workload, spec.workload.budget
-    if tokens > work.longest * work.together:
-        return Remedy(words=f"a smaller batch.micro_batch_tokens (now {tokens:,})")
-    _, lengths = spec.longest_of("reference")
-    return Remedy(words=f"shorter sequences ({lengths}), and batch.micro_batch_tokens with them")
+def _smaller_micro_batches(spec: RunSpec[Any]) -> Iterator[Remedy]:
+    yield from (Remedy(move) for move in levers.smaller_micro_batches(spec))
+    if spec.workload.budget <= spec.workload.least_budget:
+        _, lengths = spec.longest_of("reference")
+        words = f"shorter sequences ({lengths}), and batch.micro_batch_tokens with them"
+        yield Remedy(words=words)

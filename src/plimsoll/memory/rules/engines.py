@@ -10,8 +10,8 @@ from plimsoll.environment.price import episodes_at_once
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
-from plimsoll.memory.remedies.changes import one_of
 from plimsoll.memory.remedies.engines import smaller_shares
+from plimsoll.memory.rules.ways_out import Shortage
 from plimsoll.rollout.price import (
     KEPT_ASLEEP,
     against_quantization,
@@ -192,8 +192,8 @@ def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
             yield Problem("vllm-share-not-free", "error", what, why, fix)
 
 
-def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
-    """The problem of an overfull card on which vLLM's share and the ranks are too much together;
+def beside_training(job: Job, store: Store, band: Band) -> Shortage | None:
+    """The error of an overfull card on which vLLM's share and the ranks are too much together;
     None where it is another.
     """
     sampler = job.sampler
@@ -206,7 +206,7 @@ def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
         return None
     peak = store.peak
     beside = sum(item.bytes for item in peak.items if item.role != "rollout")
-    return Problem(
+    problem = Problem(
         "vllm-share-beside-training",
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, "
@@ -215,5 +215,5 @@ def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
         f"{gigabytes(peak.bytes - beside)} GB (rollout.memory_share {rollout.memory_share:g})",
         "it breaks on the rollout engines: without them the rest fits. vLLM takes its share of the "
         "whole card, whatever the ranks hold there",
-        one_of(smaller_shares(job, ranks, band)),
     )
+    return Shortage(problem, tuple(smaller_shares(job, ranks, band)))

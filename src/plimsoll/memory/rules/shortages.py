@@ -9,10 +9,10 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.run import RunConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
-from plimsoll.memory.remedies.changes import one_of
 from plimsoll.memory.remedies.engines import fewer_processes, starting_caches, starting_shares
 from plimsoll.memory.remedies.top_consumer import TopConsumer, find_top_consumer
 from plimsoll.memory.rules.engines import beside_training
+from plimsoll.memory.rules.ways_out import Shortage
 from plimsoll.rollout.vllm_price import GIB, card_share, least_share, tightest_stage
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.timeline.items import Item
@@ -21,26 +21,32 @@ _TOO_SMALL: Mapping[str, Code] = {"device": "device-memory", "host": "host-memor
 
 
 def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Iterator[Problem]:
-    """Errors but those of cards and hosts that hold too much. free_disk: bytes; None where
+    """Yield the errors of too few cards and of too little disk. free_disk: bytes; None where
     unknown."""
     yield from _cards(job)
-    yield from _engines(job)
-    yield from _cpu_cache(job)
     if free_disk is not None:
         yield from _disk(job, disk, free_disk)
 
 
-def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Problem]:
-    """An error of each card and host that does not hold its peak, a warning where it may not."""
+def find_unstarted(job: Job) -> Iterator[Shortage]:
+    """Yield the errors of engines that would not start."""
+    yield from _engines(job)
+    yield from _cpu_cache(job)
+
+
+def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Shortage]:
+    """Yield an error of each card and host that does not hold its peak."""
     for store in stores:
-        verdict = verdict_of(store, band)
-        if verdict == "does not fit":
+        if verdict_of(store, band) == "does not fit":
             top = find_top_consumer(store, job.spec)
             engines = top.kind == "rollout engines"
             shared = beside_training(job, store, band) if engines else None
             yield shared or _overfull(store, top)
-        elif verdict == "risky":
-            yield _close(store, band)
+
+
+def find_close(stores: Sequence[Store], band: Band) -> Iterator[Problem]:
+    """Yield a warning of each card and host that may not hold its peak."""
+    yield from (_close(store, band) for store in stores if verdict_of(store, band) == "risky")
 
 
 def _cards(job: Job) -> Iterator[Problem]:
@@ -71,7 +77,7 @@ def _listed_ways(texts: Sequence[str]) -> str:
     return ", ".join(ways) + ", or " * bool(ways) + last
 
 
-def _engines(job: Job) -> Iterator[Problem]:
+def _engines(job: Job) -> Iterator[Shortage]:
     """A vLLM that would not start, or not hold one sequence."""
     sampler = job.sampler
     cards = [job.card(p.slot) for p in job.layout.processes if p.kind == "engine worker"]
@@ -84,7 +90,7 @@ def _engines(job: Job) -> Iterator[Problem]:
         return
     fixed, least = share.asked - share.kv_cache, least_share(sampler, card_bytes)
     beside = job.constants.cuda_context
-    yield Problem(
+    problem = Problem(
         "vllm-share",
         "error",
         f"vLLM's share of a card, {sampler.rollout.memory_share:g} of {gigabytes(card_bytes)} GB, "
@@ -92,11 +98,12 @@ def _engines(job: Job) -> Iterator[Problem]:
         f"its weights, profiled peak and CUDA graphs take {gigabytes(fixed)} GB, and the KV cache "
         f"of one sequence of {sampler.longest:,} tokens {gigabytes(needed)} GB; vLLM would not "
         "start",
-        one_of(starting_shares(job, least, room=least * card_bytes + beside <= card_bytes)),
     )
+    room = least * card_bytes + beside <= card_bytes
+    yield Shortage(problem, tuple(starting_shares(job, least, room=room)))
 
 
-def _cpu_cache(job: Job) -> Iterator[Problem]:
+def _cpu_cache(job: Job) -> Iterator[Shortage]:
     """A vLLM on CPU whose cache, which is asked for in GiB, does not hold one sequence."""
     sampler = job.sampler
     if sampler is None or job.device != "cpu" or sampler.rollout.engine != "vllm":
@@ -105,14 +112,14 @@ def _cpu_cache(job: Job) -> Iterator[Problem]:
     asked, needed = sampler.rollout.cpu_kv_cache_gib, token * sampler.longest
     if asked * GIB >= needed:
         return
-    yield Problem(
+    problem = Problem(
         "vllm-cache",
         "error",
         f"rollout.cpu_kv_cache_gib is {asked:g}, and the KV cache of one sequence takes "
         f"{needed / GIB:.2g} GiB",
         f"a sequence may be {sampler.longest:,} tokens long; vLLM would not start",
-        one_of(starting_caches(sampler)),
     )
+    yield Shortage(problem, tuple(starting_caches(sampler)))
 
 
 def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[Problem]:
@@ -138,21 +145,21 @@ def _saving_less(run: RunConfig) -> Iterator[str]:
         yield f"{' and '.join(keys)} (a trial that saves nothing)"
 
 
-def _overfull(store: Store, top: TopConsumer) -> Problem:
+def _overfull(store: Store, top: TopConsumer) -> Shortage:
     assert store.capacity is not None
     peak = store.peak
     over = gigabytes(peak.bytes - store.capacity)
     share = gigabytes(top.bytes)
     alone = "without them the rest fits" if top.alone else "the largest, and not alone in it"
     items = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in top.items[:4])
-    return Problem(
+    problem = Problem(
         _TOO_SMALL[store.where],
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, {over} GB more than "
         "it has",
         f"it breaks on {top.what}, {share} GB ({items}): {alone}",
-        one_of(top.remedies),
     )
+    return Shortage(problem, top.remedies)
 
 
 def _close(store: Store, band: Band) -> Problem:
