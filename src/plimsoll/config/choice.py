@@ -130,6 +130,7 @@ def _written_option(option: ast.arg, default: ast.expr | None) -> inspect.Parame
     )
 
 
+@functools.cache
 def _known(name: str, package: str, function: str) -> ast.FunctionDef:
     """The function of a package's file of this name, as it is written."""
     folders = importlib.import_module(package).__path__

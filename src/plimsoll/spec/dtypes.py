@@ -69,7 +69,12 @@ def _cards(cluster: ClusterConfig) -> tuple[Card, ...] | None:
         return parse_cluster(cluster.hardware, cluster.nodes, None).nodes[0].cards
     if cluster.address is not None:  # where all machines have CPUs alone, torch has no CUDA build
         return None if cluster.device == "cuda" or has_cuda_build() else ()
-    return found_here().cards or (None if cluster.device == "cuda" else ())
+    return _cards_here() or (None if cluster.device == "cuda" else ())
+
+
+@cache  # a search for what fits asks hundreds of times, and each look asks the driver
+def _cards_here() -> tuple[Card, ...]:
+    return found_here().cards
 
 
 def _change_each(value: Any, change: Callable[[Settings], Settings]) -> Any:
@@ -78,7 +83,7 @@ def _change_each(value: Any, change: Callable[[Settings], Settings]) -> Any:
     if isinstance(value, Settings):
         fields = _changed({name: getattr(value, name) for name in type(value).model_fields}, change)
         return change(value.model_copy(update=fields) if fields else value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         entries = _changed(value, change)
         return {**value, **entries} if entries else value
     return value

@@ -99,7 +99,7 @@ def test_no_hardware_is_looked_at_where_every_dtype_is_written(
     def look() -> None:
         raise AssertionError("looked at the machine")
 
-    monkeypatch.setattr(dtypes, "found_here", look)
+    monkeypatch.setattr(dtypes, "_cards_here", look)
     model = {"path": "Qwen/Qwen2.5-0.5B", "dtype": "float32"}
     spec_of({}, actor={"model": model}, reward_model={"role": {"model": model}})
     with pytest.raises(AssertionError):

@@ -34,7 +34,7 @@ BREAKS = {
     "1_dpo_34b_larger_micro_batch": (
         "device-memory",
         "the actor's activations",
-        "batch.micro_batch_tokens (now 32,768)",
+        "batch.micro_batch_tokens: 4096",
     ),
     "1_dpo_34b_no_checkpointing": (
         "device-memory",

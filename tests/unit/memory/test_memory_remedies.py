@@ -64,8 +64,8 @@ def lacking(found: Plan) -> list[Problem]:
 
 
 def settings_of(fix: str) -> Iterator[dict[str, Any]]:
-    """Of each way that is keys with values; an adapter is given a rank."""
-    for way in fix.replace(".adapter", ".adapter.rank: 8").split(", or "):
+    """Of each way that is keys with values."""
+    for way in fix.replace(" or more", "").split(", or "):
         pairs = [re.fullmatch(r"([\w.]+): (\S+)", part) for part in way.split(" with ")]
         if all(pairs):
             yield {pair[1]: yaml.safe_load(pair[2]) for pair in pairs if pair}
@@ -75,15 +75,11 @@ def written(config: RunSpec[Any], values: dict[str, Any]) -> RunSpec[Any] | None
     return changed(config, [Change(k, value_at(config.config, k), v) for k, v in values.items()])
 
 
-def bytes_of(found: Plan, problem: Problem) -> int:
-    """Of what is too small, in the phase that the problem names."""
-    named = re.search(r" in (\w+) \(", problem.what)
-    stores = found.hosts if problem.code == "host-memory" else found.devices
-    uses = [use for store in stores for use in store.phases]
-    return max(use.bytes for use in uses if named is None or use.moment.phase == named[1])
+def errors(found: Plan) -> set[str | None]:
+    return {one.code for one in found.problems if one.severity == "error"}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     job=st.sampled_from(sorted(ROWS)),
     model=st.sampled_from(["Qwen/Qwen2.5-7B", "microsoft/phi-4", "mistralai/Mixtral-8x7B-v0.1"]),
@@ -98,7 +94,7 @@ def bytes_of(found: Plan, problem: Problem) -> int:
     cluster=st.sampled_from(["4xRTX4090", "4xA100-80GB"]),
     host=st.sampled_from([10**11, 10**12]),
 )
-def test_what_is_advised_can_be_written_and_helps(
+def test_what_is_advised_mends_what_it_is_advised_for(
     job: str,
     model: str,
     stage: int,
@@ -129,11 +125,9 @@ def test_what_is_advised_can_be_written_and_helps(
         for values in settings_of(problem.fix):
             better = written(config, values)
             assert better is not None, f"{values} contradicts the rest: {problem}"
-            after = plan(better, cluster, host)
-            if "rollout.placement" not in values:
-                assert bytes_of(after, problem) < bytes_of(before, problem), (values, problem)
-            if "rollout.memory_share" in values:
-                assert not any(one.code == "vllm-share" for one in after.problems), problem
+            after = errors(plan(better, cluster, host))
+            assert problem.code not in after, (values, problem)
+            assert after <= errors(before), (values, problem)
 
 
 ELSEWHERE = ("run.directory", "cluster.hardware", "cluster.device")
@@ -221,12 +215,13 @@ def test_a_micro_batch_of_one_sequence_cannot_be_smaller() -> None:
     long = job_config("sft", role, tokens=131_072, micro_batch=131_072, further=ranks)
     [problem] = lacking(plan(long, "8xA100-40GB"))
     assert problem.fix == (
-        "shorter sequences (data.max_tokens = 131072), and batch.micro_batch_tokens with them, or "
-        "actor.model.activation_offload: cpu"
-    )
+        "shorter sequences (data.max_tokens = 131072), and batch.micro_batch_tokens with them"
+    )  # not the offload of layer inputs, after which it does not fit either
     more = job_config("sft", role, tokens=65_536, micro_batch=131_072, further=ranks)
     [problem] = lacking(plan(more, "8xA100-40GB"))
-    assert problem.fix.startswith("a smaller batch.micro_batch_tokens (now 131,072), or")
+    assert problem.fix == (
+        "actor.model.activation_offload: cpu with batch.micro_batch_tokens: 65536"
+    )
 
 
 def test_frozen_weights_that_are_too_large_are_quantised_or_offloaded() -> None:
@@ -252,17 +247,20 @@ def test_a_share_that_no_engine_could_start_with_is_not_advised() -> None:
     [problem] = lacking(plan(config, "RTX4090"))
     assert problem.code == "vllm-share-beside-training"
     assert "memory_share" not in problem.fix  # what the ranks leave is less than vLLM's weights
-    assert "rollout.placement: own with rollout.sleep_level: 0 with more cluster.nodes" in (
-        problem.fix
-    )
+    assert "rollout.placement: own with rollout.sleep_level: 0 with cluster.nodes: 2" in problem.fix
 
 
 def test_a_model_too_large_for_a_whole_card_is_divided_over_several() -> None:
-    text = "rollout: {placement: own, memory_share: 0.5}\ncluster: {ranks: 1}\n"
-    role = "{model: {path: Qwen/Qwen2.5-14B}, adapter: {rank: 16}, zero: {stage: 3}}"
-    found = plan(job_config("ppo", role, further=text), "2xRTX4090")
-    [problem] = [one for one in lacking(found) if one.code == "vllm-share"]
-    assert problem.fix == "a larger rollout.tensor_parallel (now 1)"
+    text = "rollout: {placement: own, memory_share: 0.9}\ncluster: {ranks: 1}\n"
+    role = "{model: {path: Qwen/Qwen2.5-14B}, zero: {stage: 3, parameter_offload: cpu}"
+    role += ", adapter: {rank: 16}}"
+    [problem] = lacking(plan(job_config("ppo", role, further=text), "4xRTX4090"))
+    assert problem.code == "vllm-share"
+    assert (
+        problem.fix == "rollout.vllm.quantization: fp8_per_channel, or rollout.tensor_parallel: 2"
+    )
+    [problem] = lacking(plan(job_config("ppo", role, further=text), "2xRTX4090"))
+    assert problem.fix == "rollout.vllm.quantization: fp8_per_channel"  # no card for a second part
 
 
 @pytest.mark.parametrize(
@@ -301,11 +299,10 @@ def test_an_engine_beside_ranks_may_start_in_smaller_parts() -> None:
     role = "{model: {path: Qwen/Qwen2.5-7B}, adapter: {rank: 16}, zero: {stage: 3}}"
     found = plan(job_config("ppo", role, further=text), "4xRTX4090")
     [problem] = [one for one in lacking(found) if one.code == "vllm-share"]
-    larger = ", or a larger rollout.tensor_parallel (now 1)"
-    assert problem.fix == f"rollout.memory_share: 0.69 or more{larger}"
+    assert "rollout.tensor_parallel: 4 with rollout.engines: 1" in problem.fix
     alone = plan(job_config("ppo", role, further=text), "RTX4090")
     [problem] = [one for one in lacking(alone) if one.code == "vllm-share"]
-    assert problem.fix == "rollout.memory_share: 0.69 or more"  # an engine's cards are of one node
+    assert "tensor_parallel" not in problem.fix  # an engine's cards are of one node
 
 
 def test_what_there_is_one_of_cannot_be_fewer() -> None:

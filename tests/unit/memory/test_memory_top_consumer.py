@@ -82,7 +82,7 @@ def test_34b_dpo_is_close_to_the_line_and_fits() -> None:
     [
         (dpo(offload="none"), "the reference model", "reference.offload: cpu"),
         (dpo(checkpointing="false"), "actor's activations", "gradient_checkpointing: true"),
-        (dpo(tokens=32_768), "actor's activations", "batch.micro_batch_tokens (now 32,768)"),
+        (dpo(tokens=32_768), "actor's activations", "batch.micro_batch_tokens: 4096"),
         (
             plan("sft", SFT.replace("ADAM", "none"), "4xRTX4090"),
             "actor's optimizer states",

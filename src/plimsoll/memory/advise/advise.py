@@ -18,7 +18,7 @@ from plimsoll.memory.advise.clusters import (
 from plimsoll.memory.advise.costs import shorter_costs
 from plimsoll.memory.advise.effects import EFFECTS, KINDS, ON_MORE_MACHINES, Kind, kind_of
 from plimsoll.memory.advise.search import faster_states, saving_states, smallest_state
-from plimsoll.memory.advise.states import Site, State
+from plimsoll.memory.advise.states import Site, State, count_parts, part_of
 from plimsoll.memory.advise.suggestion import Suggestion, suggestion_of
 from plimsoll.memory.contents.stores import VERDICTS
 from plimsoll.memory.plan.plan import Ground
@@ -146,7 +146,7 @@ def _of_each_effect(suggestions: list[Suggestion]) -> list[Suggestion]:
 
 
 def _fewest(one: Suggestion) -> tuple[bool, int, float]:
-    more = len(one.changes) + VERDICTS.index(one.verdict)
+    more = count_parts({*map(part_of, one.changes)}) + VERDICTS.index(one.verdict)
     return not one.smallest, more, one.relative_seconds
 
 

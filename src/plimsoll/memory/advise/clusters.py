@@ -11,7 +11,8 @@ from plimsoll.memory.advise.states import Site, State
 from plimsoll.memory.advise.suggestion import Suggestion, suggestion_of
 from plimsoll.memory.remedies.changes import Move, changes_between
 
-_MOST_NODES = 256
+_MOST_TIMES = 8
+"""As many nodes as given: nobody rents more for one config, and a smaller change will do."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def _with_card(site: Site, card: Card) -> Site:
 
 
 def _smallest(site: Site, root: State) -> State | None:
-    """First ranks on cards that are free; then nodes are doubled until the config as written fits,
-    or has ranks without work, and then halved in."""
+    """First ranks on cards that are free; then nodes are doubled, up to `_MOST_TIMES` as many,
+    until the config as written fits, or has ranks without work, and then halved in."""
     if site.spec.cluster.where == "local":
         return None
     hardware = site.ground.hardware
@@ -80,12 +81,12 @@ def _smallest(site: Site, root: State) -> State | None:
         state = at(steps)
         return state is not None and (state.fits or state.idles_beside(root))
 
-    fitting = 0
+    fitting, lacking = 0, -site.spec.cluster.nodes
+    most = (_MOST_TIMES - 1) * site.spec.cluster.nodes
     while not enough(fitting):
-        fitting = 2 * fitting or 1
-        if fitting > _MOST_NODES:
+        if fitting == most:
             return None
-    lacking = fitting // 2 if fitting else -site.spec.cluster.nodes
+        fitting, lacking = min(most, 2 * fitting or 1), fitting
     found = at(nearest_fitting(fitting, lacking, enough))
     return found if found is not None and found.fits and not found.idles_beside(root) else None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.machine.hardware import Hardware
-from plimsoll.memory.advise.engine_moves import engine_forms, narrow_engines, smaller_engines
+from plimsoll.memory.advise.engine_moves import engine_forms, smaller_engines
 from plimsoll.memory.advise.states import free_cards, with_room
 from plimsoll.memory.contents.stores import verdict_of
 from plimsoll.memory.plan.plan import Plan
@@ -231,7 +231,6 @@ SAVING: tuple[Moves, ...] = (
     _stored_reference,
     _trained(*_RECOMPUTED),
     _trained(*_NARROW),
-    narrow_engines,
     _trained(*_OFFLOADED),
     _fewer_checkpoints,
     _ranks,

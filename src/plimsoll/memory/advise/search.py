@@ -20,7 +20,7 @@ from plimsoll.memory.advise.effects import (
     learned_effect,
     within,
 )
-from plimsoll.memory.advise.engine_moves import engine_forms
+from plimsoll.memory.advise.engine_moves import engine_forms, narrow_engines
 from plimsoll.memory.advise.moves import SAVING, faster_moves, saving_moves
 from plimsoll.memory.advise.states import Site, Size, State, in_order, part_of
 from plimsoll.memory.remedies.changes import Change, Move
@@ -87,7 +87,7 @@ def smallest_state(site: Site, root: State) -> State | None:
 
 def _smallest(search: Search) -> list[State]:
     """States of this effect, among them the one that asks for least."""
-    found = _first(search)
+    found = _first(search) or list(_narrow(search))
     followed: list[State] = []
     while found and (best := min(found, key=search.size)) not in followed:
         followed.append(best)
@@ -101,7 +101,7 @@ def _smallest(search: Search) -> list[State]:
 
 def _others(search: Search) -> list[State]:
     """States of this effect, of which not the least is looked for."""
-    found = _first(search)
+    found = [*_first(search), *_narrow(search)]
     if found:
         best = min(found, key=search.size)
         found += [*_lessened(search, best), *_elsewhere(search, best)]
@@ -113,18 +113,26 @@ def _first(search: Search) -> list[State]:
     return [*_singles(search), *_reached(search, search.root)]
 
 
+def _narrow(search: Search) -> Iterator[State]:
+    """Yield where the way down ends from engines with weights in fewer bits, which no other way
+    tries. Changes of the least effect are taken away first: the search is for the others."""
+    start = _best(search, search.root, narrow_engines(search.root.plan), frozenset())
+    down = _down(search, start)
+    if start is not search.root and search.better(down):
+        by_effect = sorted(in_order(down.changes), key=lambda one: EFFECTS.index(effect_of([one])))
+        yield _trimmed(search, down, by_effect)
+
+
 def _singles(search: Search) -> list[State]:
     made = (search.after(search.root, move) for move in saving_moves(search.root.plan))
     return [_trimmed(search, one) for one in made if one is not None and search.better(one)]
 
 
 def _reached(search: Search, start: State, barred: frozenset[str] = frozenset()) -> Iterator[State]:
-    """Yield where the way down from a state ends, if it fits better, without what it does not need:
-    trimmed by key, and from the least effect on."""
+    """Where the way down from a state ends, if it fits better, without what it does not need."""
     down = _down(search, start, barred)
     if search.better(down):
-        by_effect = sorted(in_order(down.changes), key=lambda one: EFFECTS.index(effect_of([one])))
-        yield from dict.fromkeys([_trimmed(search, down), _trimmed(search, down, by_effect)])
+        yield _trimmed(search, down)
 
 
 def _down(search: Search, state: State, barred: frozenset[str] = frozenset()) -> State:

@@ -4,7 +4,7 @@ they ask for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import log
@@ -27,9 +27,12 @@ _ALIKE = 1.25
 _ERROR = 1000.0
 """Of what memory lacks, which is a few times the capacities: what else has to go first."""
 
+_QUANTISED = {"model.quantization", "vllm.quantization"}
+
 Size = tuple[int, int, bool, int, int, int, float]
-"""How much is asked for, as it is compared: more nodes, the effect on what is learned, whether over
-a base in 4 bits, the verdict, the speed (roughly), the number of parts changed, the speed."""
+"""How much is asked for, as it is compared: more nodes, the effect on what is learned, whether
+weights of a base or of engines have fewer bits, the verdict, the speed (roughly), the number of
+parts changed, the speed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +104,7 @@ class State:
         return (
             max(0, self.spec.cluster.nodes - root.spec.cluster.nodes),
             EFFECTS.index(self.effect),
-            "model.quantization" in self.parts,
+            bool(self.parts & _QUANTISED),
             rank,
             round(log(relative, _ALIKE)),
             len(self.parts),
@@ -172,6 +175,20 @@ def part_of(change: Change) -> str:
     is there or not with all its keys."""
     role, _, key = change.key.partition(".")
     return role if role == "reference" else key
+
+
+_COMPLETE: Mapping[str, frozenset[str]] = {
+    "zero.stage": frozenset({"zero.parameter_offload", "zero.optimizer_offload"}),
+    "adapter.rank": frozenset({"model.quantization"}),
+    "sleep_level": frozenset({"placement"}),
+}
+"""Parts that only complete another, which cannot be without them."""
+
+
+def count_parts(parts: Collection[str]) -> int:
+    """Return how many changes a person sees in these parts: those that complete another are none
+    of their own."""
+    return sum(_COMPLETE.get(part, frozenset()).isdisjoint(parts) for part in parts)
 
 
 def free_cards(spec: RunSpec[Any], hardware: Hardware) -> int:

@@ -3,6 +3,7 @@ columns."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -22,6 +23,9 @@ from plimsoll.spec.run_spec import RunSpec
 
 Row = tuple[str, Sequence[str]]
 """What is compared, and a cell for the config as written and for each answer."""
+
+_DOT, _SPACED = re.compile(r"\.(?=[a-z])"), re.compile(r"\. (?=[a-z])")
+"""Within a key: not in numbers."""
 
 _FITS: Mapping[Verdict, str] = {"fits": "yes", "risky": "risky", "does not fit": "no"}
 _LEARNED = {
@@ -59,12 +63,13 @@ def _answers(advice: Advice, plan: Plan) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
-    """A label that is too long for its column goes on below."""
+    """A label that is too long for its column goes on below; a key, after one of its dots."""
     columns = zip(*(cells for _, cells in rows), strict=True)
     widths = [2 + max(map(len, column)) for column in columns]
     room = WIDTH - sum(widths)
     for label, cells in rows:
-        first, *more = wrapped(label, "    ", room).splitlines()
+        spaced = wrapped(_DOT.sub(". ", label), "    ", room).splitlines()
+        first, *more = [_SPACED.sub(".", line) for line in spaced]
         told = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         yield f"{first:<{room}}{told}".rstrip()
         yield from more
@@ -95,10 +100,10 @@ def _peaks(where: str, stores: Sequence[Store], answers: Sequence[int]) -> Row:
 
 
 def _settings(answers: Sequence[Suggestion], plan: Plan) -> Iterator[Row]:
-    """A row for each key that any of them changes, empty where it stays; roles that are changed
-    alike have one row together."""
+    """Yield a row for each key that any of them changes, empty where it stays; roles that are
+    changed alike have one row together."""
     made = [{change.key: change for change in one.changes} for one in answers]
-    keys = sorted({key for changes in made for key in changes})
+    keys = sorted({key for changes in made for key, one in changes.items() if not _repeats(one)})
     rows = []
     for key in keys:
         before = next(changes[key].before for changes in made if key in changes)
@@ -109,6 +114,12 @@ def _settings(answers: Sequence[Suggestion], plan: Plan) -> Iterator[Row]:
         roles = [role for *_, role in alike if role]
         between = ": " if len(roles) > 1 else "." * len(roles)
         yield f"  {', '.join(roles)}{between}{setting}", cells
+
+
+def _repeats(change: Change) -> bool:
+    """Whether a change only writes out the model of a reference, which is the actor's: another key
+    of the reference cannot stand without it."""
+    return change.before is None and change.key.startswith("reference.model.")
 
 
 def _split(spec: RunSpec[Any], key: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 from plimsoll.config.cluster import Device
@@ -356,15 +357,13 @@ def _one_at_a_time(
     meanwhile, the largest role's counts. What exists at all moments of the steps is always there.
     """
 
-    def passes(one: Allocation) -> bool:
-        return moment in one.moments and not steps <= one.moments
-
+    passes = [moment in one.moments and not steps <= one.moments for one in held]
     passing: dict[str, int] = {}
-    for one in filter(passes, held):
+    for one in compress(held, passes):
         passing[one.item.role] = passing.get(one.item.role, 0) + one.item.bytes
     largest = max(passing, key=lambda role: passing[role], default="")
-    for one in held:
-        if passes(one) and one.item.role != largest:
+    for one, does in zip(held, passes, strict=True):
+        if does and one.item.role != largest:
             one = replace(one, moments=one.moments - {moment})
         if one.moments:
             yield one

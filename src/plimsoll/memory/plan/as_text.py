@@ -119,8 +119,11 @@ def _store_line(store: Store, plan: Plan) -> str:
 
 
 def wrapped(text: str, indent: str, width: int = WIDTH) -> str:
-    """Lines of at most so many columns, indented from the second on."""
-    return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
+    """Return lines of at most so many columns, indented from the second on. A longer word, such as
+    a path, stays whole."""
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def store_table(store: Store, most: int | None = None) -> str:
