@@ -31,10 +31,13 @@ def init(words: list[str]) -> None:
     out = Path(options.out or f"{job.name}.yaml")
     if out.exists():
         raise ConfigError(f"{out} is there already. Give another file: -o FILE.")
-    _ask(options, job.name)
-
-    from plimsoll.commands.init import Asked, make_config
+    from plimsoll.commands.init import Asked, check_given, make_config
     from plimsoll.run.files import write_whole
+
+    for name in _QUESTIONS:
+        if given := getattr(options, name):
+            check_given(name, given)
+    _ask(options, job.name)
 
     held_out = options.eval or None
     asked = Asked(
@@ -85,8 +88,9 @@ def _job(name: str) -> Job[Any]:
 
 
 def _ask(options: Namespace, job: str) -> None:
-    """Ask for what is not given; of held-out data only where something else is asked. Raises
-    ConfigError where nobody can answer."""
+    """Ask for what is not given; of held-out data only where something else is asked. An answer
+    that cannot be used is refused there, and asked for again. Raises ConfigError where nobody can
+    answer."""
     missing = [name for name in ("model", "data") if getattr(options, name) is None]
     if not missing:
         return
@@ -101,9 +105,22 @@ def _ask(options: Namespace, job: str) -> None:
     for name in (*missing, *(["eval"] if options.eval is None else [])):
         question, default = _QUESTIONS[name]
         answer = None
-        while answer is None or (default is None and not answer):
-            answer = Prompt.ask(question, default=default, show_default=bool(default))
-        setattr(options, name, answer.strip())
+        while answer is None or (default is None and not answer) or not _is_usable(name, answer):
+            answer = Prompt.ask(question, default=default, show_default=bool(default)).strip()
+        setattr(options, name, answer)
+
+
+def _is_usable(name: str, answer: str) -> bool:
+    """Whether an answer to a question names what is there; say why where it does not."""
+    from plimsoll.commands.init import check_given
+
+    try:
+        if answer:
+            check_given(name, answer)
+    except ConfigError as error:
+        show(str(error))
+        return False
+    return True
 
 
 def completion(words: list[str]) -> None:

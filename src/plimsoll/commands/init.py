@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from plimsoll.commands.planning import fitted, hardware_of
@@ -21,14 +23,16 @@ from plimsoll.config.data import SourceConfig
 from plimsoll.config.flags import Flag, apply_flags, parse_flags
 from plimsoll.config.keys import Key, find_key, keys_of
 from plimsoll.config.presets import MODEL, leaves
-from plimsoll.config.problems import show
+from plimsoll.config.problems import refuse, show
 from plimsoll.config.yaml_tree import Tree, write_tree
 from plimsoll.data.report import BadRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, DoesNotFit
+from plimsoll.shapes.known_models import known_models
 from plimsoll.spec.job import Job
 from plimsoll.spec.load import spec_of
-from plimsoll.spec.model_files import lacks_template
+from plimsoll.spec.model_files import check_missing, check_model, lacks_template
+from plimsoll.spec.run_spec import RunSpec
 
 Row = Mapping[str, Any]
 Dotted = dict[str, object]
@@ -62,6 +66,15 @@ WAYS = (
     ("text",),
 )
 """Columns that rows are read from together; of those that a job takes, the first."""
+
+_SIZES = ("prompts", "responses", "sequences", "pairs")
+"""Under `batch`: what a step holds."""
+
+_WIDTH = 96
+_CLAUSE = re.compile(r"; |(?<=[.:])\s+(?=[A-Z`])|(?<=\.)\s+(?=\w+: )")
+"""Between what a key's text says, one thing after another."""
+_NAMED = re.compile(r"`?(?P<name>\w+)(?:`:?|:) ")
+"""A value before what it means."""
 
 LOOKED_AT = 500
 """Rows whose lengths are looked at."""
@@ -103,9 +116,11 @@ def make_config(job: Job[Any], asked: Asked) -> Made:
     rows = _first_rows(asked.data)
     columns = guessed(job, asked, rows[0])
     first = [Flag(tuple(k.split(".")), v) for k, v in _first(job, asked, columns, rows).items()]
-    values = apply_flags(Tree({}, {}), [*first, *parse_flags(asked.flags)]).values
+    parsed = parse_flags(asked.flags)
+    spec, _ = spec_of(job, apply_flags(Tree({}, {}), [*first, *parsed]))
+    step = [Flag(("batch", name), size) for name, size in _step_sizes(spec).items()]
+    values = apply_flags(Tree({}, {}), [*first, *step, *parsed]).values
     said = [f"{key} is the column {column!r}" for key, column in columns.items()]
-    spec, _ = spec_of(job, Tree(values, {}))
     try:
         fitting = fitted(spec, values)
     except ConfigError as error:
@@ -125,6 +140,27 @@ def make_config(job: Job[Any], asked: Asked) -> Made:
     else:
         said.append(f"it fits on {where} as it is")
     return Made(_text(job, fitting), tuple(said))
+
+
+def _step_sizes(spec: RunSpec[Any]) -> Dotted:
+    """Return how much a step holds, by the names under `batch`: what users change first."""
+    batch = spec.config.batch
+    return {name: getattr(batch, name) for name in _SIZES if name in type(batch).model_fields}
+
+
+def check_given(name: str, given: str) -> None:
+    """Raise ConfigError for a model or data that is not there, before anything is made of it.
+
+    A model whose shape is known may be named where the hub cannot be asked.
+
+    Args:
+        name: of the option: "model", "data" or "eval".
+    """
+    if name == "model":
+        if given not in known_models():
+            refuse(check_model("--model", given, tokenizer=True))
+    elif not Path(given).exists():
+        refuse(filter(None, [check_missing(f"--{name}", given, "dataset")]))
 
 
 def guessed(job: Job[Any], asked: Asked, row: Row) -> dict[str, str]:
@@ -209,11 +245,28 @@ def _text(job: Job[Any], values: dict[str, Any]) -> str:
         name, _, value = line.partition(":")
         path = [*path[: (len(name) - len(name.lstrip())) // 2], name.strip()]
         key = find_key(keys, tuple(path))
-        lines.append(f"{line}{_comment(key, line)}" if key is not None and value else line)
+        told = describe_value(key, value.strip()) if key is not None and value else ()
+        fitting = (one for one in told if len(line) + len(one) < _WIDTH)
+        comment = next(fitting, "")
+        lines.append(f"{line}  # {comment}" if comment else line)
     return "\n".join(lines) + "\n"
 
 
-def _comment(key: Key, line: str) -> str:
-    """The first sentence about a key, where there is room."""
-    sentence = key.doc.split(". ")[0].split("; ")[0].rstrip(".:")
-    return f"  # {sentence}" if sentence and len(line) + len(sentence) < 96 else ""
+def describe_value(key: Key, value: str) -> tuple[str, ...]:
+    """Return what can be said of a key with a value, the most telling first: the first sentence
+    about the key with what the value means; that sentence alone. Never what another value means.
+
+    Args:
+        value: as YAML.
+    """
+    about: list[str] = []
+    means = ""
+    for clause in _CLAUSE.split(key.doc.rstrip(".")):
+        named = _NAMED.match(clause)
+        if named is None or named["name"] not in key.kind.split(" | "):
+            about.append(clause)
+        elif named["name"] == value:
+            means = clause[named.end() :]
+    lead = about[0].rstrip(".:") if about and key.doc.startswith(about[0]) else ""
+    both = f"{lead}: {means}" if lead and means else means
+    return tuple(filter(None, (both, lead)))

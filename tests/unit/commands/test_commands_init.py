@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from plimsoll.cli import main
-from plimsoll.commands.init import Asked, guessed
+from plimsoll.commands.init import Asked, describe_value, guessed
 from plimsoll.commands.planning import plan_job
+from plimsoll.config.keys import find_key, keys_of
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import load_any
@@ -117,7 +118,7 @@ def test_a_key_that_is_given_stays_and_a_wrong_one_is_refused(
 def test_nobody_is_asked_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "sfd"]) == 2
     assert "Did you mean 'sft'?" in capsys.readouterr().err
-    assert main(["init", "sft", "--model", "m"]) == 2
+    assert main(["init", "sft", "--model", "Qwen/Qwen2.5-0.5B"]) == 2
     assert "--data is not given" in capsys.readouterr().err
 
 
@@ -134,5 +135,72 @@ def test_data_without_a_row_is_refused(
     monkeypatch.chdir(tmp_path)
     if text is not None:
         Path("empty.jsonl").write_text(text)
-    assert main(["init", "sft", "--model", "m", "--data", "empty.jsonl"]) == 2
+    assert main(["init", "sft", "--model", "Qwen/Qwen2.5-0.5B", "--data", "empty.jsonl"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_mistyped_model_is_refused_before_anything_is_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "model").mkdir()
+    for mistyped, said in (("./modle", "did you mean model?"), ("model", "no config.json")):
+        assert main(["init", "sft", "--model", mistyped, "--data", "nowhere.jsonl"]) == 2
+        told = capsys.readouterr().err
+        assert said in told and "nowhere" not in told
+
+
+def test_a_question_is_asked_again_until_its_answer_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = write_rows(tmp_path, "gsm8k")
+    answers = ["./modle", "Qwen/Qwen2.5-0.5B", "gsm8k.jsno", data, ""]
+    lines = iter(answers)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("rich.console.Console.input", lambda *_, **__: next(lines))
+    words = ["--cluster", "cpu", "--host-memory", "64GB"]
+    assert main(["init", "sft", *words]) == 0
+    told = capsys.readouterr().out
+    assert "`modle` is not in" in told and "did you mean gsm8k.jsonl?" in told
+    assert next(lines, None) is None  # each was asked for
+    written = yaml.safe_load(Path("sft.yaml").read_text())
+    assert written["actor"]["model"]["path"] == "Qwen/Qwen2.5-0.5B"
+
+
+def test_comments_are_of_the_values_that_stand_there() -> None:
+    keys = tuple(keys_of(JOBS["ppo"].config))
+
+    def said(name: str, value: str) -> tuple[str, ...]:
+        key = find_key(keys, tuple(name.split(".")))
+        assert key is not None
+        return describe_value(key, value)
+
+    assert said("rollout.engine", "vllm") == ("fast, in Ray actors",)
+    assert said("rollout.engine", "transformers") == ("for machines without vLLM",)
+    assert said("cluster.where", "ray") == ("rank actors and engine actors",)
+    assert said("actor.optimizer.kind", "adamw") == ()  # its text is about the other
+    assert said("actor.zero.optimizer_offload", "none") == ()
+    assert said("actor.optimizer.kind", "adamw_8bit")[0].endswith("Dettmers et al. 2021)")
+    assert said("run.steps", "200")[-1].startswith("Steps of the run")
+    whole, lead = said("rollout.sync.adapter", "separate")
+    assert whole.startswith(f"{lead}: the adapter alone")
+
+
+@pytest.mark.parametrize(("job", "kind"), [("grpo", "gsm8k"), ("sft", "gsm8k"), ("dpo", "pairs")])
+def test_what_a_step_holds_is_written_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = write_rows(tmp_path, kind)
+    words = ["--model", "Qwen/Qwen2.5-0.5B", "--data", data, "--cluster", "1xA100-80GB"]
+    assert main(["init", job, *words, "--host-memory", "256GB"]) == 0
+    text = Path(f"{job}.yaml").read_text()
+    written = yaml.safe_load(text)["batch"]
+    assert {*written} - {"micro_batch_tokens"} == {
+        "grpo": {"prompts", "responses"},
+        "sft": {"sequences"},
+        "dpo": {"pairs"},
+    }[job]
+    assert "transformers: for machines" not in text
