@@ -114,9 +114,8 @@ def test_vllms_own_settings_are_priced() -> None:
     share, eager = (card_share(sampler(vllm=own), CARD) for own in ({}, {"enforce_eager": True}))
     assert eager.kv_cache - share.kv_cache == graphs
     linears = 28 * (2 * 1536 * 1536 + 2 * 1536 * 256 + 3 * 1536 * 8960)
-    biases = 28 * (1536 + 2 * 256)
     narrow = sampler(vllm={"quantization": "fp8"}).weights
-    assert narrow == 2 * PARAMETERS - linears - biases
+    assert narrow == 2 * PARAMETERS - linears
 
 
 def test_what_has_no_price_is_named() -> None:
@@ -190,3 +189,24 @@ def test_transformers_keep_the_keys_of_what_is_sampled_at_once() -> None:
     assert items["KV cache"] == cache + cache // 28
     assert items["weights"] == 2 * PARAMETERS
     assert set(held_at(transformers_items(sampler(), MOMENTS), TRAINING)) == {"weights"}
+
+
+def test_what_vllm_quantises_is_the_linear_layers() -> None:
+    """Qwen2.5-7B: 28 layers of 3584 to 3584 twice, to 512 twice, and three of 18,944. Table, head,
+    biases and norms keep 2 bytes."""
+    matrices = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18_944)
+    rest = 7_615_616_512 - matrices
+    assert (matrices, rest) == (6_525_288_448, 1_090_328_064)
+
+    def weights(quantization: str) -> int:
+        settings = {"dtype": "bfloat16", "vllm": {"quantization": quantization}}
+        rollout = RolloutConfig.model_validate(settings)
+        assert "quantization" not in unpriced(rollout)
+        return Sampler(rollout, read_shape("Qwen/Qwen2.5-7B"), 1024, 64).weights
+
+    for name in ("fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block"):
+        assert weights(name) == matrices + 2 * rest
+    assert weights("mxfp8") == matrices * 33 // 32 + 2 * rest
+    assert weights("mxfp4") == matrices * 17 // 32 + 2 * rest
+    other = RolloutConfig.model_validate({"vllm": {"quantization": "torchao"}})
+    assert unpriced(other) == ("quantization",)

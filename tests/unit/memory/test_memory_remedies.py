@@ -17,11 +17,14 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
+from plimsoll.memory.advise.engine_moves import narrow_engines
 from plimsoll.memory.advise.moves import saving_moves
 from plimsoll.memory.contents.stores import verdict_of
 from plimsoll.memory.plan.plan import BAND, Ground, Plan, make_plan, weigh
 from plimsoll.memory.remedies.changes import Change, changed, changes_between, value_at
 from plimsoll.memory.remedies.top_consumer import find_top_consumer
+from plimsoll.memory.rules.ways_out import OTHERS_STAY
+from plimsoll.spec.load import spec_of as job_spec
 from plimsoll.spec.run_spec import RunSpec
 
 ROWS = {
@@ -65,7 +68,7 @@ def lacking(found: Plan) -> list[Problem]:
 
 def settings_of(fix: str) -> Iterator[dict[str, Any]]:
     """Of each way that is keys with values."""
-    for way in fix.replace(" or more", "").split(", or "):
+    for way in fix.replace(" or more", "").removesuffix(OTHERS_STAY).split(", or "):
         pairs = [re.fullmatch(r"([\w.]+): (\S+)", part) for part in way.split(" with ")]
         if all(pairs):
             yield {pair[1]: yaml.safe_load(pair[2]) for pair in pairs if pair}
@@ -177,7 +180,9 @@ def test_what_an_error_names_is_among_what_suggestions_try(
     role = f"{{model: {{path: {model}}}, zero: {{stage: {stage}}}}}"
     config = job_config(job, role, further=further)
     ground = Ground(parse_cluster(cluster, 1, host), free_disk=disk)
-    moves = [changes_between(config, move) for move in saving_moves(weigh(config, ground))]
+    weighed = weigh(config, ground)
+    made = (*saving_moves(weighed), *narrow_engines(weighed))
+    moves = [changes_between(config, move) for move in made]
     tried = {change.key for move in moves for change in move}
     found = make_plan(config, ground)
     overfull = [
@@ -333,3 +338,48 @@ def test_a_run_in_one_process_is_not_told_to_part_its_roles() -> None:
     found = plan(job_config("ppo", role, further=text), "H200", host=10**11)
     [problem] = [one for one in lacking(found) if one.code == "host-memory"]
     assert "critic_ranks" not in problem.fix
+
+
+ON_ONE_CARD = """\
+run: {directory: out, steps: 10}
+cluster: {ranks: 1}
+data: {train: {path: x, prompt: q, reference: a}, max_tokens: 512}
+batch: {prompts: 16, responses: 8, micro_batch_tokens: 4096}
+actor:
+  model: {path: Qwen/Qwen2.5-7B, gradient_checkpointing: true}
+  adapter: {rank: 16}
+rewards: {correct: {name: math_answer}}
+rollout: {placement: shared}
+"""
+
+
+def test_grpo_of_7b_on_a_card_of_24_gb_is_told_ways_that_fit() -> None:
+    """Two errors: a share with which no engine starts, and one that leaves the ranks no room."""
+    config, _ = job_spec(JOBS["grpo"], read_tree(ON_ONE_CARD, "grpo.yaml"))
+    problems = lacking(plan(config, "RTX4090"))
+    assert {one.code for one in problems} == {"vllm-share", "vllm-share-beside-training"}
+    ways = [way for problem in problems for way in settings_of(problem.fix)]
+    narrow = {"actor.model.quantization": "nf4", "rollout.vllm.quantization": "fp8_per_channel"}
+    assert narrow in ways and len(ways) >= 4
+    for way in ways:
+        made = written(config, way)
+        assert made is not None and plan(made, "RTX4090").verdict != "does not fit", way
+
+
+@pytest.mark.parametrize("job", ["sft", "ppo", "dpo"])
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B"])
+@pytest.mark.parametrize("adapter", ["", ", adapter: {rank: 16}"])
+@pytest.mark.parametrize("cluster", ["RTX4090", "2xA10", "4xRTX4090"])
+def test_whatever_a_refusal_says_mends_it(job: str, model: str, adapter: str, cluster: str) -> None:
+    role = f"{{model: {{path: {model}}}, zero: {{stage: 2}}{adapter}}}"
+    ranks = int(cluster[0]) if cluster[0].isdigit() else 1
+    further = f"cluster: {{ranks: {ranks}}}\n"
+    further += f"rollout: {{placement: shared, engines: {ranks}}}\n" if job == "ppo" else ""
+    config = job_config(job, role, micro_batch=8192, further=further)
+    before = plan(config, cluster, 128 * 10**9)
+    for problem in lacking(before):
+        for values in settings_of(problem.fix):
+            made = written(config, values)
+            assert made is not None, (values, problem)
+            after = errors(plan(made, cluster, 128 * 10**9))
+            assert problem.code not in after and after <= errors(before), (values, problem)

@@ -166,3 +166,28 @@ def test_training_that_does_not_fit_by_itself_is_not_vllms_fault() -> None:
     found = make_plan(spec_of(read), Ground(parse_cluster("4xRTX4090", 1, 10**12)))
     codes = {problem.code for problem in found.problems}
     assert "device-memory" in codes and "vllm-share-beside-training" not in codes
+
+
+@pytest.mark.parametrize(
+    ("quantization", "cluster", "fix"),
+    [
+        ("fp8_per_channel", "8xH100", None),
+        ("fp8_per_channel", "4xRTX4090", None),
+        ("fp8_per_channel", "8xA100-80GB", "rollout.vllm.quantization: fp8_per_tensor, or"),
+        ("fp8_per_tensor", "8xA100-80GB", None),
+        ("mxfp4", "8xA100-80GB", None),
+        ("fp8_per_channel", "cpu", None),
+        ("mxfp4", "cpu", "rollout.vllm.quantization: fp8_per_channel, or"),
+    ],
+)
+def test_engines_that_vllm_cannot_quantise_there(
+    quantization: str, cluster: str, fix: str | None
+) -> None:
+    device = "cpu" if cluster == "cpu" else "cuda"
+    rollout = {"dtype": "bfloat16", "vllm": {"quantization": quantization}}
+    changes: dict[str, Any] = {"rollout": rollout, "cluster.device": device}
+    found = conflicts("ppo", changes, cluster)
+    assert "vllm-not-in-plan" not in found and ("vllm-argument" in found) == (fix is not None)
+    assert fix is None or found["vllm-argument"].fix.startswith(fix)
+    wide = conflicts("ppo", changes | {"rollout": {**rollout, "dtype": "float32"}}, cluster)
+    assert "16 bits" in wide["vllm-argument"].why

@@ -75,3 +75,10 @@ def test_only_level_1_keeps_a_copy_and_only_after_the_first_sleep() -> None:
     assert held.item.bytes == pinned_copy(one) and held.item.where == "host"
     assert held.moments == {ASLEEP}
     assert not [*sleep_items(sampler("Qwen/Qwen2.5-1.5B", sleep_level=2), MOMENTS)]
+
+
+def test_blocks_of_weights_of_8_bits_are_half_as_large() -> None:
+    """Qwen2.5-7B: of 15.75 MiB (queries, keys and values), 12.25, 129.5 and 64.75; table and head
+    keep 2 bytes."""
+    narrow = sampler("Qwen/Qwen2.5-7B", vllm={"quantization": "fp8_per_channel"})
+    assert pinned_copy(narrow) == (28 * (16 + 16 + 256 + 128) + 2 * 2048 + 2) * MIB

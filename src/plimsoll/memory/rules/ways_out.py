@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from plimsoll.config.codes import Code
 from plimsoll.config.problems import Problem
 from plimsoll.memory.remedies.changes import Move, Remedy, Value, one_of
 
 _DEEPEST = 3
 """Remedies on top of the first, for what still lacks after it."""
-_MOST_TRIALS = 60
+_MOST_TRIALS = 40
 """Plans for all shortages of a plan together: more would take seconds."""
 _CHAINS = 2
 """Ways of several remedies that are named, where no single one does."""
+OTHERS_STAY = " (the other errors stay)"
+"""After what mends one error alone."""
 _NOTHING = (
     "a smaller model, or larger cards or more of them: no change that was tried is enough; "
     "`plimsoll plan --suggest` tries more"
@@ -55,27 +58,30 @@ class Trials:
 
     def suffices(self, move: Move) -> bool:
         """Whether nothing lacks after a move."""
-        found = self.after(move)
-        return found is not None and not found
+        lacking = self.after(move)
+        return lacking is not None and not lacking
 
-    def mends(self, move: Move, shortage: Shortage) -> bool:
-        """Whether a problem of this kind is gone after a move, whatever else lacks."""
-        found = self.after(move)
-        codes = [one.problem.code for one in found or ()]
-        return found is not None and shortage.problem.code not in codes
+    def leaves(self, move: Move, codes: Set[Code | None]) -> bool:
+        """Whether at most problems of these codes are left after a move."""
+        lacking = self.after(move)
+        return lacking is not None and {one.problem.code for one in lacking} <= codes
 
 
-def with_ways_out(shortages: Iterable[Shortage], trials: Trials) -> Iterator[Problem]:
+def with_ways_out(shortages: Sequence[Shortage], trials: Trials) -> Iterator[Problem]:
     """Yield the problems, each with the remedies after which nothing lacks: one by itself, or else
     with what still lacks after it. Where there are none, with those that mend this problem alone.
     Remedies in words, which cannot be tried, come last."""
+    codes = {shortage.problem.code for shortage in shortages}
     for shortage in shortages:
+        others = codes - {shortage.problem.code}
         words = [remedy for remedy in shortage.remedies if not remedy.changes]
         single = [remedy for remedy in shortage.written if trials.suffices(remedy.changes)]
         ways = single or _chains(shortage, trials)
-        ways = ways or [one for one in shortage.written if trials.mends(one.changes, shortage)]
-        ways = _by_keys(reversed(ways))[::-1]
-        yield replace(shortage.problem, fix=one_of([*ways, *words]) or _NOTHING)
+        written = () if ways else shortage.written
+        alone = [remedy for remedy in written if trials.leaves(remedy.changes, others)]
+        best = [*_by_keys(reversed([*ways, *alone]))[::-1], *words]
+        fix = f"{one_of(best)}{OTHERS_STAY if alone else ''}" if best else _NOTHING
+        yield replace(shortage.problem, fix=fix)
 
 
 def _by_keys(remedies: Iterable[Remedy]) -> list[Remedy]:
@@ -86,13 +92,13 @@ def _by_keys(remedies: Iterable[Remedy]) -> list[Remedy]:
 def _chains(shortage: Shortage, trials: Trials) -> list[Remedy]:
     """Return ways of several remedies, each with what is asked for after it: those on the machines
     given first, and of these the shortest."""
-    found: dict[frozenset[tuple[str, Value]], Move] = {}
+    chains: dict[frozenset[tuple[str, Value]], Move] = {}
     for remedy in _by_keys(shortage.written):
         way = _followed(remedy.changes, trials, _DEEPEST)
         if way is not None:
             needed = _trimmed(way, trials)
-            found[frozenset(needed.items())] = needed
-    shortest = sorted(found.values(), key=lambda way: ("cluster.nodes" in way, len(way)))
+            chains[frozenset(needed.items())] = needed
+    shortest = sorted(chains.values(), key=lambda way: ("cluster.nodes" in way, len(way)))
     return [Remedy(way) for way in shortest[:_CHAINS]]
 
 
