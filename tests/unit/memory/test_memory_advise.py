@@ -485,3 +485,18 @@ def test_the_text_is_80_columns_and_the_json_has_the_agreed_keys(path: Path) -> 
     for cluster in (values["smallest_cluster"], values["other_cards"]):
         assert cluster is None or set(cluster) == {*agreed, "nodes"}
     assert set(advice_values(None)) == set(advice_values(advice))
+
+
+def test_no_cluster_of_more_than_eight_times_as_many_nodes_is_named() -> None:
+    """A 32B trains in 18 bytes a parameter, 590 GB, on cards of 85 GB with 20 GB of other things:
+    on 9 or more of them."""
+
+    def nodes_from(nodes: int, model: str) -> int | None:
+        config = sft(ranks=nodes, nodes=nodes, model=model, stage=3, checkpointing=True)
+        cluster = advised(config, parse_cluster("A100-80GB", nodes, 10**12)).smallest_cluster
+        return None if cluster is None else cluster.nodes
+
+    assert nodes_from(1, "Qwen/Qwen2.5-14B") == 5
+    assert nodes_from(1, "Qwen/Qwen2.5-32B") is None
+    found = nodes_from(2, "Qwen/Qwen2.5-32B")
+    assert found is not None and 8 < found <= 16

@@ -226,3 +226,36 @@ def test_larger_cards_are_named_where_they_take_fewer_nodes() -> None:
     assert others.suggestion.flags == "--cluster.hardware 4xL40S"
     assert advice_of(named("3_ppo_70b_cpu_adam")).other_cards is None  # its hosts are too small
     assert advice_of(named("5_orz_1p5b_half")).other_cards is None  # it fits
+
+
+GRPO = """\
+run: {directory: out, steps: 10}
+cluster: {ranks: 1, hardware: 1xRTX4090, host_memory: 128GB}
+data: {train: {path: x, prompt: q, reference: a}, max_tokens: 512}
+batch: {prompts: 16, responses: 8, micro_batch_tokens: 4096}
+algorithm: {advantage: {name: grpo}}
+actor:
+  model: {path: Qwen/Qwen2.5-7B, gradient_checkpointing: true}
+  adapter: {rank: 16}
+rewards: {correct: {name: math_answer}}
+rollout: {placement: shared}
+"""
+
+
+def test_engines_of_8_bits_beside_a_base_of_4_are_an_answer_on_a_small_card(tmp_path: Path) -> None:
+    """Both together, and nothing else: no weight waits on the host, and the step is the fastest."""
+    path = tmp_path / "ppo.yaml"
+    path.write_text(GRPO)
+    advice, plan = advice_of(path), plan_of(path)
+    same, rounded, adapters = advice.answers
+    assert {change.key: change.after for change in adapters.changes} == {
+        "actor.model.quantization": "nf4",
+        "rollout.vllm.quantization": "fp8_per_channel",
+    }
+    assert adapters.relative_seconds < min(same.relative_seconds, rounded.relative_seconds)
+    assert "rollout.vllm.quantization" in rounded.flags and rounded.effect == "rounding"
+    assert "quantization" not in same.flags
+    lines = answers_text(advice, plan).splitlines()
+    keys = [line[: lines[0].index("as written")].split() for line in lines]
+    at = keys.index(["rollout.vllm."])  # too long for its column
+    assert keys[at + 1] == ["quantization"] and max(map(len, lines)) <= 80

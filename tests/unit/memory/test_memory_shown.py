@@ -13,7 +13,7 @@ from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.plan.as_text import draw_bars, store_table
+from plimsoll.memory.plan.as_text import draw_bars, store_table, wrapped
 from plimsoll.memory.plan.svg import draw_svg
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import PHASES
@@ -120,3 +120,8 @@ def test_every_item_has_a_kind() -> None:
             (name, expected) for name in items
         }
     assert {*kinds.values()} == {*KINDS} and len(KINDS) == 8
+
+
+def test_a_path_stays_whole_however_long() -> None:
+    path = f"runs/{'long-name_' * 12}/model"
+    assert path in wrapped(f"the directory {path} is full", "  ").split()
