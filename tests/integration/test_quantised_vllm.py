@@ -43,8 +43,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rollout_of(quantization: str) -> RolloutConfig:
-    vllm = {"quantization": quantization}
-    return RolloutConfig(cpu_kv_cache_gib=0.25, dtype="bfloat16", vllm=vllm)
+    return RolloutConfig(
+        cpu_kv_cache_gib=0.25, dtype="bfloat16", vllm={"quantization": quantization}
+    )
 
 
 @contextmanager
