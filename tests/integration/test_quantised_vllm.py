@@ -17,7 +17,7 @@ from vllm_cases import started
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.rollout import EngineValue, RolloutConfig
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.protocol import EngineSpec
@@ -43,8 +43,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rollout_of(quantization: str) -> RolloutConfig:
-    vllm: dict[str, EngineValue] = {"quantization": quantization}
-    return RolloutConfig(cpu_kv_cache_gib=0.25, dtype="bfloat16", vllm=vllm)
+    return RolloutConfig(
+        cpu_kv_cache_gib=0.25, dtype="bfloat16", vllm={"quantization": quantization}
+    )
 
 
 @contextmanager

@@ -106,9 +106,8 @@ def _ask(options: Namespace, job: str) -> None:
         question, default = _QUESTIONS[name]
         answer = None
         while answer is None or (default is None and not answer) or not _is_usable(name, answer):
-            reply = Prompt.ask(question, default=default, show_default=bool(default))
-            answer = (reply or "").strip()
-        setattr(options, name, answer)
+            answer = Prompt.ask(question, default=default, show_default=bool(default)) or ""
+        setattr(options, name, answer.strip())
 
 
 def _is_usable(name: str, answer: str) -> bool:
@@ -116,8 +115,8 @@ def _is_usable(name: str, answer: str) -> bool:
     from plimsoll.commands.init import check_given
 
     try:
-        if answer:
-            check_given(name, answer)
+        if given := answer.strip():
+            check_given(name, given)
     except ConfigError as error:
         show(str(error))
         return False

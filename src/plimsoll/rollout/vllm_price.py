@@ -274,28 +274,25 @@ def _cache(where: Where, size: int, formula: str) -> Item:
 def pinned_copy(sampler: Sampler) -> int:
     """Bytes of all pinned blocks."""
     model, *drafts = sampler.models
-    tensors = list(_tensors(model, sampler, quantized_bytes(sampler.rollout)))
-    tensors += [one for draft in drafts for one in _tensors(draft, sampler, None)]
+    narrow = quantized_bytes(sampler.rollout) or sampler.element
+    tensors = list(_tensors(model, sampler, narrow))
+    tensors += [one for draft in drafts for one in _tensors(draft, sampler, sampler.element)]
     small = sum(size * number for size, number in tensors if size <= _MIB)
     return _whole(small, _STEP) + sum(_blocks(*one) for one in tensors if one[0] > _MIB)
 
 
-def _tensors(
-    shape: ModelShape, sampler: Sampler, narrow: float | None
-) -> Iterator[tuple[int, int]]:
+def _tensors(shape: ModelShape, sampler: Sampler, narrow: float) -> Iterator[tuple[int, int]]:
     """Yield (bytes, number) of a model's tensors on each card.
 
     Args:
-        narrow: bytes of a linear layer's weight, where vLLM quantises it.
+        narrow: bytes of a linear layer's weight.
     """
     parallel = sampler.rollout.tensor_parallel
     merged = replace(shape, linears=tuple(_merged(shape.linears)), other_tensors=())
     matrices = {one.inputs * one.outputs * one.stacked for one in merged.linears}
     for one in parameter_tensors(merged):
         if one.elements:  # 0 in a stage without a table
-            element: float = sampler.element
-            if narrow is not None and one.elements in matrices:
-                element = narrow
+            element = narrow if one.elements in matrices else sampler.element
             yield int(element * -(-one.elements // parallel)), one.parameters // one.elements
     for one in shape.other_tensors:
         yield one.elements * sampler.element, one.parameters // one.elements
