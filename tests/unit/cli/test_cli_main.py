@@ -174,7 +174,8 @@ LONG = "x" * 300
 @pytest.mark.parametrize(
     "command",
     [
-        *("init grpo --model LONG --data d", "report LONG", "watch LONG", "eval LONG"),
+        "init grpo --model Qwen/Qwen2.5-0.5B --data LONG",
+        *("report LONG", "watch LONG", "eval LONG"),
         *("rollouts LONG", "export LONG --to out", "merge LONG --out out", "calibrate LONG"),
         *("doctor --directory LONG", "demo --directory LONG"),
     ],
