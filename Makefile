@@ -52,7 +52,7 @@ test test-all: setup
 
 test-gpu: setup
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -m gpu \
-	  tests/unit/model tests/integration/test_gpu_*.py
+	  tests/unit/machine tests/unit/model tests/integration/test_gpu_*.py
 
 lint: setup
 	$(BIN)/ruff check .

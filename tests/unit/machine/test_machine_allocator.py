@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 
 import pytest
+import torch
 
 from plimsoll.machine.allocator import (
     VARIABLES,
@@ -88,6 +89,7 @@ def test_pytorch_takes_what_is_changed_and_what_stays() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(
     ("own", "kinds"), [({}, "[True, False]"), ({FIRST: "max_split_size_mb:64"}, "[False, False]")]
 )
