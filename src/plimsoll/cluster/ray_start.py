@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
@@ -33,6 +34,9 @@ def start_ray(config: ClusterConfig) -> None:
     """
     if ray.is_initialized():
         return
+    # Handles of an earlier Ray of this process give their actors up when Python collects them: then
+    # those of this Ray, whose actors get the same ids.
+    gc.collect()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if config.address is None:
