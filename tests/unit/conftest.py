@@ -11,6 +11,7 @@ from typing import ClassVar
 import pytest
 from huggingface_hub import constants
 
+from plimsoll.machine import local_host
 from plimsoll.shapes import hub as looking
 from plimsoll.spec import dtypes
 
@@ -44,7 +45,8 @@ class Hub(BaseHTTPRequestHandler):
 def _cpu_with_bfloat16() -> Iterator[None]:
     """Plans and figures of these tests are of a CPU that multiplies bfloat16, on every machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dtypes, "multiplies_bfloat16", lambda: True)
+        for asks in (dtypes, local_host):
+            patch.setattr(asks, "multiplies_bfloat16", lambda: True)
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from plimsoll.config.flags import Flag, apply_flags
 from plimsoll.config.load import validate
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
@@ -62,7 +63,8 @@ rollout: {engines: 1, tensor_parallel: 8, memory_share: 0.85}
 
 
 def plan(job: str, text: str, cluster: str, nodes: int = 1, host: int = 10**12) -> Plan:
-    config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
+    tree = apply_flags(read_tree(text, f"{job}.yaml"), [Flag(("cluster", "hardware"), cluster)])
+    config = validate(JOBS[job].config, tree)
     return make_plan(spec_of(config), Ground(parse_cluster(cluster, nodes, host)))
 
 
