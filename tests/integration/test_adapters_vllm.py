@@ -27,7 +27,7 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Ints, Prompt, from_packed
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import WeightSync, prepare_sync, prove, sync_weights
-from plimsoll.rollout.vllm import VllmEngine
+from plimsoll.rollout.vllm.engine import VllmEngine
 
 pytestmark = pytest.mark.engine
 

@@ -14,7 +14,7 @@ from ranks import RankProcesses
 from safetensors.torch import load_file
 
 from plimsoll.config.engine import FrozenRole, ZeroConfig
-from plimsoll.engine.frozen import FrozenEngine
+from plimsoll.engine.zero.frozen import FrozenEngine
 from plimsoll.engine.process_group import Place, join
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.weights import WeightBucket, plan_buckets, read_bucket

@@ -22,7 +22,7 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.sync import prove, sync_weights
-from plimsoll.rollout.vllm import VllmEngine
+from plimsoll.rollout.vllm.engine import VllmEngine
 from plimsoll.shapes.known_models import read_shape
 
 pytestmark = pytest.mark.engine

@@ -39,7 +39,7 @@ from plimsoll.records import (
 )
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
-from plimsoll.rollout.vllm import VllmEngine
+from plimsoll.rollout.vllm.engine import VllmEngine
 
 pytestmark = pytest.mark.engine
 

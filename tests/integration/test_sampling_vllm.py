@@ -20,12 +20,12 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.rollout import EngineValue, RolloutConfig, SamplingConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Prompt, Trajectory
-from plimsoll.rollout.generate_steps import Recorder
+from plimsoll.rollout.transformers.generate_steps import Recorder
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.protocol import EngineSpec, Request
-from plimsoll.rollout.speculation import speculation_of
-from plimsoll.rollout.stages import stages_of
-from plimsoll.rollout.vllm import VllmEngine
+from plimsoll.rollout.vllm.speculation import speculation_of
+from plimsoll.rollout.vllm.stages import stages_of
+from plimsoll.rollout.vllm.engine import VllmEngine
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.spec.rules.vllm_arguments import FIXED, OWNED, check_arguments
 

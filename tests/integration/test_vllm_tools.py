@@ -8,7 +8,7 @@ from plimsoll.environment.protocol import ToolCall
 from plimsoll.environment.tool_calls import Extract, read_reply
 from plimsoll.errors import ConfigError
 from plimsoll.model.tiny import train_tokenizer
-from plimsoll.rollout.vllm_tools import vllm_extract
+from plimsoll.rollout.vllm.tools import vllm_extract
 
 pytestmark = pytest.mark.engine
 

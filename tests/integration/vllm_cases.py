@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm import VllmEngine, environment
+from plimsoll.rollout.vllm.engine import VllmEngine, environment
 
 
 @contextmanager

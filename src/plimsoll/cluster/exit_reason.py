@@ -9,9 +9,9 @@ from plimsoll.cluster.failure_logs import SILENT, message, tells_of_shortage
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.machine.incident import Incident, OutOfMemory, Sighting
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm import ENGINE_ENDED
+from plimsoll.rollout.protocol import ENGINE_ENDED, EngineSpec, rollout_build
 from plimsoll.run.counting import gigabytes
+from plimsoll.spec.engine_rules import rollout_rules
 
 _FULL = 0.95
 """Of a node's memory, from which on a process that is killed is held to be killed for it."""
@@ -55,34 +55,24 @@ def hung(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerD
 
 
 def not_started(spec: EngineSpec, said: str, killed: bool, log: str) -> PlimsollError:
-    """The error of an engine that vLLM could not start.
+    """Return the error of an engine that could not start.
 
-    said: by vLLM. killed: whether the kernel killed a process for want of memory meanwhile. log:
-    see `failure_logs`.
+    Args:
+        said: by the engine.
+        killed: whether the kernel killed a process for want of memory meanwhile.
+        log: see `failure_logs`.
     """
-    what = f"rollout engine {spec.index}: vLLM could not start"
+    title = rollout_rules(spec.rollout).title
+    what = f"rollout engine {spec.index}: {title} could not start"
     if killed:
-        said = f"the kernel has killed a process here for want of memory; vLLM says: {said}"
-    why = f"{said}\n  Settings: {_start_settings(spec)}"
+        said = f"the kernel has killed a process here for want of memory; {title} says: {said}"
+    settings = rollout_build(spec.rollout).memory_settings(spec)
+    settings += f", longest prompt and response {spec.max_tokens} tokens, model {spec.model}"
+    why = f"{said}\n  Settings: {settings}"
     if not killed and not tells_of_shortage(said):
         return PlimsollError(message(what, why, log))
     where: Literal["device", "host"] = "device" if spec.device == "cuda" and not killed else "host"
-    return OutOfMemory(what, Incident(where, f"vLLM could not start: {why}", "rollout"))
-
-
-def _start_settings(spec: EngineSpec) -> str:
-    """The settings that decide whether vLLM can start, by the keys that the user knows."""
-    memory = (
-        f"rollout.memory_share: {spec.rollout.memory_share}"
-        if spec.device == "cuda"
-        else f"rollout.cpu_kv_cache_gib: {spec.rollout.cpu_kv_cache_gib}"
-    )
-    return (
-        f"{memory}, rollout.max_sequences: {spec.rollout.max_sequences}, "
-        f"rollout.tensor_parallel: {spec.rollout.tensor_parallel}, "
-        f"rollout.pipeline_parallel: {spec.rollout.pipeline_parallel}, longest prompt and response "
-        f"{spec.max_tokens} tokens, model {spec.model}"
-    )
+    return OutOfMemory(what, Incident(where, f"{title} could not start: {why}", "rollout"))
 
 
 def _out_of_memory(

@@ -6,7 +6,8 @@ Ray keeps two logs of each process, `LOG.out` and `LOG.err`; a log is named here
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+
+from plimsoll.run.log_tail import LONGEST_LINE, matches_from_the_end
 
 SILENT = "its process ended without a word: it was killed, or it crashed"
 """What is told of a death of which nothing more is known."""
@@ -14,8 +15,6 @@ SILENT = "its process ended without a word: it was killed, or it crashed"
 _DETAIL = re.compile(r"Worker exit detail: (.*)", re.DOTALL)
 _PROCESS = re.compile(r"\(pid=(\d+), ip=([^,)]+)")
 _CRASH = re.compile(r"((?:\*\*\* SIG\w+ received|Fatal Python error: ).*)")
-_VLLM_EXCEPTION = re.compile(r"\(\w[^)]*\) ERROR [^\]]*\] ((?:\w+\.)*\w*(?:Error|Exception): .+)")
-_ELSEWHERE = re.compile(r"EngineDeadError|[Ss]ee (?:stack trace|root cause)")
 _PRESSURE = re.compile(r"[^.\n]*(?:node running low on memory|due to memory pressure)[^\n]*")
 _SHORTAGE = re.compile(
     r"Free memory on device|No available memory for the cache blocks|requested memory for kv|"
@@ -25,8 +24,6 @@ _SHORTAGE = re.compile(
 _RAYLET_GONE = "Owner's node has crashed"
 _UNREACHABLE = re.compile(r"actor \w+ is unavailable")
 _NODE_GONE = re.compile(r"because its node has died\. Node Id: \w+(.*)", re.DOTALL)
-_TAIL_BYTES = 256 * 1024
-_LONGEST = 500
 
 
 def message(what: str, why: str, log: str) -> str:
@@ -37,19 +34,19 @@ def message(what: str, why: str, log: str) -> str:
 def why_dead(report: str) -> str:
     """From Ray's report of a dead actor to the reason alone."""
     if pressure := _PRESSURE.search(report):
-        return f"Ray's memory monitor killed it: {pressure[0].strip()}"[:_LONGEST]
+        return f"Ray's memory monitor killed it: {pressure[0].strip()}"[:LONGEST_LINE]
     detail = _DETAIL.search(report)
     if _RAYLET_GONE in report:
         return "Ray's own process on the command's node (raylet) was killed, or it crashed"
     if _UNREACHABLE.search(report):
         return "it cannot be reached: Ray's process on its node (raylet), or all of it, is gone"
     if node := _NODE_GONE.search(report):
-        return " ".join(f"its node is gone: {node[1]}".split()).rstrip(":")[:_LONGEST]
+        return " ".join(f"its node is gone: {node[1]}".split()).rstrip(":")[:LONGEST_LINE]
     if detail is None:  # Ray itself: its last lines say so
-        return " ".join(report.split())[-_LONGEST:]
+        return " ".join(report.split())[-LONGEST_LINE:]
     if "unexpectedly exits with a connection error" in detail[1]:
         return SILENT
-    return " ".join(detail[1].split())[:_LONGEST]
+    return " ".join(detail[1].split())[:LONGEST_LINE]
 
 
 def tells_of_shortage(why: str) -> bool:
@@ -65,23 +62,4 @@ def failing_process(report: str) -> tuple[int, str] | None:
 
 def crash_in(log: str) -> str | None:
     """The last line in which the interpreter tells of its crash; None without one, or the log."""
-    return next(_found(f"{log}.err", _CRASH), None)
-
-
-def vllm_exception_in(log: str) -> str | None:
-    """The last exception that vLLM logged, but for those that only point to another."""
-    found = _found(f"{log}.out", _VLLM_EXCEPTION)
-    return next((line for line in found if not _ELSEWHERE.search(line)), None)
-
-
-def _found(path: str, pattern: re.Pattern[str]) -> Iterator[str]:
-    """What the pattern's group holds in the lines of a log's tail, from the last upwards."""
-    try:
-        with open(path, "rb") as stream:
-            stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
-            lines = stream.read().decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:  # on another node
-        return
-    for line in reversed(lines):
-        if match := pattern.match(line):
-            yield match[1][:_LONGEST]
+    return next(matches_from_the_end(f"{log}.err", _CRASH), None)

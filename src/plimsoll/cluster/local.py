@@ -1,4 +1,4 @@
-"""Everything in this process: one rank, transformers rollouts, no Ray. pdb works."""
+"""Everything in this process: one rank, an engine that samples, no Ray. pdb works."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from plimsoll.machine.incident import OutOfMemory, Sighting
 from plimsoll.machine.node_state import read_node
 from plimsoll.machine.nvidia import own_cards
 from plimsoll.records import Trajectory
-from plimsoll.rollout.protocol import Ask, EngineSpec, Request
-from plimsoll.rollout.transformers import TransformersEngine
+from plimsoll.rollout.protocol import Ask, EngineSpec, Request, rollout_build
 from plimsoll.run.readings import Reading
 
 R = TypeVar("R")
@@ -38,7 +37,7 @@ class LocalCluster:
         self._device = place.torch_device
         self._readings: dict[str, Reading] = {}
         self._worker = Worker(place)
-        self._engines = [TransformersEngine(spec) for spec in specs]
+        self._engines = [rollout_build(spec.rollout).start(spec) for spec in specs]
         self.engines = len(self._engines)
         self.critics = self
 

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from plimsoll.cluster.exit_reason import not_started
-from plimsoll.cluster.failure_logs import vllm_exception_in, why_dead
+from plimsoll.cluster.failure_logs import why_dead
 from plimsoll.cluster.heartbeats import Pulse, read_pulse
 from plimsoll.cluster.placement import NodeCards, shared_placement, side_by_side, spread
 from plimsoll.engine.process_group import Place, free_port
@@ -32,7 +32,7 @@ from plimsoll.machine.host import waiting
 from plimsoll.machine.node_state import NodeState, read_node
 from plimsoll.machine.nvidia import card_order, visible_cards
 from plimsoll.machine.stacks import write_stacks_when_asked
-from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.rollout.protocol import EngineSpec, RolloutEngine, rollout_build
 from plimsoll.run.output import tell
 
 R = TypeVar("R")
@@ -138,12 +138,7 @@ class EngineActor:
 
     async def start(self) -> int:
         """Load the model; returns the engine's `responses_per_request`."""
-        if self._spec.rollout.engine == "vllm":
-            self._engine: Any = _start_vllm(self._spec)
-        else:
-            from plimsoll.rollout.transformers import TransformersEngine
-
-            self._engine = TransformersEngine(self._spec)
+        self._engine: Any = _start_engine(self._spec)
         return int(self._engine.responses_per_request)
 
     async def call(self, method: str, *arguments: object) -> Any:
@@ -152,7 +147,7 @@ class EngineActor:
 
     async def watch(self) -> str:
         reason = str(await self._engine.watch())
-        said = vllm_exception_in(_own_log())
+        said = rollout_build(self._spec.rollout).logged_error(_own_log())
         return f"{reason} after {said}" if said else reason
 
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
@@ -200,9 +195,8 @@ def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member
 
 def _create_engine(spec: EngineSpec, device: str, place: NodeCards | None) -> Any:
     """Ask Ray for the actor of one engine; seat: None for GPUs of its own."""
-    from plimsoll.rollout.vllm import environment as vllm_environment
-
-    environment = vllm_environment(spec) | (_OWN_CARDS if device == "cuda" else preloading())
+    environment = dict(rollout_build(spec.rollout).environment(spec))
+    environment |= _OWN_CARDS if device == "cuda" else preloading()
     actor = ray.remote(num_cpus=0, max_concurrency=10_000, concurrency_groups={"signs": 1})(
         EngineActor
     )
@@ -302,13 +296,11 @@ def _own_log() -> str:
     return str(ray._private.worker.global_worker.get_err_file_path()).removesuffix(".err")
 
 
-def _start_vllm(spec: EngineSpec) -> Any:
-    from plimsoll.rollout.vllm import VllmEngine
-
-    kills = oom_kills()
+def _start_engine(spec: EngineSpec) -> RolloutEngine:
+    kills, build = oom_kills(), rollout_build(spec.rollout)
     try:
-        return VllmEngine(spec)
+        return build.start(spec)
     except (RuntimeError, ValueError, OSError) as error:
-        # What goes wrong in the process that vLLM starts is only in the log that they share.
-        said = (isinstance(error, RuntimeError) and vllm_exception_in(_own_log())) or str(error)
+        # What goes wrong in a process that an engine starts is only in the log that they share.
+        said = (isinstance(error, RuntimeError) and build.logged_error(_own_log())) or str(error)
         raise not_started(spec, said, oom_kills() != kills, _own_log()) from error

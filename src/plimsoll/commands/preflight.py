@@ -25,14 +25,13 @@ from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.jobs.which import named_job
 from plimsoll.reward.references import check_references, check_rewards, check_votes
-from plimsoll.rollout.speculation import draft_model
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.shapes.config_fields import longrope_positions
 from plimsoll.spec.choices import check_choices
+from plimsoll.spec.engine_rules import check_engine_model, engine_rules
 from plimsoll.spec.model_files import (
     check_head,
-    check_heads,
     check_missing,
     check_model,
     check_template,
@@ -58,8 +57,8 @@ def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
         tokenizer = key in ("actor.model", "teacher.model")
         yield from check_model(f"{key}.path", model.path, tokenizer=tokenizer)
         yield from _length(spec, key, model)
-    if spec.vllm is not None and (draft := draft_model(spec.vllm)) is not None:
-        yield from check_model(*draft, tokenizer=False)
+    for rules in engine_rules(spec):
+        yield from rules.files(spec)
 
 
 def _run_directory(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -222,7 +221,7 @@ INPUT_RULES = (
     missing_needs,
     _nodes,
     check_choices,
-    lambda spec: check_heads(spec, "actor.model.path", spec.actor.model.path),
+    lambda spec: check_engine_model(spec, "actor.model.path", spec.actor.model.path),
     _rewards,
     stored,
 )

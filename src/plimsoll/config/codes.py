@@ -30,6 +30,7 @@ Code = Literal[
     "device-memory",
     "disk-space",
     "dynamic-awake",
+    "engine-twice",
     "environment-cache",
     "environment-column",
     "environment-length",

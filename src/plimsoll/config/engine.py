@@ -7,7 +7,6 @@ from math import ceil
 from typing import Literal
 
 from plimsoll.config.base import (
-    EvenInt,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -16,6 +15,7 @@ from plimsoll.config.base import (
     Settings,
     WrittenPath,
 )
+from plimsoll.config.engines import TRAINER_ENGINES, HasEngine, with_engines
 from plimsoll.config.model import ModelConfig
 
 ADAPTER_FILE = "adapter_config.json"
@@ -49,32 +49,6 @@ class ReferenceLogprobsConfig(Settings):
     path: WrittenPath | None = None
     """The Parquet file with the numbers; default: reference-logprobs.parquet in the run directory.
     One that is there must be of the same reference; only what it lacks is scored, and added."""
-
-
-class ZeroConfig(Settings):
-    """DeepSpeed ZeRO: what is divided over the data-parallel ranks, and what lives on the host."""
-
-    stage: Literal[0, 1, 2, 3] = 2
-    """0 divides nothing, 1 the optimizer states, 2 also the gradients, 3 also the weights."""
-    optimizer_offload: Literal["none", "cpu"] = "none"
-    """`cpu` keeps masters and moments in host memory and steps there with DeepSpeedCPUAdam."""
-    parameter_offload: Literal["none", "cpu"] = "none"
-    """`cpu` keeps the divided weights in host memory; stage 3 only."""
-    gradient_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What micro-batches' gradients are added up in. auto: float32, except at stage 0 with bfloat16
-    weights, where DeepSpeed has only bfloat16."""
-    state_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What masters and moments of bfloat16 weights are kept in. bfloat16 saves 6 bytes a parameter
-    and loses updates below 1/512 of a weight."""
-    quantized_weights: bool = False
-    """ZeRO++ (Wang et al. 2023): ranks send one another weights in 8 bits. Stage 3, on GPUs."""
-    quantized_gradients: bool = False
-    """ZeRO++: ranks send one another gradients in 4 bits. Stage 3, on GPUs."""
-    hpz_partition_size: PositiveInt = 1
-    """ZeRO++: this many neighbouring ranks (those of a node) together keep a second copy of the
-    weights, which the backward pass gathers from instead of from all ranks. Stage 3, on GPUs."""
-    bucket_elements: EvenInt = 50_000_000
-    """Elements per communication bucket (reduce and all-gather). DeepSpeed needs an even number."""
 
 
 class OptimizerConfig(Settings):
@@ -123,28 +97,23 @@ class EmaConfig(Settings):
     """The share of the average that stays at each step; it rises to this over the first steps."""
 
 
-class TrainedRole(Settings):
-    """A role that learns: its model, how it is divided, and its optimizer."""
+@with_engines(TRAINER_ENGINES, "TRAINED")
+class TrainedRole(HasEngine):
+    """A role that learns: its model, its optimizer, and the engine that trains it."""
 
     model: ModelConfig
     """The model that training starts from."""
     adapter: AdapterConfig | None = None
     """Train a low-rank adapter and leave the model as it is; default: train all weights."""
-    zero: ZeroConfig = ZeroConfig()
-    """Division over ranks and offload."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW and its schedule."""
     ema: EmaConfig | None = None
     """Keep a moving average of the weights, which is the final model; default: none."""
 
 
-class FrozenRole(Settings):
-    """A role that only scores."""
+@with_engines(TRAINER_ENGINES, "FROZEN")
+class FrozenRole(HasEngine):
+    """A role that only scores: its model, and the engine that holds it."""
 
     model: ModelConfig
     """The model."""
-    stage: Literal[0, 3] = 0
-    """0: a whole copy on every rank; 3: divided over the ranks."""
-    offload: Literal["none", "cpu"] = "none"
-    """`cpu` keeps the weights in host memory while the role does not score (stage 0), or fetches
-    them layer by layer (stage 3)."""

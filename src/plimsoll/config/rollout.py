@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-from pydantic import BeforeValidator, Field
+from typing import Literal
 
 from plimsoll.config.base import (
     NonNegativeFloat,
     NonNegativeInt,
-    OptionValue,
     PositiveFloat,
     PositiveInt,
     Probability,
@@ -17,17 +14,13 @@ from plimsoll.config.base import (
     Share,
     WrittenPath,
 )
+from plimsoll.config.engines import (
+    ROLLOUT_ENGINES,
+    HasEngine,
+    RolloutEngineConfig,
+    with_engines,
+)
 from plimsoll.config.model import Dtype
-
-EngineValue = OptionValue | list[Any] | dict[str, Any]
-"""What an argument of vLLM's may be."""
-
-
-def _with_lists(value: object) -> object:
-    """As vLLM takes it: what YAML calls a list was read as a tuple."""
-    if isinstance(value, dict):
-        return {name: _with_lists(one) for name, one in value.items()}
-    return [_with_lists(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 class SamplingConfig(Settings):
@@ -63,9 +56,6 @@ class SyncConfig(Settings):
     max_gap_growth: PositiveFloat = 3.0
     """Stop too when that difference is this many times what it was with the first weights, which
     both sides read from the same files."""
-    adapter: Literal["merged", "separate"] = "merged"
-    """How an actor's adapter gets to the engines. merged: as whole weights, merged out of place;
-    separate: the adapter alone, by vLLM's LoRA: a small part of the bytes, with slower sampling."""
     probe_sequences: PositiveInt = 16
     """Sequences in the probe: the first prompts of data.train."""
 
@@ -79,35 +69,17 @@ class ServeConfig(Settings):
     """0: any that is free."""
 
 
-class RolloutConfig(Settings):
+@with_engines(ROLLOUT_ENGINES, "SAMPLING")
+class RolloutConfig(HasEngine):
     """The engines that sample."""
 
-    engine: Literal["vllm", "transformers"] = "vllm"
-    """vllm: fast, in Ray actors; transformers: for machines without vLLM."""
     engines: PositiveInt = 1
     """How many engines (data parallel)."""
-    tensor_parallel: PositiveInt = 1
-    """GPUs (or CPU processes) per engine, or per stage of it; each has a part of every layer."""
-    pipeline_parallel: PositiveInt = 1
-    """Stages per engine, each with consecutive layers on `tensor_parallel` GPUs of its own."""
     placement: Literal["own", "shared"] = "own"
     """own: engines have GPUs of their own; shared: they use the training ranks' GPUs, in turns or
     side by side."""
-    sleep_level: Literal[0, 1, 2] = 0
-    """What shared engines give up while the ranks train: 0 nothing, 1 the KV cache, with weights
-    moved to host memory, 2 both dropped. A sync brings all weights, but for
-    `rollout.sync.adapter: separate`: 2 spares two copies of them in each step."""
-    memory_share: Share = 0.5
-    """The share of the whole card that vLLM takes (its gpu_memory_utilization)."""
-    cpu_kv_cache_gib: PositiveFloat = 0.5
-    """Size of the KV cache on CPU, GiB per engine, or per process of it."""
-    max_sequences: PositiveInt = 256
-    """Sequences that one engine works on at once."""
     dtype: Dtype = "auto"
     """The dtype of the engine's weights and activations. auto: the actor's."""
-    vllm: Annotated[dict[str, EngineValue], BeforeValidator(_with_lists)] = Field(default={})
-    """vLLM's own settings: arguments of its AsyncEngineArgs by their names, such as enforce_eager,
-    max_num_batched_tokens or kv_cache_dtype."""
     sampling: SamplingConfig = SamplingConfig()
     """How responses are sampled for training."""
     sync: SyncConfig = SyncConfig()
@@ -119,6 +91,16 @@ class RolloutConfig(Settings):
     engine is started. `--replay RUN` sets it."""
 
     @property
+    def engine(self) -> RolloutEngineConfig:
+        """The settings of the engine, of whichever kind."""
+        return self.settings_of(RolloutEngineConfig)
+
+    @property
     def parts(self) -> int:
         """GPUs (or CPU processes) per engine."""
-        return self.tensor_parallel * self.pipeline_parallel
+        return self.engine.parts
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that one engine works on at once."""
+        return self.engine.max_sequences

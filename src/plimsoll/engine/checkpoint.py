@@ -21,17 +21,36 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from plimsoll.engine.form import broken
-from plimsoll.engine.masters import Part
 from plimsoll.engine.price.transfers import CHECKPOINT_FILE
 from plimsoll.engine.weights import hash_bytes
+from plimsoll.errors import ConfigError
 from plimsoll.run.files import explained
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of one weight, within a tensor that a rank's optimizer updates (a master).
+
+    Attributes:
+        name: of the weight in the module.
+        start: the first element, in the whole, flattened weight.
+        master: the index of the master that holds the stretch.
+        offset: the first element, in the master.
+        size: elements.
+    """
+
+    name: str
+    start: int
+    master: int
+    offset: int
+    size: int
+
 
 Rows = Mapping[str, Sequence[Tensor]]
 """By what they are (master, exp_avg, ...): a flat tensor for each master of the rank."""
 
 
-def write_rows(rows: Rows, parts: Sequence[Part], directory: Path, rank: int) -> None:
+def write_rows(rows: Rows, parts: Sequence[Stretch], directory: Path, rank: int) -> None:
     """Write this rank's stretches."""
     for number, tensors in enumerate(_files(_stretches(rows, parts))):
         _write(tensors, directory / f"rank-{rank:05d}-{number:05d}.safetensors")
@@ -44,7 +63,7 @@ def _write(tensors: dict[str, Tensor], path: Path) -> None:
         save_file(tensors, path, {name: hash_bytes(tensor) for name, tensor in tensors.items()})
 
 
-def _stretches(rows: Rows, parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
+def _stretches(rows: Rows, parts: Sequence[Stretch]) -> Iterator[tuple[str, Tensor]]:
     """Cut so that each fits a file."""
     for kind, tensors in rows.items():
         for part in parts:
@@ -122,14 +141,14 @@ def _whole(directory: Path) -> Iterator[None]:
         raise broken(directory, str(error)) from error
 
 
-def read_rows(rows: Rows, parts: Sequence[Part], directory: Path) -> None:
+def read_rows(rows: Rows, parts: Sequence[Stretch], directory: Path) -> None:
     """Fill this rank's stretches with what all ranks wrote.
 
     Raises:
         ConfigError: a file cannot be read, or an element is in none.
     """
     missing = len(rows) * sum(part.size for part in parts)
-    by_name: dict[str, list[Part]] = {}
+    by_name: dict[str, list[Stretch]] = {}
     for part in parts:
         by_name.setdefault(part.name, []).append(part)
     with _whole(directory):
@@ -140,7 +159,7 @@ def read_rows(rows: Rows, parts: Sequence[Part], directory: Path) -> None:
         raise broken(directory, f"{missing} of the elements that this rank holds are in no file")
 
 
-def _fill(row: Tensor, part: Part, start: int, found: _Found) -> int:
+def _fill(row: Tensor, part: Stretch, start: int, found: _Found) -> int:
     """How many elements of the part were in the stretch that begins at `start`."""
     begin, end = max(part.start, start), min(part.start + part.size, start + found.elements)
     if begin >= end:
@@ -200,3 +219,11 @@ def read_blocks(directory: Path, rank: int) -> dict[int, dict[str, Tensor]]:
 
 def _blocks(rank: int) -> str:
     return f"blocks-{rank:05d}.safetensors"
+
+
+def broken(directory: Path, why: str) -> ConfigError:
+    """The error of a checkpoint that lacks something."""
+    return ConfigError(
+        f"{directory} holds no whole checkpoint of this role ({why}). Resume from another "
+        f"checkpoint (remove this one), or start a new run.directory."
+    )

@@ -3,18 +3,23 @@ the model learns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from torch import Tensor, nn
 
 from plimsoll.algorithm.inputs import LossOutput
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.engines import TRAINER_ENGINES, package_of
+from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import BatchCounts
+from plimsoll.run.readings import Share
 
 StreamT = TypeVar("StreamT", contravariant=True)
 
@@ -34,6 +39,19 @@ class Engine(Protocol):
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Within: these parameters whole, on every rank, by name."""
+        ...
+
+    def share(self, role: str) -> Share | None:
+        """Return what this rank holds of what is divided over the ranks, for the role of this
+        name; None if nothing is divided."""
+        ...
+
+
+class FrozenEngine(Engine, Protocol):
+    """A model that only scores."""
+
+    def release(self) -> None:
+        """Let go of the weights, for good."""
         ...
 
 
@@ -82,6 +100,25 @@ class TrainedEngine(Engine, Protocol):
     def restore(self, directory: Path) -> None:
         """Read them back, whoever wrote them; in the same form, bit for bit."""
         ...
+
+
+@dataclass(frozen=True)
+class TrainerBuild:
+    """How a trainer engine is made on one rank, from a model that is loaded on the host.
+
+    Attributes:
+        trained: makes the engine of a role that learns.
+        frozen: makes the engine of a role that only scores.
+    """
+
+    trained: Callable[[nn.Module, TrainedRole, Place], TrainedEngine]
+    frozen: Callable[[nn.Module, FrozenRole, Place], FrozenEngine]
+
+
+def engine_build(role: TrainedRole | FrozenRole) -> TrainerBuild:
+    """Return how the engine is made that the role's settings name."""
+    package = package_of(role.engine_name, TRAINER_ENGINES)
+    return cast(TrainerBuild, import_module(f"{package}.engine").ENGINE)
 
 
 class Objective(Protocol[StreamT]):

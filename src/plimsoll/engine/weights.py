@@ -7,6 +7,7 @@ own name renews.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,8 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from plimsoll.engine.placing import plain_bytes
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.adapters import parts_of_weight, plain_weight
 from plimsoll.model.policy import PolicyModel, hf_state_names, published
@@ -56,7 +56,7 @@ def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ..
     buckets: list[list[str]] = []
     room = 0
     for names in _blocks(hf_state_names(engine.module)):
-        sizes = [plain_bytes(engine.module.get_parameter(name)) for name in names]
+        sizes = [_plain_bytes(engine.module.get_parameter(name)) for name in names]
         together = sum(sizes) <= bucket_bytes
         for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
             needed = sum(sizes) if together and place == 0 else size
@@ -163,3 +163,8 @@ def split_bytes(tensors: Sequence[SentTensor], data: Tensor) -> dict[str, Tensor
 def _room(size: int) -> int:
     """Every tensor begins at a multiple of 8 bytes, where any dtype may begin."""
     return -(-size // 8) * 8
+
+
+def _plain_bytes(parameter: nn.Parameter) -> int:
+    """The bytes of the whole parameter; of a quantised one, as a plain weight."""
+    return math.prod(plain_shape(parameter)) * parameter.element_size()

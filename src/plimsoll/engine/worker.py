@@ -6,7 +6,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,16 +15,22 @@ from torch import Tensor
 from plimsoll.algorithm.sequences import sums
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
-from plimsoll.engine.frozen import FrozenEngine, WithoutAdapter
-from plimsoll.engine.meter import read_memory, share_of
+from plimsoll.engine.meter import read_memory
 from plimsoll.engine.micro_batches import learn, losses, measure, score
 from plimsoll.engine.objectives import DistillationObjective
 from plimsoll.engine.process_group import Place, join, leave
-from plimsoll.engine.protocol import Engine, Objective, TrainedEngine, not_finite
+from plimsoll.engine.protocol import (
+    Engine,
+    FrozenEngine,
+    Objective,
+    TrainedEngine,
+    engine_build,
+    not_finite,
+)
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.teacher_forward import TeacherForward, teacher_forward
 from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
-from plimsoll.engine.zero.engine import ZeroEngine
+from plimsoll.engine.without_adapter import WithoutAdapter
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.meter import reset_process_peak
 from plimsoll.model.adapters import add_adapter
@@ -102,8 +108,12 @@ class Worker:
         if isinstance(role, TrainedRole) and role.adapter is not None:
             assert not isinstance(module, TeacherModel), "a teacher is frozen"
             add_adapter(module, role.adapter, role.model.path, seed)
-        engine = FrozenEngine if isinstance(role, FrozenRole) else ZeroEngine
-        self._engines[name] = engine(module, role, self._place)  # type: ignore[arg-type]
+        build = engine_build(role)
+        self._engines[name] = (
+            build.frozen(module, role, self._place)
+            if isinstance(role, FrozenRole)
+            else build.trained(module, role, self._place)
+        )
         self._sources[name] = role
         self._seeds[name] = seed
         if self._device.type == "cpu":
@@ -247,9 +257,8 @@ class Worker:
 
     def release(self, role: RoleName) -> None:
         """Forget a role that only scores; what it held is free for others."""
-        engine = self._engine(role)
-        assert isinstance(engine, FrozenEngine), f"{role} is trained"
-        engine.release()
+        assert isinstance(self._sources[role], FrozenRole), f"{role} is trained"
+        cast(FrozenEngine, self._engine(role)).release()
         del self._engines[role], self._sources[role]
         gc.collect()  # hooks and their modules hold one another
         self.give_back()
@@ -271,11 +280,8 @@ class Worker:
 
     def shares(self) -> tuple[Share, ...]:
         """What the rank holds of each role that is divided over the ranks."""
-        found = (
-            share_of(name, role, self._engines[name], self._place.ranks)
-            for name, role in self._sources.items()
-        )
-        return tuple(share for share in found if share is not None)
+        shares = (engine.share(name) for name, engine in self._engines.items())
+        return tuple(share for share in shares if share is not None)
 
     def stop(self) -> None:
         """Leave the process group."""
@@ -293,6 +299,5 @@ class Worker:
         return module
 
     def _trained(self, role: RoleName) -> TrainedEngine:
-        engine = self._engine(role)
-        assert isinstance(engine, ZeroEngine), f"{role} is frozen"
-        return engine
+        assert isinstance(self._sources[role], TrainedRole), f"{role} is frozen"
+        return cast(TrainedEngine, self._engine(role))

@@ -38,8 +38,8 @@ _MACHINES = (
     *("cluster.device", "cluster.ranks"),
 )
 _ENGINES = (
-    *("rollout.placement", "rollout.engines", "rollout.tensor_parallel"),
-    *("rollout.memory_share", "rollout.sleep_level", "rollout.max_sequences"),
+    *("rollout.placement", "rollout.engines", "rollout.vllm.tensor_parallel"),
+    *("rollout.vllm.memory_share", "rollout.vllm.sleep_level", "rollout.vllm.max_sequences"),
 )
 _BATCH = (
     *("batch.prompts", "batch.responses", "batch.sequences", "batch.pairs"),

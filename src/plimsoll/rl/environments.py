@@ -82,7 +82,7 @@ def _reader(config: EnvironmentConfig, template: Template) -> Read:
     one_call = most_calls(template) == 1
     if config.tool_format == "hermes":
         return partial(read_reply, one_call=one_call)
-    from plimsoll.rollout.vllm_tools import vllm_extract  # vLLM takes seconds
+    from plimsoll.rollout.vllm.tools import vllm_extract  # vLLM takes seconds
 
     extract = vllm_extract(config.tool_format, template.tokenizer)
     return partial(read_reply, extract=extract, one_call=one_call)

@@ -11,6 +11,7 @@ from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import run_device, start_cluster, thread_count
 from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_prompts
 from plimsoll.data.loading import Loaded, Seen, source_key
@@ -18,13 +19,14 @@ from plimsoll.data.order import Ascending, MixedOrder, Portion
 from plimsoll.data.report import nearest
 from plimsoll.data.template import Template
 from plimsoll.engine.worker import Worker
-from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt
 from plimsoll.rl.sampling import probe_sequences
-from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.rollout.protocol import EngineSpec, rollout_build
 from plimsoll.rollout.sync import WeightRoute, WeightSync, prepare_sync
 from plimsoll.rollout.text import check_turn_end
 from plimsoll.run.counting import counted
+from plimsoll.spec.engine_rules import rollout_rules
 from plimsoll.spec.job import SOURCE, source_in
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work
@@ -115,12 +117,8 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
         return start_cluster(spec.cluster, ())
     longest, rollout = longest_sequence(spec, prompts), spec.config.rollout
     device = run_device(spec.cluster)
-    if device == "cpu" and rollout.sleep_level > 0:
-        raise SettingsConflict(
-            f"rollout.sleep_level is {rollout.sleep_level}, and this run is on CPU "
-            f"(cluster.device: {spec.cluster.device}): vLLM can sleep on GPUs only, and would go "
-            f"on without. Write rollout.sleep_level: 0"
-        )
+    rules = rollout_rules(spec.engines)
+    refuse(rules.start(spec, device))
     specs = [
         EngineSpec(
             index=i,
@@ -130,7 +128,7 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
             device=device,
             rollout=rollout,
             trust_remote_code=spec.actor.model.trust_remote_code,
-            adapter_rank=spec.adapter_room,
+            adapter_rank=rules.adapter_room(spec),
         )
         for i in range(rollout.engines)
     ]
@@ -149,7 +147,7 @@ def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
 
 def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> WeightSync:
     """How weights reach the engines, once the first ones are seen to be the same there."""
-    merged = spec.actor.adapter is not None and spec.config.rollout.sync.adapter == "merged"
+    merged = spec.actor.adapter is not None and not spec.sends_adapter_alone
     return prepare_sync(
         _actor_route(cluster, spec),
         spec.config.rollout.sync,
@@ -163,8 +161,8 @@ def _actor_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
     """The way of the actor's weights, or of its adapter alone, to the engines."""
     rollout = spec.config.rollout
     budget = spec.workload.largest_pack(cluster.ranks)
-    whole = ActorRoute(cluster, budget, as_published=rollout.engine == "vllm")
-    return AdapterRoute(cluster, whole) if rollout.sync.adapter == "separate" else whole
+    whole = ActorRoute(cluster, budget, as_published=rollout_build(rollout).as_published)
+    return AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole
 
 
 def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:

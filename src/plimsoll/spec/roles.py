@@ -83,7 +83,7 @@ def reference_of(given: FrozenRole | None, actor: TrainedRole, *, precompute: bo
     """What the actor is compared with: the model that the config names, else the actor's first
     weights. Those of an actor with an adapter are its own with the adapter switched off, unless the
     reference scores before there is an actor."""
-    settings = given or FrozenRole(model=actor.model)
+    settings = given or FrozenRole.model_validate({"model": actor.model, actor.engine_name: {}})
     shared = given is None and actor.adapter is not None and not precompute
     return Role(
         "reference",

@@ -26,9 +26,6 @@ Phase = Literal[
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Intervals of a step, in their order, and what comes before the first."""
 
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks of adapters for which vLLM 0.32 makes room (MaxLoRARanks, vllm/config/lora.py)."""
-
 
 @dataclass(frozen=True)
 class RunSpec(Generic[ConfigT]):
@@ -65,12 +62,6 @@ class RunSpec(Generic[ConfigT]):
         run sampled."""
         rollout = None if self.sampling is None else self.sampling.rollout
         return rollout if rollout is not None and rollout.replay is None else None
-
-    @property
-    def vllm(self) -> RolloutConfig | None:
-        """The settings of vLLM's engines; None without such."""
-        engines = self.engines
-        return engines if engines is not None and engines.engine == "vllm" else None
 
     @property
     def eval_sets(self) -> tuple[EvalSet, ...]:
@@ -126,6 +117,12 @@ class RunSpec(Generic[ConfigT]):
             return True
         return self.workload.updates > 1
 
+    @property
+    def sends_adapter_alone(self) -> bool:
+        """Whether the actor's adapter goes to the engines without its base model."""
+        engines = self.engines
+        return bool(engines and self.actor.adapter and engines.engine.takes_adapter_alone)
+
     def ranks_of(self, role: RoleName) -> int:
         """Over how many ranks a role is divided."""
         own = self.cluster.critic_ranks
@@ -151,17 +148,6 @@ class RunSpec(Generic[ConfigT]):
         if scores or self.data.eval is not None:
             found.add("score")
         return frozenset(found)
-
-    @property
-    def adapter_room(self) -> int | None:
-        """The rank for which engines make room for an adapter beside their model; None where it is
-        merged or none, or of too high a rank."""
-        if self.engines is None or self.actor.adapter is None:
-            return None
-        if self.engines.sync.adapter == "merged":
-            return None
-        rank = self.actor.adapter.rank
-        return next((room for room in VLLM_RANKS if room >= rank), None)
 
     def longest_of(self, role: RoleName) -> tuple[int, str]:
         """Tokens of the longest sequence of a role, and the keys that make it so long. The actor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,6 +12,7 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.worker import Worker
 from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Sample, samples_of
+from plimsoll.spec.engine_rules import trainer_rules
 from plimsoll.spec.job import ConfigT
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -32,9 +33,10 @@ def load_measured(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
     """Load a role that is only measured, or measured against: the actor divided as in training
     where its weights are."""
     settings = spec.roles[name].settings
-    stage: Literal[0, 3] = 3 if spec.actor.zero.stage == 3 else 0
-    frozen = settings if isinstance(settings, FrozenRole) else None
-    _load(cluster, spec, name, frozen or FrozenRole(model=spec.actor.model, stage=stage))
+    if not isinstance(settings, FrozenRole):
+        divided = trainer_rules(spec.actor).measuring(spec.actor)
+        settings = FrozenRole(model=spec.actor.model).with_engine(divided)
+    _load(cluster, spec, name, settings)
 
 
 def _load(cluster: Cluster, spec: RunSpec[Any], name: RoleName, settings: Any) -> None:

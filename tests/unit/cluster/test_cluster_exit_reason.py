@@ -13,7 +13,7 @@ from plimsoll.errors import WorkerDied
 from plimsoll.machine.incident import OutOfMemory, Sighting
 from plimsoll.machine.node_state import NodeState
 from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm import ENGINE_ENDED
+from plimsoll.rollout.vllm.engine import ENGINE_ENDED
 from plimsoll.run.readings import HostReading, Reading
 
 GB = 10**9

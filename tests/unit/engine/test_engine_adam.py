@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from plimsoll.engine.optimizer import begin_moments, moment_rows
+from plimsoll.engine.zero.optimizer import begin_moments, moment_rows
 
 
 def adamw(weights: Sequence[Tensor]) -> tuple[list[nn.Parameter], torch.optim.AdamW]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.engine.extensions import MOST_SECONDS, building, offer_ninja
+from plimsoll.engine.zero.extensions import MOST_SECONDS, building, offer_ninja
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.tools import own_scripts
 
@@ -44,7 +44,7 @@ def test_a_build_that_goes_on_is_waited_for(lock: Path) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from plimsoll.engine.extensions import building
+from plimsoll.engine.zero.extensions import building
 with building("cpu_adam"):
     Path(sys.argv[1]).touch()  # as torch does while it compiles
     os.kill(os.getpid(), signal.SIGKILL)
@@ -115,7 +115,7 @@ _OFFLOADED = """
 import torch
 from plimsoll.config.engine import TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.optimizer import make_optimizer
+from plimsoll.engine.zero.optimizer import make_optimizer
 from plimsoll.errors import PlimsollError
 
 zero = ZeroConfig(stage=2, optimizer_offload="cpu")

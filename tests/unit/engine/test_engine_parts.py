@@ -31,8 +31,8 @@ from plimsoll.engine.checkpoint import (
     write_blocks,
     write_rows,
 )
-from plimsoll.engine.form import Form, check_shapes, read_form, write_form, write_shapes
-from plimsoll.engine.masters import Part
+from plimsoll.engine.zero.form import Form, check_shapes, read_form, write_form, write_shapes
+from plimsoll.engine.zero.masters import Part
 from plimsoll.engine.protocol import Steps
 from plimsoll.errors import ConfigError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from plimsoll.engine.frozen import _visit
+from plimsoll.engine.zero.frozen import _visit
 
 
 def shift(home: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from plimsoll.config.engine import FrozenRole, OptimizerConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.frozen import FrozenEngine
-from plimsoll.engine.optimizer import parameter_groups
+from plimsoll.engine.zero.frozen import FrozenEngine
+from plimsoll.engine.zero.optimizer import parameter_groups
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import make_bucket, plan_buckets, read_bucket
 

@@ -8,7 +8,7 @@ from math import ceil
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.price import STARTING, Sampler, transformers_items, unpriced
-from plimsoll.rollout.vllm_price import (
+from plimsoll.rollout.vllm.price import (
     GIB,
     card_items,
     card_share,

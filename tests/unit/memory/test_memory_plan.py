@@ -25,7 +25,7 @@ from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import verdict_text
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.rollout.price import Sampler
-from plimsoll.rollout.vllm_price import reload_items
+from plimsoll.rollout.vllm.price import reload_items
 from plimsoll.run.counting import gigabytes
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.spec.run_spec import resolve

@@ -6,7 +6,7 @@ import pytest
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.price import STARTING, Sampler
-from plimsoll.rollout.vllm_price import pinned_copy, sleep_items
+from plimsoll.rollout.vllm.price import pinned_copy, sleep_items
 from plimsoll.shapes.known_models import known_models, read_shape
 from plimsoll.timeline.items import Moment
 

@@ -8,8 +8,8 @@ import pytest
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.price import STARTING, Sampler, unpriced
-from plimsoll.rollout.speculation import Speculation, draft_model, speculation_of
-from plimsoll.rollout.vllm_price import GIB, card_items, card_share, pinned_copy
+from plimsoll.rollout.vllm.speculation import Speculation, draft_model, speculation_of
+from plimsoll.rollout.vllm.price import GIB, card_items, card_share, pinned_copy
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.timeline.items import Moment
 

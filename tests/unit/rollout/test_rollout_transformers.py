@@ -20,9 +20,9 @@ from plimsoll.engine.weights import WeightBucket, make_bucket
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 from plimsoll.records import Prompt, Trajectory
-from plimsoll.rollout.grouped_attention import GROUPED
+from plimsoll.rollout.transformers.grouped_attention import GROUPED
 from plimsoll.rollout.protocol import EngineSpec, Request
-from plimsoll.rollout.transformers import TransformersEngine
+from plimsoll.rollout.transformers.engine import TransformersEngine
 
 torch.set_num_threads(1)
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from importlib import import_module
+from typing import cast
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.engine.price.transfers import CHECKPOINT_FILE, leaving, loading
-from plimsoll.engine.zero.price import layers_left, made_on_cpu, norm_copies, second_copy
-from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings
-from plimsoll.engine.zero.sizes import (
-    Counts,
-    ZeroSizes,
-    frozen_counts,
-    trained_counts,
-    zero_sizes,
-)
-from plimsoll.engine.zero.states import weights, zero_states
+from plimsoll.config.engines import TRAINER_ENGINES, package_of
 from plimsoll.model.price.activations import activation_items, backward_items
 from plimsoll.model.price.form import (
     ActivationForm,
@@ -28,15 +19,13 @@ from plimsoll.model.price.form import (
     TeacherHead,
     activation_form,
 )
-from plimsoll.shapes.shape import MicroBatch, ModelShape, parameter_tensors
+from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.spec.roles import HeadKind
 from plimsoll.spec.run_spec import Phase
-from plimsoll.timeline.items import Allocation, Moment, Where
+from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.lifetimes import TrainPhase, scoring_phase
 from plimsoll.timeline.tensors import Tensors, state_items
 
-_WHOLE = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
-"""Of a frozen model that every rank has whole."""
 _KEPT = 1024
 """Prices of roles: a search for what fits makes hundreds of plans, in which roles are alike."""
 
@@ -66,6 +55,57 @@ class RoleWork:
     scores: bool = True
 
 
+@dataclass(frozen=True)
+class TrainedTensors:
+    """What a trainer engine holds on one rank for a role that learns.
+
+    Attributes:
+        tensors: weights, states, gradients, buffers, and copies on the way in and out.
+        layers_left: layers whose activations are still kept when gradients are first reduced.
+    """
+
+    tensors: tuple[Tensors, ...]
+    layers_left: int
+
+
+@dataclass(frozen=True)
+class SavedBytes:
+    """The bytes of a trained parameter in a checkpoint."""
+
+    masters: int
+    moments: int
+    average: int
+
+
+@dataclass(frozen=True)
+class TrainerPrice:
+    """What a trainer engine holds on one rank.
+
+    Attributes:
+        trained: for a role that learns. Args: role, work, bytes of a bucket of weights on the way
+            to engines (0 without engines).
+        frozen: for a role that only scores.
+        saved: what a checkpoint holds of a role that learns.
+        division: how a role is divided over the ranks, in words, such as "stage 2".
+        is_divided: whether anything of a role is divided.
+        has_head: whether a role that only scores keeps its output head whole on the device.
+            Args: role, ranks, device.
+    """
+
+    trained: Callable[[TrainedRole, RoleWork, int], TrainedTensors]
+    frozen: Callable[[FrozenRole, RoleWork], tuple[Tensors, ...]]
+    saved: Callable[[TrainedRole], SavedBytes]
+    division: Callable[[TrainedRole | FrozenRole], str]
+    is_divided: Callable[[TrainedRole | FrozenRole], bool]
+    has_head: Callable[[FrozenRole, int, Device], bool]
+
+
+def trainer_price(role: TrainedRole | FrozenRole) -> TrainerPrice:
+    """Return the price of the engine that the role's settings name."""
+    package = package_of(role.engine_name, TRAINER_ENGINES)
+    return cast(TrainerPrice, import_module(f"{package}.price").PRICE)
+
+
 @lru_cache(_KEPT)
 def trained_role(
     role: TrainedRole,
@@ -82,27 +122,17 @@ def trained_role(
     the actor's weights on their way to engines; 0 without.
     """
     name, shape, work, device = own.name, own.shape, own.work, own.device
-    settings: Any = deepspeed_settings(role, device, own.ranks)
-    sizes = zero_sizes(settings, own.ranks)
-    counts, adapted = trained_counts(role, shape, own.head, sizes), role.adapter is not None
-    kept = [*zero_states(counts, sizes, device), *_beside(counts, sizes, device, role)]
-    kept += norm_copies(counts, sizes, device)
-    if device == "cpu":
-        kept += made_on_cpu(counts, sizes, role.optimizer)
-    kept += loading(shape, counts, device)
-    if name == "actor":
-        kept += leaving(counts, sizes, adapted, device, sync_bucket, own.first)
+    held = trainer_price(role).trained(role, own, sync_bucket)
     form = activation_form(
         *(role.model, role.adapter, shape, own.head, device, entropy, own.scaled),
         *(own.capability, own.fused),
     )
     form = form if teacher is None else replace(form, head=teacher)
-    left = layers_left(shape, counts.trained, sizes, adapted)
     return (
-        *state_items(name, kept, phase, own.moments),
+        *state_items(name, held.tensors, phase, own.moments),
         *activation_items(name, shape, work, form, phase),
         *backward_items(name, shape, work, form, Moment(phase, "backward"), shape.layers),
-        *backward_items(name, shape, work, form, Moment(phase, "reduce"), left),
+        *backward_items(name, shape, work, form, Moment(phase, "reduce"), held.layers_left),
         *_forwards(own, replace(form, trained=False)),
     )
 
@@ -116,76 +146,17 @@ def _forwards(own: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
             yield from activation_items(own.name, own.shape, own.work, form, phase)
 
 
-def _beside(
-    counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole
-) -> Iterator[Tensors]:
-    """A moving average, in fp32, where the masters are and divided as they are; a second copy of
-    the weights; and what is written."""
-    ranks = sizes.ranks if sizes.stage > 0 else 1
-    each = 4 if role.ema is not None else 0
-    if each:
-        where: Where = "device" if device == "cuda" and not sizes.offload else "host"
-        name, of = "moving average of masters", "trained parameters"
-        source, count = "engine/average.py", counts.trained
-        yield Tensors("optimizer states", name, of, count, each, source, ranks, where, "built")
-    if role.zero.hpz_partition_size > 1:
-        yield second_copy(counts, role.zero.hpz_partition_size)
-    states = round((4 + counts.moments + each) * counts.trained / ranks)
-    yield Tensors(
-        "buffers",
-        "checkpoint file",
-        "bytes: of a file that is gathered, and of the one before",
-        min(2 * CHECKPOINT_FILE, states),
-        1,
-        "engine/checkpoint.py: write_rows",
-        where="host",
-        life="writing",
-    )
-
-
 @lru_cache(_KEPT)
 def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Allocation, ...]:
     """What a role that only scores holds on one rank."""
     name, shape, device, moments = own.name, own.shape, own.device, own.moments
-    sizes = _WHOLE
-    if role.stage == 3:
-        settings: Any = frozen_settings(role, device, own.ranks)
-        sizes = zero_sizes(settings, own.ranks)
-    counts = frozen_counts(role.model, shape, own.head, sizes)
-    if sizes is _WHOLE:
-        kept = [*_whole_model(role, counts, own)]
-    else:
-        kept = [*zero_states(counts, sizes, device)]
-    kept += loading(shape, counts, device)
+    tensors = trainer_price(role).frozen(role, own)
     form = activation_form(
         *(role.model, None, shape, own.head, device, False, own.scaled),
         *(own.capability, own.fused),
     )
     form, phase = replace(form, trained=False), scoring_phase(name, moments)
     return (
-        *state_items(name, kept, None, moments),
+        *state_items(name, tensors, None, moments),
         *activation_items(name, shape, own.work, form, phase),
     )
-
-
-def _whole_model(role: FrozenRole, counts: Counts, own: RoleWork) -> Iterator[Tensors]:
-    """A copy on every rank; offloaded, in host memory with one on the device while it scores."""
-    made = weights(counts, _WHOLE)
-    if own.device == "cpu":
-        yield from (replace(one, where="host") for one in made)
-        return
-    if role.offload == "none":
-        yield from made
-        return
-    yield from (replace(one, life="scoring") for one in made)
-    for tensors in parameter_tensors(own.shape, own.head == "value"):
-        yield Tensors(
-            "weights",
-            "weights in host memory",
-            "parameters",
-            tensors.parameters,
-            counts.element,
-            "engine/frozen.py: each parameter pinned by itself",
-            where="host",
-            pinned=tensors.elements,
-        )

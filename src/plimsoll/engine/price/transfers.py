@@ -5,11 +5,10 @@ teacher's hidden states, on their way to its student.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole
-from plimsoll.engine.zero.sizes import Counts, ZeroSizes
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.timeline.items import Allocation, Item, Moment, Where
 from plimsoll.timeline.tensors import Tensors
@@ -22,7 +21,7 @@ CHECKPOINT_FILE = 2**28
 _COMPARED = frozenset({Moment("train_actor", "forward_backward"), Moment("score", "forward")})
 
 
-def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Tensors]:
+def loading(shape: ModelShape, element: int, quantized: int, device: Device) -> Iterator[Tensors]:
     """The weights are mapped from the checkpoint's files, in page cache that gives way, and cast
     and taken to the device one by one. On CPU, those that are quantised are read ahead."""
     if device == "cpu":
@@ -30,8 +29,8 @@ def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Tenso
             "weights",
             "weights to quantise",
             "read to be quantised",
-            counts.quantized,
-            counts.element,
+            quantized,
+            element,
             "transformers, core_model_loading.py: threads read ahead",
             where="host",
             life="loading",
@@ -41,41 +40,51 @@ def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Tenso
         "copy while loading",
         "of the largest tensor",
         shape.largest_parameter,
-        counts.element,
-        "engine/placing.py: one weight at a time, from files that are mapped",
+        element,
+        "engine/zero/placing.py: one weight at a time, from files that are mapped",
         where="host",
         life="loading",
     )
 
 
-def leaving(
-    counts: Counts,
-    sizes: ZeroSizes,
-    adapted: bool,
-    device: Device,
-    sync_bucket: int,
-    first: bool,
-) -> Iterator[Tensors]:
-    """The actor's weights on their way to engines and to files, gathered bucket by bucket on every
-    rank, and collected on the first.
+@dataclass(frozen=True)
+class Outgoing:
+    """The weights of a role, as they leave one rank; bytes.
 
-    adapted: an adapter is saved by itself; how it is sent, merged or alone, is in sync_bucket.
+    Attributes:
+        trained: of the parameters that learn.
+        every: of all parameters, those in 4 bits as they are stored.
+        adapted: an adapter learns, and is saved by itself.
+        gathers: the engine divides the weights, and gathers them bucket by bucket on every rank.
     """
-    own = counts.trained * counts.element
-    every = own + counts.frozen * counts.element + counts.quantized // 2
-    saved = own if adapted else every
+
+    trained: int
+    every: int
+    adapted: bool
+    gathers: bool
+
+
+def leaving(weights: Outgoing, device: Device, sync_bucket: int, first: bool) -> Iterator[Tensors]:
+    """Yield the buffers of the actor's weights on their way to engines and to files.
+
+    Args:
+        sync_bucket: bytes of a bucket on the way to engines; of an adapter that is sent alone, its
+            bytes.
+        first: whether this is the rank that collects what the ranks gather.
+    """
+    saved = weights.trained if weights.adapted else weights.every
 
     def passing(name: str, size: int, source: str, where: Where) -> Tensors:
         return Tensors("buffers", name, "bytes", size, 1, source, where=where)
 
-    if sizes.stage == 3 and sizes.ranks > 1:
+    if weights.gathers:
         where: Where = "device" if device == "cuda" else "host"
-        source = "engine/placing.py: gathered"
-        gathered = passing("gathered weights", min(sync_bucket, every), source, where)
+        source = "engine/protocol.py: gathered"
+        gathered = passing("gathered weights", min(sync_bucket, weights.every), source, where)
         yield replace(gathered, life="sending")
         yield replace(gathered, elements=min(SAVE_BUCKET, saved), life="saving")
     if first:
-        bucket = sync_bucket if adapted else min(sync_bucket, every)
+        bucket = sync_bucket if weights.adapted else min(sync_bucket, weights.every)
         sent = passing("bucket of weights", bucket, "engine/weights.py: make_bucket", "host")
         source = "engine/export.py: write_model collects on rank 0"
         yield replace(sent, life="sending")
@@ -86,12 +95,17 @@ def teacher_items(
     teacher: FrozenRole,
     shape: ModelShape,
     tokens: int,
-    ranks: int,
-    device: Device,
     moments: frozenset[Moment],
+    *,
+    has_head: bool,
 ) -> Iterator[Allocation]:
-    """What a teacher leaves for its student on a rank: hidden states, and its head where that is
-    not there already. tokens: of a step, on one rank. moments: all of the job's."""
+    """Yield what a teacher leaves for its student on a rank: hidden states, and the teacher's head.
+
+    Args:
+        tokens: tokens of a step on one rank.
+        moments: all moments of the job.
+        has_head: whether the teacher's own weights keep the head whole on the device.
+    """
     element, hidden, vocabulary = teacher.model.element, shape.hidden, shape.vocabulary
 
     def item(name: str, where: Where, size: int, words: str) -> Item:
@@ -102,8 +116,7 @@ def teacher_items(
     words = f"{tokens:,} tokens of a step"
     states = item("hidden states", "host", element * tokens * hidden, words)
     yield Allocation(states, frozenset(moment for moment in moments if moment.phase != "load"))
-    divided = teacher.stage == 3 and ranks > 1
-    if divided or (teacher.offload == "cpu" and device == "cuda"):
+    if not has_head:
         words = f"{vocabulary:,} of the vocabulary"
         head = item("gathered head", "device", element * vocabulary * hidden, words)
         yield Allocation(head, moments & _COMPARED)

@@ -14,19 +14,25 @@ from torch import Tensor, nn
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.average import Average
 from plimsoll.engine.checkpoint import read_blocks, read_rows, write_blocks, write_rows
-from plimsoll.engine.form import Form, check_shapes, read_form, write_form, write_shapes
-from plimsoll.engine.masters import find_masters
-from plimsoll.engine.optimizer import (
+from plimsoll.engine.process_group import Place
+from plimsoll.engine.protocol import Steps, TrainerBuild
+from plimsoll.engine.zero.config import ZeroConfig
+from plimsoll.engine.zero.form import Form, check_shapes, read_form, write_form, write_shapes
+from plimsoll.engine.zero.frozen import FrozenZeroEngine
+from plimsoll.engine.zero.masters import find_masters
+from plimsoll.engine.zero.optimizer import (
     begin_moments,
     forget_dry_step,
     forget_gradients,
     make_optimizer,
     moment_rows,
 )
-from plimsoll.engine.placing import divide, gathered, settle
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.protocol import Steps
+from plimsoll.engine.zero.placing import divide, gathered, settle, share_of_weights
 from plimsoll.engine.zero.settings import deepspeed_settings
+from plimsoll.run.readings import Share
+
+_DTYPE_NAMES = {2: "bf16", 4: "fp32"}
+"""The names of dtypes in the plan, by their bytes."""
 
 
 class ZeroEngine:
@@ -36,11 +42,12 @@ class ZeroEngine:
         import deepspeed
 
         self._role = role
+        self._zero = role.settings_of(ZeroConfig)
         self._place = place
         self._form = Form.of(role, place.ranks)
         settings = deepspeed_settings(role, place.device, place.ranks)
         optimizer = make_optimizer(module, role)  # groups by shapes, so before dividing
-        if role.zero.stage == 3:
+        if self._zero.stage == 3:
             divide(module, role.model, settings, place)
         else:
             settle(module, role.model, place.torch_device)
@@ -49,7 +56,7 @@ class ZeroEngine:
         )[0]
         self.module = module
         forget_dry_step(self._engine.optimizer)
-        self._masters = find_masters(module, self._engine.optimizer, role.zero.stage, place.rank)
+        self._masters = find_masters(module, self._engine.optimizer, self._zero.stage, place.rank)
         self.steps = Steps()
         self._average: Average | None = None
         if role.ema is not None:
@@ -64,7 +71,7 @@ class ZeroEngine:
         with torch.no_grad():
             yield
         self._engine.train()
-        if self._role.zero.stage == 3:
+        if self._zero.stage == 3:
             # After training, DeepSpeed keeps up to stage3_max_reuse_distance weights whole for a
             # backward pass, which scoring has none of.
             self._engine.optimizer.empty_partition_cache()
@@ -99,14 +106,26 @@ class ZeroEngine:
         return norm
 
     def masters(self) -> list[Tensor]:
-        """What this rank's optimizer updates: at stages 1 to 3 its share, in fp32."""
+        """Return what this rank's optimizer updates: at stages 1 to 3 its share, in fp32."""
         return list(self._masters.tensors)
+
+    def share(self, role: str) -> Share | None:
+        """Return this rank's share of the weights (stage 3) or of the masters (stages 1 and 2)."""
+        if self._zero.stage == 0 or self._place.ranks == 1:
+            return None
+        if self._zero.stage == 3:
+            return share_of_weights(role, self.module, self._place.ranks)
+        trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+        masters = self.masters()
+        each, held = masters[0].element_size(), sum(master.nbytes for master in masters)
+        what = f"{_DTYPE_NAMES[each]} masters"
+        return Share(role, what, each * trained, self._place.ranks, held)
 
     def _plain_norm(self) -> float | None:
         """The gradient norm at stage 0 in fp32, where DeepSpeed leaves the optimizer as it is and
         reports none: taken once the gradients are reduced, just before the update.
         """
-        if self._role.zero.stage > 0 or self._role.model.dtype != "float32":
+        if self._zero.stage > 0 or self._role.model.dtype != "float32":
             return None
         # Not allreduce_gradients(), which reduces only while DeepSpeed's own step() runs.
         self._engine.buffered_allreduce_fallback()
@@ -115,7 +134,7 @@ class ZeroEngine:
         return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        return gathered(self.module, names, self._role.zero.stage)
+        return gathered(self.module, names, self._zero.stage)
 
     @torch.no_grad()
     def swap_average(self) -> None:
@@ -128,7 +147,7 @@ class ZeroEngine:
         if self._place.rank == 0:
             write_form(self._form, self.steps, directory)
             write_shapes(self.module, directory)
-        if self._place.rank > 0 and self._role.zero.stage == 0:
+        if self._place.rank > 0 and self._zero.stage == 0:
             return  # all ranks hold the same
         masters = self._masters
         rows = self._rows() | moment_rows(masters.optimizer, masters.tensors)
@@ -160,10 +179,13 @@ class ZeroEngine:
         return self._role.optimizer.kind == "adamw_8bit"
 
     def _restore_blocks(self, directory: Path) -> None:
-        states = read_blocks(directory, self._place.rank if self._role.zero.stage > 0 else 0)
+        states = read_blocks(directory, self._place.rank if self._zero.stage > 0 else 0)
         for number, master in enumerate(self._masters.tensors):
             state = self._masters.optimizer.state[master]
             state.clear()
             if number in states:
                 state |= {name: t.to(master.device) for name, t in states[number].items()}
                 state["step"] = self.steps.taken
+
+
+ENGINE = TrainerBuild(trained=ZeroEngine, frozen=FrozenZeroEngine)

@@ -1,147 +1,148 @@
-"""What DeepSpeed makes beside a role's states: copies of gradients in double, of which it takes the
-norm, one gradient after another; a second copy of weights; and where gradients are first reduced.
-"""
+"""What ZeRO holds on one rank: of a role that learns, and of one that only scores."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil
+from typing import Any
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import OptimizerConfig
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.model import ELEMENT_BYTES
+from plimsoll.engine.price.roles import RoleWork, SavedBytes, TrainedTensors, TrainerPrice
+from plimsoll.engine.price.transfers import CHECKPOINT_FILE, Outgoing, leaving, loading
+from plimsoll.engine.zero.buffers import layers_left, made_on_cpu, norm_copies, second_copy
+from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
+from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings
 from plimsoll.engine.zero.sizes import (
     Counts,
     ZeroSizes,
-    is_bf16_optimizer,
-    is_compact,
-    largest_share,
+    frozen_counts,
+    moment_bytes,
+    trained_counts,
+    zero_sizes,
 )
-from plimsoll.shapes.shape import ModelShape
+from plimsoll.engine.zero.states import weights, zero_states
+from plimsoll.shapes.shape import parameter_tensors
+from plimsoll.timeline.items import Where
 from plimsoll.timeline.tensors import Tensors
 
-_DOUBLE = 8
-_WRITTEN_OUT = 5 * 4  # fp32: both moments, the scaled gradient, a square root and its quotient
-_AT_ONCE = 250_000_000  # elements: zero/stage3.py, _constant_buffered_norm2
-_SOURCE = "DeepSpeed 0.19.8, runtime/zero: get_grad_norm_direct and set_norm_for_param_grad_in_gpu"
+_WHOLE = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
+"""The sizes of a frozen model that every rank has whole."""
 
 
-def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
-    """What is made just before the step.
-
-    Nothing at stage 0 and in BF16_Optimizer: there the norm is taken in fp32, of gradients that are
-    in it, or before they are widened.
-    """
-    if not counts.trained or sizes.stage == 0 or is_bf16_optimizer(counts, sizes):
-        return
-    piece = largest_share(counts, sizes)
-    if sizes.stage == 3 and sizes.offload:
-        piece = min(piece, _AT_ONCE)
-    copy = _norming("norm of a gradient", piece, _DOUBLE)
-    made = [copy, *_brought_back(counts, sizes, device)]
-    yield from made if device == "cuda" else (replace(one, where="host") for one in made)
-
-
-def _brought_back(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
-    """A gradient that waited in host memory."""
-    if not sizes.offload:
-        return
-    if sizes.stage == 3 and device == "cuda":
-        yield _norming("gradient from the host", largest_share(counts, sizes), sizes.accumulate)
-    if sizes.stage < 3 and not is_compact(counts, sizes):
-        yield _norming("gradient from the host", counts.largest, counts.element)
+def _trained(role: TrainedRole, own: RoleWork, sync_bucket: int) -> TrainedTensors:
+    shape, device = own.shape, own.device
+    settings: Any = deepspeed_settings(role, device, own.ranks)
+    sizes = zero_sizes(settings, own.ranks)
+    counts, adapted = trained_counts(role, shape, own.head, sizes), role.adapter is not None
+    kept = [*zero_states(counts, sizes, device), *_beside(counts, sizes, device, role)]
+    kept += norm_copies(counts, sizes, device)
+    if device == "cpu":
+        kept += made_on_cpu(counts, sizes, role.optimizer)
+    kept += loading(shape, counts.element, counts.quantized, device)
+    if own.name == "actor":
+        outgoing = _outgoing(counts, sizes, adapted)
+        kept += leaving(outgoing, device, sync_bucket, own.first)
+    return TrainedTensors(tuple(kept), layers_left(shape, counts.trained, sizes, adapted))
 
 
-def _norming(name: str, elements: int, each: int) -> Tensors:
-    return Tensors(
-        "gradients", name, "of the largest tensor", elements, each, _SOURCE, life="norming"
-    )
+def _outgoing(counts: Counts, sizes: ZeroSizes, adapted: bool) -> Outgoing:
+    trained = counts.trained * counts.element
+    every = trained + counts.frozen * counts.element + counts.quantized // 2
+    return Outgoing(trained, every, adapted, gathers=sizes.stage == 3 and sizes.ranks > 1)
 
 
-def second_copy(counts: Counts, ranks: int) -> Tensors:
-    """Of the weights, by ZeRO++'s hierarchical partitioning (hpZ): a share each of so many ranks
-    together, from the first forward on, made as weights are divided again after their first use
-    (DeepSpeed 0.19.8, runtime/zero/partition_parameters.py, _partition_param_sec)."""
-    return Tensors(
+def _beside(
+    counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole
+) -> Iterator[Tensors]:
+    """A moving average, in fp32, where the masters are and divided as they are; a second copy of
+    the weights; and what is written."""
+    ranks = sizes.ranks if sizes.stage > 0 else 1
+    each = 4 if role.ema is not None else 0
+    if each:
+        where: Where = "device" if device == "cuda" and not sizes.offload else "host"
+        name, of = "moving average of masters", "trained parameters"
+        source, count = "engine/average.py", counts.trained
+        yield Tensors("optimizer states", name, of, count, each, source, ranks, where, "built")
+    zero = role.settings_of(ZeroConfig)
+    if zero.hpz_partition_size > 1:
+        yield second_copy(counts, zero.hpz_partition_size)
+    states = round((4 + counts.moments + each) * counts.trained / ranks)
+    yield Tensors(
         "buffers",
-        "second copy of weights",
-        "parameters",
-        counts.stored,
-        counts.element,
-        "ZeRO++, arXiv 2306.10209, section 3.2",
-        ranks,
-        life="stepped",
+        "checkpoint file",
+        "bytes: of a file that is gathered, and of the one before",
+        min(2 * CHECKPOINT_FILE, states),
+        1,
+        "engine/checkpoint.py: write_rows",
+        where="host",
+        life="writing",
     )
 
 
-def made_on_cpu(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> Iterator[Tensors]:
-    """Copies that a rank that computes on CPU makes while it trains, and while its engine is built,
-    where GPU kernels and NCCL do without."""
-    if sizes.stage in (1, 2) and not sizes.offload and not is_bf16_optimizer(counts, sizes):
-        yield _first_gradients(counts, sizes)
-    if optimizer.kind == "adamw_8bit":
-        yield _eight_bit_step(counts, sizes)
-    if sizes.stage == 3:
+def _frozen(role: FrozenRole, own: RoleWork) -> tuple[Tensors, ...]:
+    shape, device, sizes = own.shape, own.device, _WHOLE
+    if _frozen_settings(role).stage == 3:
+        settings: Any = frozen_settings(role, device, own.ranks)
+        sizes = zero_sizes(settings, own.ranks)
+    counts = frozen_counts(role.model, shape, own.head, sizes)
+    if sizes is _WHOLE:
+        kept = [*_whole_model(role, counts, own)]
+    else:
+        kept = [*zero_states(counts, sizes, device)]
+    return (*kept, *loading(shape, counts.element, counts.quantized, device))
+
+
+def _whole_model(role: FrozenRole, counts: Counts, own: RoleWork) -> Iterator[Tensors]:
+    """A copy on every rank; offloaded, in host memory with one on the device while it scores."""
+    made = weights(counts, _WHOLE)
+    if own.device == "cpu":
+        yield from (replace(one, where="host") for one in made)
+        return
+    if _frozen_settings(role).offload == "none":
+        yield from made
+        return
+    yield from (replace(one, life="scoring") for one in made)
+    for tensors in parameter_tensors(own.shape, own.head == "value"):
         yield Tensors(
-            "buffers",
-            "gloo's copy to reduce",
-            "gradients",
-            max(min(sizes.bucket, counts.trained), counts.largest),
+            "weights",
+            "weights in host memory",
+            "parameters",
+            tensors.parameters,
             counts.element,
-            "PyTorch, ProcessGroupGloo.cpp: reduce_scatter_tensor reduces a clone of its input",
+            "engine/zero/frozen.py: each parameter pinned by itself",
             where="host",
-            life="reducing",
+            pinned=tensors.elements,
         )
 
 
-def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Tensors:
-    """Beside the flat copy of the weights, free by then, which the heap keeps for a second."""
-    source = (
-        "DeepSpeed 0.19.8, zero/stage_1_and_2.py: initialize_optimizer_states; measured: 3M to "
-        "120M parameters, the flat copy still resident"
-    )
-    return Tensors(
-        "gradients",
-        "zeros for gradients",
-        "trained parameters",
-        counts.trained,
-        sizes.master,
-        source,
-        sizes.ranks,
-        where="host",
-        life="building",
-    )
+def _frozen_settings(role: FrozenRole) -> FrozenZeroConfig:
+    return role.settings_of(FrozenZeroConfig)
 
 
-def _eight_bit_step(counts: Counts, sizes: ZeroSizes) -> Tensors:
-    """fp32 copies of one of the optimizer's tensors: at stage 0 a weight, else all of a share, or
-    of a sub-group."""
-    elements = counts.largest if sizes.stage == 0 else -(-counts.trained // sizes.ranks)
-    if sizes.stage == 3:
-        elements = min(elements, sizes.sub_group)
-    return Tensors(
-        "buffers",
-        "copies for 8-bit AdamW",
-        "of the largest of the optimizer's tensors",
-        elements,
-        _WRITTEN_OUT,
-        "bitsandbytes, backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu",
-        where="host",
-        life="stepping",
-    )
+def _saved(role: TrainedRole) -> SavedBytes:
+    masters = ELEMENT_BYTES[role.settings_of(ZeroConfig).state_dtype]
+    return SavedBytes(masters, round(moment_bytes(role)), 4 if role.ema is not None else 0)
 
 
-def layers_left(shape: ModelShape, trained: int, sizes: ZeroSizes, adapted: bool) -> int:
-    """Layers whose activations are still kept when DeepSpeed reduces for the first time.
+def _stage(role: TrainedRole | FrozenRole) -> int:
+    if isinstance(role, FrozenRole):
+        return _frozen_settings(role).stage
+    return role.settings_of(ZeroConfig).stage
 
-    Gradients come from the head down, an embedding's last (a tied head's with it). A bucket that
-    takes them all is reduced after the last of them, when nothing is left; at stage 0 all are.
 
-    trained: elements of all gradients. adapted: only adapters have gradients.
-    """
-    if sizes.stage == 0 or sizes.bucket >= trained:
-        return 0
-    head = 0 if adapted else shape.head_parameters
-    layers = trained - head - (0 if adapted else shape.embedding_parameters)
-    undone = min(1.0, max(0, sizes.bucket - head) / max(1, layers))
-    return ceil(shape.layers * (1 - undone))
+def _has_head(role: FrozenRole, ranks: int, device: Device) -> bool:
+    zero = _frozen_settings(role)
+    divided = zero.stage == 3 and ranks > 1
+    return not divided and not (zero.offload == "cpu" and device == "cuda")
+
+
+PRICE = TrainerPrice(
+    trained=_trained,
+    frozen=_frozen,
+    saved=_saved,
+    division=lambda role: f"stage {_stage(role)}",
+    is_divided=lambda role: _stage(role) > 0,
+    has_head=_has_head,
+)

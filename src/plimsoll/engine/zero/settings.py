@@ -5,7 +5,8 @@ settings that will run.
 from __future__ import annotations
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import FrozenRole, TrainedRole, ZeroConfig
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 
 
 def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[str, object]:
@@ -20,14 +21,14 @@ def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[st
         "managed_gradient_accumulation": False,
         "gradient_clipping": role.optimizer.max_grad_norm,
         "bf16": _bfloat16(role),
-        "zero_optimization": zero_settings(role.zero, device),
+        "zero_optimization": zero_settings(role.settings_of(ZeroConfig), device),
         "zero_allow_untested_optimizer": True,
         "data_types": {"grad_accum_dtype": _gradient_dtype(role)},
     }
 
 
 def _bfloat16(role: TrainedRole) -> dict[str, object]:
-    narrow = role.zero.state_dtype == "bfloat16"
+    narrow = role.settings_of(ZeroConfig).state_dtype == "bfloat16"
     return {
         "enabled": role.model.dtype == "bfloat16",
         "bf16_master_weights_and_grads": narrow,
@@ -37,9 +38,10 @@ def _bfloat16(role: TrainedRole) -> dict[str, object]:
 
 def _gradient_dtype(role: TrainedRole) -> str:
     """What micro-batches' gradients are added up in, with `auto` resolved."""
-    if role.zero.gradient_dtype == "auto":
-        return "bf16" if role.zero.stage == 0 and role.model.dtype == "bfloat16" else "fp32"
-    return "bf16" if role.zero.gradient_dtype == "bfloat16" else "fp32"
+    zero = role.settings_of(ZeroConfig)
+    if zero.gradient_dtype == "auto":
+        return "bf16" if zero.stage == 0 and role.model.dtype == "bfloat16" else "fp32"
+    return "bf16" if zero.gradient_dtype == "bfloat16" else "fp32"
 
 
 def zero_settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
@@ -73,7 +75,8 @@ def zero_settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
 
 def frozen_settings(role: FrozenRole, device: Device, ranks: int) -> dict[str, object]:
     """DeepSpeed's config for a frozen role that is divided over the ranks (stage 3)."""
-    zero = ZeroConfig(stage=3, parameter_offload=role.offload)
+    offload = role.settings_of(FrozenZeroConfig).offload
+    zero = ZeroConfig(stage=3, parameter_offload=offload)
     return {
         **_common(ranks),
         "bf16": {"enabled": role.model.dtype == "bfloat16"},

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll.config.engine import AdapterConfig, TrainedRole
+from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import ModelConfig
+from plimsoll.engine.zero.config import ZeroConfig
+from plimsoll.model.price.parameters import adapter_tensors, trained_parameters
 from plimsoll.shapes.shape import ModelShape, parameter_tensors, small_parameters
 from plimsoll.spec.roles import HeadKind
 
-EMBEDDINGS = "embed_tokens"
-"""The input embedding, as an adapter's target; it is no linear layer."""
 _NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
 _NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales, and fp32 ones of blocks of 256 of them
 _MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / 256)}  # both; 8 bits: fp32 scales of 256
@@ -89,7 +89,9 @@ def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
 
 def moment_bytes(role: TrainedRole) -> float:
     """Of both Adam moments of a trained parameter."""
-    narrow = role.optimizer.kind == "adamw" and role.zero.state_dtype == "bfloat16"
+    narrow = (
+        role.optimizer.kind == "adamw" and role.settings_of(ZeroConfig).state_dtype == "bfloat16"
+    )
     return 4.0 if narrow else _MOMENTS[role.optimizer.kind]
 
 
@@ -115,32 +117,6 @@ def trained_counts(
         largest=max((elements for _, elements in pairs), default=0),  # a wrong target wraps nothing
         small=base.small + sum(c * e for c, e in pairs if e <= sizes.persistence),
     )
-
-
-def trained_parameters(role: TrainedRole, shape: ModelShape, head: HeadKind) -> int:
-    """All, or an adapter's, and with it those of a value head."""
-    if role.adapter is None:
-        return shape.value_parameters if head == "value" else shape.parameters
-    return adapter_parameters(shape, role.adapter) + (shape.hidden if head == "value" else 0)
-
-
-def adapter_parameters(shape: ModelShape, adapter: AdapterConfig) -> int:
-    """Of all its matrices, and DoRA's magnitudes."""
-    return sum(count * elements for count, elements in adapter_tensors(shape, adapter))
-
-
-def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int, int]]:
-    """(how many, elements of each) of an adapter's matrices and DoRA's magnitudes."""
-    tensors = []
-    for linear in shape.linears:
-        if linear.stacked == 1 and ({linear.name, "all-linear"} & {*adapter.targets}):
-            sides = [linear.inputs, linear.outputs]
-            tensors += [(linear.count, adapter.rank * side) for side in sides]
-            tensors += [(linear.count, linear.outputs)] if adapter.dora else []
-    if EMBEDDINGS in adapter.targets:
-        tensors += [(1, adapter.rank * side) for side in (shape.vocabulary, shape.hidden)]
-        tensors += [(1, shape.hidden)] if adapter.dora else []
-    return tensors
 
 
 def frozen_counts(

@@ -23,7 +23,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _TRAINED = ("actor.", "critic.")
 _ROUNDING = ("zero.state_dtype", "zero.gradient_dtype", "optimizer.kind")
-_OF_ENGINES = ("rollout.vllm.quantization",)
+_OF_ENGINES = ("rollout.vllm.arguments.quantization",)
 _METHOD = ("adapter.rank", "model.quantization")
 _LENGTHS = (".max_tokens", ".max_new_tokens")
 _PLACES: Mapping[str, Effect] = {"cluster.ranks": "cards", "cluster.nodes": "machines"}

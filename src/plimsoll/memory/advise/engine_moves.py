@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeGuard
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.advise.states import with_room
@@ -13,9 +14,10 @@ from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.remedies import levers
 from plimsoll.memory.remedies.changes import Move, changed, changes_between
 from plimsoll.memory.remedies.engines import largest_share, least_cache
-from plimsoll.memory.rules.engines import against_parallel
-from plimsoll.rollout.price import keeps_weights
-from plimsoll.rollout.vllm_price import least_share
+from plimsoll.rollout.vllm.config import vllm_of
+from plimsoll.rollout.vllm.holdings import least_share
+from plimsoll.rollout.vllm.plan_rules import against_parallel
+from plimsoll.rollout.vllm.sampler import keeps_weights, vllm_sampler
 
 LARGEST_SHARE = 0.9
 """Of a card, for vLLM: its own default."""
@@ -30,7 +32,7 @@ def engine_forms(plan: Plan) -> Iterator[Move]:
     rollout = spec.engines
     if rollout is None or spec.cluster.where == "local":
         return
-    if rollout.engine == "vllm" and plan.job.device == "cuda":
+    if rollout.engine_name == "vllm" and plan.job.device == "cuda":
         yield from _shared(rollout, plan)
         yield from _own(rollout, plan)
     else:
@@ -42,16 +44,22 @@ def narrow_engines(plan: Plan) -> Iterator[Move]:
     """Yield weights of 8 bits for vLLM on cards: alone, and with the share of a card that such an
     engine needs where it is."""
     spec = plan.job.spec
-    move = levers.narrow_engines(spec.vllm, plan.job.capability) if spec.vllm else {}
+    move = (
+        levers.narrow_engines(spec.engines, plan.job.capability) if _is_vllm(spec.engines) else {}
+    )
     narrow = changed(spec, changes_between(spec, move))
     if not move or narrow is None or plan.job.device == "cpu":
         return
     yield move
     job = make_job(narrow, plan.job.hardware, plan.job.constants)
-    where = ("rollout.placement", "rollout.tensor_parallel")
+    where = ("rollout.placement", "rollout.vllm.tensor_parallel")
     for form in engine_forms(replace(plan, job=job)):
         if not changes_between(spec, {key: form[key] for key in where}):
             yield {**form, **move}
+
+
+def _is_vllm(rollout: RolloutConfig | None) -> TypeGuard[RolloutConfig]:
+    return rollout is not None and rollout.engine_name == "vllm"
 
 
 def smaller_engines(plan: Plan) -> Iterator[Move]:
@@ -60,12 +68,12 @@ def smaller_engines(plan: Plan) -> Iterator[Move]:
     rollout = spec.engines
     if rollout is None:
         return
-    if rollout.engine == "transformers":
+    if rollout.engine_name == "transformers":
         yield from _fewer_sequences(rollout)
     elif plan.job.device == "cpu":
         yield from _other_cache(rollout, plan)
     if any(verdict_of(host, plan.band) != "fits" for host in plan.hosts):
-        if rollout.sleep_level == 1 and not keeps_weights(rollout):
+        if vllm_of(rollout).sleep_level == 1 and not keeps_weights(vllm_of(rollout)):
             yield levers.sleep(rollout)
         yield {"rollout.engines": max(1, rollout.engines // 2)}
         yield {"rollout.sync.bucket_bytes": min(_BUCKET, rollout.sync.bucket_bytes)}
@@ -76,7 +84,7 @@ def _fewer_sequences(rollout: RolloutConfig) -> Iterator[Move]:
     sequences = rollout.max_sequences
     while sequences > 1:
         sequences //= 2
-        yield {"rollout.max_sequences": sequences}
+        yield {"rollout.vllm.max_sequences": sequences}
 
 
 def _shared(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
@@ -87,7 +95,7 @@ def _shared(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     cards = len(plan.job.hardware.nodes[0].cards) * cluster.nodes
     covered = min(rollout.engines * rollout.parts, ranks, cards)
     for parallel in _parallels(plan):
-        parts = parallel * rollout.pipeline_parallel
+        parts = parallel * vllm_of(rollout).pipeline_parallel
         engines = max(1, covered // parts)
         if engines * parts > ranks:
             continue
@@ -99,9 +107,9 @@ def _shared(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
                 **homes,
                 "rollout.placement": "shared",
                 "rollout.engines": engines,
-                "rollout.tensor_parallel": parallel,
-                "rollout.sleep_level": level,
-                "rollout.memory_share": min(LARGEST_SHARE, max(least, room)),
+                "rollout.vllm.tensor_parallel": parallel,
+                "rollout.vllm.sleep_level": level,
+                "rollout.vllm.memory_share": min(LARGEST_SHARE, max(least, room)),
             }
 
 
@@ -110,16 +118,20 @@ def _own(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     cluster = plan.job.spec.cluster
     cards = len(plan.job.hardware.nodes[0].cards) * cluster.nodes
     for parallel in _parallels(plan):
-        parts = parallel * rollout.pipeline_parallel
+        parts = parallel * vllm_of(rollout).pipeline_parallel
         engines = max(1, rollout.engines * rollout.parts // parts)
         least = _least(plan, parallel)
-        share = rollout.memory_share if least <= rollout.memory_share else LARGEST_SHARE
+        share = (
+            vllm_of(rollout).memory_share
+            if least <= vllm_of(rollout).memory_share
+            else LARGEST_SHARE
+        )
         move: Move = {
             "rollout.placement": "own",
             "rollout.engines": engines,
-            "rollout.tensor_parallel": parallel,
-            "rollout.sleep_level": 0,
-            "rollout.memory_share": share,
+            "rollout.vllm.tensor_parallel": parallel,
+            "rollout.vllm.sleep_level": 0,
+            "rollout.vllm.memory_share": share,
         }
         left = cards - engines * parts
         if least <= share:
@@ -132,8 +144,8 @@ def _parallels(plan: Plan) -> list[int]:
     """Over how many cards of a node each stage of an engine may be divided."""
     sampler = plan.job.sampler
     assert sampler is not None
-    most = len(plan.job.hardware.nodes[0].cards) // sampler.rollout.pipeline_parallel
-    each = sorted({*_PARALLEL, sampler.rollout.tensor_parallel})
+    most = len(plan.job.hardware.nodes[0].cards) // vllm_of(sampler.rollout).pipeline_parallel
+    each = sorted({*_PARALLEL, vllm_of(sampler.rollout).tensor_parallel})
     return [n for n in each if n <= most and not list(against_parallel(sampler.shape, n))]
 
 
@@ -141,15 +153,16 @@ def _least(plan: Plan, parallel: int) -> float:
     """The share of a card with which vLLM starts."""
     sampler = plan.job.sampler
     assert sampler is not None
-    rollout = sampler.rollout.model_copy(update={"tensor_parallel": parallel})
+    vllm = vllm_of(sampler.rollout).model_copy(update={"tensor_parallel": parallel})
+    rollout = sampler.rollout.with_engine(vllm)
     card = plan.job.hardware.nodes[0].cards[0]
-    return least_share(replace(sampler, rollout=rollout), card.usable_bytes)
+    return least_share(vllm_sampler(replace(sampler, rollout=rollout)), card.usable_bytes)
 
 
 def _other_cache(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     """The KV cache on CPU for which everything else on the hosts leaves room, in halves of a GiB,
     and the least that vLLM starts with."""
-    sampler, asked = plan.job.sampler, rollout.cpu_kv_cache_gib
+    sampler, asked = plan.job.sampler, vllm_of(rollout).cpu_kv_cache_gib
     assert sampler is not None
     rooms = [
         store.capacity - likely_worst(store.without(lambda item: item.cache).peak, plan.band)
@@ -158,7 +171,7 @@ def _other_cache(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     ]
     halves = min(rooms, default=0) // (rollout.engines * 2**29)
     if 0 < halves / 2 < asked:
-        yield {"rollout.cpu_kv_cache_gib": halves / 2}
+        yield {"rollout.vllm.cpu_kv_cache_gib": halves / 2}
     yield least_cache(sampler)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from plimsoll.config.engine import TrainedRole
+from plimsoll.engine.zero.config import ZeroConfig
+from plimsoll.engine.zero.rules import LOST_BELOW
 from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.advise.engine_moves import engine_forms, smaller_engines
 from plimsoll.memory.advise.states import free_cards, with_room
@@ -17,7 +19,6 @@ from plimsoll.memory.contents.stores import verdict_of
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.remedies import levers
 from plimsoll.memory.remedies.changes import Move, changed, changes_between
-from plimsoll.memory.rules.ranks import LOST_BELOW
 from plimsoll.spec.run_spec import RunSpec
 
 _CHUNK = 256
@@ -66,25 +67,28 @@ TrainedMove = Callable[[TrainedRole], Move]
 
 
 def _moments_in_8_bits(role: TrainedRole) -> Move:
-    offloaded = role.zero.optimizer_offload == "cpu"
+    offloaded = role.settings_of(ZeroConfig).optimizer_offload == "cpu"
     return {} if offloaded else {"optimizer.kind": "adamw_8bit"}
 
 
 def _narrow_gradients(role: TrainedRole) -> Move:
-    wide = role.zero.stage > 0 and role.model.dtype == "bfloat16"
+    wide = role.settings_of(ZeroConfig).stage > 0 and role.model.dtype == "bfloat16"
     return {"zero.gradient_dtype": "bfloat16"} if wide else {}
 
 
 def _narrow_states(role: TrainedRole) -> Move:
     """Not where the learning rate is one whose updates bfloat16 would lose."""
-    wide = role.zero.stage > 0 and role.model.dtype == "bfloat16"
+    wide = role.settings_of(ZeroConfig).stage > 0 and role.model.dtype == "bfloat16"
     if not wide or role.optimizer.learning_rate < LOST_BELOW:
         return {}
-    return {"zero.stage": max(2, role.zero.stage), "zero.state_dtype": "bfloat16"}
+    return {
+        "zero.stage": max(2, role.settings_of(ZeroConfig).stage),
+        "zero.state_dtype": "bfloat16",
+    }
 
 
 _DIVIDED: tuple[TrainedMove, ...] = (
-    lambda role: {"zero.stage": max(2, role.zero.stage)},
+    lambda role: {"zero.stage": max(2, role.settings_of(ZeroConfig).stage)},
     lambda _: levers.DIVIDED,
 )
 _RECOMPUTED: tuple[TrainedMove, ...] = (
@@ -113,7 +117,10 @@ _FASTER: tuple[TrainedMove, ...] = (
         if role.model.gradient_checkpointing is True
         else {}
     ),
-    lambda role: {"zero.stage": min(2, role.zero.stage), "zero.parameter_offload": "none"},
+    lambda role: {
+        "zero.stage": min(2, role.settings_of(ZeroConfig).stage),
+        "zero.parameter_offload": "none",
+    },
 )
 _FROZEN: tuple[Move, ...] = (
     levers.MODEL_ON_HOST,

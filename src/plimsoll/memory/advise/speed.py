@@ -12,10 +12,13 @@ from math import ceil
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.zero.sizes import adapter_parameters
+from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.machine.hardware import Node, known_card
 from plimsoll.memory.contents.contents import Job
-from plimsoll.rollout.price import Sampler
+from plimsoll.model.price.parameters import adapter_parameters
+from plimsoll.rollout.price import Sampler, rollout_price
+from plimsoll.rollout.vllm.config import vllm_of
+from plimsoll.rollout.vllm.sampler import vllm_sampler
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import RoleName
 
@@ -118,10 +121,14 @@ def exchange_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
     if work.ranks == 1:
         return 0.0
     trained = work.element * trained_parameters(role, work.shape)
-    reductions = work.micro_batches if role.zero.stage >= 2 else work.updates
-    moved = reductions * trained * (0.5 / work.element if role.zero.quantized_gradients else 1.0)
-    if role.zero.stage == 3:
-        narrowed = 1 / work.element if role.zero.quantized_weights else 1.0
+    reductions = work.micro_batches if role.settings_of(ZeroConfig).stage >= 2 else work.updates
+    moved = (
+        reductions
+        * trained
+        * (0.5 / work.element if role.settings_of(ZeroConfig).quantized_gradients else 1.0)
+    )
+    if role.settings_of(ZeroConfig).stage == 3:
+        narrowed = 1 / work.element if role.settings_of(ZeroConfig).quantized_weights else 1.0
         moved += 2 * work.micro_batches * weight_bytes(role, work) * narrowed
     else:
         moved += work.updates * trained
@@ -131,8 +138,10 @@ def exchange_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
 def adam_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
     """The optimizer's step on a rank's share. On the host at its memory's speed, with each
     micro-batch's gradients and the new weights crossing PCIe (ZeRO-Offload, Ren et al. 2021)."""
-    share = trained_parameters(role, work.shape) / (work.ranks if role.zero.stage else 1)
-    if role.zero.optimizer_offload == "none":
+    share = trained_parameters(role, work.shape) / (
+        work.ranks if role.settings_of(ZeroConfig).stage else 1
+    )
+    if role.settings_of(ZeroConfig).optimizer_offload == "none":
         return work.updates * share * _ADAM_BYTES / rates.memory
     crossing = (work.micro_batches + work.updates) * work.element * share / rates.pcie
     return crossing + work.updates * share * _ADAM_BYTES / rates.host
@@ -140,7 +149,7 @@ def adam_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
 
 def weights_offload_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
     """A rank's share of the weights crosses PCIe for each forward and each backward."""
-    if role.zero.parameter_offload == "none":
+    if role.settings_of(ZeroConfig).parameter_offload == "none":
         return 0.0
     return 2 * work.micro_batches * weight_bytes(role, work) / work.ranks / rates.pcie
 
@@ -175,8 +184,16 @@ def training_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
 def scoring_seconds(role: TrainedRole | FrozenRole, work: Pass, rates: Rates) -> float:
     """A forward without gradients; divided weights are gathered for each micro-batch, offloaded
     ones cross PCIe: a share for each micro-batch at stage 3, else all of them once."""
-    divided = (role.stage if isinstance(role, FrozenRole) else role.zero.stage) == 3
-    offload = role.offload if isinstance(role, FrozenRole) else role.zero.parameter_offload
+    divided = (
+        role.settings_of(FrozenZeroConfig).stage
+        if isinstance(role, FrozenRole)
+        else role.settings_of(ZeroConfig).stage
+    ) == 3
+    offload = (
+        role.settings_of(FrozenZeroConfig).offload
+        if isinstance(role, FrozenRole)
+        else role.settings_of(ZeroConfig).parameter_offload
+    )
     weights = weight_bytes(role, work)
     seconds = forward_seconds(work, rates)
     if role.model.quantization == "nf4":
@@ -258,9 +275,12 @@ def _rollout_seconds(job: Job) -> float:
         return 0.0
     rates = _rates(job, 1)
     sequences = ceil(sampling.sequences / sampler.rollout.engines)
-    at_once = sequences_at_once(sampler, job.kv_cache, sequences)
+    cards = job.hardware.nodes[0].cards if job.device == "cuda" else ()
+    price = rollout_price(sampler.rollout)
+    cache = price.kv_cache(sampler, cards[0].usable_bytes if cards else None)
+    at_once = sequences_at_once(sampler, cache, sequences)
     shape, actor = job.policy, job.spec.actor
-    separate = sampler.rollout.sync.adapter == "separate"
+    separate = job.spec.sends_adapter_alone
     sent = 2 * (trained_parameters(actor, shape) if separate else shape.parameters)
     sent *= "sync" in job.spec.phases
     return (
@@ -277,9 +297,11 @@ def sampling_seconds(sampler: Sampler, at_once: int, sequences: int, rates: Rate
     by side, each on another part of the sequences: all weights are read for each part."""
     waves = ceil(sequences / at_once)
     new = sampler.rollout.sampling.max_new_tokens
-    cache = at_once * sampler.kv_token * (sampler.longest - new / 2)
-    parallel, stages = sampler.rollout.tensor_parallel, sampler.rollout.pipeline_parallel
-    decode = waves * new * (sampler.weights + cache / stages) / rates.memory
+    token = rollout_price(sampler.rollout).kv_token(sampler)
+    cache = at_once * token * (sampler.longest - new / 2)
+    degrees = sampler.rollout.engine.degrees
+    parallel, stages = degrees.get("tensor_parallel", 1), degrees.get("pipeline_parallel", 1)
+    decode = waves * new * (_weights(sampler) + cache / stages) / rates.memory
     prompts = sequences * (sampler.longest - new)
     summed = 2 * sampler.shape.layers * sampler.shape.hidden * sampler.element
     crossing = 2 * (parallel - 1) / parallel * summed / rates.link  # of a token
@@ -292,20 +314,28 @@ def sequences_at_once(sampler: Sampler, cache: float, sequences: int) -> int:
     """That an engine's KV cache (bytes of a card) has room for; with less than one sequence's vLLM
     does not start, and is taken to have as much as it needs: what is compared with a config that
     does not fit is compared with it as it would be with room."""
-    room = int(cache // (sampler.kv_token * sampler.longest))
+    token = rollout_price(sampler.rollout).kv_token(sampler)
+    room = int(cache // (token * sampler.longest))
     wanted = min(sampler.rollout.max_sequences, sequences)
     return min(wanted, room) if room >= 1 else wanted
 
 
 def waking_seconds(sampler: Sampler, rates: Rates) -> float:
     """At sleep level 1 weights go to the host and come back; at level 2 the sync brings them."""
-    most = max(stage.weights for stage in sampler.stages)
-    return (2 * most if sampler.rollout.sleep_level == 1 else 0) / rates.pcie
+    if not sampler.rollout.engine.sleeps or vllm_of(sampler.rollout).sleep_level != 1:
+        return 0.0
+    return 2 * max(stage.weights for stage in vllm_sampler(sampler).stages) / rates.pcie
+
+
+def _weights(sampler: Sampler) -> int:
+    if sampler.rollout.engine_name == "vllm":
+        return vllm_sampler(sampler).weights
+    return sampler.element * sampler.shape.parameters
 
 
 def sync_seconds(sent: float, rates: Rates) -> float:
     """New weights leave one rank's card, pass through host memory, and reach each engine's card
-    (rollout/vllm.py); sent: bytes."""
+    (rollout/vllm/engine.py); sent: bytes."""
     return sent * (2 / rates.pcie + 2 / rates.host)
 
 

@@ -27,7 +27,7 @@ _ALIKE = 1.25
 _ERROR = 1000.0
 """Of what memory lacks, which is a few times the capacities: what else has to go first."""
 
-_QUANTISED = {"model.quantization", "vllm.quantization"}
+_QUANTISED = {"model.quantization", "vllm.arguments.quantization"}
 
 Size = tuple[int, int, bool, int, int, int, float]
 """How much is asked for, as it is compared: more nodes, the effect on what is learned, whether

@@ -6,37 +6,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
-from typing import Any
+from typing import Any, Literal, cast
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole
-from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
+from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role, trainer_price
 from plimsoll.engine.price.transfers import teacher_items
-from plimsoll.engine.zero.sizes import adapter_parameters
+from plimsoll.environment.price import episodes_at_once
 from plimsoll.environment.price import process_items as environment_processes
 from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.machine.versions import cards_have_liger
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, Slot, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
 from plimsoll.model.price.form import Capability, Fused, TeacherHead, fused_by
+from plimsoll.model.price.parameters import adapter_parameters
 from plimsoll.reward.price import process_items as reward_processes
-from plimsoll.rollout.price import STARTING, Sampler, transformers_items
-from plimsoll.rollout.speculation import speculation_of
-from plimsoll.rollout.vllm_price import (
-    card_cache,
-    card_items,
-    cpu_cache,
-    cpu_items,
+from plimsoll.rollout.price import (
+    STARTING,
+    EngineProcess,
+    EngineSite,
+    Sampler,
     receiving_items,
-    reload_items,
-    sleep_items,
+    rollout_price,
 )
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
+from plimsoll.spec.engine_rules import rollout_rules
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.spec.workload import Workload
-from plimsoll.timeline.items import Allocation, Moment, Where
+from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.lifetimes import TrainPhase, job_moments
 
 _SCORING = Moment("score", "forward")
@@ -74,18 +73,24 @@ class Job:
             self.policy,
             self.spec.longest_of("actor")[0],
             min(most, least),
-            self.spec.adapter_room,
-            speculation_of(engines),
+            rollout_rules(engines).adapter_room(self.spec),
         )
 
     @property
-    def kv_cache(self) -> int:
-        """Bytes of the KV cache of a vLLM engine, on each of its cards; on CPU in its process."""
-        assert self.sampler is not None, "asked of a run that samples"
-        cards = self.hardware.nodes[0].cards if self.device == "cuda" else ()
-        if cards:
-            return card_cache(self.sampler, cards[0].usable_bytes)
-        return cpu_cache(self.sampler)
+    def engine_site(self) -> EngineSite | None:
+        """The engines that sample, on the run's hardware; None without engines."""
+        sampler, sampling = self.sampler, self.spec.sampling
+        if sampler is None or sampling is None:
+            return None
+        cores, environments = self.hardware.nodes[0].cores, sampling.environments
+        episodes = episodes_at_once(environments, sampler.rollout, cores) if environments else None
+        return EngineSite(self.spec, sampler, self.hardware, self.device, self.capability, episodes)
+
+    @property
+    def engine_cards(self) -> tuple[int, ...]:
+        """The numbers of the first node's cards that engines use."""
+        slots = {p.slot for p in self.layout.processes if p.kind == "engine worker"}
+        return tuple(sorted(s.card for s in slots if s.node == 0 and s.card is not None))
 
     @cached_property
     def computing(self) -> frozenset[Moment]:
@@ -154,9 +159,8 @@ def alike(job: Job, process: Process) -> Alike:
 
 
 def _stage(job: Job, process: Process) -> int:
-    """The number of a worker's stage: those that divide its layers come one after another
-    (vllm/distributed/parallel_state.py, `initialize_model_parallel`)."""
-    return process.part // job.spec.engines.tensor_parallel if job.spec.engines else 0
+    """Return the number of a worker's stage."""
+    return job.spec.engines.engine.stage_of(process.part) if job.spec.engines else 0
 
 
 def held_by(job: Job, process: Process) -> tuple[Allocation, ...]:
@@ -184,9 +188,9 @@ def _process(job: Job, process: Process) -> Iterator[Allocation]:
     groups = {"rank": cluster.ranks, "critic rank": cluster.critic_ranks or 1}
     groups |= {"engine": parts, "engine worker": parts}
     group = groups.get(process.kind, 1)
-    vllm = sampler is not None and sampler.rollout.engine == "vllm"
+    libraries = "worker_process" if sampler is None else rollout_price(sampler.rollout).libraries
     cuda_build = job.hardware.nodes[process.slot.node].cuda_build
-    for item in process_items(process, job.device, group, vllm, cuda_build, job.constants):
+    for item in process_items(process, job.device, group, libraries, cuda_build, job.constants):
         yield Allocation(item, job.moments)
     for name, moments in _besides(job, process):
         yield Allocation(constant_item(name, job.constants), moments)
@@ -271,22 +275,16 @@ def _sync_bucket(job: Job) -> int:
     """Bytes of a bucket of new weights on its way to the engines; an adapter that goes by itself
     goes in one piece (cluster/route.py)."""
     actor, shape = job.spec.actor, job.policy
-    if actor.adapter and _is_adapter_alone(job):
+    if actor.adapter and job.spec.sends_adapter_alone:
         return adapter_parameters(shape, actor.adapter) * actor.model.element
     return _bucket_bytes(job.spec, shape)
-
-
-def _is_adapter_alone(job: Job) -> bool:
-    """Whether the actor's adapter goes to the engines without its base."""
-    engines = job.spec.engines
-    return bool(engines and job.spec.actor.adapter and engines.sync.adapter == "separate")
 
 
 def _two_buckets(job: Job) -> int:
     """Bytes of what engines receive and of what is gathered meanwhile (cluster/ray.py:
     hand_over)."""
     bucket, shape = _sync_bucket(job), job.policy
-    if _is_adapter_alone(job):
+    if job.spec.sends_adapter_alone:
         return bucket
     every = shape.parameters + (shape.embedding_parameters if shape.tied else 0)
     return min(2 * bucket, every * job.spec.actor.model.element)
@@ -318,7 +316,8 @@ def _distillation(job: Job, teacher: FrozenRole) -> Iterator[Allocation]:
     ranks = job.spec.ranks_of("teacher")
     tokens = -(-job.spec.workload.sequences // ranks) * job.spec.workload.longest
     shape = job.shapes["teacher"]
-    return teacher_items(teacher, shape, tokens, ranks, job.device, job.moments)
+    has_head = trainer_price(teacher).has_head(teacher, ranks, job.device)
+    return teacher_items(teacher, shape, tokens, job.moments, has_head=has_head)
 
 
 def _teacher_head(job: Job) -> TeacherHead | None:
@@ -331,31 +330,21 @@ def _teacher_head(job: Job) -> TeacherHead | None:
 
 
 def _engine(job: Job, process: Process) -> Iterator[Allocation]:
-    """An engine's front, the part of it on a card, or all of it in one process."""
+    """Yield what a process of an engine holds."""
     sampler = job.sampler
     if sampler is None:
         return
-    moments, kind = job.moments, process.kind
-    if sampler.rollout.engine == "transformers":
-        yield from transformers_items(sampler, moments)
-        return
-    bucket = _sync_bucket(job)
-    whole = job.device == "cpu" and sampler.rollout.parts == 1
-    if kind == "engine":
-        yield from receiving_items("file in shared memory", bucket, moments)
-    if kind == "engine worker" or whole:
-        sampler = sampler.stages[_stage(job, process)]
-        yield from receiving_items("received weights", bucket, moments)
-        yield from sleep_items(sampler, moments)
-        if not _is_adapter_alone(job):
-            where: Where = "host" if job.device == "cpu" else "device"
-            yield from reload_items(sampler, where, bucket, moments)
-        if job.device == "cpu":
-            yield from cpu_items(sampler, moments)
-        else:
-            card, context = job.card(process.slot), job.constants.cuda_context
-            assert card is not None
-            yield from card_items(sampler, card.usable_bytes, context, moments)
+    part = EngineProcess(
+        sampler=sampler,
+        kind=cast(Literal["local", "engine", "engine worker"], process.kind),
+        part=process.part,
+        device=job.device,
+        card=job.card(process.slot),
+        context=job.constants.cuda_context,
+        bucket=_sync_bucket(job),
+        moments=job.moments,
+    )
+    yield from rollout_price(sampler.rollout).contents(part)
 
 
 def _one_at_a_time(

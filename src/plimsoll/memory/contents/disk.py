@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.model import ELEMENT_BYTES
-from plimsoll.engine.zero.sizes import moment_bytes, trained_parameters
+from plimsoll.engine.price.roles import trainer_price
 from plimsoll.memory.contents.contents import Job
+from plimsoll.model.price.parameters import trained_parameters
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Item
 
@@ -55,15 +55,13 @@ def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
 
 def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> Item:
     """Masters, moments, and a moving average; the weights are the masters', rounded."""
-    masters = ELEMENT_BYTES[role.zero.state_dtype]
-    moments = round(moment_bytes(role))
-    average = 4 if role.ema is not None else 0
+    saved = trainer_price(role).saved(role)
     return _item(
         name,
         "checkpoints",
-        count * (masters + moments + average) * parameters,
-        f"{count} checkpoints (one of them being written) x ({masters} masters + {moments} moments "
-        f"+ {average} moving average) bytes x {parameters:,} trained parameters",
+        count * (saved.masters + saved.moments + saved.average) * parameters,
+        f"{count} checkpoints (one of them being written) x ({saved.masters} masters + {saved.moments} "
+        f"moments + {saved.average} moving average) bytes x {parameters:,} trained parameters",
     )
 
 

@@ -114,7 +114,7 @@ def _engines(rollout: RolloutConfig | None, free: Sequence[Slot]) -> Iterator[Pl
             yield f"engine {index}", None
             continue
         left = left[left.index(own[-1]) + 1 :]
-        if rollout.engine == "transformers":
+        if not rollout.engine.has_front:
             yield f"engine {index}", Process("engine", index, own[0])
             continue
         yield f"engine {index}", Process("engine", index, Slot(own[0].node))

@@ -40,7 +40,7 @@ _SOURCES = {
     "adapter_libraries": f"{_HERE}: what importing PEFT 0.21 adds, 55 MB",
     "trajectory_libraries": f"{_HERE}: what the first Parquet file adds, 40 MiB and 29 of code",
     "drawing_libraries": f"{_HERE}: what importing matplotlib 3.10 adds, 26 MB",
-    "vllm_process": "measured: vLLM 0.32 (CPU build), after three batches and without KV cache and "
+    "engine_process": "measured: vLLM 0.32 (CPU build), after three batches and without KV cache and "
     "weights: front 554 MB, core 635 MB",
     "ray_actor": f"{_HERE}: what Ray adds to a worker, 33 MiB, and its own pages",
     "ray_node": f"{_HERE}: gcs_server, raylet, agents and idle workers, 600 MiB",
@@ -67,7 +67,7 @@ class Constants:
     trajectory_libraries: pandas, which pyarrow imports to make a table, in the process that writes
     the trajectories.
     drawing_libraries: matplotlib, in the process that draws a reward model's calibration.
-    vllm_process: of an engine's front, of its core, and of each worker besides, without weights and
+    engine_process: of an engine's front, of its core, and of each worker besides, without weights and
     KV cache. ray_actor: what Ray adds to
     each worker. ray_node: Ray's own processes on a node, without the object store's contents.
     sources: where each is from, by name.
@@ -84,7 +84,7 @@ class Constants:
     adapter_libraries: int = 52 * MIB
     trajectory_libraries: int = 69 * MIB
     drawing_libraries: int = 25 * MIB
-    vllm_process: int = 570 * MIB
+    engine_process: int = 570 * MIB
     ray_actor: int = 40 * MIB
     ray_node: int = 600 * MIB
     sources: Mapping[str, str] = field(
@@ -174,7 +174,7 @@ def _number(name: str, value: object) -> float:
 _NAMES: Mapping[str, str] = {
     "worker_process": "interpreter and libraries",
     "controller_process": "interpreter and libraries",
-    "vllm_process": "interpreter and vLLM",
+    "engine_process": "interpreter and vLLM",
     "ray_actor": "Ray in each process",
     "ray_node": "Ray's own processes",
     "cuda_build": "torch's CUDA build",
@@ -193,18 +193,25 @@ def process_items(
     process: Process,
     device: Device,
     group: int,
-    vllm: bool,
+    libraries: str,
     cuda_build: bool,
     constants: Constants,
 ) -> Iterator[Item]:
-    """group: how many processes its communicator joins; of an engine's front, its workers'. vllm:
-    whether engines run vLLM. cuda_build: as of `Node`."""
-    vllm_processes = _with_core(process, device, group)
-    for name in _resident(process, vllm):
-        count = vllm_processes if name == "vllm_process" else 1
+    """Yield what a process holds whatever it does.
+
+    Args:
+        group: how many processes its communicator joins; of an engine's front, its workers'.
+        libraries: the constant that a process of the engines that sample holds.
+        cuda_build: as of `Node`.
+    """
+    processes = _with_core(process, device, group)
+    for name in _resident(process, libraries):
+        count = processes if name == "engine_process" else 1
         yield constant_item(name, constants, count)
     if cuda_build and device == "cpu" and process.kind != "ray":
-        yield constant_item("cuda_build", constants, vllm_processes if vllm else 1)
+        yield constant_item(
+            "cuda_build", constants, processes if libraries == "engine_process" else 1
+        )
     if device == "cpu" or process.slot.card is None:
         return
     yield constant_item("cuda_libraries", constants)
@@ -219,7 +226,7 @@ def _with_core(process: Process, device: Device, group: int) -> int:
     return 2 if process.kind == "engine" and (device == "cpu" or group > 1) else 1
 
 
-def _resident(process: Process, vllm: bool) -> tuple[str, ...]:
+def _resident(process: Process, libraries: str) -> tuple[str, ...]:
     """The constants of what is there whatever the process does."""
     match process.kind:
         case "local":
@@ -229,10 +236,10 @@ def _resident(process: Process, vllm: bool) -> tuple[str, ...]:
         case "ray":
             return ("ray_node",)
         case "engine worker":
-            return ("vllm_process",)
-        case "engine" if vllm:
-            return ("vllm_process", "ray_actor")
-        case "rank" | "critic rank" | "engine":
+            return (libraries,)
+        case "engine":
+            return (libraries, "ray_actor")
+        case "rank" | "critic rank":
             return ("worker_process", "ray_actor")
 
 

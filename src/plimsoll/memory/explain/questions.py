@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.price.roles import trainer_price
 from plimsoll.machine.incident import Incident, Sighting
 from plimsoll.machine.node_state import NodeState
 from plimsoll.machine.nvidia import CardProcess, LiveCard
@@ -111,20 +113,16 @@ def _share_text(name: str, share: Share) -> str:
     )
 
 
-def _stages(job: Job) -> dict[str, int]:
-    trained = {name: role.zero.stage for name, role in job.spec.trained.items()}
-    frozen = {name: role.stage for name, role in job.spec.frozen.items()}
-    return dict([*trained.items(), *frozen.items()])
-
-
 def _to_divide(job: Job) -> list[str]:
-    stages = _stages(job)
-    return [name for name in job.shapes if stages[name] and job.spec.ranks_of(name) > 1]
+    roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
+    divided = [name for name, role in roles.items() if trainer_price(role).is_divided(role)]
+    return [name for name in job.shapes if name in divided and job.spec.ranks_of(name) > 1]
 
 
 def _undivided(job: Job) -> str:
     ranks = job.spec.cluster.ranks
-    stages = ", ".join(f"{name} at stage {stage}" for name, stage in _stages(job).items())
+    roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
+    stages = ", ".join(f"{n} at {trainer_price(role).division(role)}" for n, role in roles.items())
     return f"{stages}, on {ranks} rank{'s' * (ranks > 1)}"
 
 

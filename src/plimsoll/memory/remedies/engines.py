@@ -13,7 +13,9 @@ from plimsoll.memory.remedies.changes import Move, Remedy
 from plimsoll.memory.remedies.levers import narrow_engines, sleep
 from plimsoll.memory.remedies.top_consumer import find_top_consumer
 from plimsoll.rollout.price import Sampler
-from plimsoll.rollout.vllm_price import ASLEEP, least_cpu_cache, least_share
+from plimsoll.rollout.vllm.config import vllm_of
+from plimsoll.rollout.vllm.holdings import ASLEEP, least_cpu_cache, least_share
+from plimsoll.rollout.vllm.sampler import vllm_sampler
 
 
 def smaller_shares(job: Job, ranks: Store, band: Band) -> Iterator[Remedy]:
@@ -23,18 +25,20 @@ def smaller_shares(job: Job, ranks: Store, band: Band) -> Iterator[Remedy]:
     ranks: a card with what the ranks hold there, alone.
     """
     assert job.sampler is not None and ranks.capacity is not None
-    rollout, least = job.sampler.rollout, least_share(job.sampler, ranks.capacity)
-    level = rollout.sleep_level
+    rollout, least = job.sampler.rollout, least_share(vllm_sampler(job.sampler), ranks.capacity)
+    level = vllm_of(rollout).sleep_level
     awake, asleep = largest_share(ranks, band), largest_share(ranks, band, asleep=True)
     if awake >= least and level == 0:
-        yield Remedy({"rollout.memory_share": awake})
+        yield Remedy({"rollout.vllm.memory_share": awake})
     if asleep >= least:
-        yield Remedy({**(sleep(rollout) if level == 0 else {}), "rollout.memory_share": asleep})
+        yield Remedy(
+            {**(sleep(rollout) if level == 0 else {}), "rollout.vllm.memory_share": asleep}
+        )
     if asleep < least:
         yield from _larger_parts(job, rollout)
         yield from find_top_consumer(_beside_engine(ranks, rollout), job.spec).remedies
         yield from _narrow(job, rollout)
-    awake_there = {"rollout.sleep_level": 0} if level else {}
+    awake_there = {"rollout.vllm.sleep_level": 0} if level else {}
     yield Remedy({"rollout.placement": "own", **awake_there, **_nodes_for(job, rollout)})
 
 
@@ -45,23 +49,23 @@ def _narrow(job: Job, rollout: RolloutConfig) -> Iterator[Remedy]:
 
 def _larger_parts(job: Job, rollout: RolloutConfig) -> Iterator[Remedy]:
     """Yield engines over twice as many cards of a node and so on, and fewer of them."""
-    parallel, cards = rollout.tensor_parallel, rollout.engines * rollout.parts
-    while 2 * parallel * rollout.pipeline_parallel <= job.hardware.cards_of_node:
+    parallel, cards = vllm_of(rollout).tensor_parallel, rollout.engines * rollout.parts
+    while 2 * parallel * vllm_of(rollout).pipeline_parallel <= job.hardware.cards_of_node:
         parallel *= 2
-        fewer = max(1, cards // (parallel * rollout.pipeline_parallel))
+        fewer = max(1, cards // (parallel * vllm_of(rollout).pipeline_parallel))
         engines: Move = {"rollout.engines": fewer} if fewer != rollout.engines else {}
-        yield Remedy({"rollout.tensor_parallel": parallel, **engines})
+        yield Remedy({"rollout.vllm.tensor_parallel": parallel, **engines})
 
 
 def _beside_engine(ranks: Store, rollout: RolloutConfig) -> Store:
     """What an engine leaves of a card, and what the ranks hold there while it is awake."""
     assert ranks.capacity is not None
-    asleep = ASLEEP if rollout.sleep_level else ()
+    asleep = ASLEEP if vllm_of(rollout).sleep_level else ()
     awake = (
         replace(one, moments=frozenset(m for m in one.moments if m.phase not in asleep))
         for one in ranks.held
     )
-    left = ranks.capacity - int(rollout.memory_share * ranks.capacity)
+    left = ranks.capacity - int(vllm_of(rollout).memory_share * ranks.capacity)
     return replace(ranks, capacity=left, held=tuple(awake))
 
 
@@ -90,7 +94,7 @@ def starting_shares(job: Job, least: float, *, room: bool) -> Iterator[Remedy]:
     assert job.sampler is not None
     rollout = job.sampler.rollout
     if room:
-        yield Remedy({"rollout.memory_share": least}, "or more")
+        yield Remedy({"rollout.vllm.memory_share": least}, "or more")
     if job.device == "cuda":
         yield from _narrow(job, rollout)
     if rollout.placement == "shared" or not room:
@@ -106,7 +110,7 @@ def starting_caches(sampler: Sampler) -> Iterator[Remedy]:
 
 
 def least_cache(sampler: Sampler) -> Move:
-    return {"rollout.cpu_kv_cache_gib": least_cpu_cache(sampler)}
+    return {"rollout.vllm.cpu_kv_cache_gib": least_cpu_cache(vllm_sampler(sampler))}
 
 
 def fewer_processes(job: Job) -> list[Remedy]:
@@ -129,5 +133,5 @@ def _engines_beyond(rollout: RolloutConfig, cards: int) -> Iterator[str]:
     if rollout.engines > 1 and rollout.engines * rollout.parts > cards:
         yield "rollout.engines"
     if rollout.parts > cards > 0:
-        staged = " x rollout.pipeline_parallel" * (rollout.pipeline_parallel > 1)
-        yield f"parts of an engine (rollout.tensor_parallel{staged})"
+        staged = " x vllm_of(rollout).pipeline_parallel" * (vllm_of(rollout).pipeline_parallel > 1)
+        yield f"parts of an engine (vllm_of(rollout).tensor_parallel{staged})"

@@ -9,8 +9,10 @@ from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.memory.remedies.changes import Move, Value, changes_between
-from plimsoll.rollout.price import keeps_weights, narrow_weights
+from plimsoll.rollout.vllm.config import vllm_of
+from plimsoll.rollout.vllm.sampler import keeps_weights, narrow_weights
 from plimsoll.spec.dtypes import fast_dtype
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -39,7 +41,7 @@ def sleep(rollout: RolloutConfig) -> Move:
     Level 2 drops weights, and a sync brings all of them anyway: at level 1 they would cross to the
     host and back in each step, only to be overwritten. Level 1 is for weights that no sync brings.
     """
-    return {"rollout.sleep_level": 1 if keeps_weights(rollout) else 2}
+    return {"rollout.vllm.sleep_level": 1 if keeps_weights(vllm_of(rollout)) else 2}
 
 
 def smaller_micro_batches(spec: RunSpec[Any]) -> Iterator[Move]:
@@ -52,9 +54,9 @@ def smaller_micro_batches(spec: RunSpec[Any]) -> Iterator[Move]:
 
 def narrow_engines(rollout: RolloutConfig, capability: tuple[int, int] | None) -> Move:
     """Return what gives vLLM's engines weights of 8 bits; nothing where they are quantised."""
-    if "quantization" in rollout.vllm or rollout.dtype == "float32":
+    if "quantization" in vllm_of(rollout).arguments or rollout.dtype == "float32":
         return {}
-    return {"rollout.vllm.quantization": narrow_weights(capability)}
+    return {"rollout.vllm.arguments.quantization": narrow_weights(capability)}
 
 
 def with_adapter(role: TrainedRole) -> Move:
@@ -66,7 +68,10 @@ def quantised(role: TrainedRole) -> Move:
 
 
 def optimizer_on_host(role: TrainedRole) -> Move:
-    return {"zero.optimizer_offload": "cpu", "zero.stage": max(1, role.zero.stage)}
+    return {
+        "zero.optimizer_offload": "cpu",
+        "zero.stage": max(1, role.settings_of(ZeroConfig).stage),
+    }
 
 
 def of_frozen(spec: RunSpec[Any], name: RoleName, values: Move) -> Move:

@@ -7,9 +7,11 @@ from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.memory.remedies import levers
 from plimsoll.memory.remedies.changes import Move, Remedy, value_at
-from plimsoll.rollout.price import keeps_weights
+from plimsoll.rollout.vllm.config import vllm_of
+from plimsoll.rollout.vllm.sampler import keeps_weights
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Kind, Where
@@ -39,18 +41,18 @@ def remedies_for(
 def remedies_for_states(role: str, where: Where, spec: RunSpec[Any]) -> Iterator[Remedy]:
     """For gradients and optimizer states, or all that a trained role has."""
     trained = _trained(role, spec)
-    offloaded = trained.zero.optimizer_offload == "cpu"
+    offloaded = trained.settings_of(ZeroConfig).optimizer_offload == "cpu"
     if where == "device":
         if not offloaded:
             yield _written(role, trained, levers.optimizer_on_host(trained))
-        if trained.zero.stage < 3 and (offloaded or spec.cluster.ranks > 1):
+        if trained.settings_of(ZeroConfig).stage < 3 and (offloaded or spec.cluster.ranks > 1):
             yield _written(role, trained, levers.DIVIDED)
     elif "critic" in spec.trained and _could_have_own_ranks(spec):
         so_that = "so that actor and critic are on nodes of their own"
         yield Remedy(words=f"cluster.critic_ranks, {so_that}")
     if trained.adapter is None:
         yield _written(role, trained, levers.with_adapter(trained))
-    yield from _larger(spec, where, divided=trained.zero.stage > 0)
+    yield from _larger(spec, where, divided=trained.settings_of(ZeroConfig).stage > 0)
 
 
 def _trained(role: str, spec: RunSpec[Any]) -> TrainedRole:
@@ -73,11 +75,11 @@ def _weights(role: str, spec: RunSpec[Any]) -> Iterator[Remedy]:
     trained = _trained(role, spec)
     if trained.model.quantization == "none":
         yield _written(role, trained, levers.quantised(trained))
-    if trained.zero.stage < 3 and spec.cluster.ranks > 1:
+    if trained.settings_of(ZeroConfig).stage < 3 and spec.cluster.ranks > 1:
         yield _written(role, trained, levers.DIVIDED)
-    if trained.zero.parameter_offload == "none":
+    if trained.settings_of(ZeroConfig).parameter_offload == "none":
         yield _written(role, trained, levers.WEIGHTS_ON_HOST)
-    yield from _larger(spec, "device", divided=trained.zero.stage == 3)
+    yield from _larger(spec, "device", divided=trained.settings_of(ZeroConfig).stage == 3)
 
 
 def _larger(spec: RunSpec[Any], where: Where, *, divided: bool) -> Iterator[Remedy]:
@@ -92,29 +94,42 @@ def _larger(spec: RunSpec[Any], where: Where, *, divided: bool) -> Iterator[Reme
 
 def _frozen_model(role: RoleName, where: Where, spec: RunSpec[Any]) -> Iterator[Remedy]:
     frozen = spec.frozen[role]
-    if where == "device" and frozen.offload == "none" and frozen.model.quantization == "none":
+    if (
+        where == "device"
+        and frozen.settings_of(FrozenZeroConfig).offload == "none"
+        and frozen.model.quantization == "none"
+    ):
         yield Remedy(levers.of_frozen(spec, role, levers.MODEL_ON_HOST))
-    elif where == "host" and frozen.offload == "cpu":
+    elif where == "host" and frozen.settings_of(FrozenZeroConfig).offload == "cpu":
         yield Remedy(levers.of_frozen(spec, role, levers.MODEL_OFF_HOST))
-    if spec.cluster.ranks > 1 and frozen.stage == 0:
+    if spec.cluster.ranks > 1 and frozen.settings_of(FrozenZeroConfig).stage == 0:
         yield Remedy(levers.of_frozen(spec, role, levers.MODEL_DIVIDED))
     if spec.may_precompute and not spec.precomputes:
         yield Remedy(levers.PRECOMPUTED)
-    yield from _larger(spec, where, divided=frozen.stage == 3 or spec.actor.zero.stage > 0)
+    yield from _larger(
+        spec,
+        where,
+        divided=frozen.settings_of(FrozenZeroConfig).stage == 3
+        or spec.actor.settings_of(ZeroConfig).stage > 0,
+    )
 
 
 def _engine(where: Where, rollout: RolloutConfig) -> Iterator[Remedy]:
-    if rollout.engine == "transformers":
-        yield Remedy(words=f"a smaller rollout.max_sequences (now {rollout.max_sequences})")
+    if rollout.engine_name == "transformers":
+        yield Remedy(
+            words=f"a smaller rollout.transformers.max_sequences (now {rollout.max_sequences})"
+        )
     elif where == "device":
-        yield Remedy(words=f"a lower rollout.memory_share (now {rollout.memory_share:g})")
-        if rollout.placement == "shared" and rollout.sleep_level == 0:
+        yield Remedy(
+            words=f"a lower rollout.vllm.memory_share (now {vllm_of(rollout).memory_share:g})"
+        )
+        if rollout.placement == "shared" and vllm_of(rollout).sleep_level == 0:
             yield Remedy(levers.sleep(rollout))
-    elif rollout.sleep_level == 1 and not keeps_weights(rollout):
+    elif vllm_of(rollout).sleep_level == 1 and not keeps_weights(vllm_of(rollout)):
         yield Remedy(levers.sleep(rollout))
     else:
         fewer = "fewer rollout.engines on a node, " if rollout.engines > 1 else ""
-        cache = f"on CPU a smaller rollout.cpu_kv_cache_gib (now {rollout.cpu_kv_cache_gib:g})"
+        cache = f"on CPU a smaller rollout.vllm.cpu_kv_cache_gib (now {vllm_of(rollout).cpu_kv_cache_gib:g})"
         yield Remedy(words=f"{fewer}{cache}")
         yield Remedy(words="a smaller rollout.sync.bucket_bytes")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.problems import Problem
-from plimsoll.engine.zero.sizes import EMBEDDINGS
 from plimsoll.memory.contents.contents import Job
 from plimsoll.model.price.form import against_varlen
+from plimsoll.model.price.parameters import EMBEDDINGS
 from plimsoll.shapes.known_models import has_other_parts
 from plimsoll.shapes.shape import ModelShape
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from plimsoll.config.engine import ZeroConfig
+from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.tools import FOR_TRITON, system_tools, way_to_have
 from plimsoll.machine.versions import LIGER, cards_have_liger, installed_version
 from plimsoll.memory.contents.contents import Job
+from plimsoll.rollout.price import rollout_price
 from plimsoll.run.counting import counted
+from plimsoll.spec.engine_rules import trainer_rules, trainers_of
 
 
 def bfloat16_cards(job: Job) -> Iterator[Problem]:
@@ -60,28 +62,47 @@ def triton(job: Job) -> Iterator[Problem]:
 
 
 def offload(job: Job) -> Iterator[Problem]:
-    """Offload where all is in host memory already."""
-    asked = [
-        f"{job.key(name)}.offload"
-        for name, frozen in job.spec.frozen.items()
-        if frozen.offload == "cpu"
+    """Warn of offload where everything is in host memory already."""
+    frozen = {job.key(name): role for name, role in job.spec.frozen.items()}
+    roles: dict[str, TrainedRole | FrozenRole] = {**frozen, **job.spec.trained}
+    keys = [
+        f"{key}.{own}" for key, role in roles.items() for own in trainer_rules(role).offloaded(role)
     ]
-    for name, trained in job.spec.trained.items():
-        moved = {
-            "parameter_offload": trained.zero.parameter_offload,
-            "optimizer_offload": trained.zero.optimizer_offload,
-        }
-        asked += [f"{name}.zero.{key}" for key, where in moved.items() if where == "cpu"]
-        if trained.model.activation_offload == "cpu":
-            asked.append(f"{name}.model.activation_offload")
-    if asked and job.device == "cpu":
+    keys += [
+        f"{name}.model.activation_offload"
+        for name, role in job.spec.trained.items()
+        if role.model.activation_offload == "cpu"
+    ]
+    if keys and job.device == "cpu":
         yield Problem(
             "offload-without-gpu",
             "warning",
-            f"{', '.join(asked)}: cpu, and the run is on the CPU",
+            f"{', '.join(keys)}: cpu, and the run is on the CPU",
             "everything is in host memory already: offload frees nothing there, and keeps copies",
             "none instead of cpu",
         )
+
+
+def trainers(job: Job) -> Iterator[Problem]:
+    """Yield what the trainer engines say of the run on what it computes on."""
+    for rules in trainers_of(job.spec):
+        yield from rules.plan(job.spec, job.device)
+
+
+def engines(job: Job) -> Iterator[Problem]:
+    """Yield what the engine that samples says of the run on its hardware."""
+    if (site := job.engine_site) is not None:
+        yield from rollout_price(site.sampler.rollout).plan(site)
+
+
+def engines_here(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
+    """Yield what the engine that samples says of the cards at hand.
+
+    Args:
+        free_bytes: bytes that are free on each card of this machine, the run's first node.
+    """
+    if (site := job.engine_site) is not None:
+        yield from rollout_price(site.sampler.rollout).here(site, job.engine_cards, free_bytes)
 
 
 def idle_ranks(job: Job) -> Iterator[Problem]:
@@ -129,45 +150,3 @@ def nodes(job: Job) -> Iterator[Problem]:
             "start Ray on all nodes (`ray start --head`, then `ray start --address=...`), and give "
             "cluster.address: host:port of its head",
         )
-
-
-LOST_BELOW = 2.0**-14
-"""Half the distance of bfloat16 numbers about 0.02, the spread that transformers gives new weights
-(`initializer_range`): AdamW moves a weight by about the learning rate, and what is less than that
-half is rounded away."""
-
-
-def lost_updates(job: Job) -> Iterator[Problem]:
-    """States in bfloat16."""
-    for name, role in job.spec.trained.items():
-        rate = role.optimizer.learning_rate
-        if role.zero.state_dtype == "bfloat16" and rate < LOST_BELOW:
-            what = f"{name}.zero.state_dtype is bfloat16, and "
-            what += f"{name}.optimizer.learning_rate {rate:g}"
-            why = "bfloat16 numbers about 0.02, as weights are, lie 1.2e-4 apart; AdamW moves a "
-            why += "weight by about the learning rate, and what is under half of that is rounded "
-            why += "away"
-            fix = f"{name}.zero.state_dtype: float32 (in host memory, with "
-            fix += f"{name}.zero.optimizer_offload: cpu), or a rate of 1e-4 and more"
-            yield Problem("lost-updates", "warning", what, why, fix)
-
-
-def zero_plus_plus(job: Job) -> Iterator[Problem]:
-    """Of a run on the CPU."""
-    for name, role in job.spec.trained.items():
-        asked = [f"{name}.zero.{key}" for key in _asked(role.zero)]
-        if asked and job.device == "cpu":
-            what = f"{', '.join(asked)}: the run is on the CPU"
-            why = "DeepSpeed quantises with CUDA kernels, and within a machine there is no slow "
-            why += "link to spare"
-            fix = "leave it out, or cluster.device: cuda"
-            yield Problem("zero-plus-plus", "error", what, why, fix)
-
-
-def _asked(zero: ZeroConfig) -> Iterator[str]:
-    if zero.quantized_weights:
-        yield "quantized_weights"
-    if zero.quantized_gradients:
-        yield "quantized_gradients"
-    if zero.hpz_partition_size > 1:
-        yield "hpz_partition_size"

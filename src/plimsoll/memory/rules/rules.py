@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from plimsoll.config.problems import Problem, find
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.rules import engines, models, ranks
+from plimsoll.memory.rules import models, ranks
 from plimsoll.spec.rules.machine import local_host_rules
 
 PLAN_RULES = (
     *(models.positions, models.other_parts, models.vocabularies, models.adapter_targets),
-    *(models.varlen, engines.divided, engines.one_node, engines.engine_dtype, engines.cpu_heads),
-    engines.episodes_in_cache,
-    *(engines.not_counted, engines.quantised, engines.speculation),
+    *(models.varlen, ranks.engines),
     *(ranks.bfloat16_cards, ranks.own_kernels, ranks.offload),
-    *(ranks.idle_ranks, ranks.idle_cards, ranks.nodes, ranks.lost_updates, ranks.zero_plus_plus),
+    *(ranks.idle_ranks, ranks.idle_cards, ranks.nodes, ranks.trainers),
 )
 
 
@@ -26,7 +24,7 @@ def find_conflicts(job: Job, host: LocalHost | None) -> Iterator[Problem]:
     """here: None for a plan of other machines."""
     yield from find(PLAN_RULES, job)
     if host is not None:
-        yield from engines.free_share(job, host.free_bytes)
+        yield from ranks.engines_here(job, host.free_bytes)
         yield from local_host_rules(job.spec, host)
         if job.spec.cluster.address is None:  # other machines of a cluster are not seen from here
             yield from ranks.triton(job)

@@ -9,11 +9,17 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.run import RunConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
-from plimsoll.memory.remedies.engines import fewer_processes, starting_caches, starting_shares
+from plimsoll.memory.remedies.engines import (
+    fewer_processes,
+    smaller_shares,
+    starting_caches,
+    starting_shares,
+)
 from plimsoll.memory.remedies.top_consumer import TopConsumer, find_top_consumer
-from plimsoll.memory.rules.engines import beside_training
 from plimsoll.memory.rules.ways_out import Shortage
-from plimsoll.rollout.vllm_price import GIB, card_share, least_share, tightest_stage
+from plimsoll.rollout.vllm.config import vllm_of
+from plimsoll.rollout.vllm.holdings import GIB, card_share, least_share, tightest_stage
+from plimsoll.rollout.vllm.sampler import vllm_sampler
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.timeline.items import Item
 
@@ -40,7 +46,7 @@ def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Sho
         if verdict_of(store, band) == "does not fit":
             top = find_top_consumer(store, job.spec)
             engines = top.kind == "rollout engines"
-            shared = beside_training(job, store, band) if engines else None
+            shared = _beside_training(job, store, band) if engines else None
             yield shared or _overfull(store, top)
 
 
@@ -81,19 +87,20 @@ def _engines(job: Job) -> Iterator[Shortage]:
     """A vLLM that would not start, or not hold one sequence."""
     sampler = job.sampler
     cards = [job.card(p.slot) for p in job.layout.processes if p.kind == "engine worker"]
-    if sampler is None or not any(cards):
+    if sampler is None or not any(cards) or sampler.rollout.engine_name != "vllm":
         return
     card_bytes = min(card.usable_bytes for card in cards if card is not None)
-    tightest = tightest_stage(sampler, card_bytes)
+    own = vllm_sampler(sampler)
+    tightest = tightest_stage(own, card_bytes)
     share, needed = card_share(tightest, card_bytes), tightest.kv_token * sampler.longest
     if share.kv_cache >= needed:
         return
-    fixed, least = share.asked - share.kv_cache, least_share(sampler, card_bytes)
+    fixed, least = share.asked - share.kv_cache, least_share(own, card_bytes)
     beside = job.constants.cuda_context
     problem = Problem(
         "vllm-share",
         "error",
-        f"vLLM's share of a card, {sampler.rollout.memory_share:g} of {gigabytes(card_bytes)} GB, "
+        f"vLLM's share of a card, {vllm_of(sampler.rollout).memory_share:g} of {gigabytes(card_bytes)} GB, "
         f"leaves {gigabytes(max(0, share.kv_cache))} GB for the KV cache",
         f"its weights, profiled peak and CUDA graphs take {gigabytes(fixed)} GB, and the KV cache "
         f"of one sequence of {sampler.longest:,} tokens {gigabytes(needed)} GB; vLLM would not "
@@ -106,16 +113,16 @@ def _engines(job: Job) -> Iterator[Shortage]:
 def _cpu_cache(job: Job) -> Iterator[Shortage]:
     """A vLLM on CPU whose cache, which is asked for in GiB, does not hold one sequence."""
     sampler = job.sampler
-    if sampler is None or job.device != "cpu" or sampler.rollout.engine != "vllm":
+    if sampler is None or job.device != "cpu" or sampler.rollout.engine_name != "vllm":
         return
-    token = max(stage.kv_token for stage in sampler.stages)
-    asked, needed = sampler.rollout.cpu_kv_cache_gib, token * sampler.longest
+    token = max(stage.kv_token for stage in vllm_sampler(sampler).stages)
+    asked, needed = vllm_of(sampler.rollout).cpu_kv_cache_gib, token * sampler.longest
     if asked * GIB >= needed:
         return
     problem = Problem(
         "vllm-cache",
         "error",
-        f"rollout.cpu_kv_cache_gib is {asked:g}, and the KV cache of one sequence takes "
+        f"rollout.vllm.cpu_kv_cache_gib is {asked:g}, and the KV cache of one sequence takes "
         f"{needed / GIB:.2g} GiB",
         f"a sequence may be {sampler.longest:,} tokens long; vLLM would not start",
     )
@@ -178,3 +185,30 @@ def _close(store: Store, band: Band) -> Problem:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
+
+
+def _beside_training(job: Job, store: Store, band: Band) -> Shortage | None:
+    """The error of an overfull card on which vLLM's share and the ranks are too much together;
+    None where it is another.
+    """
+    sampler = job.sampler
+    if sampler is None or store.where != "device" or store.capacity is None:
+        return None
+    rollout = sampler.rollout
+    ranks = store.without_engines
+    shares = rollout.engine_name == "vllm" and rollout.placement == "shared" and bool(ranks.held)
+    if not shares or ranks.peak.bytes > store.capacity:
+        return None
+    peak = store.peak
+    beside = sum(item.bytes for item in peak.items if item.role != "rollout")
+    problem = Problem(
+        "vllm-share-beside-training",
+        "error",
+        f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, "
+        f"{gigabytes(peak.bytes - store.capacity)} GB more than it has: "
+        f"{gigabytes(beside)} GB of the ranks beside vLLM's "
+        f"{gigabytes(peak.bytes - beside)} GB (rollout.vllm.memory_share {vllm_of(rollout).memory_share:g})",
+        "it breaks on the rollout engines: without them the rest fits. vLLM takes its share of the "
+        "whole card, whatever the ranks hold there",
+    )
+    return Shortage(problem, tuple(smaller_shares(job, ranks, band)))

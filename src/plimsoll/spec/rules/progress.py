@@ -89,11 +89,6 @@ def scheduled(name: str, role: TrainedRole, updates: int | None) -> Iterator[Pro
         why = "At 1 the average stays what it was, and above it grows without bound."
         fix = "a number below 1, such as 0.999"
         yield at.invalid("ema.decay", why, fix, "optimizer-value")
-    if role.ema is not None and role.zero.state_dtype == "bfloat16":
-        why = "The average changes places with the masters for evaluations, and would be rounded "
-        why += f"to bfloat16 ({name}.zero.state_dtype)."
-        fix = f"{name}.zero.state_dtype: float32, or leave {name}.ema out"
-        yield at.conflict("ema", why, fix, "state-dtype")
 
 
 def _decay(at: Section, role: TrainedRole, updates: int | None) -> Iterator[Problem]:

@@ -12,12 +12,12 @@ from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.choices import advantage_needs
+from plimsoll.spec.engine_rules import other_engines, rollout_rules
 from plimsoll.spec.eval_sets import EvalSet, eval_sets
-from plimsoll.spec.rules.adapters import separate, steady
+from plimsoll.spec.rules.adapters import steady
 from plimsoll.spec.rules.advantages import estimated
 from plimsoll.spec.rules.environments import played
 from plimsoll.spec.rules.rewards import reward_part
-from plimsoll.spec.rules.vllm_arguments import check_arguments
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
@@ -52,43 +52,23 @@ def only_sampled(config: RlConfig) -> Iterator[Problem]:
         why = "plimsoll sample learns nothing, and it samples by itself."
         fix = "leave rollout.replay out, or plimsoll rl"
         yield at.conflict("replay", why, fix, "replay-without-engines")
-    if config.rollout.sleep_level > 0:
+    if config.rollout.engine.sleeps:
         why = "plimsoll sample trains nothing that engines would make room for."
-        yield at.conflict("sleep_level", why, "rollout.sleep_level: 0", "sleep-not-shared")
+        key = f"{config.rollout.engine_name}.sleep_level"
+        yield at.conflict(key, why, f"rollout.{key}: 0", "sleep-not-shared")
 
 
 def _engines(config: RlConfig) -> Iterator[Problem]:
-    yield from separate(config)
     at, rollout = Section("", config), config.rollout
-    if config.cluster.where == "local" and rollout.engine == "vllm":
-        why = "vLLM engines are Ray actors; cluster.where: local samples in this process."
-        fix = "rollout.engine: transformers, or cluster.where: ray"
-        yield at.conflict("rollout.engine", why, fix, "local-one-process")
+    rules = rollout_rules(rollout)
+    if config.cluster.where not in rules.where:
+        why = f"{rules.title} samples with cluster.where: {' or '.join(rules.where)} only."
+        fix = f"{other_engines(rollout)}, or cluster.where: {rules.where[0]}"
+        yield at.conflict(f"rollout.{rollout.engine_name}", why, fix, "local-one-process")
     if config.cluster.where == "local" and rollout.engines > 1:
         why = "cluster.where: local samples in this one process."
         fix = "rollout.engines: 1, or cluster.where: ray"
         yield at.conflict("rollout.engines", why, fix, "local-one-process")
-    if rollout.sleep_level > 0 and (rollout.engine, rollout.placement) != ("vllm", "shared"):
-        why = "Only vLLM engines that share the ranks' cards have a reason to sleep; this is "
-        why += f"rollout.engine: {rollout.engine}, rollout.placement: {rollout.placement}."
-        fix = "rollout.sleep_level: 0, or rollout.engine: vllm with rollout.placement: shared"
-        yield at.conflict("rollout.sleep_level", why, fix, "sleep-not-shared")
-    yield from check_arguments(rollout)
-    if rollout.engine == "transformers" and rollout.vllm:
-        why = "The transformers engine has no part of vLLM."
-        fix = "leave rollout.vllm out, or rollout.engine: vllm"
-        yield at.conflict("rollout.vllm", why, fix, "transformers-engine")
-    for key in ("tensor_parallel", "pipeline_parallel"):
-        if rollout.engine == "transformers" and getattr(rollout, key) > 1:
-            why = "The transformers engine runs a whole model in one process."
-            fix = f"rollout.{key}: 1, or rollout.engine: vllm"
-            yield at.conflict(f"rollout.{key}", why, fix, "transformers-engine")
-    if rollout.engine == "transformers" and config.batch.responses > rollout.max_sequences:
-        why = "The transformers engine works on all responses to a prompt at once, and "
-        why += f"batch.responses is {config.batch.responses}."
-        fix = f"rollout.max_sequences: {config.batch.responses}, or fewer batch.responses, or "
-        fix += "rollout.engine: vllm"
-        yield at.conflict("rollout.max_sequences", why, fix, "transformers-engine")
 
 
 def _sampling(config: RlConfig) -> Iterator[Problem]:
@@ -247,7 +227,7 @@ def _answered(config: RlConfig) -> Iterator[Problem]:
     sets = eval_sets(config)
     for one, source in zip(sets, config.data.eval_sources().values(), strict=True):
         at, name = Section(one.key, source), set_name(one.key)
-        yield from _responses(at, one, config)
+        yield from _responses(at, one)
         yield from _passing(at, source, config)
         if "/" in name:
             why = "In the names of figures `/` stands between a set, a source and what is told of "
@@ -264,17 +244,11 @@ def _answered(config: RlConfig) -> Iterator[Problem]:
     yield conflict("eval_sampling", given, why, fix, code="no-eval-data")
 
 
-def _responses(at: Section, one: EvalSet, config: RlConfig) -> Iterator[Problem]:
+def _responses(at: Section, one: EvalSet) -> Iterator[Problem]:
     if one.responses > 1 and one.sampling.temperature == 0:
         why = f"Greedy responses to a prompt are all the same ({one.sampling_key}.temperature: 0)."
         fix = f"{one.key}.responses: 1, or {one.key}.sampling with a temperature above 0"
         yield at.conflict("responses", why, fix, "sampling-contradicts")
-    most = config.rollout.max_sequences
-    if config.rollout.engine == "transformers" and one.responses > most:
-        why = "The transformers engine works on all responses to a prompt at once, and "
-        why += f"rollout.max_sequences is {most}."
-        fix = f"at most {most}, or rollout.max_sequences: {one.responses}, or rollout.engine: vllm"
-        yield at.conflict("responses", why, fix, "transformers-engine")
 
 
 def _passing(at: Section, source: EvalSource, config: RlConfig) -> Iterator[Problem]:

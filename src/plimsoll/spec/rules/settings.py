@@ -8,9 +8,11 @@ from typing import Any
 
 from plimsoll.config.data import EVALUATED, DataConfig, EvalSource, set_name
 from plimsoll.config.engine import TrainedRole
+from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Problem, Section, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
-from plimsoll.spec.rules.adapters import adapted, frozen
+from plimsoll.spec.engine_rules import all_rules
+from plimsoll.spec.rules.adapters import adapted
 from plimsoll.spec.rules.memory import memory_levers
 from plimsoll.spec.rules.progress import evaluated, lasting, scheduled
 from plimsoll.spec.run_spec import RunSpec
@@ -66,10 +68,10 @@ def _processes(spec: RunSpec[Any]) -> Iterator[Problem]:
         "cluster.nodes": cluster.nodes,
     }
     if engines is not None:
+        counts |= {"rollout.engines": engines.engines}
         counts |= {
-            "rollout.engines": engines.engines,
-            "rollout.tensor_parallel": engines.tensor_parallel,
-            "rollout.pipeline_parallel": engines.pipeline_parallel,
+            f"rollout.{engines.engine_name}.{key}": count
+            for key, count in engines.engine.degrees.items()
         }
     at = Section("", spec.config)
     parts = 0 if engines is None else engines.engines * engines.parts
@@ -104,14 +106,11 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _roles(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Those that learn, then those that only score."""
+    """Yield what contradicts in each role that learns."""
     steps = spec.known_steps
     for name, role in spec.trained.items():
         learning = None if steps is None else max(0, steps - spec.roles[name].begins)
         yield from _role(name, role, None if learning is None else learning * spec.workload.updates)
-    for one in spec.roles.values():
-        if one.frozen is not None and one.given:
-            yield from frozen(one.key, one.frozen)
 
 
 def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -125,43 +124,11 @@ def _role(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem
     at = Section(name, role)
     yield from adapted(name, role)
     yield from scheduled(name, role, updates)
-    yield from _offload(at, role)
-    yield from _gradient_dtype(at, role)
     for beta, value in (("beta1", role.optimizer.beta1), ("beta2", role.optimizer.beta2)):
         if value >= 1:
             why = "Adam's moving averages forget nothing at 1, and grow without bound above it."
             fix = "a number below 1, such as 0.9"
             yield at.invalid(f"optimizer.{beta}", why, fix, "optimizer-value")
-
-
-def _offload(at: Section, role: TrainedRole) -> Iterator[Problem]:
-    name, zero = at.key, role.zero
-    if zero.parameter_offload == "cpu" and zero.stage != 3:
-        why = f"Only ZeRO stage 3 divides the weights and can move them; the stage is {zero.stage}."
-        fix = f"{name}.zero.stage: 3, or {name}.zero.parameter_offload: none"
-        yield at.conflict("zero.parameter_offload", why, fix, "offload-stage")
-    if zero.optimizer_offload == "cpu" and zero.stage == 0:
-        why = "DeepSpeed offloads the optimizer from ZeRO stage 1 on; the stage is 0."
-        fix = f"{name}.zero.stage: 1 (one rank holds the same with it), "
-        fix += f"or {name}.zero.optimizer_offload: none"
-        yield at.conflict("zero.optimizer_offload", why, fix, "offload-stage")
-    if zero.optimizer_offload == "cpu" and role.optimizer.kind != "adamw":
-        why = "DeepSpeedCPUAdam, which steps on the host, is AdamW alone, and no "
-        why += f"{role.optimizer.kind} ({name}.optimizer.kind)."
-        fix = f"{name}.zero.optimizer_offload: none, or {name}.optimizer.kind: adamw"
-        yield at.conflict("zero.optimizer_offload", why, fix, "adamw-8bit-offload")
-
-
-def _gradient_dtype(at: Section, role: TrainedRole) -> Iterator[Problem]:
-    name, zero = at.key, role.zero
-    if zero.gradient_dtype == "float32" and zero.stage == 0 and role.model.dtype == "bfloat16":
-        why = "At stage 0 DeepSpeed adds the gradients of bfloat16 weights in bfloat16."
-        fix = f"{name}.zero.stage: 1 or more, or {name}.zero.gradient_dtype: auto"
-        yield at.conflict("zero.gradient_dtype", why, fix, "gradient-dtype")
-    if zero.gradient_dtype == "bfloat16" and role.model.dtype == "float32":
-        why = f"The weights are float32 ({name}.model.dtype), and so are their gradients."
-        fix = f"{name}.zero.gradient_dtype: auto, or {name}.model.dtype: bfloat16"
-        yield at.conflict("zero.gradient_dtype", why, fix, "gradient-dtype")
 
 
 def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -177,12 +144,33 @@ def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield at.conflict("batch.micro_batch_tokens", why, fix, "micro-batch-tokens")
 
 
+def _engine_sections(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Refuse sections with the settings of several engines."""
+    sections: dict[str, HasEngine] = {role.key: role.settings for role in spec.roles.values()}
+    if spec.sampling is not None:
+        sections["rollout"] = spec.sampling.rollout
+    for key, section in sections.items():
+        first, *others = section.engine_names
+        for name in others:
+            why = f"{key} has the settings of the engine {first} too, and one engine does the work."
+            fix = f"leave {key}.{name} out, or {key}.{first}"
+            yield invalid(f"{key}.{name}", "given", why, fix, code="engine-twice")
+
+
+def _engines(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield what the run's engines find wrong with the settings."""
+    for rules in all_rules(spec):
+        yield from rules.settings(spec)
+
+
 SETTINGS_RULES = (
+    _engine_sections,
     lasting,
     _processes,
     _cluster,
     evaluated,
     memory_levers,
+    _engines,
     _unread,
     _roles,
     _of_the_job,

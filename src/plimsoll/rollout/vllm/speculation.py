@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from plimsoll.config.problems import show
-from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError
+from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import ModelShape
 
@@ -46,10 +46,10 @@ class Speculation:
     keeps_logits: bool = False
 
 
-def speculation_of(rollout: RolloutConfig) -> Speculation:
+def speculation_of(vllm: VllmConfig) -> Speculation:
     """What of the engine's speculative decoding is priced."""
-    asked, method = _asked(rollout.vllm), proposer(rollout)
-    if method is None or [*unpriced_speculation(rollout)]:
+    asked, method = _asked(vllm.arguments), proposer(vllm)
+    if method is None or [*unpriced_speculation(vllm)]:
         return Speculation()
     depth = asked.get("suffix_decoding_max_tree_depth", _DEPTH)
     default = depth if method == "suffix" else 0
@@ -62,45 +62,45 @@ def speculation_of(rollout: RolloutConfig) -> Speculation:
     return Speculation(count, draft, cache if isinstance(cache, str) else None, keeps_logits)
 
 
-def proposer(rollout: RolloutConfig) -> str | None:
+def proposer(vllm: VllmConfig) -> str | None:
     """vLLM's name of the method that proposes tokens; None without one."""
-    asked = _asked(rollout.vllm)
+    asked = _asked(vllm.arguments)
     return _method(asked) if asked else None
 
 
-def draft_model(rollout: RolloutConfig) -> tuple[str, str] | None:
+def draft_model(vllm: VllmConfig) -> tuple[str, str] | None:
     """The key that gives a draft model, and its path; None without one."""
-    path = _asked(rollout.vllm).get("model")
-    if proposer(rollout) != _DRAFT_MODEL or not isinstance(path, str):
+    path = _asked(vllm.arguments).get("model")
+    if proposer(vllm) != _DRAFT_MODEL or not isinstance(path, str):
         return None
-    return f"rollout.vllm.{_key(rollout.vllm, 'model')}", path
+    return f"rollout.vllm.arguments.{_key(vllm.arguments, 'model')}", path
 
 
-def unpriced_speculation(rollout: RolloutConfig) -> Iterator[str]:
-    """What of it the plan does not count, as `key: value` under `rollout.vllm`."""
-    asked, method = _asked(rollout.vllm), proposer(rollout)
+def unpriced_speculation(vllm: VllmConfig) -> Iterator[str]:
+    """What of it the plan does not count, as `key: value` under `rollout.vllm.arguments`."""
+    asked, method = _asked(vllm.arguments), proposer(vllm)
     if method is None or method in FROM_TEXT:
         return
     if method != _DRAFT_MODEL:
-        yield _written(rollout.vllm, "method", method)
+        yield _written(vllm.arguments, "method", method)
         return
     if not _is_known(asked.get("model")):
-        yield _written(rollout.vllm, "model", asked.get("model"))
+        yield _written(vllm.arguments, "model", asked.get("model"))
     counted: Mapping[str, tuple[object, ...]] = {
         "quantization": (None,),
         "kv_cache_dtype": (None, "auto", *CACHE_BYTES),
-        "draft_tensor_parallel_size": (None, rollout.tensor_parallel),
+        "draft_tensor_parallel_size": (None, vllm.tensor_parallel),
     }
     for name, values in counted.items():
         if asked.get(name) not in values:
-            yield _written(rollout.vllm, name, asked[name])
+            yield _written(vllm.arguments, name, asked[name])
 
 
-def _asked(vllm: Mapping[str, object]) -> dict[str, object]:
-    section = vllm.get(_SECTION)
+def _asked(arguments: Mapping[str, object]) -> dict[str, object]:
+    section = arguments.get(_SECTION)
     found = section if isinstance(section, dict) else {}
     asked = {str(name).replace("-", "_"): value for name, value in found.items()}
-    return asked | {name: vllm[short] for name, short in _SHORT.items() if short in vllm}
+    return asked | {n: arguments[short] for n, short in _SHORT.items() if short in arguments}
 
 
 def _method(asked: Mapping[str, object]) -> str:
@@ -125,11 +125,11 @@ def _is_known(model: object) -> bool:
     return True
 
 
-def _written(vllm: Mapping[str, object], name: str, value: object) -> str:
-    return f"{_key(vllm, name)}: {show(value)}"
+def _written(arguments: Mapping[str, object], name: str, value: object) -> str:
+    return f"{_key(arguments, name)}: {show(value)}"
 
 
-def _key(vllm: Mapping[str, object], name: str) -> str:
-    """Under `rollout.vllm`, as it is written there."""
+def _key(arguments: Mapping[str, object], name: str) -> str:
+    """Under `rollout.vllm.arguments`, as it is written there."""
     short = _SHORT.get(name, "")
-    return short if short in vllm else f"{_SECTION}.{name}"
+    return short if short in arguments else f"{_SECTION}.{name}"

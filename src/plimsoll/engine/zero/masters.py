@@ -13,20 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Part:
-    """A stretch of one weight within a master.
-
-    name: of the weight in the module. start: its first element in the whole, flattened weight.
-    master: the index of the tensor that holds it. offset: its first element there. size: elements.
-    """
-
-    name: str
-    start: int
-    master: int
-    offset: int
-    size: int
+from plimsoll.engine.checkpoint import Stretch
 
 
 @dataclass(frozen=True)
@@ -38,7 +25,7 @@ class Masters:
     """
 
     tensors: Sequence[Tensor]
-    parts: Sequence[Part]
+    parts: Sequence[Stretch]
     optimizer: torch.optim.Optimizer
     spread: Callable[[], None]
 
@@ -71,8 +58,8 @@ def _stage_0(names: dict[int, str], optimizer: Any) -> Masters:
     return Masters(copies, _whole(names, weights), optimizer.optimizer, spread)
 
 
-def _whole(names: dict[int, str], weights: Sequence[Tensor]) -> list[Part]:
-    return [Part(names[id(w)], 0, i, 0, w.numel()) for i, w in enumerate(weights)]
+def _whole(names: dict[int, str], weights: Sequence[Tensor]) -> list[Stretch]:
+    return [Stretch(names[id(w)], 0, i, 0, w.numel()) for i, w in enumerate(weights)]
 
 
 def _stage_1_and_2(names: dict[int, str], optimizer: Any) -> Masters:
@@ -82,7 +69,7 @@ def _stage_1_and_2(names: dict[int, str], optimizer: Any) -> Masters:
     groups = getattr(optimizer, "bit16_groups", None) or optimizer.bf16_groups
     tensors = [group["params"][0] for group in base.param_groups]
     parts = [
-        Part(names[id(weight)], held.lp_fragment_address.start, i, at.start, at.numel)
+        Stretch(names[id(weight)], held.lp_fragment_address.start, i, at.start, at.numel)
         for i, group in enumerate(groups)
         for weight in group
         if (held := weight._hp_mapping) is not None
@@ -110,7 +97,9 @@ def _stage_3(names: dict[int, str], optimizer: Any, rank: int) -> Masters:
     return Masters(tensors, parts, optimizer.optimizer, spread)
 
 
-def _shares(names: dict[int, str], group: Sequence[Any], master: int, rank: int) -> Iterator[Part]:
+def _shares(
+    names: dict[int, str], group: Sequence[Any], master: int, rank: int
+) -> Iterator[Stretch]:
     """Every weight is cut into equal shares, the last of which end in padding."""
     offset = 0
     for weight in group:
@@ -118,5 +107,5 @@ def _shares(names: dict[int, str], group: Sequence[Any], master: int, rank: int)
         start = rank * share
         size = min(share, weight.ds_numel - start)
         if size > 0:
-            yield Part(names[id(weight)], start, master, offset, size)
+            yield Stretch(names[id(weight)], start, master, offset, size)
         offset += share

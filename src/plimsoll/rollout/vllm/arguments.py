@@ -1,4 +1,4 @@
-"""vLLM's own settings, under `rollout.vllm`: which it has, and which are Plimsoll's to set.
+"""vLLM's own settings, under `rollout.vllm.arguments`: which it has, and which are Plimsoll's to set.
 
 They are checked by name, against the installed version, whose file is read and not imported: it
 needs torch.
@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from plimsoll.config.problems import Problem, invalid, show
-from plimsoll.config.rollout import RolloutConfig
+from plimsoll.rollout.vllm.config import VllmConfig
 
 _CLASSES = ("EngineArgs", "AsyncEngineArgs")
 
@@ -22,16 +22,16 @@ OWNED = {
     "model": "actor.model.path",
     "dtype": "rollout.dtype",
     "max_model_len": "data.max_tokens and rollout.sampling.max_new_tokens",
-    "max_num_seqs": "rollout.max_sequences",
-    "tensor_parallel_size": "rollout.tensor_parallel",
-    "pipeline_parallel_size": "rollout.pipeline_parallel",
+    "max_num_seqs": "rollout.vllm.max_sequences",
+    "tensor_parallel_size": "rollout.vllm.tensor_parallel",
+    "pipeline_parallel_size": "rollout.vllm.pipeline_parallel",
     "data_parallel_size": "rollout.engines",
-    "gpu_memory_utilization": "rollout.memory_share",
-    "kv_cache_memory_bytes": "rollout.memory_share, or on CPU rollout.cpu_kv_cache_gib",
-    "enable_sleep_mode": "rollout.sleep_level",
-    "enable_lora": "rollout.sync.adapter",
+    "gpu_memory_utilization": "rollout.vllm.memory_share",
+    "kv_cache_memory_bytes": "rollout.vllm.memory_share, or on CPU rollout.vllm.cpu_kv_cache_gib",
+    "enable_sleep_mode": "rollout.vllm.sleep_level",
+    "enable_lora": "rollout.vllm.adapter",
     "max_lora_rank": "actor.adapter.rank",
-    "max_loras": "rollout.sync.adapter",
+    "max_loras": "rollout.vllm.adapter",
     "seed": "run.seed",
     "trust_remote_code": "actor.model.trust_remote_code",
     "weight_transfer_config": "rollout.sync.bucket_bytes",
@@ -50,11 +50,11 @@ FIXED = {
 """Names that nobody may set, and why."""
 
 
-def check_arguments(rollout: RolloutConfig) -> Iterator[Problem]:
-    """The names under `rollout.vllm`."""
-    known = _known() if rollout.vllm else None
-    for name, value in rollout.vllm.items():
-        key, given = f"rollout.vllm.{name}", show(value)
+def check_arguments(vllm: VllmConfig) -> Iterator[Problem]:
+    """The names under `rollout.vllm.arguments`."""
+    known = _known() if vllm.arguments else None
+    for name, value in vllm.arguments.items():
+        key, given = f"rollout.vllm.arguments.{name}", show(value)
         if name in OWNED:
             why, fix = "Plimsoll sets it, from its own settings.", f"write {OWNED[name]} instead"
             yield invalid(key, given, why, fix, code="vllm-argument")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.process_group import Place
-from plimsoll.model.quantization import plain_shape
+from plimsoll.run.readings import Share
 
 
 def settle(module: nn.Module, model: ModelConfig, device: torch.device) -> None:
@@ -60,6 +59,10 @@ def gathered(module: nn.Module, names: Sequence[str], stage: int) -> Iterator[di
         yield {name: parameters[name].detach() for name in names}
 
 
-def plain_bytes(parameter: nn.Parameter) -> int:
-    """The bytes of the whole parameter; of a quantised one, as a plain weight."""
-    return math.prod(plain_shape(parameter)) * parameter.element_size()
+def share_of_weights(role: str, module: nn.Module, ranks: int) -> Share:
+    """Return a rank's share of weights that stage 3 divides. The tensors that ZeRO keeps whole,
+    being small, count as their shares."""
+    parameters: list[Any] = list(module.parameters())
+    whole = sum(p.ds_numel * p.element_size() for p in parameters)
+    held = sum(p.ds_tensor.numel() * p.element_size() for p in parameters)
+    return Share(role, "weights", whole, ranks, held)

@@ -1,5 +1,4 @@
-"""The engines of roles that only score: with a model of their own, or with that of a role that
-learns, its adapter switched off."""
+"""The engine of a role that only scores."""
 
 from __future__ import annotations
 
@@ -13,30 +12,37 @@ from torch import Tensor, nn
 
 from plimsoll.config.engine import FrozenRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.placing import divide, gathered, move_buffers, settle
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.protocol import Engine
+from plimsoll.engine.zero.config import FrozenZeroConfig
+from plimsoll.engine.zero.placing import (
+    divide,
+    gathered,
+    move_buffers,
+    settle,
+    share_of_weights,
+)
 from plimsoll.engine.zero.settings import frozen_settings
-from plimsoll.model.adapters import adapter_off
+from plimsoll.run.readings import Share
 
 
-class FrozenEngine:
+class FrozenZeroEngine:
     """A role that only scores: a whole copy on every rank, or divided by ZeRO stage 3; on the
     device always, or while it scores."""
 
     def __init__(self, module: nn.Module, role: FrozenRole, place: Place) -> None:
         module.requires_grad_(False).eval()
         self.module = module
-        self._stage = role.stage
+        zero = role.settings_of(FrozenZeroConfig)
+        self._stage, self._ranks = zero.stage, place.ranks
         self._call: Any = module
         self._visit: Callable[[], AbstractContextManager[None]] = nullcontext
-        if role.stage == 0 and role.offload == "cpu":
+        if zero.stage == 0 and zero.offload == "cpu":
             self._visit = partial(
                 _visit,
                 _parked(module, role.model, place),
                 partial(Tensor.to, device=place.torch_device, non_blocking=True),
             )
-        elif role.stage == 0:
+        elif zero.stage == 0:
             settle(module, role.model, place.torch_device)
         else:
             import deepspeed
@@ -63,6 +69,12 @@ class FrozenEngine:
             parameter.data = parameter.data.new_empty(0)
             if self._stage == 3:
                 parameter.ds_tensor.data = parameter.ds_tensor.data.new_empty(0)
+
+    def share(self, role: str) -> Share | None:
+        """Return this rank's share of the weights; None if every rank has them whole."""
+        if self._stage == 0 or self._ranks == 1:
+            return None
+        return share_of_weights(role, self.module, self._ranks)
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         return gathered(self.module, names, self._stage)
@@ -92,25 +104,3 @@ def _visit(
     finally:
         for parameter, home in zip(parameters, homes, strict=True):
             parameter.data = home
-
-
-class WithoutAdapter:
-    """An `Engine` that only scores: what the adapted model was before it learned.
-
-    `gathered` gives the adapter's parameters too, as they are.
-    """
-
-    def __init__(self, adapted: Engine) -> None:
-        self._adapted = adapted
-        self.module = adapted.module
-
-    def forward(self, *inputs: object, **options: object) -> Any:
-        return self._adapted.forward(*inputs, **options)
-
-    @contextmanager
-    def scoring(self) -> Iterator[None]:
-        with self._adapted.scoring(), adapter_off(self.module):
-            yield
-
-    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        return self._adapted.gathered(names)

@@ -22,16 +22,18 @@ from transformers import (
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.meter import read_memory
-from plimsoll.engine.process_group import suit_cards
+from plimsoll.engine.process_group import kernel_limits, suit_cards
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.errors import WeightSyncError
+from plimsoll.machine.host import waiting
+from plimsoll.machine.nvidia import card_order
 from plimsoll.model.load import quiet
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.rollout.arrivals import Arrivals
-from plimsoll.rollout.generate_steps import EndAtLimit, Recorder, StopStrings
-from plimsoll.rollout.grouped_attention import GROUPED
-from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.protocol import EngineSpec, Request, RolloutBuild
 from plimsoll.rollout.text import Decoder
+from plimsoll.rollout.transformers.generate_steps import EndAtLimit, Recorder, StopStrings
+from plimsoll.rollout.transformers.grouped_attention import GROUPED
 from plimsoll.run.readings import Reading
 
 
@@ -177,7 +179,7 @@ class TransformersEngine:
         return read_memory(torch.device(self._spec.device))
 
     async def take_adapter(self, files: AdapterFiles) -> int:
-        raise NotImplementedError("refused in the config: rollout.sync.adapter needs vLLM")
+        raise NotImplementedError("the engine on transformers takes merged weights only")
 
     async def watch(self) -> str:
         await asyncio.Event().wait()
@@ -198,3 +200,22 @@ def _left_padded(prompts: Sequence[TokenIds], pad: int, device: str) -> tuple[Te
         tokens[i, longest - len(prompt) :] = torch.from_numpy(np.ascontiguousarray(prompt))
         mask[i, longest - len(prompt) :] = 1
     return tokens.to(device), mask.to(device)
+
+
+def environment(spec: EngineSpec) -> dict[str, str]:
+    """Return what torch reads from the environment; set before the engine's process starts."""
+    common = {"TOKENIZERS_PARALLELISM": "false", **waiting()}
+    if spec.device == "cuda":
+        return common | card_order()
+    return common | {"OMP_NUM_THREADS": str(spec.threads)} | kernel_limits()
+
+
+ENGINE = RolloutBuild(
+    start=TransformersEngine,
+    environment=environment,
+    as_published=False,
+    memory_settings=lambda spec: (
+        f"rollout.transformers.max_sequences: {spec.rollout.max_sequences}"
+    ),
+    logged_error=lambda log: None,
+)

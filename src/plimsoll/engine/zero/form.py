@@ -13,7 +13,9 @@ from torch import nn
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import show
+from plimsoll.engine.checkpoint import broken
 from plimsoll.engine.protocol import Steps
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model.quantization import plain_shape
 from plimsoll.run.files import write_whole
@@ -45,11 +47,12 @@ class Form:
 
     @classmethod
     def of(cls, role: TrainedRole, ranks: int) -> Form:
+        zero = role.settings_of(ZeroConfig)
         return cls(
             ranks,
-            role.zero.stage,
+            zero.stage,
             role.model.dtype,
-            role.zero.optimizer_offload,
+            zero.optimizer_offload,
             role.model.quantization,
             "none" if role.adapter is None else role.adapter.model_dump_json(),
             role.optimizer.kind,
@@ -152,11 +155,3 @@ def check_shapes(module: nn.Module, directory: Path) -> None:
 def _shapes(module: nn.Module) -> dict[str, list[int]]:
     trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
     return {name: list(plain_shape(p)) for name, p in trained}
-
-
-def broken(directory: Path, why: str) -> ConfigError:
-    """The error of a checkpoint that lacks something."""
-    return ConfigError(
-        f"{directory} holds no whole checkpoint of this role ({why}). Resume from another "
-        f"checkpoint (remove this one), or start a new run.directory."
-    )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from plimsoll.model.price.layer import GATES, QUERIES, UPS
-from plimsoll.rollout.price import Sampler, quantized_bytes
+from plimsoll.rollout.vllm.sampler import VllmSampler, quantized_bytes
 from plimsoll.run.counting import counted
 from plimsoll.shapes.shape import Linear, ModelShape, parameter_tensors
 from plimsoll.spec.run_spec import Phase
@@ -58,36 +58,36 @@ class CardShare:
         return self.asked - self.weights - self.fixed
 
 
-def card_share(sampler: Sampler, card_bytes: int) -> CardShare:
+def card_share(sampler: VllmSampler, card_bytes: int) -> CardShare:
     """Of a stage's card. card_bytes: its whole memory, as CUDA reports it."""
     fixed = sampler.profile_peak + sampler.token_counts + sampler.adapter_room
     fixed += sampler.draft_logits + sampler.handed_over + _OTHER + _graphs(sampler)
-    return CardShare(int(card_bytes * sampler.rollout.memory_share), sampler.weights, fixed)
+    return CardShare(int(card_bytes * sampler.vllm.memory_share), sampler.weights, fixed)
 
 
-def _graphs(sampler: Sampler) -> int:
+def _graphs(sampler: VllmSampler) -> int:
     """Bytes of the CUDA graphs, of which there are none with vLLM's `enforce_eager`."""
-    return 0 if sampler.rollout.vllm.get("enforce_eager") is True else _GRAPHS
+    return 0 if sampler.vllm.arguments.get("enforce_eager") is True else _GRAPHS
 
 
-def card_cache(sampler: Sampler, card_bytes: int) -> int:
+def card_cache(sampler: VllmSampler, card_bytes: int) -> int:
     """Bytes of the KV cache on a stage's card; below 0: vLLM does not start."""
     return _fewest_blocks(sampler, lambda stage: card_share(stage, card_bytes).kv_cache)
 
 
-def cpu_cache(sampler: Sampler) -> int:
+def cpu_cache(sampler: VllmSampler) -> int:
     """Bytes of the KV cache of a stage on CPU."""
-    return _fewest_blocks(sampler, lambda _: int(sampler.rollout.cpu_kv_cache_gib * GIB))
+    return _fewest_blocks(sampler, lambda _: int(sampler.vllm.cpu_kv_cache_gib * GIB))
 
 
-def _fewest_blocks(sampler: Sampler, room: Callable[[Sampler], int]) -> int:
+def _fewest_blocks(sampler: VllmSampler, room: Callable[[VllmSampler], int]) -> int:
     """Of as many blocks as the stage with room for the fewest has (v1/core/kv_cache_utils.py,
     `get_kv_cache_configs`); room: bytes of a stage."""
     own, stages = sampler.kv_token, sampler.stages
     return min(room(one) * own // one.kv_token for one in stages if one.kv_token)
 
 
-def least_share(sampler: Sampler, card_bytes: int) -> float:
+def least_share(sampler: VllmSampler, card_bytes: int) -> float:
     """The share of a card, in hundredths rounded up, from which on vLLM starts: with a KV cache for
     one sequence at its longest, in every stage."""
     stage = tightest_stage(sampler, card_bytes)
@@ -96,30 +96,30 @@ def least_share(sampler: Sampler, card_bytes: int) -> float:
     return ceil(100 * needed / card_bytes) / 100
 
 
-def tightest_stage(sampler: Sampler, card_bytes: int) -> Sampler:
+def tightest_stage(sampler: VllmSampler, card_bytes: int) -> VllmSampler:
     """The one whose card has the least left beside the KV cache of one sequence."""
 
-    def left(stage: Sampler) -> int:
+    def left(stage: VllmSampler) -> int:
         return card_share(stage, card_bytes).kv_cache - stage.kv_token * stage.longest
 
     return min(sampler.stages, key=left)
 
 
-def least_cpu_cache(sampler: Sampler) -> float:
+def least_cpu_cache(sampler: VllmSampler) -> float:
     """The KV cache on CPU from which on vLLM starts: GiB, in hundredths rounded up."""
     token = max(stage.kv_token for stage in sampler.stages)
     return ceil(100 * token * (sampler.longest + _BLOCK) / GIB) / 100
 
 
 def card_items(
-    sampler: Sampler, card_bytes: int, context: int, moments: frozenset[Moment]
+    sampler: VllmSampler, card_bytes: int, context: int, moments: frozenset[Moment]
 ) -> tuple[Allocation, ...]:
     """A vLLM worker on a card of a stage.
 
     context: bytes of its CUDA context, which is counted elsewhere and is part of what a sleeping
     engine leaves. moments: all of the job's.
     """
-    sleeps = sampler.rollout.sleep_level > 0
+    sleeps = sampler.vllm.sleep_level > 0
     asleep = frozenset(m for m in moments if sleeps and m.phase in ASLEEP)
     awake = moments - asleep
     with_cache = awake - {_SENDING} if asleep else awake
@@ -129,13 +129,13 @@ def card_items(
         sampling = frozenset(m for m in with_cache if m.phase != "load")
         held.append(Allocation(_verifying(sampler), sampling))
     if asleep:
-        held.append(Allocation(_residue(sampler.rollout.parts, context), asleep))
+        held.append(Allocation(_residue(sampler.vllm.parts, context), asleep))
     return tuple(held)
 
 
-def _verifying(sampler: Sampler) -> Item:
+def _verifying(sampler: VllmSampler) -> Item:
     """It comes beyond the share."""
-    sequences, tokens = sampler.rollout.max_sequences, sampler.speculation.tokens
+    sequences, tokens = sampler.vllm.max_sequences, sampler.speculation.tokens
     words = (
         f"logits of {sequences} sequences x (1 + {tokens}) tokens, at most "
         f"{sampler.batched_tokens:,}, in {sampler.element} bytes and up to a GiB in fp32 - the "
@@ -145,7 +145,7 @@ def _verifying(sampler: Sampler) -> Item:
     return _item("vLLM logits of proposed tokens", "device", sampler.verifying, words, source)
 
 
-def _share_items(sampler: Sampler, share: CardShare, card_bytes: int) -> Iterator[Item]:
+def _share_items(sampler: VllmSampler, share: CardShare, card_bytes: int) -> Iterator[Item]:
     weights, rest = min(share.weights, share.asked), max(0, share.asked - share.weights)
     counts, room = sampler.token_counts, sampler.adapter_room
     words = (
@@ -159,22 +159,22 @@ def _share_items(sampler: Sampler, share: CardShare, card_bytes: int) -> Iterato
     yield _item("vLLM weights", "device", weights, _weights_words(sampler))
     yield _item("vLLM profile peak, graphs", "device", min(share.fixed, rest), words)
     words = (
-        f"{sampler.rollout.memory_share:g} of the card's {card_bytes:,} bytes - weights - profile "
+        f"{sampler.vllm.memory_share:g} of the card's {card_bytes:,} bytes - weights - profile "
         f"peak - graphs; {sampler.kv_token:,} bytes a token"
     )
     words += _OF_THE_FEWEST * _staged(sampler)
     yield _cache("device", max(0, card_cache(sampler, card_bytes)), words)
 
 
-def _staged(sampler: Sampler) -> bool:
-    return sampler.rollout.pipeline_parallel > 1
+def _staged(sampler: VllmSampler) -> bool:
+    return sampler.vllm.pipeline_parallel > 1
 
 
-def _weights_words(sampler: Sampler) -> str:
+def _weights_words(sampler: VllmSampler) -> str:
     parameters = " + ".join(f"{shape.parameters:,}" for shape in sampler.models)
-    parallel = sampler.rollout.tensor_parallel
+    parallel = sampler.vllm.tensor_parallel
     words = f"{sampler.element} bytes x {parameters} parameters / tensor parallel {parallel}"
-    if (narrow := quantized_bytes(sampler.rollout)) is not None:
+    if (narrow := quantized_bytes(sampler.vllm)) is not None:
         words += f", linear layers in {narrow:g} bytes a weight"
     return words + f", in a stage of {sampler.held.layers} layers" * _staged(sampler)
 
@@ -189,52 +189,41 @@ def _residue(cards: int, context: int) -> Item:
     return _item("sleep residue", "device", max(0, residue - context), words, source)
 
 
-def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
+def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
     """A vLLM worker on the host: linear layers are packed in place, but a tied head is packed
     beside the embedding."""
-    rollout, shape, element = sampler.rollout, sampler.shape, sampler.element
+    vllm, shape, element = sampler.vllm, sampler.shape, sampler.element
 
     def held(name: str, size: int, words: str) -> Allocation:
         return Allocation(_item(name, "host", size, words), moments)
 
-    gib = rollout.cpu_kv_cache_gib
+    gib = vllm.cpu_kv_cache_gib
     yield held("vLLM weights", sampler.weights, _weights_words(sampler))
     words = f"{gib:g} GiB asked for" + _OF_THE_FEWEST * _staged(sampler)
     yield Allocation(_cache("host", cpu_cache(sampler), words), moments)
     if room := sampler.adapter_room:
-        words = f"{element} bytes x rank {sampler.adapter_rank} x inputs and outputs"
+        words = f"{element} bytes x rank {sampler.base.adapter_rank} x inputs and outputs"
         yield held("room for an adapter", room, words)
-    words = (
-        f"the largest batch: {rollout.max_sequences} sequences, or {sampler.batched_tokens} tokens"
-    )
+    words = f"the largest batch: {vllm.max_sequences} sequences, or {sampler.batched_tokens} tokens"
     computing = frozenset(m for m in moments if m.phase in ("load", "rollout", "sync"))
     yield replace(held("forward", sampler.profile_peak, words), moments=computing)
     if handed := sampler.handed_over:
         yield held("from the stage before", handed, "hidden states and residuals of that batch")
     if shape.tied and sampler.samples:
-        size = element * shape.embedding_parameters // rollout.tensor_parallel
+        size = element * shape.embedding_parameters // vllm.tensor_parallel
         words = f"{element} bytes x {shape.embedding_parameters:,} of the tied head"
         yield held("packed head", size, words)
 
 
-def receiving_items(
-    name: str, size: int, moments: frozenset[Moment], words: str = "the largest bucket"
-) -> Iterator[Allocation]:
-    """A host copy of new weights on their way; words: what its bytes are."""
-    source = "rollout/vllm.py: receive; rollout/vllm_receiver.py"
-    item = _item(name, "host", size, f"{size:,} bytes of {words}", source)
-    yield Allocation(item, moments & {_SENDING})
-
-
 def reload_items(
-    sampler: Sampler, where: Where, bucket: int, moments: frozenset[Moment]
+    sampler: VllmSampler, where: Where, bucket: int, moments: frozenset[Moment]
 ) -> Iterator[Allocation]:
     """What a worker keeps of new weights beyond a bucket: the experts of a layer are one layer to
     vLLM, which holds their tensors, whole on each worker, until the last has come, and then makes
     its own part of them. On a card the room of the largest forward is free meanwhile; on CPU the
     tensors lie in the files of the buckets. Other layers are smaller than that.
     """
-    shape, parallel = sampler.shape, sampler.rollout.tensor_parallel
+    shape, parallel = sampler.shape, sampler.vllm.tensor_parallel
     if not shape.experts:
         return
     own = [one for one in shape.linears if one.stacked > 1]
@@ -247,11 +236,11 @@ def reload_items(
     yield Allocation(item, moments & {_SENDING})
 
 
-def sleep_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
+def sleep_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
     """The host copy of a worker's weights at sleep level 1. Its pinned blocks go back to torch's
     cache when the engine wakes, not to the system, so they stay.
     """
-    if sampler.rollout.sleep_level == 1:
+    if sampler.vllm.sleep_level == 1:
         words = (
             f"{sampler.weights:,} bytes of weights ({_weights_words(sampler)}), "
             "each pinned block a power of two"
@@ -271,23 +260,23 @@ def _cache(where: Where, size: int, formula: str) -> Item:
     return replace(_item("KV cache", where, size, formula), cache=True)
 
 
-def pinned_copy(sampler: Sampler) -> int:
+def pinned_copy(sampler: VllmSampler) -> int:
     """Bytes of all pinned blocks."""
     model, *drafts = sampler.models
-    narrow = quantized_bytes(sampler.rollout) or sampler.element
+    narrow = quantized_bytes(sampler.vllm) or sampler.element
     tensors = list(_tensors(model, sampler, narrow))
     tensors += [one for draft in drafts for one in _tensors(draft, sampler, sampler.element)]
     small = sum(size * number for size, number in tensors if size <= _MIB)
     return _whole(small, _STEP) + sum(_blocks(*one) for one in tensors if one[0] > _MIB)
 
 
-def _tensors(shape: ModelShape, sampler: Sampler, narrow: float) -> Iterator[tuple[int, int]]:
+def _tensors(shape: ModelShape, sampler: VllmSampler, narrow: float) -> Iterator[tuple[int, int]]:
     """Yield (bytes, number) of a model's tensors on each card.
 
     Args:
         narrow: bytes of a linear layer's weight.
     """
-    parallel = sampler.rollout.tensor_parallel
+    parallel = sampler.vllm.tensor_parallel
     merged = replace(shape, linears=tuple(_merged(shape.linears)), other_tensors=())
     matrices = {one.inputs * one.outputs * one.stacked for one in merged.linears}
     for one in parameter_tensors(merged):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,13 +25,21 @@ from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order
 from plimsoll.model.adapter_files import WEIGHTS
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
-from plimsoll.rollout.protocol import CACHED_TOKENS, PROMPT_TOKENS, EngineSpec, Request
+from plimsoll.rollout.protocol import (
+    CACHED_TOKENS,
+    ENGINE_ENDED,
+    PROMPT_TOKENS,
+    EngineSpec,
+    Request,
+    RolloutBuild,
+)
 from plimsoll.rollout.text import Decoder
+from plimsoll.rollout.vllm.config import vllm_of
+from plimsoll.run.log_tail import matches_from_the_end
 from plimsoll.run.readings import CardReading, Reading
 
-ENGINE_ENDED = "its vLLM engine process ended"
-"""What `watch` says."""
-
+_LOGGED = re.compile(r"\(\w[^)]*\) ERROR [^\]]*\] ((?:\w+\.)*\w*(?:Error|Exception): .+)")
+_POINTS_ELSEWHERE = re.compile(r"EngineDeadError|[Ss]ee (?:stack trace|root cause)")
 _WATCH_SECONDS = 0.5
 _SOCKETS = "VLLM_RPC_BASE_PATH"
 
@@ -142,8 +151,8 @@ class VllmEngine:
         return outputs[-1]
 
     async def sleep(self) -> None:
-        if self._spec.rollout.sleep_level > 0:
-            await self._llm.sleep(self._spec.rollout.sleep_level)
+        if vllm_of(self._spec.rollout).sleep_level > 0:
+            await self._llm.sleep(vllm_of(self._spec.rollout).sleep_level)
             self._asleep = True
 
     async def _wake(self, tags: list[str] | None = None) -> None:
@@ -246,8 +255,8 @@ class VllmEngine:
 
 
 def _arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Of vLLM's engine: what Plimsoll decides, and over its defaults what `rollout.vllm` says."""
-    on_gpu, rollout = spec.device == "cuda", spec.rollout
+    """Of vLLM's engine: what Plimsoll decides, and over its defaults what `rollout.vllm.arguments` says."""
+    on_gpu, rollout, vllm = spec.device == "cuda", spec.rollout, vllm_of(spec.rollout)
     defaults = {
         "enforce_eager": not on_gpu,
         "enable_prefix_caching": True,
@@ -255,23 +264,23 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
     }
     return {
         **defaults,
-        **rollout.vllm,
+        **vllm.arguments,
         "model": spec.model,
         "dtype": rollout.dtype,
         "max_model_len": spec.max_tokens,
         "max_num_seqs": rollout.max_sequences,
-        "tensor_parallel_size": rollout.tensor_parallel,
-        "pipeline_parallel_size": rollout.pipeline_parallel,
-        "gpu_memory_utilization": rollout.memory_share,
+        "tensor_parallel_size": vllm.tensor_parallel,
+        "pipeline_parallel_size": vllm.pipeline_parallel,
+        "gpu_memory_utilization": vllm.memory_share,
         "kv_cache_memory_bytes": None if on_gpu else _kv_cache_bytes(spec),
-        "enable_sleep_mode": rollout.sleep_level > 0,
+        "enable_sleep_mode": vllm.sleeps,
         # vLLM rewinds the seeded generator of a prompt that is prefilled in parts, which CPU
         # generators cannot.
         "enable_chunked_prefill": on_gpu,
         # The sampler's log-probs are those of the distribution that was sampled from.
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
-        "worker_extension_cls": "plimsoll.rollout.vllm_receiver.WeightReceiver",
+        "worker_extension_cls": "plimsoll.rollout.vllm.receiver.WeightReceiver",
         "trust_remote_code": spec.trust_remote_code,
         **_adapter_settings(spec.adapter_rank),
     }
@@ -294,7 +303,7 @@ def _prefix_figures(output: Any, request: Request) -> dict[str, float]:
 
 
 def _kv_cache_bytes(spec: EngineSpec) -> int:
-    return int(spec.rollout.cpu_kv_cache_gib * 2**30)
+    return int(vllm_of(spec.rollout).cpu_kv_cache_gib * 2**30)
 
 
 def _sampling_params(request: Request, decoder: Decoder, most: int, seed: int) -> Any:
@@ -339,3 +348,26 @@ def _shared_memory(size: int) -> str | None:
     if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 * size:
         return memory
     return None
+
+
+def memory_settings(spec: EngineSpec) -> str:
+    """Return the settings that decide whether vLLM can start, by the keys that the user knows."""
+    vllm = vllm_of(spec.rollout)
+    key = "memory_share" if spec.device == "cuda" else "cpu_kv_cache_gib"
+    keys = (key, "max_sequences", "tensor_parallel", "pipeline_parallel")
+    return ", ".join(f"rollout.vllm.{key}: {getattr(vllm, key)}" for key in keys)
+
+
+def logged_error(log: str) -> str | None:
+    """Return the last exception that vLLM logged, but for those that only point to another."""
+    lines = matches_from_the_end(f"{log}.out", _LOGGED)
+    return next((line for line in lines if not _POINTS_ELSEWHERE.search(line)), None)
+
+
+ENGINE = RolloutBuild(
+    start=VllmEngine,
+    environment=environment,
+    as_published=True,
+    memory_settings=memory_settings,
+    logged_error=logged_error,
+)

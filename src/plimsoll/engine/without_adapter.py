@@ -1,0 +1,37 @@
+"""The engine of a reference that is the actor with its adapter switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from plimsoll.engine.protocol import Engine
+from plimsoll.model.adapters import adapter_off
+
+
+class WithoutAdapter:
+    """An `Engine` that only scores: what the adapted model was before it learned.
+
+    `gathered` gives the adapter's parameters too, as they are.
+    """
+
+    def __init__(self, adapted: Engine) -> None:
+        self._adapted = adapted
+        self.module = adapted.module
+
+    def forward(self, *inputs: object, **options: object) -> Any:
+        return self._adapted.forward(*inputs, **options)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        with self._adapted.scoring(), adapter_off(self.module):
+            yield
+
+    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        return self._adapted.gathered(names)
+
+    def share(self, role: str) -> None:
+        """Return None: the actor's engine counts what is divided."""

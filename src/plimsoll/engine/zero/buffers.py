@@ -1,0 +1,147 @@
+"""What DeepSpeed makes beside a role's states: copies of gradients in double, of which it takes the
+norm, one gradient after another; a second copy of weights; and where gradients are first reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+
+from plimsoll.config.cluster import Device
+from plimsoll.config.engine import OptimizerConfig
+from plimsoll.engine.zero.sizes import (
+    Counts,
+    ZeroSizes,
+    is_bf16_optimizer,
+    is_compact,
+    largest_share,
+)
+from plimsoll.shapes.shape import ModelShape
+from plimsoll.timeline.tensors import Tensors
+
+_DOUBLE = 8
+_WRITTEN_OUT = 5 * 4  # fp32: both moments, the scaled gradient, a square root and its quotient
+_AT_ONCE = 250_000_000  # elements: zero/stage3.py, _constant_buffered_norm2
+_SOURCE = "DeepSpeed 0.19.8, runtime/zero: get_grad_norm_direct and set_norm_for_param_grad_in_gpu"
+
+
+def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
+    """What is made just before the step.
+
+    Nothing at stage 0 and in BF16_Optimizer: there the norm is taken in fp32, of gradients that are
+    in it, or before they are widened.
+    """
+    if not counts.trained or sizes.stage == 0 or is_bf16_optimizer(counts, sizes):
+        return
+    piece = largest_share(counts, sizes)
+    if sizes.stage == 3 and sizes.offload:
+        piece = min(piece, _AT_ONCE)
+    copy = _norming("norm of a gradient", piece, _DOUBLE)
+    made = [copy, *_brought_back(counts, sizes, device)]
+    yield from made if device == "cuda" else (replace(one, where="host") for one in made)
+
+
+def _brought_back(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
+    """A gradient that waited in host memory."""
+    if not sizes.offload:
+        return
+    if sizes.stage == 3 and device == "cuda":
+        yield _norming("gradient from the host", largest_share(counts, sizes), sizes.accumulate)
+    if sizes.stage < 3 and not is_compact(counts, sizes):
+        yield _norming("gradient from the host", counts.largest, counts.element)
+
+
+def _norming(name: str, elements: int, each: int) -> Tensors:
+    return Tensors(
+        "gradients", name, "of the largest tensor", elements, each, _SOURCE, life="norming"
+    )
+
+
+def second_copy(counts: Counts, ranks: int) -> Tensors:
+    """Of the weights, by ZeRO++'s hierarchical partitioning (hpZ): a share each of so many ranks
+    together, from the first forward on, made as weights are divided again after their first use
+    (DeepSpeed 0.19.8, runtime/zero/partition_parameters.py, _partition_param_sec)."""
+    return Tensors(
+        "buffers",
+        "second copy of weights",
+        "parameters",
+        counts.stored,
+        counts.element,
+        "ZeRO++, arXiv 2306.10209, section 3.2",
+        ranks,
+        life="stepped",
+    )
+
+
+def made_on_cpu(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> Iterator[Tensors]:
+    """Copies that a rank that computes on CPU makes while it trains, and while its engine is built,
+    where GPU kernels and NCCL do without."""
+    if sizes.stage in (1, 2) and not sizes.offload and not is_bf16_optimizer(counts, sizes):
+        yield _first_gradients(counts, sizes)
+    if optimizer.kind == "adamw_8bit":
+        yield _eight_bit_step(counts, sizes)
+    if sizes.stage == 3:
+        yield Tensors(
+            "buffers",
+            "gloo's copy to reduce",
+            "gradients",
+            max(min(sizes.bucket, counts.trained), counts.largest),
+            counts.element,
+            "PyTorch, ProcessGroupGloo.cpp: reduce_scatter_tensor reduces a clone of its input",
+            where="host",
+            life="reducing",
+        )
+
+
+def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Tensors:
+    """Beside the flat copy of the weights, free by then, which the heap keeps for a second."""
+    source = (
+        "DeepSpeed 0.19.8, zero/stage_1_and_2.py: initialize_optimizer_states; measured: 3M to "
+        "120M parameters, the flat copy still resident"
+    )
+    return Tensors(
+        "gradients",
+        "zeros for gradients",
+        "trained parameters",
+        counts.trained,
+        sizes.master,
+        source,
+        sizes.ranks,
+        where="host",
+        life="building",
+    )
+
+
+def _eight_bit_step(counts: Counts, sizes: ZeroSizes) -> Tensors:
+    """fp32 copies of one of the optimizer's tensors: at stage 0 a weight, else all of a share, or
+    of a sub-group."""
+    elements = counts.largest if sizes.stage == 0 else -(-counts.trained // sizes.ranks)
+    if sizes.stage == 3:
+        elements = min(elements, sizes.sub_group)
+    return Tensors(
+        "buffers",
+        "copies for 8-bit AdamW",
+        "of the largest of the optimizer's tensors",
+        elements,
+        _WRITTEN_OUT,
+        "bitsandbytes, backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu",
+        where="host",
+        life="stepping",
+    )
+
+
+def layers_left(shape: ModelShape, trained: int, sizes: ZeroSizes, adapted: bool) -> int:
+    """Layers whose activations are still kept when DeepSpeed reduces for the first time.
+
+    Gradients come from the head down, an embedding's last (a tied head's with it). A bucket that
+    takes them all is reduced after the last of them, when nothing is left; at stage 0 all are.
+
+    trained: elements of all gradients. adapted: only adapters have gradients.
+    """
+    if sizes.stage == 0 or sizes.bucket >= trained:
+        return 0
+    head = 0 if adapted else shape.head_parameters
+    layers = trained - head - (0 if adapted else shape.embedding_parameters)
+    undone = min(1.0, max(0, sizes.bucket - head) / max(1, layers))
+    return ceil(shape.layers * (1 - undone))

