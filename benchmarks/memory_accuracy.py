@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
-from plimsoll.engine.zero.price import layers_left, norm_copies
+from plimsoll.engine.zero.buffers import layers_left, norm_copies
 from plimsoll.engine.zero.sizes import Counts, ZeroSizes
 from plimsoll.engine.zero.states import zero_states
 from plimsoll.errors import ConfigError

@@ -46,11 +46,11 @@ TRL = {
 PLIMSOLL: dict[str, dict[str, Any]] = {
     "local, transformers": {
         "cluster": {"where": "local", "device": "cpu"},
-        "rollout": {"engine": "transformers"},
+        "rollout": {"transformers": {}},
     },
     "Ray, vLLM": {
         "cluster": {"where": "ray", "device": "cpu", "ranks": 1},
-        "rollout": {"engine": "vllm", "cpu_kv_cache_gib": 0.25},
+        "rollout": {"vllm": {"cpu_kv_cache_gib": 0.25}},
     },
 }
 

@@ -143,7 +143,7 @@ def merged(home: Path, seed: int, steps: int, directory: Path, method: Method) -
             "optimizer": {"learning_rate": 1e-4},
         },
         "rewards": {"correct": {"name": "exact_match"}},
-        "rollout": {"engine": "transformers", "sampling": {"max_new_tokens": 32}},
+        "rollout": {"transformers": {}, "sampling": {"max_new_tokens": 32}},
         "algorithm": {"mini_batches": 2},
     }
     for part in method.own:

@@ -170,7 +170,7 @@ def _ppo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
         "batch": {"prompts": case.prompts, "responses": 2, "micro_batch_tokens": tokens},
         "critic": role,
         "rewards": {"length": {"name": "length"}},
-        "rollout": {"engine": "transformers", "sampling": sampling, **case.rollout},
+        "rollout": {"transformers": {}, "sampling": sampling, **case.rollout},
     }
 
 
@@ -219,7 +219,7 @@ def write_rows(path: Path) -> None:
 
 
 _LORA = {"rank": 16}
-_VLLM: Tree = {"engine": "vllm", "cpu_kv_cache_gib": 0.25, "max_sequences": 64}
+_VLLM: Tree = {"vllm": {"cpu_kv_cache_gib": 0.25, "max_sequences": 64}}
 _OF_MANY_LENGTHS: Tree = {
     **_VLLM,
     "max_sequences": 256,

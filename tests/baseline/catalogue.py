@@ -9,7 +9,7 @@ from typing import Any
 
 from configs import QWEN
 
-LOCAL = "--cluster.where=local --rollout.engine=transformers"
+LOCAL = "--cluster.where=local --rollout.transformers={}"
 EVAL = "--data.eval.path=rows.jsonl --data.eval.prompt=prompt"
 NF4, RANK = "--actor.model.quantization=nf4", "--actor.adapter.rank=8"
 A100 = "--cluster 8xA100-80GB --host-memory 1TB"
@@ -25,12 +25,12 @@ PLANNED: Mapping[str, Sequence[str]] = {
         "ppo --critic.adapter.dropout=0.1",
     ),
     "adapter-separate": (
-        "ppo --rollout.sync.adapter=separate",
-        f"ppo {RANK} {NF4} --rollout.sync.adapter=separate",
-        f"ppo {RANK} --actor.adapter.dora=true --rollout.sync.adapter=separate",
-        "ppo --actor.adapter.rank=1000 --rollout.sync.adapter=separate",
-        f"ppo {RANK} {LOCAL} --rollout.sync.adapter=separate",
-        f"ppo {RANK} {SHARED} --rollout.sleep_level=2 --rollout.sync.adapter=separate",
+        "ppo --rollout.vllm.adapter=separate",
+        f"ppo {RANK} {NF4} --rollout.vllm.adapter=separate",
+        f"ppo {RANK} --actor.adapter.dora=true --rollout.vllm.adapter=separate",
+        "ppo --actor.adapter.rank=1000 --rollout.vllm.adapter=separate",
+        f"ppo {RANK} {LOCAL} --rollout.vllm.adapter=separate",
+        f"ppo {RANK} {SHARED} --rollout.vllm.sleep_level=2 --rollout.vllm.adapter=separate",
     ),
     "adapter-targets": (
         "sft --actor.adapter.targets=[]",
@@ -103,7 +103,7 @@ PLANNED: Mapping[str, Sequence[str]] = {
     ),
     "dynamic-awake": (
         f"grpo --batch.dynamic_sampling={{}} {SHARED} "
-        "--rollout.sleep_level=1 --reward_model.role.model.path=r",
+        "--rollout.vllm.sleep_level=1 --reward_model.role.model.path=r",
     ),
     "environment-column": (
         f"ppo {PLAYED} --environments.other.name=guess_number",
@@ -117,9 +117,9 @@ PLANNED: Mapping[str, Sequence[str]] = {
     "environment-template": (f"ppo {PLAYED} --data.train.chat_template=none",),
     "four-bit-dora": (f"sft {RANK} {NF4} --actor.adapter.dora=true --actor.zero.stage=3",),
     "four-bit-offload": (
-        "dpo --reference.model.path=m --reference.offload=cpu --reference.model.quantization=nf4",
+        "dpo --reference.model.path=m --reference.zero.offload=cpu --reference.model.quantization=nf4",
         "ppo --reward_model.role.model.path=m --reward_model.role.model.quantization=nf4 "
-        "--reward_model.role.offload=cpu",
+        "--reward_model.role.zero.offload=cpu",
     ),
     "four-bit-training": (f"sft {NF4}", "ppo --critic.model.quantization=nf4"),
     "gradient-dtype": (
@@ -181,7 +181,7 @@ PLANNED: Mapping[str, Sequence[str]] = {
     "offload-without-gpu": (
         "sft --cluster cpu --actor.zero.optimizer_offload=cpu "
         "--actor.model.gradient_checkpointing=true --actor.model.activation_offload=cpu",
-        f"dpo --cluster cpu --reference.model.path={QWEN} --reference.offload=cpu",
+        f"dpo --cluster cpu --reference.model.path={QWEN} --reference.zero.offload=cpu",
     ),
     "optimizer-value": (
         "sft --actor.optimizer.beta1=1.0 --actor.optimizer.beta2=2 "
@@ -231,8 +231,8 @@ PLANNED: Mapping[str, Sequence[str]] = {
         "--batch.micro_batch_tokens=9000",
     ),
     "sleep-not-shared": (
-        "ppo --rollout.sleep_level=1",
-        f"ppo --rollout.sleep_level=2 {SHARED} --rollout.engine=transformers",
+        "ppo --rollout.vllm.sleep_level=1",
+        f"ppo --rollout.vllm.sleep_level=2 {SHARED} --rollout.transformers={{}}",
     ),
     "state-dtype": (
         "sft --actor.zero.state_dtype=bfloat16 --actor.zero.stage=1",
@@ -240,14 +240,14 @@ PLANNED: Mapping[str, Sequence[str]] = {
         "sft --actor.zero.state_dtype=bfloat16 --actor.model.dtype=float32",
         "sft --actor.ema.decay=0.9 --actor.zero.state_dtype=bfloat16",
     ),
-    "pipeline-parallel": (f"ppo {A100} --rollout.pipeline_parallel=99",),
-    "tensor-parallel": (f"ppo {A100} --rollout.tensor_parallel=3",),
-    "tensor-parallel-node": ("ppo --cluster 2xH200 --rollout.tensor_parallel=4",),
+    "pipeline-parallel": (f"ppo {A100} --rollout.vllm.pipeline_parallel=99",),
+    "tensor-parallel": (f"ppo {A100} --rollout.vllm.tensor_parallel=3",),
+    "tensor-parallel-node": ("ppo --cluster 2xH200 --rollout.vllm.tensor_parallel=4",),
     "text-decoder": (f"sft {A100} --actor.model.path=google/gemma-3-4b-it",),
     "transformers-engine": (
-        "ppo --rollout.engine=transformers --rollout.tensor_parallel=2",
-        "ppo --rollout.engine=transformers --rollout.pipeline_parallel=2",
-        "ppo --rollout.engine=transformers --batch.responses=8 --rollout.max_sequences=4",
+        "ppo --rollout.transformers={} --rollout.vllm.tensor_parallel=2",
+        "ppo --rollout.transformers={} --rollout.vllm.pipeline_parallel=2",
+        "ppo --rollout.transformers.max_sequences=4 --batch.responses=8",
     ),
     "varlen-attention": (
         f"sft {A100} --actor.model.attention=varlen --actor.model.dtype=float32",
@@ -256,25 +256,25 @@ PLANNED: Mapping[str, Sequence[str]] = {
         "sft --cluster T4 --actor.model.attention=varlen",
     ),
     "vllm-argument": (
-        "ppo --rollout.vllm.enforce_eagre=true",
-        "ppo --rollout.vllm.max_num_seqs=8 --rollout.vllm.logprobs_mode=raw_logits",
-        'ppo --cluster cpu --rollout.vllm.speculative_config={"method":"ngram"}',
-        f"ppo {A100} {SHARED} --rollout.sleep_level=2 --rollout.vllm.spec_model=Qwen/Qwen2.5-0.5B",
+        "ppo --rollout.vllm.arguments.enforce_eagre=true",
+        "ppo --rollout.vllm.arguments.max_num_seqs=8 --rollout.vllm.arguments.logprobs_mode=raw_logits",
+        'ppo --cluster cpu --rollout.vllm.arguments.speculative_config={"method":"ngram"}',
+        f"ppo {A100} {SHARED} --rollout.vllm.sleep_level=2 --rollout.vllm.arguments.spec_model=Qwen/Qwen2.5-0.5B",
     ),
-    "vllm-cache": ("ppo --cluster cpu --host-memory 1TB --rollout.cpu_kv_cache_gib=0.001",),
+    "vllm-cache": ("ppo --cluster cpu --host-memory 1TB --rollout.vllm.cpu_kv_cache_gib=0.001",),
     "vllm-not-in-plan": (
-        f"ppo {A100} --rollout.vllm.block_size=32",
-        f'ppo {A100} --rollout.vllm.speculative_config={{"method":"mtp"}}',
+        f"ppo {A100} --rollout.vllm.arguments.block_size=32",
+        f'ppo {A100} --rollout.vllm.arguments.speculative_config={{"method":"mtp"}}',
     ),
     "vllm-share": (
-        "ppo --cluster 2xA100-80GB --rollout.memory_share=0.1",
-        "ppo --cluster 2xRTX4090 --rollout.memory_share=0.9 --actor.model.path=Qwen/Qwen2.5-32B",
+        "ppo --cluster 2xA100-80GB --rollout.vllm.memory_share=0.1",
+        "ppo --cluster 2xRTX4090 --rollout.vllm.memory_share=0.9 --actor.model.path=Qwen/Qwen2.5-32B",
     ),
     "vllm-share-beside-training": (
         *(
             f"ppo --cluster 4xA100-80GB --host-memory 1TB --cluster.ranks=4 --rollout.engines=4 "
-            f"{SHARED} --rollout.memory_share=0.9 --actor.model.path=Qwen/Qwen2.5-1.5B "
-            f"--critic.model.path=Qwen/Qwen2.5-1.5B --rollout.sleep_level={level}"
+            f"{SHARED} --rollout.vllm.memory_share=0.9 --actor.model.path=Qwen/Qwen2.5-1.5B "
+            f"--critic.model.path=Qwen/Qwen2.5-1.5B --rollout.vllm.sleep_level={level}"
             for level in (0, 1)
         ),
         f"ppo --cluster 4xRTX4090 --cluster.ranks=4 {SHARED} --actor.zero.stage=0",
@@ -309,11 +309,11 @@ PLANNED: Mapping[str, Sequence[str]] = {
         "sft --actor.optimizer.learning_rate=-1 --actor.zero.stage=4 --batch.sequences=0",
         "sft --run.steps=many --actor.model.dtype=bf16 --actor.zero.bucket_elements=7",
         "sft --actor.optimizer.learnin_rate=1 --actr.model.path=x --actor.zero.xyzzy=1",
-        "ppo --rollout.sampling.stop=5 --rollout.memory_share=1.5 --rewards.length.weihgt=2",
+        "ppo --rollout.sampling.stop=5 --rollout.vllm.memory_share=1.5 --rewards.length.weihgt=2",
         'ppo --rollout.sampling.stop=["x",""]',
         "ppo --actor.zero.parameter_offload=cpu --algorithm.mini_batches=5 --rollout.engines=0",
         "ppo --actor.zero.parameter_offload=cpu --algorithm.mini_batches=5 "
-        "--rollout.sleep_level=1 --actor.optimizer.beta1=1",
+        "--rollout.vllm.sleep_level=1 --actor.optimizer.beta1=1",
     ),
 }
 """By the code that they are for: what `plimsoll plan` is asked."""
@@ -331,10 +331,10 @@ STARTED: Mapping[str, Sequence[str]] = {
         "--batch.micro_batch_tokens=256",
     ),
     "tensor-parallel": (
-        "ppo --cluster.where=ray --rollout.engine=vllm --rollout.tensor_parallel=3",
+        "ppo --cluster.where=ray --rollout.vllm.tensor_parallel=3",
     ),
     "vllm-head-size": (
-        "ppo --cluster.where=ray --rollout.engine=vllm --actor.model.path=narrow",
+        "ppo --cluster.where=ray --actor.model.path=narrow",
     ),
     "replay-batch": ("ppo --rollout.replay=played --batch.prompts=3",),
     "replay-steps": (

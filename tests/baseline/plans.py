@@ -90,17 +90,17 @@ _LEVERS: Mapping[str, tuple[str, ...]] = {
     ),
     "distill": (
         "",
-        "--teacher.stage=3",
-        "--teacher.offload=cpu",
-        "--teacher.model.path=Qwen/Qwen2.5-72B --teacher.stage=3",
+        "--teacher.zero.stage=3",
+        "--teacher.zero.offload=cpu",
+        "--teacher.model.path=Qwen/Qwen2.5-72B --teacher.zero.stage=3",
         "--algorithm.divergence.name=jsd --algorithm.nll_share=0.5",
     ),
     "rm": ("", "--batch.share_prompts=false", "--actor.adapter.rank=8", "--actor.zero.stage=3"),
     "prm": ("", "--actor.zero.stage=3 --actor.model.gradient_checkpointing=true"),
     "dpo": (
         "",
-        f"--reference.model.path={QWEN} --reference.stage=3",
-        f"--reference.model.path={QWEN} --reference.offload=cpu",
+        f"--reference.model.path={QWEN} --reference.zero.stage=3",
+        f"--reference.model.path={QWEN} --reference.zero.offload=cpu",
         "--reference_logprobs.precompute=true",
         "--algorithm.loss.name=simpo --algorithm.loss.options={}",
         "--actor.adapter.rank=16",
@@ -111,18 +111,18 @@ _LEVERS: Mapping[str, tuple[str, ...]] = {
     "ppo": (
         "--cluster.ranks=7",
         "--cluster.ranks=4 --rollout.engines=4",
-        "--cluster.ranks=4 --rollout.engines=2 --rollout.tensor_parallel=2",
+        "--cluster.ranks=4 --rollout.engines=2 --rollout.vllm.tensor_parallel=2",
         "--cluster.ranks=8 --rollout.engines=8 --rollout.placement=shared",
         *(
             "--cluster.ranks=8 --rollout.engines=8 --rollout.placement=shared "
-            f"--rollout.memory_share=0.4 --rollout.sleep_level={level}"
+            f"--rollout.vllm.memory_share=0.4 --rollout.vllm.sleep_level={level}"
             for level in (1, 2)
         ),
         "--cluster.ranks=3 --cluster.critic_ranks=3 --rollout.engines=2",
-        "--cluster.ranks=8 --rollout.engine=transformers --rollout.placement=shared",
-        "--cluster.ranks=6 --actor.adapter.rank=16 --rollout.sync.adapter=separate",
+        "--cluster.ranks=8 --rollout.transformers={} --rollout.placement=shared",
+        "--cluster.ranks=6 --actor.adapter.rank=16 --rollout.vllm.adapter=separate",
         "--cluster.ranks=6 --algorithm.kl.place=none",
-        f"--cluster.ranks=6 --reward_model.role.model.path={QWEN} --reward_model.role.stage=3",
+        f"--cluster.ranks=6 --reward_model.role.model.path={QWEN} --reward_model.role.zero.stage=3",
         "--cluster.ranks=6 --batch.responses=8 --rollout.sampling.max_new_tokens=4096 "
         "--batch.micro_batch_tokens=8192",
         "--cluster.ranks=6 --rollout.dtype=float32 --rollout.sync.bucket_bytes=1000000000",

@@ -128,7 +128,7 @@ def _write_small_files(folder: Path) -> None:
     for job in JOBS:
         config = changed(smallest(job, "model"), _ONE_PROCESS)
         if job == "ppo":
-            engine = {"engine": "transformers", "sampling": {"max_new_tokens": 8}}
+            engine = {"transformers": {}, "sampling": {"max_new_tokens": 8}}
             config["rollout"] = engine
         (folder / f"{job}.yaml").write_text(text(job, config))
     (folder / "case.yaml").write_text((folder / "sft.yaml").read_text())
@@ -164,7 +164,7 @@ def _of_machines(home: Path, folder: Path) -> Iterator[Call]:
     (fakes / "cards" / "nvidia-smi").chmod(stat.S_IRWXU)
     on_ray = "--cluster.where=ray --dry-run"
     no_plan = "--cluster.device=auto --dry-run"
-    vllm = "--cluster.where=ray --rollout.engine=vllm --cluster.device=auto"
+    vllm = "--cluster.where=ray --rollout.vllm={} --cluster.device=auto"
     lines: Mapping[str, tuple[str, str, dict[str, str]]] = {
         "disk-space": (
             "plan", f"case.yaml --actor.model.path={QWEN} --run.keep_checkpoints=100000", {}
@@ -196,7 +196,7 @@ def _of_machines(home: Path, folder: Path) -> Iterator[Call]:
         ),
         "sleep-expandable-segments": (
             "ppo",
-            f"ppo.yaml {vllm} {SHARED} --rollout.sleep_level=1 --dry-run",
+            f"ppo.yaml {vllm} {SHARED} --rollout.vllm.sleep_level=1 --dry-run",
             {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "SAID_CARDS": "2"},
         ),
         "vllm-build": ("ppo", f"ppo.yaml {vllm}", {"SAID_CARDS": "2"}),
@@ -249,7 +249,7 @@ def _of_rows(home: Path) -> Iterator[Call]:
     for name, (job, changes, rows) in BAD_ROWS.items():
         config = changed(smallest(job, "model"), _ONE_PROCESS)
         if job == "ppo":
-            engine = {"engine": "transformers", "sampling": {"max_new_tokens": 8}}
+            engine = {"transformers": {}, "sampling": {"max_new_tokens": 8}}
             config["rollout"] = engine
             config["batch"] |= {"micro_batch_tokens": 128}
         source = {"run.directory": name, "data.train.path": f"{name}.jsonl"}

@@ -36,8 +36,8 @@ _OTHER = {"path": "other", "dtype": "float32"}
 _STAGE_3 = {"stage": 3}
 _OFFLOADED = {"stage": 3, "optimizer_offload": "cpu", "parameter_offload": "cpu"}
 _SAMPLING = {"max_new_tokens": 12}
-_ENGINE = {"engine": "transformers", "sampling": _SAMPLING}
-_VLLM = {"engine": "vllm", "cpu_kv_cache_gib": 0.25, "sampling": _SAMPLING}
+_ENGINE = {"transformers": {}, "sampling": _SAMPLING}
+_VLLM = {"vllm": {"cpu_kv_cache_gib": 0.25}, "sampling": _SAMPLING}
 _NO_COLUMNS = {
     f"data.{part}.{column}": None for part in ("train", "eval") for column in COLUMNS["sft"]
 }
@@ -192,14 +192,14 @@ RUNS = (
     Run(
         "distill-ray",
         "distill",
-        {"cluster": _RAY, "actor.zero": _STAGE_3, "teacher.stage": 3, "teacher.offload": "cpu"},
+        {"cluster": _RAY, "actor.zero": _STAGE_3, "teacher.zero.stage": 3, "teacher.zero.offload": "cpu"},
     ),
     Run("rm-ray", "rm", {"cluster": _RAY, "actor.zero": {"stage": 2}}),
     Run("prm-ray", "prm", {"cluster": _RAY, "actor.zero": {"stage": 0}}),
     Run(
         "dpo-ray",
         "dpo",
-        {"cluster": _RAY, "actor.zero": _OFFLOADED, "reference": {"model": _OTHER, "stage": 3},
+        {"cluster": _RAY, "actor.zero": _OFFLOADED, "reference": {"model": _OTHER, "zero": {"stage": 3}},
          "actor.model.gradient_checkpointing": True},
         ("report RUN", "export RUN --to RUN-exported"),
     ),

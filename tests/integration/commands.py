@@ -63,11 +63,7 @@ PPO: dict[str, Any] = {
     "actor": {"model": {"path": "model"}, "optimizer": {"learning_rate": 0.002}},
     "critic": {"model": {"path": "model"}, "optimizer": {"learning_rate": 0.002}},
     "rewards": {"answer": {"name": "exact_match"}, "length": {"name": "length", "weight": 0.1}},
-    "rollout": {
-        "engine": "transformers",
-        "cpu_kv_cache_gib": 0.25,
-        "sampling": {"max_new_tokens": 8},
-    },
+    "rollout": {"transformers": {}, "sampling": {"max_new_tokens": 8}},
     "algorithm": {"mini_batches": 2, "epochs": 2, "kl": {"target": 0.5, "horizon": 50}},
 }
 
@@ -83,7 +79,7 @@ GRPO: dict[str, Any] = {
         "model": {"path": "model", "dtype": "float32"},
         "optimizer": {"learning_rate": 0.002},
     },
-    "rollout": {"engine": "transformers", "dtype": "float32", "cpu_kv_cache_gib": 0.25},
+    "rollout": {"transformers": {}, "dtype": "float32"},
 }
 """Without run, batch and sampling, and what rewards."""
 

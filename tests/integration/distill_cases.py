@@ -17,6 +17,7 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.objectives import DistillationObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.zero.config import FrozenZeroConfig
 from plimsoll.records import Sample
 
 TEMPERATURE, SHARE = 2.0, 0.3
@@ -34,7 +35,9 @@ class Case:
 
     def frozen(self) -> FrozenRole:
         model = self.setting.role(self.teacher).model
-        return FrozenRole(model=model, stage=self.stage, offload=self.offload)
+        return FrozenRole(model=model).with_engine(
+            FrozenZeroConfig(stage=self.stage, offload=self.offload)
+        )
 
 
 def train_student(

@@ -19,7 +19,6 @@ from plimsoll.config.engine import (
     EmaConfig,
     OptimizerConfig,
     TrainedRole,
-    ZeroConfig,
 )
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
@@ -32,6 +31,7 @@ from plimsoll.engine.objectives import (
 )
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.engine.zero.settings import zero_settings
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import BatchCounts, Floats, Pack, Sample, to_packed
@@ -129,7 +129,6 @@ class Setting:
                 quantization=self.quantization,
             ),
             adapter=self.adapter,
-            zero=self.zero,
             optimizer=OptimizerConfig(
                 kind=self.optimizer,
                 eps=1e-4,
@@ -139,7 +138,7 @@ class Setting:
                 max_skipped_steps=self.max_skipped_steps,
             ),
             ema=self.ema,
-        )
+        ).with_engine(self.zero)
 
 
 def zero_stage(stage: int, **settings: int | str) -> ZeroConfig:

@@ -19,6 +19,7 @@ from plimsoll.data.packing import pack_pairs
 from plimsoll.engine.objectives import PreferenceObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.zero.config import FrozenZeroConfig
 from plimsoll.records import Floats, Pack, Pair, Sample
 
 
@@ -74,7 +75,7 @@ class Case:
     def frozen(self) -> FrozenRole:
         assert self.reference is not None
         model = self.setting.role(self.reference).model
-        return FrozenRole(model=model, stage=self.stage)
+        return FrozenRole(model=model).with_engine(FrozenZeroConfig(stage=self.stage))
 
 
 def train_pairs(

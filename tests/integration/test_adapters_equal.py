@@ -26,10 +26,11 @@ from ranks import RankProcesses
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from plimsoll.config.engine import AdapterConfig, FrozenRole, ZeroConfig
+from plimsoll.config.engine import AdapterConfig, FrozenRole
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import hash_bytes
 from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.zero.config import ZeroConfig
 
 METRICS_BOUND = 1e-5
 WEIGHTS_BOUND = 1e-4

@@ -27,6 +27,7 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Ints, Prompt, from_packed
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import WeightSync, prepare_sync, prove, sync_weights
+from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.rollout.vllm.engine import VllmEngine
 
 pytestmark = pytest.mark.engine
@@ -65,7 +66,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def engine_on(model: Path, adapter_rank: int | None = None) -> Iterator[tuple[VllmEngine, Runner]]:
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="bfloat16")
+    rollout = RolloutConfig(dtype="bfloat16").with_engine(VllmConfig(cpu_kv_cache_gib=0.25))
     spec = EngineSpec(0, str(model), 64, 1, "cpu", rollout, adapter_rank=adapter_rank)
     with started(spec) as both:
         yield both

@@ -30,10 +30,10 @@ from test_adapters_equal import DORA, EMBEDDING, KINDS, plain_adapted, saved
 from test_engine_checkpoint import train_and_resume
 
 from plimsoll.commands.merge import merge_adapter
-from plimsoll.config.engine import ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.records import Floats, from_packed
 
 ALL_CPU = ZeroConfig(stage=3, optimizer_offload="cpu", parameter_offload="cpu")

@@ -26,9 +26,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from plimsoll.config.engine import AdapterConfig, EmaConfig, ZeroConfig
+from plimsoll.config.engine import AdapterConfig, EmaConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.errors import ConfigError
 from plimsoll.records import Floats, from_packed
 

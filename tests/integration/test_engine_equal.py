@@ -39,8 +39,8 @@ from engine_reference import (
 )
 from ranks import RankProcesses
 
-from plimsoll.config.engine import ZeroConfig
 from plimsoll.engine.process_group import Place
+from plimsoll.engine.zero.config import ZeroConfig
 
 PLAIN = {f"zero-{stage}": zero_stage(stage) for stage in (0, 1, 2, 3)}
 OFFLOADED = {

@@ -13,13 +13,14 @@ from engine_cases import BATCHES, RATES, Setting, own_packs, policy_step
 from ranks import RankProcesses
 from safetensors.torch import load_file
 
-from plimsoll.config.engine import FrozenRole, ZeroConfig
-from plimsoll.engine.zero.frozen import FrozenEngine
+from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.process_group import Place, join
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.weights import WeightBucket, plan_buckets, read_bucket
 from plimsoll.engine.worker import Worker
+from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.engine.zero.engine import ZeroEngine
+from plimsoll.engine.zero.frozen import FrozenZeroEngine
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
 from plimsoll.run.readings import Share
@@ -180,9 +181,11 @@ def hold_while_gathering(place: Place, model: Path, frozen: bool) -> Allocation:
     module = load_policy(role.model, CPU)
     elements = {name: p.numel() for name, p in module.named_parameters()}
     sizes = {name: p.nbytes for name, p in module.named_parameters()}
-    engine: FrozenEngine | ZeroEngine
+    engine: FrozenZeroEngine | ZeroEngine
     if frozen:
-        engine = FrozenEngine(module, FrozenRole(model=role.model, stage=3), place)
+        engine = FrozenZeroEngine(
+            module, FrozenRole(model=role.model).with_engine(FrozenZeroConfig(stage=3)), place
+        )
     else:
         engine = ZeroEngine(module, role, place)
         learn(engine, place)

@@ -34,7 +34,7 @@ from test_adapters_equal import KINDS
 
 from plimsoll.algorithm.inputs import LabelCounts
 from plimsoll.config.base import Choice
-from plimsoll.config.engine import FrozenRole, ZeroConfig
+from plimsoll.config.engine import FrozenRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.objectives import (
     FeedbackObjective,
@@ -44,6 +44,7 @@ from plimsoll.engine.objectives import (
 )
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 
 JOBS = ("sft", "dpo", "kto", "rm", "prm", "distill", "ppo")
 FORMS = {"full": Setting(ZeroConfig())} | KINDS
@@ -71,9 +72,8 @@ def load(worker: Worker, job: str, setting: Setting, model: Path, other: Path) -
         worker.load_value("actor", role, SEED)
         return
     worker.load_policy("actor", role, 1.0, SEED)
-    frozen = FrozenRole(
-        model=ModelConfig(path=str(other), dtype="float32"),
-        stage=3 if setting.zero.stage == 3 else 0,
+    frozen = FrozenRole(model=ModelConfig(path=str(other), dtype="float32")).with_engine(
+        FrozenZeroConfig(stage=3 if setting.zero.stage == 3 else 0)
     )
     if job == "distill":
         worker.load_teacher(frozen)

@@ -15,6 +15,7 @@ from ranks import RankProcesses
 from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
+from plimsoll.engine.zero.config import FrozenZeroConfig
 
 
 def left_behind(
@@ -24,7 +25,9 @@ def left_behind(
     an actor was loaded and has scored too."""
     setting = Setting(zero_stage(3))
     worker = Worker(place)
-    role = FrozenRole(model=setting.role(model).model, stage=stage, offload=offload)
+    role = FrozenRole(model=setting.role(model).model).with_engine(
+        FrozenZeroConfig(stage=stage, offload=offload)
+    )
     worker.load_policy("reference", role, 1.0)
     packs = own_packs(place, BATCHES[0], 31)
     scored = worker.sequence_log_probs("reference", packs)

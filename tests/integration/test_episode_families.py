@@ -32,6 +32,7 @@ from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.layout import lay_out
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import prepare_sync
+from plimsoll.rollout.vllm.config import VllmConfig
 
 pytestmark = pytest.mark.engine
 
@@ -66,7 +67,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
     role = TrainedRole(model=ModelConfig(path=str(model), dtype="float32"))
     worker.load_policy("actor", role, TEMPERATURE)
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32", vllm={"block_size": 32})
+    rollout = RolloutConfig(dtype="float32").with_engine(
+        VllmConfig(cpu_kv_cache_gib=0.25, arguments={"block_size": 32})
+    )
     with started(EngineSpec(0, str(model), LONGEST, 1, "cpu", rollout)) as (engine, loop):
         yield Pair(worker, engine, loop)
     worker.stop()

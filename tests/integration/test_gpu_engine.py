@@ -39,12 +39,13 @@ from engine_reference import (
 from ranks import RankProcesses
 from safetensors.torch import load_file
 
-from plimsoll.config.engine import AdapterConfig, FrozenRole, ZeroConfig
+from plimsoll.config.engine import AdapterConfig, FrozenRole
 from plimsoll.engine.meter import read_card
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import Worker
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.records import Floats
 from plimsoll.run.readings import CardReading

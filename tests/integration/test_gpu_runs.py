@@ -38,10 +38,8 @@ def shared(sleep_level: int, **rollout: Any) -> dict[str, Any]:
     config["run"] |= {"steps": STEPS, "save_every": STEPS, "eval_every": STEPS}
     config["cluster"] |= {"where": "ray", "device": "cuda"}
     config["rollout"] |= {
-        "engine": "vllm",
+        "vllm": {"memory_share": 0.3, "sleep_level": sleep_level},
         "placement": "shared",
-        "memory_share": 0.3,
-        "sleep_level": sleep_level,
         **rollout,
     }
     return config

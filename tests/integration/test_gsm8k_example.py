@@ -44,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sft += ["--actor.optimizer.warmup_steps", "0"]
     loss_mask = run_here(home, "sft", str(EXAMPLE / "sft.yaml"), *sft)
     assert loss_mask.code == 0, loss_mask.err
-    ppo = ["--cluster.where", "local", "--rollout.engine", "transformers"]
+    ppo = ["--cluster.where", "local", "--rollout.transformers", "{}"]
     ppo += ["--run.steps", "1", "--run.eval_every", "1", "--batch.prompts", "4"]
     ppo += ["--data.train.limit", "16", "--data.eval.limit", "4"]
     ppo += ["--rollout.sampling.max_new_tokens", "16", "--data.over_long", "truncate"]

@@ -207,8 +207,7 @@ def larger_config(job: str) -> dict[str, Any]:
         config["batch"]["responses"] = 2
         config |= {"critic": role, "rewards": {"length": {"name": "length"}}}
         config["rollout"] = {
-            "engine": "transformers",
-            "max_sequences": 32,
+            "transformers": {"max_sequences": 32},
             "sampling": {"max_new_tokens": 64},
         }
     return config

@@ -11,9 +11,10 @@ from ranks import RankProcesses
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.trace import LiveBytes
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import AdapterConfig, ZeroConfig
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.engine.zero.settings import zero_settings
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 

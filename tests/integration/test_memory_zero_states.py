@@ -14,8 +14,8 @@ from torch import Tensor, UntypedStorage, nn
 from plimsoll.commands.trace import LiveBytes
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.process_group import Place, free_port, join, leave
+from plimsoll.engine.zero.buffers import norm_copies
 from plimsoll.engine.zero.engine import ZeroEngine
-from plimsoll.engine.zero.price import norm_copies
 from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.engine.zero.sizes import Counts, moment_bytes, zero_sizes
 from plimsoll.engine.zero.states import zero_states

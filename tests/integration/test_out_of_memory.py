@@ -197,7 +197,7 @@ def test_a_rank_that_the_kernel_kills(
 def test_a_cache_of_vllm_that_is_too_large(tmp_path: Path) -> None:
     settings = config("plain", where="ray")
     settings["algorithm"]["policy_loss"] = {"name": "clip"}
-    settings["rollout"] |= {"engine": "vllm", "cpu_kv_cache_gib": 10_000.0}
+    settings["rollout"] |= {"vllm": {"cpu_kv_cache_gib": 10_000.0}}
     outcome = start(tmp_path, settings, "--force")
     check_written(tmp_path, outcome)
     assert re.search(
@@ -211,4 +211,7 @@ def test_a_cache_of_vllm_that_is_too_large(tmp_path: Path) -> None:
     ), outcome.err
     assert re.search(r"\n  10737 GB  rollout KV cache\n", outcome.err), outcome.err
     assert answers(outcome.err)[0] == "yes"
-    assert "   - rollout.cpu_kv_cache_gib: 10000.0\n   + rollout.cpu_kv_cache_gib: " in outcome.err
+    assert (
+        "   - rollout.vllm.cpu_kv_cache_gib: 10000.0\n   + rollout.vllm.cpu_kv_cache_gib: "
+        in outcome.err
+    )

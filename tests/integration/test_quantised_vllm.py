@@ -22,7 +22,9 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.sync import prove, sync_weights
+from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.rollout.vllm.engine import VllmEngine
+from plimsoll.rollout.vllm.sampler import vllm_sampler
 from plimsoll.shapes.known_models import read_shape
 
 pytestmark = pytest.mark.engine
@@ -43,8 +45,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rollout_of(quantization: str) -> RolloutConfig:
-    return RolloutConfig(
-        cpu_kv_cache_gib=0.25, dtype="bfloat16", vllm={"quantization": quantization}
+    return RolloutConfig(dtype="bfloat16").with_engine(
+        VllmConfig(cpu_kv_cache_gib=0.25, arguments={"quantization": quantization})
     )
 
 
@@ -70,7 +72,8 @@ def weight_bytes(worker: Any) -> int:
 def test_it_holds_what_the_price_says(model: Path, engine: tuple[VllmEngine, Runner]) -> None:
     made, loop = engine
     [held] = loop.run(made._llm.collective_rpc(weight_bytes))
-    assert held == Sampler(rollout_of(FP8), read_shape(str(model)), 64, 1).weights
+    base = Sampler(rollout_of(FP8), read_shape(str(model)), 64, 1)
+    assert held == vllm_sampler(base).weights
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])

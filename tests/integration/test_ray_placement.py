@@ -21,6 +21,7 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.rollout.vllm.config import VllmConfig
 
 pytestmark = pytest.mark.engine
 
@@ -87,7 +88,9 @@ def test_engines_see_the_cards_of_the_ranks_that_they_share(
     groups: tuple[list[Member], list[Member]],
 ) -> None:
     ranks, critics = groups
-    rollout = RolloutConfig(tensor_parallel=2, placement="shared", dtype="bfloat16")
+    rollout = RolloutConfig(placement="shared", dtype="bfloat16").with_engine(
+        VllmConfig(tensor_parallel=2)
+    )
     specs = [EngineSpec(i, "none", 8, 1, "cuda", rollout) for i in range(3)]
     actors = share_cards(specs, "cuda", [*ranks, *critics])
     found = members("rollout engine", actors, timeout=120)

@@ -25,7 +25,7 @@ def adapted_ppo(quantization: str) -> dict[str, Any]:
     config["run"] |= {"steps": STEPS, "save_every": None, "eval_every": None}
     del config["data"]["eval"]
     config["cluster"] |= {"ranks": 2}
-    config["rollout"] |= {"engine": "vllm"}
+    config["rollout"] |= {"vllm": {}}
     for role in ("actor", "critic"):
         config[role] |= {"zero": {"stage": 3}, "adapter": ADAPTER}
         config[role]["optimizer"] = {"learning_rate": 0.05}

@@ -28,12 +28,7 @@ GRPO: dict[str, Any] = {
         "optimizer": {"learning_rate": 0.002},
     },
     "rewards": {"length": {"name": "length"}},
-    "rollout": {
-        "engine": "transformers",
-        "dtype": "float32",
-        "cpu_kv_cache_gib": 0.25,
-        "sampling": {"max_new_tokens": 8},
-    },
+    "rollout": {"transformers": {}, "dtype": "float32", "sampling": {"max_new_tokens": 8}},
 }
 LEVELS = (3, 0, 2, 1, 3, 1, 0, 2)
 

@@ -26,6 +26,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, PlimsollError, WorkerDied
 from plimsoll.rollout.protocol import EngineSpec, RolloutEngine
+from plimsoll.rollout.transformers.config import TransformersConfig
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +44,7 @@ STACKS = (
 RUN_LOG = r"  Log, with the traceback: run/run\.log\n"
 INNOCENT = ". The kernel has killed nothing here for want of memory since the run began\n"
 KILLED = f"  Why: its process ended without a word: it was killed, or it crashed{INNOCENT}"
-ENGINE_ENDED = f"  Why: its vLLM engine process ended{INNOCENT}"
+ENGINE_ENDED = f"  Why: its engine process ended{INNOCENT}"
 MARKS = """
 from pathlib import Path
 from threading import Event
@@ -296,7 +297,7 @@ def test_who_is_named_is_where_a_failure_began(
     """Of a bucket that an engine is to take, it is the rank."""
     monkeypatch.setattr("plimsoll.cluster.ray._CULPRIT_SECONDS", 0.5)
     write_task(tmp_path)
-    rollout = RolloutConfig(engine="transformers", dtype="bfloat16")
+    rollout = RolloutConfig(dtype="bfloat16").with_engine(TransformersConfig())
     spec = EngineSpec(0, str(tmp_path / "model"), 16, 1, "cpu", rollout)
     cluster = RayCluster(ClusterConfig(), [spec], threads=1)
     bucket = [("actor", (), True)]

@@ -141,7 +141,7 @@ def test_vllm_plays_them_on_ray_and_a_critic_credits_turns(
     config = CONFIG | {
         "critic": {"model": {"path": "model", "dtype": "float32"}},
         "algorithm": {"advantage": {"name": "gae_turns"}, "mini_batches": 2},
-        "rollout": CONFIG["rollout"] | {"engine": "vllm"},
+        "rollout": CONFIG["rollout"] | {"vllm": {}},
         "cluster": {"where": "ray", "threads": 1},
     }
     write_config(home, "vllm", config | {"run": CONFIG["run"] | {"directory": "vllm"}})

@@ -153,7 +153,7 @@ def test_it_is_plain_kto_on_two_ranks_with_a_reference_that_scored_before(
 ) -> None:
     """Five responses on two ranks; actor and reference divided by ZeRO stage 3."""
     flags = [*shared_ray, "--cluster.ranks", "2", "--batch.micro_batch_tokens", "16"]
-    flags += ["--actor.zero.stage", "3", "--reference.stage", "3", *PRECOMPUTE]
+    flags += ["--actor.zero.stage", "3", "--reference.zero.stage", "3", *PRECOMPUTE]
     done = run_here(home, "kto", "kto.yaml", "--run.directory", "together", *flags)
     assert done.code == 0, done.err
     assert "the reference scores 56 of 56" in done.out

@@ -42,7 +42,7 @@ def test_engines_have_the_experts_that_were_sent(
     config["cluster"] = {"device": "cpu", "threads": 1}
     config["actor"]["model"] = {"path": "mixture", "dtype": "float32"}
     config["actor"]["optimizer"] = {"learning_rate": 0.01}
-    config["rollout"] |= {"engine": "vllm", "dtype": "float32"}
+    config["rollout"] |= {"vllm": {}, "dtype": "float32"}
     del config["data"]["eval"]
     write_config(tmp_path, "ppo", config)
     outcome = run_here(tmp_path, "ppo", "ppo.yaml", *shared_ray)

@@ -241,9 +241,8 @@ def train(
             for key, own in environments.items()
         },
         "rollout": {
-            "engine": "transformers",
+            "transformers": {"max_sequences": 16},
             "dtype": "float32",
-            "max_sequences": 16,
             "sampling": {"max_new_tokens": 12},
         },
     }

@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = PPO | {
         for role, stage in (("actor", 0), ("critic", 2))
     },
     "rollout": {
-        "engine": "transformers",
+        "transformers": {},
         "dtype": "float32",
         "sampling": {"max_new_tokens": 8, "temperature": TEMPERATURE},
     },

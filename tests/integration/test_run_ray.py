@@ -30,6 +30,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.order import DataOrder
 from plimsoll.engine.checkpoint import read_weights
 from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.run.ledger import read_ledger
 
 pytestmark = pytest.mark.engine
@@ -41,7 +42,7 @@ def divided_ppo() -> dict[str, Any]:
     config = copy.deepcopy(PPO)
     config["run"] |= {"steps": STEPS, "save_every": 2, "eval_every": 3}
     config["cluster"] |= {"where": "ray", "ranks": 2}
-    config["rollout"] |= {"engine": "vllm", "engines": 2}
+    config["rollout"] |= {"vllm": {}, "engines": 2}
     for role in ("actor", "critic"):
         config[role]["zero"] = {"stage": 3, "optimizer_offload": "cpu"}
     config["algorithm"]["policy_loss"] = {"name": "own_loss.py:loss"}
@@ -133,7 +134,7 @@ def test_the_final_model_computes_the_same_in_vllm_and_in_transformers(home: Pat
     rng = np.random.default_rng(0)
     probe = [rng.integers(0, 15, length) for length in (2, 9, 24)]
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32")
+    rollout = RolloutConfig(dtype="float32").with_engine(VllmConfig(cpu_kv_cache_gib=0.25))
     spec = EngineSpec(0, str(path), 32, 1, "cpu", rollout)
     with started(spec) as (engine, loop):
         found = loop.run(engine.log_probs(probe))

@@ -39,6 +39,7 @@ from plimsoll.records import (
 )
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
+from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.rollout.vllm.engine import VllmEngine
 
 pytestmark = pytest.mark.engine
@@ -172,7 +173,9 @@ def trainer(home: Path, dtype: Literal["bfloat16", "float32"]) -> Iterator[Worke
 def engine_beside(
     worker: Worker, model: Path, dtype: Literal["bfloat16", "float32"], stages: int = 1
 ) -> Iterator[Pair]:
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype=dtype, pipeline_parallel=stages)
+    rollout = RolloutConfig(dtype=dtype).with_engine(
+        VllmConfig(cpu_kv_cache_gib=0.25, pipeline_parallel=stages)
+    )
     longest = PREFILL_TOKENS + NEW_TOKENS
     with started(EngineSpec(0, str(model), longest, 1, "cpu", rollout)) as (engine, loop):
         yield Pair(worker, engine, loop)

@@ -43,10 +43,7 @@ JOBS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
             "batch": {"prompts": 2, "responses": 1, "micro_batch_tokens": 64},
             "critic": POLICY,
             "rewards": {"length": {"name": "length"}},
-            "rollout": {
-                "engine": "transformers",
-                "sampling": {"max_new_tokens": 4, "stop": [TURN]},
-            },
+            "rollout": {"transformers": {}, "sampling": {"max_new_tokens": 4, "stop": [TURN]}},
         },
     ),
 }

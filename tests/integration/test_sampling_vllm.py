@@ -17,17 +17,18 @@ from vllm.distributed.utils import get_pp_indices
 from vllm_cases import started
 
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.config.rollout import EngineValue, RolloutConfig, SamplingConfig
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Prompt, Trajectory
-from plimsoll.rollout.transformers.generate_steps import Recorder
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.protocol import EngineSpec, Request
-from plimsoll.rollout.vllm.speculation import speculation_of
-from plimsoll.rollout.vllm.stages import stages_of
+from plimsoll.rollout.transformers.generate_steps import Recorder
+from plimsoll.rollout.vllm.arguments import FIXED, OWNED, check_arguments
+from plimsoll.rollout.vllm.config import ArgumentValue, VllmConfig
 from plimsoll.rollout.vllm.engine import VllmEngine
+from plimsoll.rollout.vllm.sampler import VllmSampler, vllm_sampler
+from plimsoll.rollout.vllm.stages import stages_of
 from plimsoll.shapes.known_models import read_shape
-from plimsoll.spec.rules.vllm_arguments import FIXED, OWNED, check_arguments
 
 pytestmark = pytest.mark.engine
 
@@ -49,8 +50,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[tuple[VllmEngine, Runner]]:
-    own: dict[str, EngineValue] = {"max_num_batched_tokens": 640}
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32", vllm=own)
+    own: dict[str, ArgumentValue] = {"max_num_batched_tokens": 640}
+    rollout = RolloutConfig(dtype="float32").with_engine(
+        VllmConfig(cpu_kv_cache_gib=0.25, arguments=own)
+    )
     with started(EngineSpec(0, str(model), 64, 1, "cpu", rollout)) as both:
         yield both
 
@@ -95,7 +98,9 @@ def test_sampler_log_probs_are_those_of_the_distribution_that_was_sampled_from(
 def test_what_plimsoll_sets_of_vllm_is_what_vllm_has() -> None:
     names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     assert names >= OWNED.keys() | FIXED.keys()
-    found = check_arguments(RolloutConfig(vllm=dict.fromkeys(names - OWNED.keys() - FIXED.keys())))
+    found = check_arguments(
+        VllmConfig(arguments=dict.fromkeys(names - OWNED.keys() - FIXED.keys()))
+    )
     assert [*found] == []
 
 
@@ -116,15 +121,18 @@ def test_a_draft_model_takes_its_cache_from_the_engines(model: Path, tmp_path: P
     shape = tiny_config("qwen2", False, vocab=32, hidden=128, heads=4, feed_forward=96)
     write_tiny_model(tmp_path / "draft", shape, 1, TOKENIZER)
     asked = {"model": str(tmp_path / "draft"), "num_speculative_tokens": 3}
-    own: dict[str, EngineValue] = {"speculative_config": asked}
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32", vllm=own)
-    priced = Sampler(rollout, read_shape(str(model)), 64, 4, speculation=speculation_of(rollout))
+    own: dict[str, ArgumentValue] = {"speculative_config": asked}
+    rollout = RolloutConfig(dtype="float32").with_engine(
+        VllmConfig(cpu_kv_cache_gib=0.25, arguments=own)
+    )
+    base = Sampler(rollout, read_shape(str(model)), 64, 4)
+    priced = vllm_sampler(base)
     sampling = SamplingConfig(max_new_tokens=12, temperature=0.0)
     with started(EngineSpec(0, str(model), 64, 1, "cpu", rollout)) as (vllm, loop):
         cache = vllm._llm.vllm_config.cache_config
         found = loop.run(vllm.generate(Request(PROMPTS, 1, sampling, seed=2)))
     assert cache.num_gpu_blocks == 2**28 // (cache.block_size * priced.kv_token)
-    alone = Sampler(rollout, read_shape(str(model)), 64, 4).kv_token
+    alone = VllmSampler(base).kv_token
     assert cache.num_gpu_blocks < 2**28 // (cache.block_size * alone)
     for trajectory in found:
         wanted = expected(model, trajectory, sampling)

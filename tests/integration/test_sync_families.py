@@ -31,6 +31,7 @@ from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.worker import Worker
 from plimsoll.model.tiny import Family, tiny_config
 from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.shapes.families import FAMILIES
 
 pytestmark = pytest.mark.engine
@@ -109,7 +110,7 @@ def test_unchanged_weights_change_nothing(name: str, tmp_path: Path) -> None:
     worker.load_policy(
         "actor", TrainedRole(model=ModelConfig(path=str(tmp_path), dtype="bfloat16")), 1.0
     )
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="bfloat16")
+    rollout = RolloutConfig(dtype="bfloat16").with_engine(VllmConfig(cpu_kv_cache_gib=0.25))
     with started(EngineSpec(0, str(tmp_path), 64, 1, "cpu", rollout)) as (engine, loop):
         pair = Pair(worker, engine, loop)
         [before] = loop.run(engine._llm.collective_rpc(states))

@@ -86,10 +86,9 @@ critic:
   model: {{path: {directory}/sft/model}}
   optimizer: {{learning_rate: 0.001}}
 rollout:
-  engine: vllm
+  vllm: {memory_share: 0.3}
   engines: 1
   placement: shared
-  memory_share: 0.3
   sampling: {{max_new_tokens: 32}}
 algorithm:
   advantage: {{name: gae, options: {{gamma: 1.0, gae_lambda: 1.0}}}}
@@ -107,7 +106,7 @@ run: {{directory: {directory}/grpo, seed: {seed}, steps: 40, eval_every: 10, res
 cluster: {{where: local, device: {device}}}
 batch: {{prompts: 32, responses: 8, micro_batch_tokens: 4096}}
 rollout:
-  engine: transformers
+  transformers: {}
   sampling: {{max_new_tokens: 32}}
 algorithm:
   mini_batches: 2

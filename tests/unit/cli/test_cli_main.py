@@ -148,7 +148,10 @@ def test_help_of_a_preset_says_what_it_sets(capsys: Captured) -> None:
         (["ppo", "pop.yaml"], ["pop.yaml", "Nearest: ppo.yaml"]),
         (["ppo", "ppo.yaml", "--actor.zero.stagee", "3"], ["actor.zero.stagee: 3", "zero.stage?"]),
         (["ppo", "ppo.yaml", "--data.train.path", "rows.jsnl"], ["rows.jsnl", "rows.jsonl?"]),
-        (["ppo", "ppo.yaml", "--rollout.memory_share", "1.5"], ["rollout.memory_share: 1.5"]),
+        (
+            ["ppo", "ppo.yaml", "--rollout.vllm.memory_share", "1.5"],
+            ["rollout.vllm.memory_share: 1.5"],
+        ),
         (["ppo", "ppo.yaml", "--rollout.engines=0"], ["rollout.engines: 0"]),
         (["ppo", "ppo.yaml", "--algorithm.mini_batches=5"], ["must divide", "32 * 1"]),
         (["ppo", "--help", "actr"], ["'actr'", "Nearest: actor"]),
@@ -243,7 +246,7 @@ def test_a_config_of_another_job_names_that_command(capsys: Captured) -> None:
 
 def test_a_conflict_has_its_own_exit_code(capsys: Captured) -> None:
     assert main(["ppo", "ppo.yaml", "--cluster.where=local"]) == 4
-    assert "rollout.engine: vllm" in capsys.readouterr().err
+    assert "rollout.vllm" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(capsys: Captured) -> None:

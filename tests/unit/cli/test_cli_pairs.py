@@ -72,7 +72,7 @@ def test_a_reference_free_loss_has_no_reference(
 
 
 def test_a_reference_of_its_own_is_shown_and_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--reference.model.path=model", "--reference.stage=3"]
+    flags = ["--reference.model.path=model", "--reference.zero.stage=3"]
     code, text = dry_run(capsys, *flags)
     assert code == 0 and "reference model (bfloat16, divided over the ranks)" in text
     code, text = dry_run(capsys, "--reference.model.path=modle")

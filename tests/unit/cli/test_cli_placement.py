@@ -17,7 +17,7 @@ batch: {prompts: 8, responses: 4, micro_batch_tokens: 2048}
 actor: {model: {path: a}, zero: {stage: 3, parameter_offload: cpu}}
 critic: {model: {path: c, dtype: float32}}
 rewards: {r: {name: pattern}}
-rollout: {engines: 3, tensor_parallel: 2, sampling: {max_new_tokens: 28}}
+rollout: {vllm: {tensor_parallel: 2}, engines: 3, sampling: {max_new_tokens: 28}}
 algorithm: {epochs: 2, mini_batches: 4}
 """
 SFT = """\
@@ -63,7 +63,7 @@ def test_the_cores_of_each_of_several_nodes_are_divided() -> None:
 
 def test_the_reference_of_its_own() -> None:
     assert "reference r (bfloat16, divided over the ranks)" in ppo(
-        "reference: {model: {path: r}, stage: 3}\n"
+        "reference: {model: {path: r}, zero: {stage: 3}}\n"
     )
 
 

@@ -30,8 +30,8 @@ from plimsoll.jobs.distill import DistillConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine import versions
 from plimsoll.machine.versions import installed_version
+from plimsoll.rollout.vllm.rules import CPU_HEAD_SIZES
 from plimsoll.spec.load import load_spec
-from plimsoll.spec.model_files import CPU_HEAD_SIZES
 
 Check = Callable[..., None]
 
@@ -448,15 +448,15 @@ def test_sequences_beyond_the_short_factors_of_longrope(
 
 @pytest.mark.usefixtures("house")
 def test_tensor_parallel_must_divide_the_heads() -> None:
-    check("--rollout.tensor_parallel", "3")
-    report = refusal("--rollout.tensor_parallel", "4", code=4)
+    check("--rollout.vllm.tensor_parallel", "3")
+    report = refusal("--rollout.vllm.tensor_parallel", "4", code=4)
     assert "6 attention heads" in report and "one of 1, 2, 3, 6" in report
 
 
 @pytest.mark.usefixtures("house")
 def test_each_stage_must_have_a_layer() -> None:
-    check("--rollout.pipeline_parallel", "2")
-    report = refusal("--rollout.pipeline_parallel", "3", code=4)
+    check("--rollout.vllm.pipeline_parallel", "2")
+    report = refusal("--rollout.vllm.pipeline_parallel", "3", code=4)
     assert "[pipeline-parallel] Each stage has at least one of the 2 layers" in report
 
 
@@ -485,7 +485,7 @@ def test_heads_that_vllm_has_no_cpu_kernel_for(
     config = json.loads((house / "model" / "config.json").read_text())
     (house / "model" / "config.json").write_text(json.dumps(config | shape))
     check("--cluster.device=cuda")
-    check("--cluster.where=local", "--rollout.engine=transformers")
+    check("--cluster.where=local", "--rollout.transformers={}")
     if refused is None:
         return check("--cluster.device=cpu")
     report = refusal("--cluster.device=cpu", code=4)
@@ -588,7 +588,7 @@ def test_a_run_directory_among_the_systems_own(house: Path, path: str) -> None:
 @pytest.mark.usefixtures("house")
 def test_all_problems_are_told_at_once() -> None:
     flags = ["--data.train.path=data/x", "--actor.model.path=modle", "--run.resume=must"]
-    report = refusal(*flags, "--rollout.tensor_parallel=4", "--rewards.answer.name=x")
+    report = refusal(*flags, "--rollout.vllm.tensor_parallel=4", "--rewards.answer.name=x")
     assert report.startswith("4 problems")
     for key in ("data.train.path", "actor.model.path", "run.directory", "rewards.answer"):
         assert f"  {key}: " in report
@@ -598,9 +598,9 @@ def test_all_problems_are_told_at_once() -> None:
 def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     report = refusal()
-    assert "  rollout.engine: vllm\n" in report and "  cluster.where: ray\n" in report
-    assert "vllm is not installed" in report and "rollout.engine: transformers" in report
-    check("--cluster.where=local", "--rollout.engine=transformers")
+    assert "  rollout.vllm\n" in report and "  cluster.where: ray\n" in report
+    assert "vllm is not installed" in report and "rollout.transformers" in report
+    check("--cluster.where=local", "--rollout.transformers={}")
 
 
 @pytest.mark.usefixtures("house")
@@ -645,7 +645,7 @@ def missing_library(name: str) -> None:
 def test_a_path_that_ray_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/home/me/my project/.venv/bin/python")
     assert "such a path: /home/me/my project/.venv/bin/python" in refusal()
-    check("--cluster.where=local", "--rollout.engine=transformers")
+    check("--cluster.where=local", "--rollout.transformers={}")
     monkeypatch.setattr("sys.executable", "/home/jürgen/one-two_3.11/.venv/bin/python")
     check()
 
@@ -674,11 +674,11 @@ def test_what_of_the_system_is_not_installed(monkeypatch: pytest.MonkeyPatch) ->
     assert "-> apt install g++ ninja-build python3-dev, or write critic" in report
     with pytest.raises(ConfigError, match=r"1 problem(.|\n)*libnuma"):
         find_model("run.yaml", flags, None, None)  # evaluation has no optimizer
-    check("--rollout.engine=transformers")
+    check("--rollout.transformers={}")
     check(*flags, "--cluster.address=head:6379")
     monkeypatch.setenv("CUDA_HOME", "nowhere")
     zero = ["--actor.zero.stage=3", "--actor.zero.quantized_weights=true"]
-    report = refusal(*zero, "--rollout.engine=transformers", "--cluster.device=cuda")
+    report = refusal(*zero, "--rollout.transformers={}", "--cluster.device=cuda")
     assert "DeepSpeed's quantisation on GPUs needs nvcc and g++ and ninja and Python.h" in report
     mend = "-> apt install g++ ninja-build python3-dev and set CUDA_HOME to a CUDA kit of torch's"
     assert mend in report

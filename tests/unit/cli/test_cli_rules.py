@@ -34,7 +34,7 @@ PPO = SFT.replace("response: a", "").replace("where: local, ", "").replace("# sf
     "critic: {model: {path: model}}\nrewards: {r: {name: length}}\n"
     "rollout: {sampling: {max_new_tokens: 8}}\n"
 )
-SLEEP = ["--rollout.placement=shared", "--rollout.sleep_level=1"]
+SLEEP = ["--rollout.placement=shared", "--rollout.vllm.sleep_level=1"]
 
 Captured = pytest.CaptureFixture[str]
 

@@ -12,8 +12,8 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import WorkerDied
 from plimsoll.machine.incident import OutOfMemory, Sighting
 from plimsoll.machine.node_state import NodeState
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm.engine import ENGINE_ENDED
+from plimsoll.rollout.protocol import ENGINE_ENDED, EngineSpec
+from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.run.readings import HostReading, Reading
 
 GB = 10**9
@@ -105,10 +105,17 @@ def test_the_error_crosses_processes_as_it_is() -> None:
 def test_vllm_lacks_memory_to_start_where_it_says_so_or_the_kernel_killed(
     said: str, killed: bool, where: str | None
 ) -> None:
-    spec = EngineSpec(1, "model", 64, 1, "cuda", RolloutConfig(memory_share=0.3, dtype="bfloat16"))
+    spec = EngineSpec(
+        1,
+        "model",
+        64,
+        1,
+        "cuda",
+        RolloutConfig(dtype="bfloat16").with_engine(VllmConfig(memory_share=0.3)),
+    )
     error = not_started(spec, said, killed, "/tmp/worker-1")
     told = error.incident.why if isinstance(error, OutOfMemory) else str(error)
     assert str(error).startswith("rollout engine 1: vLLM could not start")
     assert (error.incident.where if isinstance(error, OutOfMemory) else None) == where
-    assert f"{said}\n  Settings: rollout.memory_share: 0.3, " in told
+    assert f"{said}\n  Settings: rollout.vllm.memory_share: 0.3, " in told
     assert ("the kernel has killed a process here for want of memory" in told) is killed

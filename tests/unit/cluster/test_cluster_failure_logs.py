@@ -11,9 +11,9 @@ from plimsoll.cluster.failure_logs import (
     failing_process,
     message,
     tells_of_shortage,
-    vllm_exception_in,
     why_dead,
 )
+from plimsoll.rollout.vllm.engine import logged_error
 
 KILLED = """The actor died unexpectedly before finishing this task.
 \tclass_name: RankActor
@@ -128,15 +128,15 @@ def test_an_error_belongs_to_the_process_that_it_came_from_first() -> None:
 
 def test_the_cause_in_vllms_log_and_not_what_points_to_it(tmp_path: Path) -> None:
     log = str(tmp_path / "worker-1")
-    assert vllm_exception_in(log) is None
+    assert logged_error(log) is None
     Path(f"{log}.out").write_text(FAILED_CORE)
-    assert vllm_exception_in(log) == "ValueError: Available memory is less than it"
+    assert logged_error(log) == "ValueError: Available memory is less than it"
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     log = str(tmp_path / "worker-1")
     Path(f"{log}.out").write_text(FAILED_CORE + "sampling\n" * 100_000)
-    assert vllm_exception_in(log) is None
+    assert logged_error(log) is None
 
 
 def test_a_crash_of_the_interpreter_is_found(tmp_path: Path) -> None:

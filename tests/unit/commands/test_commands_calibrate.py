@@ -97,9 +97,9 @@ def test_engines_on_cpu_tell_of_vllm_where_they_ran_it(tmp_path: Path) -> None:
         for phase in ("load", "rollout")
     ]
     found = fitted(tmp_path, write_run(tmp_path / "a", rows))
-    assert found == {"vllm_process": SHIPPED.vllm_process + 50 * MB}  # front and core
+    assert found == {"engine_process": SHIPPED.engine_process + 50 * MB}  # front and core
     divided = write_run(tmp_path / "c", rows, engine="vllm, tensor_parallel: 2")
-    assert fitted(tmp_path, divided) == {"vllm_process": SHIPPED.vllm_process + 25 * MB}
+    assert fitted(tmp_path, divided) == {"engine_process": SHIPPED.engine_process + 25 * MB}
     staged = write_run(tmp_path / "d", rows, engine="vllm, pipeline_parallel: 2")
     assert fitted(tmp_path, staged) == fitted(tmp_path, divided)
     other = write_run(tmp_path / "b", [*rows, rows[0]], engine="transformers")

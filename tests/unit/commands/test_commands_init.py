@@ -184,7 +184,7 @@ def test_comments_are_of_the_values_that_stand_there() -> None:
     assert said("actor.zero.optimizer_offload", "none") == ()
     assert said("actor.optimizer.kind", "adamw_8bit")[0].endswith("Dettmers et al. 2021)")
     assert said("run.steps", "200")[-1].startswith("Steps of the run")
-    whole, lead = said("rollout.sync.adapter", "separate")
+    whole, lead = said("rollout.vllm.adapter", "separate")
     assert whole.startswith(f"{lead}: the adapter alone")
 
 

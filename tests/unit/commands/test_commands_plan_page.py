@@ -15,7 +15,7 @@ from plimsoll.page.html import PLAN, page
 from plimsoll.page.serve import app
 
 SCENARIO = Path(__file__).parents[3] / "examples" / "scenarios" / "5_orz_1p5b.yaml"
-HALF = {"rollout.memory_share": "0.5"}
+HALF = {"rollout.vllm.memory_share": "0.5"}
 Captured = pytest.CaptureFixture[str]
 
 
@@ -66,8 +66,8 @@ def test_the_band_is_of_all_but_what_vllm_was_given(config: str) -> None:
     "changes",
     [
         HALF,
-        {"rollout.sleep_level": "1", "rollout.memory_share": "0.7"},
-        {"actor.adapter.rank": "16", "reference.stage": "3", "cluster.host_memory": ""},
+        {"rollout.vllm.sleep_level": "1", "rollout.vllm.memory_share": "0.7"},
+        {"actor.adapter.rank": "16", "reference.zero.stage": "3", "cluster.host_memory": ""},
         {"cluster.hardware": "2x24GB", "cluster.ranks": "2", "batch.micro_batch_tokens": "1024"},
     ],
 )
@@ -91,10 +91,10 @@ def test_what_is_copied_has_the_plan_that_is_shown(
 
 
 def test_what_the_config_check_refuses_is_said_and_nothing_is_copied(config: str) -> None:
-    changes = {"rollout.memory_share": "5", "actor.zero.parameter_offload": "cpu"}
+    changes = {"rollout.vllm.memory_share": "5", "actor.zero.parameter_offload": "cpu"}
     found = answer(config, [], "plan", changes)
     assert (found["plan"], found["copies"]) == (None, [])
-    assert "rollout.memory_share: 5" in found["refusal"]
+    assert "rollout.vllm.memory_share: 5" in found["refusal"]
     assert "It must be: number > 0 and <= 1." in found["refusal"]
     conflict = answer(config, ["--actor.zero.stage=2"], "plan", {**changes, **HALF})["refusal"]
     assert "[offload-stage]" in conflict and "-> actor.zero.stage: 3" in conflict
@@ -157,10 +157,10 @@ def test_a_file_that_was_edited_is_planned_as_it_is(config: str) -> None:
 def test_a_layout_that_cannot_be_edited_has_the_command_alone(config: str) -> None:
     path = Path(config)
     path.write_text(path.read_text().replace("  engines: 4", "  ? engines\n  : 4"))
-    found = answer(config, [], "plan", {"rollout.sleep_level": "2"})
+    found = answer(config, [], "plan", {"rollout.vllm.sleep_level": "2"})
     assert found["refusal"] is None
     (command,) = found["copies"]
-    assert command["text"] == f"plimsoll plan {config} --rollout.sleep_level=2"
+    assert command["text"] == f"plimsoll plan {config} --rollout.vllm.sleep_level=2"
 
 
 def test_only_who_knows_the_token_is_answered(config: str) -> None:

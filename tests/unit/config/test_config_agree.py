@@ -14,6 +14,7 @@ from plimsoll.errors import ConfigError, PlimsollError, SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import job_of
+from plimsoll.rollout.vllm.config import vllm_of
 from plimsoll.spec.load import load_spec
 
 PPO = """\
@@ -28,7 +29,7 @@ run: {directory: out, steps: 3}
 data: {train: {path: rows.jsonl}}
 actor: {model: {path: m}}
 """
-LOCAL = "--cluster.where=local --rollout.engine=transformers"
+LOCAL = "--cluster.where=local --rollout.transformers={}"
 WSD = "--actor.optimizer.schedule"
 EVAL = "--data.eval.path=x --data.eval.prompt=q"
 EVERY = f"--run.eval_every=1 {EVAL}"
@@ -37,7 +38,7 @@ BEST = "--run.best.metric=eval/reward"
 # (flags that contradict, the key that is told, exit code, flags that mend it)
 PPO_CASES = [
     ("--data.train.response=a", "data.train.response", 2, None),
-    ("--cluster.where=local", "rollout.engine", 4, "--rollout.engine=transformers"),
+    ("--cluster.where=local", "rollout.engine", 4, "--rollout.transformers={}"),
     (f"{LOCAL} --cluster.ranks=2", "cluster.ranks", 4, None),
     (f"{LOCAL} --cluster.address=auto", "cluster.address", 4, None),
     (f"{LOCAL} --cluster.nodes=2", "cluster.nodes", 4, None),
@@ -51,18 +52,18 @@ PPO_CASES = [
     ("--cluster.ranks=100000000", "cluster.ranks", 2, None),
     ("--cluster.nodes=100000000", "cluster.nodes", 2, None),
     ("--cluster.critic_ranks=100001", "cluster.critic_ranks", 2, None),
-    ("--rollout.engines=50000 --rollout.pipeline_parallel=3", "rollout.engines", 2, None),
-    ("--rollout.pipeline_parallel=1000000", "rollout.pipeline_parallel", 2, None),
+    ("--rollout.engines=50000 --rollout.vllm.pipeline_parallel=3", "rollout.engines", 2, None),
+    ("--rollout.vllm.pipeline_parallel=1000000", "rollout.vllm.pipeline_parallel", 2, None),
     (
         f"{BEST} {EVERY} --run.best.goal=highest --run.keep_checkpoints=0",
         "run.best",
         4,
         None,
     ),
-    ("--rollout.sleep_level=1", "rollout.sleep_level", 4, "--rollout.placement=shared"),
+    ("--rollout.vllm.sleep_level=1", "rollout.vllm.sleep_level", 4, "--rollout.placement=shared"),
     (
-        "--rollout.sleep_level=2 --rollout.placement=shared --rollout.engine=transformers",
-        "rollout.sleep_level",
+        "--rollout.vllm.sleep_level=2 --rollout.placement=shared --rollout.transformers={}",
+        "rollout.vllm.sleep_level",
         4,
         None,
     ),
@@ -80,20 +81,20 @@ PPO_CASES = [
     ),
     (f"{LOCAL} --rollout.engines=2", "rollout.engines", 4, None),
     (
-        "--rollout.engine=transformers --rollout.tensor_parallel=2",
-        "rollout.tensor_parallel",
+        "--rollout.transformers={} --rollout.vllm.tensor_parallel=2",
+        "rollout.vllm.tensor_parallel",
         4,
         None,
     ),
     (
-        "--rollout.engine=transformers --rollout.pipeline_parallel=2",
-        "rollout.pipeline_parallel",
+        "--rollout.transformers={} --rollout.vllm.pipeline_parallel=2",
+        "rollout.vllm.pipeline_parallel",
         4,
         None,
     ),
     (
-        "--rollout.engine=transformers --batch.responses=8 --rollout.max_sequences=4",
-        "rollout.max_sequences",
+        "--rollout.transformers={} --batch.responses=8 --rollout.vllm.max_sequences=4",
+        "rollout.vllm.max_sequences",
         4,
         None,
     ),
@@ -238,11 +239,21 @@ PPO_CASES = [
         4,
         None,
     ),
-    ("--rollout.vllm.enforce_eagre=true", "rollout.vllm.enforce_eagre", 2, None),
-    ("--rollout.vllm.max_num_seqs=8", "rollout.vllm.max_num_seqs", 2, None),
-    ("--rollout.vllm.logprobs_mode=raw_logits", "rollout.vllm.logprobs_mode", 2, None),
     (
-        "--rollout.engine=transformers --rollout.vllm.enforce_eager=true",
+        "--rollout.vllm.arguments.enforce_eagre=true",
+        "rollout.vllm.arguments.enforce_eagre",
+        2,
+        None,
+    ),
+    ("--rollout.vllm.arguments.max_num_seqs=8", "rollout.vllm.arguments.max_num_seqs", 2, None),
+    (
+        "--rollout.vllm.arguments.logprobs_mode=raw_logits",
+        "rollout.vllm.arguments.logprobs_mode",
+        2,
+        None,
+    ),
+    (
+        "--rollout.transformers={} --rollout.vllm.arguments.enforce_eager=true",
         "rollout.vllm",
         4,
         None,
@@ -364,7 +375,7 @@ def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:
         LOCAL,
         EVAL + " --eval_sampling.temperature=0 --eval_sampling.top_p=0.5",
         "--algorithm.kl.place=none --algorithm.kl.coefficient=0",
-        '--rollout.vllm.speculative_config={"method":"ngram"} --rollout.vllm.enforce_eager=true',
+        '--rollout.vllm.arguments.speculative_config={"method":"ngram"} --rollout.vllm.arguments.enforce_eager=true',
     ):
         load_spec(JOBS["ppo"], str(path), flags.split())
 
@@ -372,10 +383,10 @@ def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:
 def test_lists_reach_vllm_as_lists(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(PPO)
-    sizes = "--rollout.vllm.cudagraph_capture_sizes=[1, 2]"
-    nested = '--rollout.vllm.compilation_config={"splitting_ops": ["a"]}'
+    sizes = "--rollout.vllm.arguments.cudagraph_capture_sizes=[1, 2]"
+    nested = '--rollout.vllm.arguments.compilation_config={"splitting_ops": ["a"]}'
     spec = load_spec(JOBS["ppo"], str(path), [sizes, nested])
-    assert spec.engines is not None and spec.engines.vllm == {
+    assert spec.engines is not None and vllm_of(spec.engines).arguments == {
         "cudagraph_capture_sizes": [1, 2],
         "compilation_config": {"splitting_ops": ["a"]},
     }
@@ -384,9 +395,9 @@ def test_lists_reach_vllm_as_lists(tmp_path: Path) -> None:
 def test_the_nearest_argument_of_vllms_is_named(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(PPO)
-    report = str(refusal(RlConfig, path, "--rollout.vllm.enforce_eagre=true"))
+    report = str(refusal(RlConfig, path, "--rollout.vllm.arguments.enforce_eagre=true"))
     assert "[vllm-argument]" in report and "-> enforce_eager, or leave it out" in report
-    report = str(refusal(RlConfig, path, "--rollout.vllm.data_parallel_size=2"))
+    report = str(refusal(RlConfig, path, "--rollout.vllm.arguments.data_parallel_size=2"))
     assert "-> write rollout.engines instead" in report
 
 
@@ -413,7 +424,7 @@ def test_a_problem_tells_the_line_or_flag_of_the_first_key_that_it_names(tmp_pat
     report = str(refusal(RlConfig, path, "--batch.micro_batch_tokens=9"))
     first_lines = [line for line in report.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
     assert first_lines == [
-        f"  rollout.engine: vllm   (cluster.where: {path}:6)",  # the engine is the default
+        f"  rollout.vllm   (cluster.where: {path}:6)",  # the engine is the default
         f"  rollout.engines: 2   ({path}:8)",
         "  batch.micro_batch_tokens: 9   (flag --batch.micro_batch_tokens)",
     ]

@@ -26,8 +26,8 @@ JOBS: dict[type[JobConfig], str] = {
 NF4 = "--actor.model.quantization=nf4"
 ADAPTER = "--actor.adapter.rank=8"
 DORA = "--actor.adapter.dora=true"
-OFFLOADED = "--reference.model.path=m --reference.offload=cpu"
-SEPARATE = f"{ADAPTER} --rollout.sync.adapter=separate"
+OFFLOADED = "--reference.model.path=m --reference.zero.offload=cpu"
+SEPARATE = f"{ADAPTER} --rollout.vllm.adapter=separate"
 TARGETS = "--actor.adapter.targets=[q_proj]"
 STAGE_2 = "--actor.zero.stage=2"
 ACTORS, CRITICS = "--actor.adapter.dropout", "--critic.adapter.dropout"
@@ -52,33 +52,33 @@ CASES: list[tuple[type[JobConfig], str, str, int, str]] = [
         (
             RlConfig,
             f"{SEPARATE} {flag}",
-            "rollout.sync.adapter",
+            "rollout.vllm.adapter",
             4,
-            "--rollout.sync.adapter=merged",
+            "--rollout.vllm.adapter=merged",
         )
         for flag in (
             NF4,
             DORA,
             "--actor.adapter.rank=1000",
-            "--cluster.where=local --rollout.engine=transformers",
-            "--rollout.placement=shared --rollout.sleep_level=2",
+            "--cluster.where=local --rollout.transformers={}",
+            "--rollout.placement=shared --rollout.vllm.sleep_level=2",
         )
     ),
-    (RlConfig, "--rollout.sync.adapter=separate", "rollout.sync.adapter", 4, ADAPTER),
+    (RlConfig, "--rollout.vllm.adapter=separate", "rollout.vllm.adapter", 4, ADAPTER),
     (
         DpoConfig,
         f"{OFFLOADED} --reference.model.quantization=nf4",
-        "reference.offload",
+        "reference.zero.offload",
         4,
-        "--reference.offload=none",
+        "--reference.zero.offload=none",
     ),
     (
         RlConfig,
         "--reward_model.role.model.path=m --reward_model.role.model.quantization=nf4 "
-        "--reward_model.role.offload=cpu",
-        "reward_model.role.offload",
+        "--reward_model.role.zero.offload=cpu",
+        "reward_model.role.zero.offload",
         4,
-        "--reward_model.role.offload=none",
+        "--reward_model.role.zero.offload=none",
     ),
 ]
 
@@ -90,7 +90,7 @@ ALLOWED: list[tuple[type[JobConfig], str]] = [
     (DpoConfig, f"{NF4} {ADAPTER} --actor.adapter.dropout=0.1"),
     (DpoConfig, OFFLOADED),
     (RlConfig, f"{NF4} {ADAPTER} --actor.zero.stage=3"),
-    (RlConfig, f"{SEPARATE} --rollout.placement=shared --rollout.sleep_level=1"),
+    (RlConfig, f"{SEPARATE} --rollout.placement=shared --rollout.vllm.sleep_level=1"),
 ]
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll.config.engine import FrozenRole, OptimizerConfig, TrainedRole, ZeroConfig
+from plimsoll.config.engine import FrozenRole, OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.process_group import choose_device, free_port
+from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings
 from plimsoll.errors import ConfigError
 
@@ -22,9 +23,8 @@ STAGES = (0, 1, 2, 3)
 def settings_of(stage: int, dtype: str, device: str = "cpu", **zero: Any) -> dict[str, Any]:
     role = TrainedRole(
         model=ModelConfig.model_validate({"path": "none", "dtype": dtype}),
-        zero=ZeroConfig.model_validate({"stage": stage, **zero}),
         optimizer=OptimizerConfig(max_grad_norm=0.5),
-    )
+    ).with_engine(ZeroConfig.model_validate({"stage": stage, **zero}))
     assert device in ("cpu", "cuda")
     return deepspeed_settings(role, "cuda" if device == "cuda" else "cpu", ranks=3)
 
@@ -47,7 +47,11 @@ def test_every_value_is_written_out(stage: int) -> None:
     for settings in (
         settings_of(stage, "bfloat16", **offload),
         frozen_settings(
-            FrozenRole(model=ModelConfig(path="none", dtype="bfloat16"), stage=3), "cpu", 2
+            FrozenRole(model=ModelConfig(path="none", dtype="bfloat16")).with_engine(
+                FrozenZeroConfig(stage=3)
+            ),
+            "cpu",
+            2,
         ),
     ):
         assert "auto" not in values_of(settings) and None not in values_of(settings)
@@ -64,7 +68,11 @@ def test_deepspeeds_clock_does_not_wait_for_the_card() -> None:
     from deepspeed.utils.config import get_timers_config
 
     frozen = frozen_settings(
-        FrozenRole(model=ModelConfig(path="none", dtype="bfloat16"), stage=3), "cuda", 2
+        FrozenRole(model=ModelConfig(path="none", dtype="bfloat16")).with_engine(
+            FrozenZeroConfig(stage=3)
+        ),
+        "cuda",
+        2,
     )
     for settings in (settings_of(2, "bfloat16", "cuda"), frozen):
         assert not get_timers_config(settings).enabled

@@ -27,7 +27,7 @@ data: {train: {path: rows.jsonl, prompt: prompt, reference: answer}}
 batch: {prompts: 2, responses: 2}
 actor: {model: {path: Qwen/Qwen2.5-0.5B}}
 reward_model: {role: {model: {path: Qwen/Qwen2.5-0.5B}}}
-rollout: {engine: transformers}
+rollout: {transformers: {}}
 """
 
 

@@ -104,7 +104,7 @@ actor:
 critic: 3
 rewards: {a: {name: x, options: {k: [1]}, weihgt: 2}}
 rollout:
-  memory_share: 1.5
+  vllm: {memory_share: 1.5}
   engines: 0
 zero: {stage: 2}
 """
@@ -118,7 +118,7 @@ zero: {stage: 2}
         "critic": ["3", "run.yaml:8", "section"],
         "rewards.a.options.k": ["[1]", "run.yaml:9", "text"],
         "rewards.a.weihgt": ["2", "rewards.a.weight"],
-        "rollout.memory_share": ["1.5", "run.yaml:11", "> 0 and <= 1"],
+        "rollout.vllm.memory_share": ["1.5", "run.yaml:11", "> 0 and <= 1"],
         "rollout.engines": ["0", "run.yaml:12", "integer >= 1", "default 1"],
         "zero": ["run.yaml:13", "no such key", "actor.zero or critic.zero"],
         "rollout.sampling.stop": ["5", "flag --rollout.sampling.stop", "list of text"],
@@ -233,7 +233,7 @@ def test_every_key_of_every_job_says_what_it_is() -> None:
 def test_help_shows_type_default_and_meaning() -> None:
     text = describe_keys(RlConfig)
     assert "--actor.zero.stage  [0 | 1 | 2 | 3; default 2]\n      0 divides nothing" in text
-    assert "--rollout.memory_share  [number > 0 and <= 1; default 0.5]" in text
+    assert "--rollout.vllm.memory_share  [number > 0 and <= 1; default 0.5]" in text
     assert "--run.directory  [text; required]" in text
     assert "--run.steps  [integer >= 1 or null; default null]" in text
     assert "--rewards.<name>.name  [text" in text

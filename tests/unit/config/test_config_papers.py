@@ -22,7 +22,7 @@ MINIMAL: dict[str, Any] = {
     "actor": {"model": {"path": "model"}},
     "rewards": {"right": {"name": "math_answer"}},
     "batch": {"micro_batch_tokens": 32_000},
-    "rollout": {"sampling": {"max_new_tokens": 20480}, "max_sequences": 64},
+    "rollout": {"vllm": {"max_sequences": 64}, "sampling": {"max_new_tokens": 20480}},
 }
 
 # Of each paper: the key, its value there, and where the paper says so.

@@ -16,7 +16,7 @@ cluster: {where: local}
 data: {train: {path: rows.jsonl, prompt: p}, max_tokens: 100}
 actor: {model: {path: m}}
 critic: {model: {path: m}}
-rollout: {engine: transformers}
+rollout: {transformers: {}}
 rewards: {part: %s}
 """
 JUDGE = "url: https://h/v1, model: m"

@@ -73,7 +73,7 @@ def changed_lines(text: str, values: Mapping[str, object]) -> list[str]:
             ["+   adapter:", "+     rank: 16"],
         ),
         (
-            {"reference.offload": "cpu", "rollout.sampling.seed": 1, "rollout.engines": 2},
+            {"reference.zero.offload": "cpu", "rollout.sampling.seed": 1, "rollout.engines": 2},
             ["+   offload: cpu", "+     seed: 1", "+   engines: 2"],
         ),
         (

@@ -113,7 +113,7 @@ def test_the_ninja_of_this_python_is_found(monkeypatch: pytest.MonkeyPatch, tmp_
 
 _OFFLOADED = """
 import torch
-from plimsoll.config.engine import TrainedRole, ZeroConfig
+from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.zero.optimizer import make_optimizer
 from plimsoll.errors import PlimsollError

@@ -21,26 +21,26 @@ from plimsoll.config.engine import (
     EmaConfig,
     OptimizerConfig,
     TrainedRole,
-    ZeroConfig,
 )
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.checkpoint import (
+    Stretch,
     read_blocks,
     read_rows,
     read_weights,
     write_blocks,
     write_rows,
 )
-from plimsoll.engine.zero.form import Form, check_shapes, read_form, write_form, write_shapes
-from plimsoll.engine.zero.masters import Part
 from plimsoll.engine.protocol import Steps
+from plimsoll.engine.zero.config import ZeroConfig
+from plimsoll.engine.zero.form import Form, check_shapes, read_form, write_form, write_shapes
 from plimsoll.errors import ConfigError
 
 Weights = dict[str, Tensor]
 ROLE = TrainedRole(model=ModelConfig(path="m", dtype="bfloat16"))
 
 
-def joined(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Part]]:
+def joined(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Stretch]]:
     """As ZeRO 1 and 2: all weights one behind the other, padded, cut into equal pieces."""
     whole = torch.cat(list(weights.values()))
     share = -(-len(whole) // ranks)
@@ -50,12 +50,12 @@ def joined(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Part]]
     for name, weight in weights.items():
         held = [i for i in range(len(weight)) if begin <= at + i < begin + share]
         if held:
-            parts.append(Part(name, held[0], 0, at + held[0] - begin, len(held)))
+            parts.append(Stretch(name, held[0], 0, at + held[0] - begin, len(held)))
         at += len(weight)
     return padded[begin : begin + share].clone(), parts
 
 
-def shared(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Part]]:
+def shared(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Stretch]]:
     """As ZeRO 3: each weight padded and cut into equal pieces."""
     pieces, parts, at = [], [], 0
     for name, weight in weights.items():
@@ -64,7 +64,7 @@ def shared(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Part]]
         pieces.append(padded[rank * share : (rank + 1) * share])
         held = len(range(rank * share, min((rank + 1) * share, len(weight))))
         if held:
-            parts.append(Part(name, rank * share, 0, at, held))
+            parts.append(Stretch(name, rank * share, 0, at, held))
         at += share
     return torch.cat(pieces), parts
 

@@ -37,8 +37,8 @@ from plimsoll.engine.objectives import (
     ValueObjective,
     ValueStream,
 )
-from plimsoll.engine.zero.optimizer import begin_moments
 from plimsoll.engine.teacher_forward import teacher_forward
+from plimsoll.engine.zero.optimizer import begin_moments
 from plimsoll.model.adapters import add_adapter, plain_weight
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers

@@ -11,15 +11,17 @@ from torch import Tensor, nn
 
 from plimsoll.config.engine import FrozenRole, OptimizerConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.zero.frozen import FrozenEngine
-from plimsoll.engine.zero.optimizer import parameter_groups
+from plimsoll.engine.optimizer import parameter_groups
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import make_bucket, plan_buckets, read_bucket
+from plimsoll.engine.zero.frozen import FrozenZeroEngine
 
 
-def engine_of(module: nn.Module) -> FrozenEngine:
+def engine_of(module: nn.Module) -> FrozenZeroEngine:
     place = Place(0, 1, 0, "127.0.0.1", 0, "cpu", threads=1)
-    return FrozenEngine(module, FrozenRole(model=ModelConfig(path="none", dtype="float32")), place)
+    return FrozenZeroEngine(
+        module, FrozenRole(model=ModelConfig(path="none", dtype="float32")), place
+    )
 
 
 def layers() -> nn.Sequential:

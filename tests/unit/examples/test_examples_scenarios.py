@@ -44,7 +44,7 @@ BREAKS = {
     "1_dpo_34b_reference_on_gpu": (
         "device-memory",
         "the reference model",
-        "reference.offload: cpu",
+        "reference.zero.offload: cpu",
     ),
     "3_ppo_70b_cpu_adam": ("host-memory", "all of the ", "cluster.critic_ranks"),
     "4_qwen2_7b_4090": (
@@ -52,7 +52,11 @@ BREAKS = {
         "the actor's optimizer states",
         "actor.zero.optimizer_offload: cpu",
     ),
-    "5_orz_1p5b": ("vllm-share-beside-training", "vLLM takes its share", "rollout.memory_share: "),
+    "5_orz_1p5b": (
+        "vllm-share-beside-training",
+        "vLLM takes its share",
+        "rollout.vllm.memory_share: ",
+    ),
 }
 
 
@@ -162,16 +166,18 @@ def test_7b_on_four_4090s_is_offered_lora_first_and_then_adam_on_the_cpu() -> No
 def test_1p5b_ppo_is_told_a_lower_share_and_a_higher_one_with_sleep() -> None:
     [problem] = errors("5_orz_1p5b")
     awake, asleep = map(float, re.findall(r"memory_share: (0\.\d+)", problem.fix))
-    assert f"rollout.sleep_level: 2 with rollout.memory_share: {asleep}" in problem.fix
+    assert f"rollout.vllm.sleep_level: 2 with rollout.vllm.memory_share: {asleep}" in problem.fix
     assert 0.5 <= awake < asleep < 0.9
     for words in ((awake, 0), (asleep, 2)):
         job = config("5_orz_1p5b").config
         assert isinstance(job, RlConfig)
         share, level = words
-        rollout = job.rollout.model_copy(update={"memory_share": share, "sleep_level": level})
+        rollout = job.rollout.model_copy(
+            update={"vllm": {"memory_share": share, "sleep_level": level}}
+        )
         assert plan_job(spec_of(job.model_copy(update={"rollout": rollout}))).verdict == "fits"
     offered = [{change.key for change in one.changes} for one in advice("5_orz_1p5b").suggestions]
-    assert {"rollout.memory_share"} in offered
+    assert {"rollout.vllm.memory_share"} in offered
 
 
 ADAPTERS = {"actor.adapter.rank": 16, "critic.adapter.rank": 16}
@@ -184,11 +190,11 @@ ADAM_ON_HOST = {
 @pytest.mark.parametrize(
     "more",
     [
-        {"rollout.sleep_level": 1, "rollout.memory_share": 0.71},
-        {**ADAPTERS, "rollout.memory_share": 0.8},
-        {**ADAM_ON_HOST, "rollout.memory_share": 0.79},
+        {"rollout.vllm.sleep_level": 1, "rollout.vllm.memory_share": 0.71},
+        {**ADAPTERS, "rollout.vllm.memory_share": 0.8},
+        {**ADAM_ON_HOST, "rollout.vllm.memory_share": 0.79},
         {"cluster.nodes": 2, "rollout.placement": "own"},
-        {"cluster.nodes": 2, "cluster.critic_ranks": 4, "rollout.memory_share": 0.73},
+        {"cluster.nodes": 2, "cluster.critic_ranks": 4, "rollout.vllm.memory_share": 0.73},
     ],
     ids=lambda more: "-".join(more),
 )

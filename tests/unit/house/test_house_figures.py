@@ -36,12 +36,12 @@ def test_the_drawing_of_a_plan_is_that_of_its_scenario(
 
 
 WAYS = {
-    "a copy on every card": ["--reference.stage", "0"],
-    "`reference.stage: 3`": [],
-    "`reference.offload: cpu`, a copy for each card": [
-        *("--reference.stage", "0", "--reference.offload", "cpu")
+    "a copy on every card": ["--reference.zero.stage", "0"],
+    "`reference.zero.stage: 3`": [],
+    "`reference.zero.offload: cpu`, a copy for each card": [
+        *("--reference.zero.stage", "0", "--reference.zero.offload", "cpu")
     ],
-    "`reference.stage: 3`, `reference_logprobs.precompute: true`": [
+    "`reference.zero.stage: 3`, `reference_logprobs.precompute: true`": [
         *("--reference_logprobs.precompute", "true")
     ],
 }

@@ -297,7 +297,7 @@ def test_what_changes_do_to_what_is_learned() -> None:
         Change("batch.micro_batch_tokens", 4096, 2048),
         Change("actor.zero.stage", 2, 3),
         Change("critic.zero.optimizer_offload", "none", "cpu"),
-        Change("rollout.memory_share", 0.9, 0.5),
+        Change("rollout.vllm.memory_share", 0.9, 0.5),
         Change("cluster.critic_ranks", None, 4),
         Change("cluster.nodes", 4, 2),
         Change("reference.model.quantization", None, "nf4"),  # the actor's, written out
@@ -371,7 +371,7 @@ batch: {prompts: 8, micro_batch_tokens: 101000}
 actor: {model: {path: Qwen/Qwen2.5-0.5B, gradient_checkpointing: true}}
 critic: {model: {path: Qwen/Qwen2.5-0.5B, gradient_checkpointing: true}}
 rewards: {correct: {name: exact_match}}
-rollout: {engine: transformers, max_sequences: 1, sampling: {max_new_tokens: 100000}}
+rollout: {transformers: {max_sequences: 1}, sampling: {max_new_tokens: 100000}}
 """
 SETS = """\
 data:

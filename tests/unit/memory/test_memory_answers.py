@@ -37,10 +37,10 @@ actor: &trained                         # both learn alike
   model: {path: Qwen/Qwen2-7B, gradient_checkpointing: true}
   zero: {stage: 3}
 critic: *trained
-reference: {model: {path: Qwen/Qwen2-7B}, stage: 3}
+reference: {model: {path: Qwen/Qwen2-7B}, zero: {stage: 3}}
 rewards: {}
-reward_model: {role: {model: {path: Qwen/Qwen2-7B}, stage: 3}}
-rollout: {engines: 4, placement: shared, memory_share: 0.5}
+reward_model: {role: {model: {path: Qwen/Qwen2-7B}, zero: {stage: 3}}}
+rollout: {vllm: {memory_share: 0.5}, engines: 4, placement: shared}
 """
 
 
@@ -250,10 +250,10 @@ def test_engines_of_8_bits_beside_a_base_of_4_are_an_answer_on_a_small_card(tmp_
     same, rounded, adapters = advice.answers
     assert {change.key: change.after for change in adapters.changes} == {
         "actor.model.quantization": "nf4",
-        "rollout.vllm.quantization": "fp8_per_channel",
+        "rollout.vllm.arguments.quantization": "fp8_per_channel",
     }
     assert adapters.relative_seconds < min(same.relative_seconds, rounded.relative_seconds)
-    assert "rollout.vllm.quantization" in rounded.flags and rounded.effect == "rounding"
+    assert "rollout.vllm.arguments.quantization" in rounded.flags and rounded.effect == "rounding"
     assert "quantization" not in same.flags
     lines = answers_text(advice, plan).splitlines()
     keys = [line[: lines[0].index("as written")].split() for line in lines]

@@ -6,7 +6,7 @@ import pytest
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.price.roles import RoleWork, trained_role
-from plimsoll.engine.zero.price import layers_left
+from plimsoll.engine.zero.buffers import layers_left
 from plimsoll.engine.zero.sizes import ZeroSizes
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch

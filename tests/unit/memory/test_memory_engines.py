@@ -7,8 +7,9 @@ from dataclasses import replace
 from math import ceil
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.rollout.price import STARTING, Sampler, transformers_items, unpriced
-from plimsoll.rollout.vllm.price import (
+from plimsoll.rollout.price import STARTING, EngineProcess, Sampler, rollout_price
+from plimsoll.rollout.vllm.config import vllm_of
+from plimsoll.rollout.vllm.holdings import (
     GIB,
     card_items,
     card_share,
@@ -16,7 +17,9 @@ from plimsoll.rollout.vllm.price import (
     least_cpu_cache,
     least_share,
 )
+from plimsoll.rollout.vllm.sampler import VllmSampler, unpriced, vllm_sampler
 from plimsoll.shapes.known_models import read_shape
+from plimsoll.shapes.shape import ModelShape
 from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.lifetimes import job_moments
 
@@ -32,9 +35,15 @@ SENDING, PROVING = Moment("sync", "gather"), Moment("sync", "forward")
 CARD = 80_000_000_000
 
 
-def sampler(**settings: object) -> Sampler:
-    rollout = RolloutConfig.model_validate({"memory_share": 0.5, "dtype": "bfloat16", **settings})
-    return Sampler(rollout, QWEN, longest=1024, sequences=64)
+def sampler(
+    *,
+    dtype: str = "bfloat16",
+    rank: int | None = None,
+    shape: ModelShape = QWEN,
+    **vllm: object,
+) -> VllmSampler:
+    rollout = RolloutConfig.model_validate({"vllm": {"memory_share": 0.5, **vllm}, "dtype": dtype})
+    return vllm_sampler(Sampler(rollout, shape, longest=1024, sequences=64, adapter_rank=rank))
 
 
 def held_at(held: Iterable[Allocation], moment: Moment) -> dict[str, int]:
@@ -68,18 +77,16 @@ def test_a_stage_has_its_layers_and_the_ends_have_a_table() -> None:
     assert [one.handed_over for one in (first, middle, last)] == [0, *2 * [2 * tokens * 1536 * 2]]
     [half, _] = sampler(tensor_parallel=2, pipeline_parallel=2).stages
     assert half.weights == 2 * ((14 * layer + table) // 2 + 29 * 1536)
-    untied = [replace(one, shape=replace(QWEN, tied=False)) for one in (first, middle, last)]
+    untied = sampler(shape=replace(QWEN, tied=False), pipeline_parallel=3).stages
     assert [one.weights for one in untied] == [first.weights, middle.weights, last.weights]
-    rooms = [
-        replace(one, adapter_rank=16).adapter_room for one in sampler(pipeline_parallel=2).stages
-    ]
-    assert [2 * room for room in rooms] == 2 * [replace(sampler(), adapter_rank=16).adapter_room]
+    rooms = [stage.adapter_room for stage in sampler(rank=16, pipeline_parallel=2).stages]
+    assert [2 * room for room in rooms] == 2 * [sampler(rank=16).adapter_room]
 
 
 def test_every_stage_has_as_many_blocks_as_the_one_with_room_for_the_fewest() -> None:
     """That with the most layers; of a small share the last, which has logits beside a table."""
 
-    def caches(one: Sampler) -> list[int]:
+    def caches(one: VllmSampler) -> list[int]:
         held = (held_at(card_items(stage, CARD, 0, MOMENTS), SAMPLING) for stage in one.stages)
         return [items["KV cache"] for items in held]
 
@@ -106,25 +113,27 @@ def test_the_stages_of_an_engine_on_cpu() -> None:
 def test_vllms_own_settings_are_priced() -> None:
     """A KV cache of a byte a number, a larger batch, no CUDA graphs, and linear layers of a byte a
     weight, whose biases and whose embedding are as ever."""
-    assert sampler(vllm={"kv_cache_dtype": "fp8"}).kv_token == 28 * 2 * 2 * 128
-    assert sampler(vllm={"kv_cache_dtype": "auto"}).kv_token == 2 * 28 * 2 * 2 * 128
-    most = sampler(vllm={"max_num_batched_tokens": 65_536}, max_sequences=8)
+    assert sampler(arguments={"kv_cache_dtype": "fp8"}).kv_token == 28 * 2 * 2 * 128
+    assert sampler(arguments={"kv_cache_dtype": "auto"}).kv_token == 2 * 28 * 2 * 2 * 128
+    most = sampler(arguments={"max_num_batched_tokens": 65_536}, max_sequences=8)
     assert most.profile_peak == 65_536 * 2 * (4 * 1536 + 3 * 8960)
     graphs = int(0.8 * GIB)
-    share, eager = (card_share(sampler(vllm=own), CARD) for own in ({}, {"enforce_eager": True}))
+    share, eager = (
+        card_share(sampler(arguments=own), CARD) for own in ({}, {"enforce_eager": True})
+    )
     assert eager.kv_cache - share.kv_cache == graphs
     linears = 28 * (2 * 1536 * 1536 + 2 * 1536 * 256 + 3 * 1536 * 8960)
-    narrow = sampler(vllm={"quantization": "fp8"}).weights
+    narrow = sampler(arguments={"quantization": "fp8"}).weights
     assert narrow == 2 * PARAMETERS - linears
 
 
 def test_what_has_no_price_is_named() -> None:
     counted = {"kv_cache_dtype": "fp8", "quantization": "fp8", "max_num_batched_tokens": 4096}
     own = {**counted, "enforce_eager": True, "block_size": 32}
-    assert unpriced(sampler(vllm=own).rollout) == ("block_size",)
+    assert unpriced(sampler(arguments=own).vllm) == ("block_size",)
     own = {"speculative_config": {"method": "mtp"}, "kv_cache_dtype": "nvfp4"}
     named = ("kv_cache_dtype", "speculative_config.method: mtp")
-    assert unpriced(sampler(vllm=own).rollout) == named
+    assert unpriced(sampler(arguments=own).vllm) == named
 
 
 def test_an_engine_takes_its_share_of_the_card_and_no_more() -> None:
@@ -143,13 +152,13 @@ def test_an_engine_takes_its_share_of_the_card_and_no_more() -> None:
 
 def test_an_engine_makes_room_for_an_adapter_around_every_layer() -> None:
     """Queries and outputs of 1536, keys and values of 256, an MLP of 8960; rank 16, 2 bytes."""
-    beside = replace(sampler(), adapter_rank=16)
+    beside = sampler(rank=16)
     attention = 2 * (1536 + 1536) + 2 * (1536 + 256)
     assert beside.adapter_room == 2 * 16 * 28 * (attention + 3 * (1536 + 8960))
     assert card_share(sampler(), CARD).kv_cache - card_share(beside, CARD).kv_cache == (
         beside.adapter_room
     )
-    halves = replace(sampler(tensor_parallel=2), adapter_rank=16).adapter_room
+    halves = sampler(rank=16, tensor_parallel=2).adapter_room
     attention = 2 * (1536 + 768) + 2 * (1536 + 128)
     assert halves == 2 * 16 * 28 * (attention + 3 * (1536 + 4480))
     assert sampler().adapter_room == 0
@@ -179,16 +188,20 @@ def test_vllm_on_cpu_packs_a_tied_head_beside_the_embedding() -> None:
         "KV cache": 2 * GIB,
         "packed head": 2 * 151_936 * 1536,
     }
-    untied = replace(sampler(), shape=replace(QWEN, tied=False))
+    untied = sampler(shape=replace(QWEN, tied=False))
     assert "packed head" not in held_at(cpu_items(untied, MOMENTS), TRAINING)
 
 
 def test_transformers_keep_the_keys_of_what_is_sampled_at_once() -> None:
-    items = held_at(transformers_items(sampler(), MOMENTS), SAMPLING)
+    rollout = RolloutConfig.model_validate({"transformers": {}, "dtype": "bfloat16"})
+    base = Sampler(rollout, QWEN, longest=1024, sequences=64)
+    process = EngineProcess(base, "engine", 0, "cpu", None, 0, 0, MOMENTS)
+    held = [*rollout_price(rollout).contents(process)]
+    items = held_at(held, SAMPLING)
     cache = 64 * 1024 * 2 * 28 * 2 * 128 * 2
     assert items["KV cache"] == cache + cache // 28
     assert items["weights"] == 2 * PARAMETERS
-    assert set(held_at(transformers_items(sampler(), MOMENTS), TRAINING)) == {"weights"}
+    assert set(held_at(held, TRAINING)) == {"weights"}
 
 
 def test_what_vllm_quantises_is_the_linear_layers() -> None:
@@ -199,14 +212,15 @@ def test_what_vllm_quantises_is_the_linear_layers() -> None:
     assert (matrices, rest) == (6_525_288_448, 1_090_328_064)
 
     def weights(quantization: str) -> int:
-        settings = {"dtype": "bfloat16", "vllm": {"quantization": quantization}}
+        settings = {"dtype": "bfloat16", "vllm": {"arguments": {"quantization": quantization}}}
         rollout = RolloutConfig.model_validate(settings)
-        assert "quantization" not in unpriced(rollout)
-        return Sampler(rollout, read_shape("Qwen/Qwen2.5-7B"), 1024, 64).weights
+        assert "quantization" not in unpriced(vllm_of(rollout))
+        base = Sampler(rollout, read_shape("Qwen/Qwen2.5-7B"), 1024, 64)
+        return vllm_sampler(base).weights
 
     for name in ("fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block"):
         assert weights(name) == matrices + 2 * rest
     assert weights("mxfp8") == matrices * 33 // 32 + 2 * rest
     assert weights("mxfp4") == matrices * 17 // 32 + 2 * rest
-    other = RolloutConfig.model_validate({"vllm": {"quantization": "torchao"}})
-    assert unpriced(other) == ("quantization",)
+    other = RolloutConfig.model_validate({"vllm": {"arguments": {"quantization": "torchao"}}})
+    assert unpriced(vllm_of(other)) == ("quantization",)

@@ -229,11 +229,11 @@ def test_the_change_fits_what_was_there() -> None:
 
 def test_a_cache_of_vllm_that_no_host_has_becomes_what_the_rest_leaves() -> None:
     settings = ppo().model_dump()
-    settings["rollout"] |= {"cpu_kv_cache_gib": 10_000.0}
+    settings["rollout"] |= {"vllm": {"cpu_kv_cache_gib": 10_000.0}}
     found = on_host(RlConfig.model_validate(settings), at("engine 0"), "load")
     assert found.change is not None
     (change,) = found.change.changes
-    assert (change.key, change.before) == ("rollout.cpu_kv_cache_gib", 10_000.0)
+    assert (change.key, change.before) == ("rollout.vllm.cpu_kv_cache_gib", 10_000.0)
     assert isinstance(change.after, float) and 0.8 * 500 * GB < change.after * 2**30 < 500 * GB
 
 

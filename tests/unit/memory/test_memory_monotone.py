@@ -46,7 +46,7 @@ LESS = {
     "*.model.activation_offload": "cpu",
     "*.zero.parameter_offload": "cpu",
     "batch.share_prompts": False,
-    "rollout.memory_share": 0.2,
+    "rollout.vllm.memory_share": 0.2,
 }
 """Keys and values of which a card holds less, or as much."""
 
@@ -63,7 +63,7 @@ def config(
         f"actor: {role}\n" + further
     )
     text += f"critic: {role}\nrewards: {{r: {{name: length}}}}\n" if job == "ppo" else ""
-    text += "rollout: {placement: shared, memory_share: 0.3}\n" if job == "ppo" else ""
+    text += "rollout: {vllm: {memory_share: 0.3}, placement: shared}\n" if job == "ppo" else ""
     text += f"teacher: {{model: {{path: {model}}}, stage: 3}}\n" if job == "distill" else ""
     config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
     return spec_of(config)

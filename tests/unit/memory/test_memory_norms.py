@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.engine.zero.price import norm_copies
+from plimsoll.engine.zero.buffers import norm_copies
 from plimsoll.engine.zero.sizes import Counts, ZeroSizes
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Moment

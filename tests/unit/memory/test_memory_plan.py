@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +24,9 @@ from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import verdict_text
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.rollout.price import Sampler
-from plimsoll.rollout.vllm.price import reload_items
+from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.rollout.vllm.holdings import reload_items
+from plimsoll.rollout.vllm.sampler import vllm_sampler
 from plimsoll.run.counting import gigabytes
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.spec.run_spec import resolve
@@ -43,7 +44,7 @@ data: {train: {path: x, prompt: q}, max_tokens: 512}
 batch: {prompts: 8, micro_batch_tokens: 2048}
 actor: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
 critic: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
-reference: {model: {path: Qwen/Qwen2.5-1.5B}, stage: 3}
+reference: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
 rewards: {r: {name: length}}
 """
 P = read_shape("Qwen/Qwen2.5-0.5B").parameters
@@ -124,7 +125,7 @@ SAVED = (("keep_checkpoints: 0", {"gather"}), ("save_model: false", {"write"}))
 @pytest.mark.parametrize("job", ["sft", "ppo"])
 @pytest.mark.parametrize("cluster", ["A100-40GB", "cpu"])
 def test_a_run_that_saves_less_holds_the_same_at_all_other_moments(job: str, cluster: str) -> None:
-    text = SFT if job == "sft" else PPO + "rollout: {engine: transformers}\n"
+    text = SFT if job == "sft" else PPO + "rollout: {transformers: {}}\n"
     text += "cluster: {where: local}\n"
 
     def held(more: str) -> dict[Moment, int]:
@@ -213,20 +214,24 @@ def test_the_experts_of_a_layer_are_held_until_they_are_whole() -> None:
     """Mixtral: 8 experts of three matrices of 4096 x 14336, in 2 bytes; half of them is made."""
     shape = read_shape("mistralai/Mixtral-8x7B-v0.1")
     moments = frozenset({Moment("sync", "gather"), Moment("rollout", "generate")})
-    rollout = RolloutConfig(tensor_parallel=2, max_sequences=8, dtype="bfloat16")
-    sampler = Sampler(rollout, shape, 1024, 8)
+    rollout = RolloutConfig(dtype="bfloat16").with_engine(
+        VllmConfig(tensor_parallel=2, max_sequences=8)
+    )
+    sampler = vllm_sampler(Sampler(rollout, shape, 1024, 8))
     layer = 2 * 8 * 3 * 4096 * 14336
     [held] = reload_items(sampler, "device", 2**28, moments)
     assert held.item.bytes == layer * 3 // 2 - sampler.profile_peak > 0
     assert held.moments == {Moment("sync", "gather")}
     [held] = reload_items(sampler, "host", 2**28, moments)
     assert held.item.bytes == layer * 3 // 2 - 2**28
-    dense = replace(sampler, shape=read_shape("Qwen/Qwen2.5-7B"))
+    dense = vllm_sampler(Sampler(rollout, read_shape("Qwen/Qwen2.5-7B"), 1024, 8))
     assert not [*reload_items(dense, "device", 2**28, moments)]
 
 
 def test_a_forward_of_the_actor_proves_a_sync_beside_the_engine_awake() -> None:
-    engines = "rollout: {engines: 2, placement: shared, sleep_level: 2, memory_share: 0.4}\n"
+    engines = (
+        "rollout: {vllm: {sleep_level: 2, memory_share: 0.4}, engines: 2, placement: shared}\n"
+    )
     several = "algorithm: {mini_batches: 2}\n"  # then it scores, too
     found = plan("ppo", PPO + several + engines + "cluster: {ranks: 2}\n", "2xA100-80GB")
     sampling, scoring, proving = (sizes(found, phase) for phase in ("rollout", "score", "sync"))
@@ -258,7 +263,7 @@ def test_the_actor_scores_only_what_several_updates_learn_from(text: str, scores
 
 def test_nodes_that_hold_the_same_are_one_host() -> None:
     text = PPO + "cluster: {ranks: 4, critic_ranks: 8, nodes: 5}\n"
-    text += "rollout: {engines: 2, tensor_parallel: 4, memory_share: 0.5}\n"
+    text += "rollout: {vllm: {tensor_parallel: 4, memory_share: 0.5}, engines: 2}\n"
     hosts = plan("ppo", text, "4xA100-80GB", nodes=5).hosts
     assert [[slot.node for slot in host.slots] for host in hosts] == [[0], [1, 2], [3, 4]]
 
@@ -266,7 +271,7 @@ def test_nodes_that_hold_the_same_are_one_host() -> None:
 def test_the_cards_of_a_stage_hold_the_same() -> None:
     """Of two cards each: 12 layers of Qwen2.5-0.5B in both stages, and the head in the second."""
     text = PPO + "cluster: {ranks: 1}\n"
-    text += "rollout: {tensor_parallel: 2, pipeline_parallel: 2, memory_share: 0.5}\n"
+    text += "rollout: {vllm: {tensor_parallel: 2, pipeline_parallel: 2, memory_share: 0.5}}\n"
     found = plan("ppo", text, "5xA100-80GB").devices
     assert [[slot.card for slot in device.slots] for device in found] == [[0], [1, 2], [3, 4]]
 

@@ -69,7 +69,7 @@ def held_while_loading(config: JobConfig, cluster: str = "cpu") -> dict[str, dic
 
 
 def test_an_engine_of_vllm_is_a_front_a_core_and_workers_where_there_are_several() -> None:
-    each = CONSTANTS.vllm_process
+    each = CONSTANTS.engine_process
     on_cpu = ppo(engine="vllm").model_copy(update={"cluster": sft(ranks=1, device="cpu").cluster})
     assert held_while_loading(on_cpu)["engine 0"]["interpreter and vLLM"] == 2 * each
     found = held_while_loading(ppo(engine="vllm"), "4xA100-80GB")
@@ -183,8 +183,10 @@ def test_ranks_engines_and_the_recipe_are_told_apart() -> None:
 @pytest.mark.parametrize("placement", ["own", "shared"])
 def test_a_card_is_that_of_the_plan_with_all_that_is_on_it(placement: str) -> None:
     hardware = parse_cluster("4xA100-80GB", 1, 10**12)
-    share = {"placement": placement, "memory_share": 0.3}
-    config = ppo(engines=2, **share, **({"sleep_level": 1} if placement == "shared" else {}))
+    share = {"vllm": {"memory_share": 0.3}, "placement": placement}
+    config = ppo(
+        engines=2, **share, **({"vllm": {"sleep_level": 1}} if placement == "shared" else {})
+    )
     found = process_peaks(make_job(spec_of(config), hardware, CONSTANTS))
     plan = make_plan(spec_of(config), Ground(hardware, CONSTANTS))
     cards = {

@@ -204,7 +204,7 @@ def named(fix: str, *, on_cards: bool) -> Iterator[str]:
     fix = re.sub(r"run\.[^,]* \(a trial that saves nothing\)", "", fix)
     fix = re.sub(r"shorter sequences \([^)]*\), and batch.micro_batch_tokens with them", "", fix)
     if on_cards:
-        fix = re.sub(r"on CPU a smaller rollout.cpu_kv_cache_gib", "", fix)
+        fix = re.sub(r"on CPU a smaller rollout.vllm.cpu_kv_cache_gib", "", fix)
     for key in re.findall(r"\b[a-z_]+(?:\.[a-z_]\w*)+", fix):
         if not key.startswith(ELSEWHERE):
             yield key
@@ -241,7 +241,7 @@ def test_frozen_weights_that_are_too_large_are_quantised_or_offloaded() -> None:
 
 def test_a_share_that_no_engine_could_start_with_is_not_advised() -> None:
     text = (
-        "rollout: {placement: shared, memory_share: 0.75, sleep_level: 1}\n"
+        "rollout: {vllm: {memory_share: 0.75, sleep_level: 1}, placement: shared}\n"
         "algorithm: {kl: {place: none}}\n"
     )
     role = (
@@ -252,20 +252,26 @@ def test_a_share_that_no_engine_could_start_with_is_not_advised() -> None:
     [problem] = lacking(plan(config, "RTX4090"))
     assert problem.code == "vllm-share-beside-training"
     assert "memory_share" not in problem.fix  # what the ranks leave is less than vLLM's weights
-    assert "rollout.placement: own with rollout.sleep_level: 0 with cluster.nodes: 2" in problem.fix
+    assert (
+        "rollout.placement: own with rollout.vllm.sleep_level: 0 with cluster.nodes: 2"
+        in problem.fix
+    )
 
 
 def test_a_model_too_large_for_a_whole_card_is_divided_over_several() -> None:
-    text = "rollout: {placement: own, memory_share: 0.9}\ncluster: {ranks: 1}\n"
+    text = "rollout: {vllm: {memory_share: 0.9}, placement: own}\ncluster: {ranks: 1}\n"
     role = "{model: {path: Qwen/Qwen2.5-14B}, zero: {stage: 3, parameter_offload: cpu}"
     role += ", adapter: {rank: 16}}"
     [problem] = lacking(plan(job_config("ppo", role, further=text), "4xRTX4090"))
     assert problem.code == "vllm-share"
     assert (
-        problem.fix == "rollout.vllm.quantization: fp8_per_channel, or rollout.tensor_parallel: 2"
+        problem.fix
+        == "rollout.vllm.arguments.quantization: fp8_per_channel, or rollout.vllm.tensor_parallel: 2"
     )
     [problem] = lacking(plan(job_config("ppo", role, further=text), "2xRTX4090"))
-    assert problem.fix == "rollout.vllm.quantization: fp8_per_channel"  # no card for a second part
+    assert (
+        problem.fix == "rollout.vllm.arguments.quantization: fp8_per_channel"
+    )  # no card for a second part
 
 
 @pytest.mark.parametrize(
@@ -282,12 +288,12 @@ def test_a_model_too_large_for_a_whole_card_is_divided_over_several() -> None:
         (
             2,
             "placement: shared, tensor_parallel: 4",
-            "fewer parts of an engine (rollout.tensor_parallel), or more cluster.ranks",
+            "fewer parts of an engine (rollout.vllm.tensor_parallel), or more cluster.ranks",
         ),
         (
             2,
             "placement: shared, pipeline_parallel: 4",
-            "fewer parts of an engine (rollout.tensor_parallel x rollout.pipeline_parallel), or "
+            "fewer parts of an engine (rollout.vllm.tensor_parallel x rollout.vllm.pipeline_parallel), or "
             "more cluster.ranks",
         ),
     ],
@@ -300,11 +306,13 @@ def test_of_too_few_cards_only_what_helps_is_named(ranks: int, rollout: str, fix
 
 
 def test_an_engine_beside_ranks_may_start_in_smaller_parts() -> None:
-    text = "rollout: {placement: shared, engines: 4, memory_share: 0.4}\ncluster: {ranks: 4}\n"
+    text = (
+        "rollout: {vllm: {memory_share: 0.4}, placement: shared, engines: 4}\ncluster: {ranks: 4}\n"
+    )
     role = "{model: {path: Qwen/Qwen2.5-7B}, adapter: {rank: 16}, zero: {stage: 3}}"
     found = plan(job_config("ppo", role, further=text), "4xRTX4090")
     [problem] = [one for one in lacking(found) if one.code == "vllm-share"]
-    assert "rollout.tensor_parallel: 4 with rollout.engines: 1" in problem.fix
+    assert "rollout.vllm.tensor_parallel: 4 with rollout.engines: 1" in problem.fix
     alone = plan(job_config("ppo", role, further=text), "RTX4090")
     [problem] = [one for one in lacking(alone) if one.code == "vllm-share"]
     assert "tensor_parallel" not in problem.fix  # an engine's cards are of one node
@@ -359,7 +367,10 @@ def test_grpo_of_7b_on_a_card_of_24_gb_is_told_ways_that_fit() -> None:
     problems = lacking(plan(config, "RTX4090"))
     assert {one.code for one in problems} == {"vllm-share", "vllm-share-beside-training"}
     ways = [way for problem in problems for way in settings_of(problem.fix)]
-    narrow = {"actor.model.quantization": "nf4", "rollout.vllm.quantization": "fp8_per_channel"}
+    narrow = {
+        "actor.model.quantization": "nf4",
+        "rollout.vllm.arguments.quantization": "fp8_per_channel",
+    }
     assert narrow in ways and len(ways) >= 4
     for way in ways:
         made = written(config, way)

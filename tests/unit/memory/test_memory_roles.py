@@ -11,8 +11,8 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
-from plimsoll.engine.zero.sizes import adapter_tensors
 from plimsoll.model.price.form import Capability, activation_form, attention_of
+from plimsoll.model.price.parameters import adapter_tensors
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.timeline.items import Allocation, Moment

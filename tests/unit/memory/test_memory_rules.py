@@ -196,11 +196,11 @@ CASES = [
     ),
     (
         "dpo",
-        {"reference": {"model": {"path": QWEN}, "offload": "cpu"}},
+        {"reference": {"model": {"path": QWEN}, "zero": {"offload": "cpu"}}},
         "cpu",
         "offload-without-gpu",
         "warning",
-        ["reference.offload: cpu"],
+        ["reference.zero.offload: cpu"],
         {"reference": {"model": {"path": QWEN}}},
     ),
     (
@@ -268,39 +268,42 @@ CASES = [
     ),
     (
         "ppo",
-        {"rollout.tensor_parallel": 3},
+        {"rollout.vllm.tensor_parallel": 3},
         "8xH200",
         "tensor-parallel",
         "error",
-        ["28 attention heads", "4 key-value heads", "rollout.tensor_parallel: 1, 2 or 4"],
-        {"rollout.tensor_parallel": 2},
+        ["28 attention heads", "4 key-value heads", "rollout.vllm.tensor_parallel: 1, 2 or 4"],
+        {"rollout.vllm.tensor_parallel": 2},
     ),
     (
         "ppo",
-        {"rollout.tensor_parallel": 4},
+        {"rollout.vllm.tensor_parallel": 4},
         "2xH200",
         "tensor-parallel-node",
         "error",
         ["a node has 2 cards", "at most 2"],
-        {"rollout.tensor_parallel": 2},
+        {"rollout.vllm.tensor_parallel": 2},
     ),
     (
         "ppo",
-        {"rollout.tensor_parallel": 2, "rollout.pipeline_parallel": 2},
+        {"rollout.vllm.tensor_parallel": 2, "rollout.vllm.pipeline_parallel": 2},
         "2xH200",
         "tensor-parallel-node",
         "error",
-        ["rollout.tensor_parallel x rollout.pipeline_parallel: 2 x 2", "a node has 2 cards"],
-        {"rollout.tensor_parallel": 1},
+        [
+            "rollout.vllm.tensor_parallel x rollout.vllm.pipeline_parallel: 2 x 2",
+            "a node has 2 cards",
+        ],
+        {"rollout.vllm.tensor_parallel": 1},
     ),
     (
         "ppo",
-        {"rollout.pipeline_parallel": 29},
+        {"rollout.vllm.pipeline_parallel": 29},
         "8xH200",
         "pipeline-parallel",
         "error",
-        ["has 28 layers", "rollout.pipeline_parallel: at most 28"],
-        {"rollout.pipeline_parallel": 4},
+        ["has 28 layers", "rollout.vllm.pipeline_parallel: at most 28"],
+        {"rollout.vllm.pipeline_parallel": 4},
     ),
 ]
 
@@ -388,6 +391,6 @@ def test_a_target_is_refused_where_the_model_has_no_such_linear(model: str) -> N
 
 
 def test_a_conflict_is_told_from_what_more_room_would_mend() -> None:
-    conflict = conflicts("ppo", {"rollout.tensor_parallel": 3})["tensor-parallel"]
-    room = conflicts("ppo", {"rollout.tensor_parallel": 4}, "2xH200")["tensor-parallel-node"]
+    conflict = conflicts("ppo", {"rollout.vllm.tensor_parallel": 3})["tensor-parallel"]
+    room = conflicts("ppo", {"rollout.vllm.tensor_parallel": 4}, "2xH200")["tensor-parallel-node"]
     assert conflict.is_conflict and not room.is_conflict

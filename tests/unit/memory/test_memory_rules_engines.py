@@ -13,7 +13,7 @@ from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import BAND, Ground, Plan, make_plan
 from plimsoll.memory.remedies.engines import largest_share
 from plimsoll.memory.remedies.levers import sleep
-from plimsoll.memory.rules.engines import against_parallel
+from plimsoll.rollout.vllm.plan_rules import against_parallel
 from plimsoll.shapes.known_models import read_shape
 
 
@@ -36,33 +36,43 @@ def test_what_vllm_divides(model: str, parallel: int, divides: bool) -> None:
 
 
 def test_no_engine_no_rule_about_engines() -> None:
-    changes = {"rollout.engine": "transformers", "rollout.tensor_parallel": 1}
+    changes: dict[str, object] = {"rollout.transformers": {}}
     assert conflicts("ppo", changes, "V100-32GB").keys() == {"bfloat16-card"}
     assert conflicts("ppo", changes, "V100-32GB")["bfloat16-card"].severity == "warning"
 
 
 def test_what_of_vllms_own_settings_is_not_in_the_plan() -> None:
-    own = {"rollout.vllm": {"enforce_eager": True, "speculative_config": {"method": "medusa"}}}
+    own = {
+        "rollout.vllm.arguments": {
+            "enforce_eager": True,
+            "speculative_config": {"method": "medusa"},
+        }
+    }
     found = conflicts("ppo", own)["vllm-not-in-plan"]
     assert found.severity == "warning"
-    assert "rollout.vllm.speculative_config.method: medusa changes what vLLM" in found.what
-    own["rollout.vllm"]["speculative_config"] = {"method": "ngram", "num_speculative_tokens": 4}
+    assert (
+        "rollout.vllm.arguments.speculative_config.method: medusa changes what vLLM" in found.what
+    )
+    own["rollout.vllm.arguments"]["speculative_config"] = {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+    }
     assert "vllm-not-in-plan" not in conflicts("ppo", own)
 
 
 def test_speculative_decoding_is_refused_where_vllm_breaks_it() -> None:
     """On the CPU; and with a model that proposes, where sleep drops its weights."""
     vllm: dict[str, object] = {"speculative_config": {"method": "ngram"}}
-    changes: dict[str, object] = {"rollout.vllm": vllm}
+    changes: dict[str, object] = {"rollout.vllm.arguments": vllm}
     assert "vllm-argument" not in conflicts("ppo", changes)
     on_cpu = conflicts("ppo", changes | {"cluster.device": "cpu"}, "cpu")["vllm-argument"]
     assert on_cpu.is_conflict and "speculative decoding (ngram)" in on_cpu.what
-    changes |= {"rollout.placement": "shared", "rollout.sleep_level": 2}
+    changes |= {"rollout.placement": "shared", "rollout.vllm.sleep_level": 2}
     assert "vllm-argument" not in conflicts("ppo", changes)
     vllm["speculative_config"] = {"model": "Qwen/Qwen2.5-0.5B", "num_speculative_tokens": 4}
     asleep = conflicts("ppo", changes)["vllm-argument"]
-    assert asleep.is_conflict and "rollout.sleep_level: 1" in asleep.fix
-    assert "vllm-argument" not in conflicts("ppo", changes | {"rollout.sleep_level": 1})
+    assert asleep.is_conflict and "rollout.vllm.sleep_level: 1" in asleep.fix
+    assert "vllm-argument" not in conflicts("ppo", changes | {"rollout.vllm.sleep_level": 1})
     vllm["sleep_preserve_parameter_names"] = ["draft.*"]
     kept = conflicts("ppo", changes)
     assert "vllm-argument" not in kept and "sleep_preserve" in kept["vllm-not-in-plan"].what
@@ -79,7 +89,7 @@ def test_heads_that_vllm_has_no_attention_for_on_cpu(model: str, refused: bool) 
     assert ("vllm-head-size" in found) == refused
     assert not refused or "attention heads of 100" in found["vllm-head-size"].what
     assert "vllm-head-size" not in conflicts("ppo", changes)
-    transformers = {"cluster.device": "cpu", "rollout.engine": "transformers"}
+    transformers = {"cluster.device": "cpu", "rollout.transformers": {}}
     assert "vllm-head-size" not in conflicts("ppo", changes | transformers, "cpu")
 
 
@@ -119,10 +129,9 @@ def shared_plan(share: float, level: int = 0) -> Plan:
         "actor.model.path": "Qwen/Qwen2.5-1.5B",
         "critic.model.path": "Qwen/Qwen2.5-1.5B",
         "rollout": {
+            "vllm": {"memory_share": share, "sleep_level": level},
             "engines": 4,
             "placement": "shared",
-            "memory_share": share,
-            "sleep_level": level,
         },
     }
     read = config("ppo", changes)
@@ -136,8 +145,10 @@ def test_vllm_beside_training_says_the_share_that_fits() -> None:
     ranks = found.devices[0].without(lambda item: item.role == "rollout")
     awake, asleep = largest_share(ranks, BAND), largest_share(ranks, BAND, asleep=True)
     assert 0 < awake < 0.9 and awake < asleep
-    assert f"rollout.memory_share: {awake:.2f}, or" in problem.fix
-    assert f"rollout.sleep_level: 2 with rollout.memory_share: {asleep:.2f}" in problem.fix
+    assert f"rollout.vllm.memory_share: {awake:.2f}, or" in problem.fix
+    assert (
+        f"rollout.vllm.sleep_level: 2 with rollout.vllm.memory_share: {asleep:.2f}" in problem.fix
+    )
     assert shared_plan(awake).verdict == "fits" and shared_plan(awake + 0.02).verdict != "fits"
     assert shared_plan(asleep, level=1).verdict == shared_plan(asleep, level=2).verdict == "fits"
 
@@ -155,7 +166,7 @@ def test_vllm_beside_training_says_the_share_that_fits() -> None:
 )
 def test_engines_keep_asleep_what_no_sync_brings(changes: dict[str, Any], level: int) -> None:
     rollout = RolloutConfig.model_validate({"placement": "shared", **changes})
-    assert sleep(rollout) == {"rollout.sleep_level": level}
+    assert sleep(rollout) == {"rollout.vllm.sleep_level": level}
 
 
 def test_training_that_does_not_fit_by_itself_is_not_vllms_fault() -> None:
@@ -173,11 +184,15 @@ def test_training_that_does_not_fit_by_itself_is_not_vllms_fault() -> None:
     [
         ("fp8_per_channel", "8xH100", None),
         ("fp8_per_channel", "4xRTX4090", None),
-        ("fp8_per_channel", "8xA100-80GB", "rollout.vllm.quantization: fp8_per_tensor, or"),
+        (
+            "fp8_per_channel",
+            "8xA100-80GB",
+            "rollout.vllm.arguments.quantization: fp8_per_tensor, or",
+        ),
         ("fp8_per_tensor", "8xA100-80GB", None),
         ("mxfp4", "8xA100-80GB", None),
         ("fp8_per_channel", "cpu", None),
-        ("mxfp4", "cpu", "rollout.vllm.quantization: fp8_per_channel, or"),
+        ("mxfp4", "cpu", "rollout.vllm.arguments.quantization: fp8_per_channel, or"),
     ],
 )
 def test_engines_that_vllm_cannot_quantise_there(

@@ -88,11 +88,11 @@ def test_the_build_of_vllm_for_another_machine(
         assert found.is_conflict and said in found.fix and build in found.what
     elsewhere = changes | {"cluster.address": "head:6379"}
     assert "vllm-build" not in conflicts("ppo", elsewhere, here=here)
-    sampler = changes | {"rollout.engine": "transformers"}
+    sampler: dict[str, object] = {**changes, "rollout.transformers": {}}
     assert "vllm-build" not in conflicts("ppo", sampler, here=here)
 
 
-SLEEP = {"rollout.placement": "shared", "rollout.sleep_level": 1}
+SLEEP = {"rollout.placement": "shared", "rollout.vllm.sleep_level": 1}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_share_that_is_not_free_at_the_start() -> None:
     full = conflicts("ppo", {}, here=replace(HERE, free_bytes=(0, asked - 1)))[
         "vllm-share-not-free"
     ]
-    assert "card 1 (A100-80GB)" in full.what and "rollout.memory_share: 0.49" in full.fix
+    assert "card 1 (A100-80GB)" in full.what and "rollout.vllm.memory_share: 0.49" in full.fix
     assert not full.is_conflict
     enough = replace(HERE, free_bytes=(0, asked + 1))
     assert "vllm-share-not-free" not in conflicts("ppo", {}, here=enough)

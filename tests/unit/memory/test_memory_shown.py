@@ -109,7 +109,7 @@ def test_the_load_line_crosses_no_figure(capacity: float) -> None:
 
 def test_every_item_has_a_kind() -> None:
     """Of whole runs: all that a role holds, the engines and the processes."""
-    split = {"cluster.ranks": 4, "rollout.sleep_level": 1, "rollout.placement": "shared"}
+    split = {"cluster.ranks": 4, "rollout.vllm.sleep_level": 1, "rollout.placement": "shared"}
     adapted = {"actor.adapter.rank": 8, "critic.zero.stage": 0, "actor.ema.decay": 0.9}
     jobs = [config("ppo", split | {"rollout.engines": 4}), config("ppo", adapted)]
     hardware = parse_cluster("8xA100-80GB", 1, 10**12)

@@ -6,7 +6,8 @@ import pytest
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.price import STARTING, Sampler
-from plimsoll.rollout.vllm.price import pinned_copy, sleep_items
+from plimsoll.rollout.vllm.holdings import pinned_copy, sleep_items
+from plimsoll.rollout.vllm.sampler import VllmSampler, vllm_sampler
 from plimsoll.shapes.known_models import known_models, read_shape
 from plimsoll.timeline.items import Moment
 
@@ -15,9 +16,11 @@ ASLEEP = Moment("train_actor", "step")
 MOMENTS = frozenset({STARTING, ASLEEP})
 
 
-def sampler(model: str, **settings: object) -> Sampler:
-    rollout = RolloutConfig.model_validate({"memory_share": 0.5, "dtype": "bfloat16", **settings})
-    return Sampler(rollout, read_shape(model), longest=1024, sequences=64)
+def sampler(model: str, **vllm: object) -> VllmSampler:
+    rollout = RolloutConfig.model_validate(
+        {"vllm": {"memory_share": 0.5, **vllm}, "dtype": "bfloat16"}
+    )
+    return vllm_sampler(Sampler(rollout, read_shape(model), longest=1024, sequences=64))
 
 
 def test_blocks_of_a_model() -> None:
@@ -80,5 +83,5 @@ def test_only_level_1_keeps_a_copy_and_only_after_the_first_sleep() -> None:
 def test_blocks_of_weights_of_8_bits_are_half_as_large() -> None:
     """Qwen2.5-7B: of 15.75 MiB (queries, keys and values), 12.25, 129.5 and 64.75; table and head
     keep 2 bytes."""
-    narrow = sampler("Qwen/Qwen2.5-7B", vllm={"quantization": "fp8_per_channel"})
+    narrow = sampler("Qwen/Qwen2.5-7B", arguments={"quantization": "fp8_per_channel"})
     assert pinned_copy(narrow) == (28 * (16 + 16 + 256 + 128) + 2 * 2048 + 2) * MIB

@@ -80,8 +80,8 @@ def grid(spec: RunSpec[Any]) -> Iterator[Mapping[str, Any]]:
         axes.append(
             [
                 {},
-                {**shared, "rollout.tensor_parallel": 2, "rollout.sleep_level": 2},
-                {**shared, "rollout.tensor_parallel": 4, "rollout.memory_share": 0.28},
+                {**shared, "rollout.vllm.tensor_parallel": 2, "rollout.vllm.sleep_level": 2},
+                {**shared, "rollout.vllm.tensor_parallel": 4, "rollout.vllm.memory_share": 0.28},
             ]
         )
     for combination in product(*axes):
@@ -143,7 +143,7 @@ def test_ppo_on_four_small_cards_is_told_what_fits_on_these(host: int) -> None:
     advice = advice_of(("ppo", "Qwen/Qwen2.5-7B", 4, 2, "false", "4xRTX4090", host))
     [smallest] = [one for one in advice.suggestions if one.smallest]
     assert smallest.verdict == "fits" and not on_more_machines(smallest)
-    assert "--rollout.tensor_parallel" in smallest.flags
+    assert "--rollout.vllm.tensor_parallel" in smallest.flags
     assert ("adapter.rank" in smallest.flags) == (host == 128)
     assert "quantization" not in smallest.flags
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole, ZeroConfig
+from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.load import validate
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import Node, find_card, parse_cluster
@@ -42,6 +43,8 @@ from plimsoll.memory.advise.speed import (
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.rollout.price import Sampler
+from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.rollout.vllm.sampler import vllm_sampler
 from plimsoll.shapes.known_models import read_shape
 
 QWEN = read_shape("Qwen/Qwen2-7B")
@@ -53,9 +56,8 @@ WORK = Pass(QWEN, tokens=1000, longest=100, micro_batches=5, updates=2, ranks=4,
 
 
 def role(**zero: object) -> TrainedRole:
-    return TrainedRole(
-        model=ModelConfig(path="Qwen/Qwen2-7B", dtype="bfloat16"),
-        zero=ZeroConfig.model_validate(zero),
+    return TrainedRole(model=ModelConfig(path="Qwen/Qwen2-7B", dtype="bfloat16")).with_engine(
+        ZeroConfig.model_validate(zero)
     )
 
 
@@ -160,12 +162,14 @@ def test_a_frozen_model_is_fetched_whole_or_in_shares() -> None:
 
 def test_sampling_reads_weights_and_cache_for_each_token() -> None:
     rollout = RolloutConfig(
-        sampling=SamplingConfig(max_new_tokens=100), max_sequences=8, dtype="bfloat16"
-    )
+        sampling=SamplingConfig(max_new_tokens=100), dtype="bfloat16"
+    ).with_engine(VllmConfig(max_sequences=8))
     sampler = Sampler(rollout, QWEN, longest=300, sequences=8)
     kv_token = 2 * L * KV * 2
     rates = replace(ONE, flops=1e30)
-    decode = 3 * 100 * (sampler.weights + 8 * kv_token * 250)  # 20 sequences in 3 waves of 8
+    decode = (
+        3 * 100 * (vllm_sampler(sampler).weights + 8 * kv_token * 250)
+    )  # 20 sequences in 3 waves of 8
     assert sampling_seconds(sampler, 8, 20, rates) == pytest.approx(decode)
     assert sequences_at_once(sampler, 5.5 * kv_token * 300, 20) == 5
     assert sequences_at_once(sampler, 1e30, 20) == 8
@@ -177,7 +181,9 @@ def test_the_parts_of_an_engine_exchange_what_each_layer_gives() -> None:
     """A ring sends each byte 2 (n - 1) / n times: of 300 tokens, twice in each layer."""
     whole, halves = (
         Sampler(
-            RolloutConfig.model_validate({"tensor_parallel": parallel, "dtype": "bfloat16"}),
+            RolloutConfig.model_validate(
+                {"vllm": {"tensor_parallel": parallel}, "dtype": "bfloat16"}
+            ),
             QWEN,
             300,
             8,
@@ -195,7 +201,9 @@ def test_stages_read_all_weights_for_each_part_of_the_sequences() -> None:
     prompts take half the time."""
     one, two = (
         Sampler(
-            RolloutConfig.model_validate({"pipeline_parallel": stages, "dtype": "bfloat16"}),
+            RolloutConfig.model_validate(
+                {"vllm": {"pipeline_parallel": stages}, "dtype": "bfloat16"}
+            ),
             QWEN,
             600,
             8,
@@ -203,7 +211,7 @@ def test_stages_read_all_weights_for_each_part_of_the_sequences() -> None:
         for stages in (1, 2)
     )
     read = replace(ONE, flops=1e30)
-    cache = 512 * 8 * one.kv_token * (600 - 256)
+    cache = 512 * 8 * vllm_sampler(one).kv_token * (600 - 256)
     difference = sampling_seconds(one, 8, 8, read) - sampling_seconds(two, 8, 8, read)
     assert difference == pytest.approx(cache / 2)
     computed = replace(ONE, memory=1e30)
@@ -215,7 +223,7 @@ def test_stages_read_all_weights_for_each_part_of_the_sequences() -> None:
 def test_only_sleep_level_1_copies_weights() -> None:
     def waking(level: int) -> float:
         rollout = RolloutConfig.model_validate(
-            {"sleep_level": level, "placement": "shared", "dtype": "bfloat16"}
+            {"vllm": {"sleep_level": level}, "placement": "shared", "dtype": "bfloat16"}
         )
         return waking_seconds(Sampler(rollout, QWEN, 300, 8), ONE)
 
@@ -258,7 +266,7 @@ batch: {prompts: 8, micro_batch_tokens: 2048}
 actor: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
 critic: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
 rewards: {r: {name: length}}
-rollout: {engines: 4, placement: shared, sleep_level: SLEEP}
+rollout: {vllm: {sleep_level: SLEEP}, engines: 4, placement: shared}
 algorithm: {epochs: EPOCHS}
 """
 

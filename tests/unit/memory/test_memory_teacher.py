@@ -56,7 +56,7 @@ def test_states_wait_in_host_memory_and_logits_come_in_two_chunks() -> None:
 def test_a_divided_teacher_has_its_head_gathered_and_runs_no_logits() -> None:
     assert found("teacher", "gathered head") == []
     assert found("teacher", "logits chunk") == []
-    for more in ({"teacher.stage": 3}, {"teacher.offload": "cpu"}):
+    for more in ({"teacher.zero.stage": 3}, {"teacher.zero.offload": "cpu"}):
         [head] = found("teacher", "gathered head", **more)
         assert head.item.bytes == 2 * 152064 * 3584
         assert LEARNING in head.moments and head.item.where == "device"

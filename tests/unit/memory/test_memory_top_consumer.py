@@ -25,7 +25,7 @@ batch: {pairs: 64, micro_batch_tokens: TOKENS}
 actor:
   model: {path: codellama/CodeLlama-34b-hf, gradient_checkpointing: CHECKPOINTING}
   zero: {stage: 3, gradient_dtype: bfloat16}
-reference: {model: {path: codellama/CodeLlama-34b-hf}, stage: 3, offload: OFFLOAD}
+reference: {model: {path: codellama/CodeLlama-34b-hf}, zero: {stage: 3, offload: OFFLOAD}}
 """
 SFT = """\
 run: {directory: out, steps: 10}
@@ -43,9 +43,9 @@ data: {train: {path: x, prompt: q}, max_tokens: 512}
 batch: {prompts: 8, micro_batch_tokens: 2048}
 actor: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
 critic: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
-reference: {model: {path: Qwen/Qwen2.5-1.5B}, stage: 3}
+reference: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
 rewards: {r: {name: length}}
-rollout: {engines: 4, placement: shared, memory_share: SHARE}
+rollout: {vllm: {memory_share: SHARE}, engines: 4, placement: shared}
 """
 LARGE = """\
 run: {directory: out, steps: 10}
@@ -58,7 +58,7 @@ actor: &trained
 critic: *trained
 rewards: {r: {name: length}}
 algorithm: {kl: {place: none}}
-rollout: {engines: 1, tensor_parallel: 8, memory_share: 0.85}
+rollout: {vllm: {tensor_parallel: 8, memory_share: 0.85}, engines: 1}
 """
 
 
@@ -82,7 +82,7 @@ def test_34b_dpo_is_close_to_the_line_and_fits() -> None:
 @pytest.mark.parametrize(
     ("found", "top", "fix"),
     [
-        (dpo(offload="none"), "the reference model", "reference.offload: cpu"),
+        (dpo(offload="none"), "the reference model", "reference.zero.offload: cpu"),
         (dpo(checkpointing="false"), "actor's activations", "gradient_checkpointing: true"),
         (dpo(tokens=32_768), "actor's activations", "batch.micro_batch_tokens: 4096"),
         (
@@ -107,7 +107,7 @@ def test_vllm_beside_the_ranks_breaks_by_its_share() -> None:
     assert found.verdict == "does not fit" and top.alone
     assert top.what == "the rollout engines"
     assert top.bytes == int(0.9 * (found.devices[0].capacity or 0))
-    assert "a lower rollout.memory_share (now 0.9)" in one_of(top.remedies)
+    assert "a lower rollout.vllm.memory_share (now 0.9)" in one_of(top.remedies)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ data: {train: {path: rows.jsonl, prompt: q}}
 actor: {model: {path: Qwen/Qwen2.5-0.5B}, adapter: {rank: 4, alpha: 8}}
 critic: {model: {path: Qwen/Qwen2.5-0.5B}}
 rewards: {length: {name: length}}
-rollout: {memory_share: 0.3}
+rollout: {vllm: {memory_share: 0.3}}
 """
 
 
@@ -52,7 +52,7 @@ def test_each_control_has_what_the_schema_and_the_run_say(tmp_path: Path) -> Non
     assert (stage.group, stage.label, stage.value) == ("critic", "zero.stage", "2")
     assert stage.choices == ("0", "1", "2", "3") and stage.doc.startswith("0 divides nothing")
     assert found["actor.model.gradient_checkpointing"].choices == ("true", "false", "selective")
-    share, tokens = found["rollout.memory_share"], found["batch.micro_batch_tokens"]
+    share, tokens = found["rollout.vllm.memory_share"], found["batch.micro_batch_tokens"]
     assert (share.value, share.step, share.choices) == ("0.3", 0.05, ())
     assert (tokens.value, tokens.step, tokens.kind) == ("4096", None, "integer >= 1")
     assert found["actor.adapter.rank"].value == "4" and found["critic.adapter.rank"].value == ""
@@ -64,7 +64,7 @@ def test_a_run_is_offered_what_it_has(tmp_path: Path) -> None:
     sft, dpo, ppo = (set(offered(spec_of(tmp_path, text))) for text in (SFT, DPO, PPO))
     assert {key.partition(".")[0] for key in sft} == {"cluster", "batch", "data", "actor"}
     assert dpo - sft == {
-        *("reference.stage", "reference.offload", "reference.model.quantization"),
+        *("reference.zero.stage", "reference.zero.offload", "reference.model.quantization"),
         *("reference_logprobs.precompute", "batch.pairs"),
     }
     assert sft - dpo == {"batch.sequences"}
@@ -74,8 +74,8 @@ def test_a_run_is_offered_what_it_has(tmp_path: Path) -> None:
     assert lengths == [
         *("prompts", "responses", "micro_batch_tokens", "max_tokens", "max_new_tokens")
     ]
-    assert "rollout.tensor_parallel" in ppo and "cluster.critic_ranks" not in sft
-    assert "reference.stage" not in ppo  # it is the actor without its adapter
+    assert "rollout.vllm.tensor_parallel" in ppo and "cluster.critic_ranks" not in sft
+    assert "reference.zero.stage" not in ppo  # it is the actor without its adapter
 
 
 def test_the_length_of_episodes_is_offered_by_environment(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_the_length_of_episodes_is_offered_by_environment(tmp_path: Path) -> Non
 
 def test_texts_are_read_as_flags_are(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, PPO)
-    texts = {"actor.zero.stage": "3", "rollout.memory_share": " 0.5", "cluster.hardware": ""}
+    texts = {"actor.zero.stage": "3", "rollout.vllm.memory_share": " 0.5", "cluster.hardware": ""}
     assert made(spec, texts) == {
-        **{"--actor.zero.stage": 3, "--rollout.memory_share": 0.5, "--cluster.hardware": None}
+        **{"--actor.zero.stage": 3, "--rollout.vllm.memory_share": 0.5, "--cluster.hardware": None}
     }
 
 
@@ -99,9 +99,11 @@ def test_an_adapter_without_a_rank_is_none(tmp_path: Path) -> None:
 
 
 def test_a_reference_that_is_left_to_its_default_gets_its_model(tmp_path: Path) -> None:
-    found = made(spec_of(tmp_path, DPO), {"reference.offload": "cpu", "reference.stage": "3"})
+    found = made(
+        spec_of(tmp_path, DPO), {"reference.zero.offload": "cpu", "reference.zero.stage": "3"}
+    )
     assert found == {
-        **{"--reference.offload": "cpu", "--reference.stage": 3},
+        **{"--reference.zero.offload": "cpu", "--reference.zero.stage": 3},
         "--reference.model.path": "Qwen/Qwen2.5-0.5B",
     }
 

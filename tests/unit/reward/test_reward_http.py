@@ -269,7 +269,7 @@ cluster: {where: local}
 data: {train: {path: rows.jsonl, prompt: p, reference: r}, max_tokens: 100}
 actor: {model: {path: m}}
 critic: {model: {path: m}}
-rollout: {engine: transformers}
+rollout: {transformers: {}}
 rewards:
   right: {name: exact_match, weight: 3.0}
   own: {name: "own:does", process: true, retries: 0}

@@ -287,7 +287,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"sampling": {}}, {}, r"eval_sampling: \{max_new_tokens: 7\}\n.*Nothing reads it"),
     (
         {"responses": 300},
-        {"rollout": {"engine": "transformers"}},
+        {"rollout": {"transformers": {}}},
         "works on all responses to a prompt at once",
     ),
 ]

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.rollout.price import STARTING, Sampler, unpriced
+from plimsoll.rollout.price import STARTING, Sampler
+from plimsoll.rollout.vllm.config import vllm_of
+from plimsoll.rollout.vllm.holdings import GIB, card_items, card_share, pinned_copy
+from plimsoll.rollout.vllm.sampler import VllmSampler, unpriced, vllm_sampler
 from plimsoll.rollout.vllm.speculation import Speculation, draft_model, speculation_of
-from plimsoll.rollout.vllm.price import GIB, card_items, card_share, pinned_copy
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.timeline.items import Moment
 
@@ -24,13 +26,14 @@ PROFILED = 256 * VOCABULARY * (2 + 3 * 4)
 
 
 def rollout(speculative: Mapping[str, object] | None = None, **settings: object) -> RolloutConfig:
-    own = {} if speculative is None else {"speculative_config": speculative}
-    return RolloutConfig.model_validate({"vllm": own, "dtype": "bfloat16", **settings})
+    arguments = {} if speculative is None else {"speculative_config": speculative}
+    vllm = {"arguments": arguments, **settings}
+    return RolloutConfig.model_validate({"vllm": vllm, "dtype": "bfloat16"})
 
 
-def sampler(speculative: Mapping[str, object] | None = None, **settings: object) -> Sampler:
-    found = rollout(speculative, **settings)
-    return Sampler(found, QWEN, longest=1024, sequences=64, speculation=speculation_of(found))
+def sampler(speculative: Mapping[str, object] | None = None, **settings: object) -> VllmSampler:
+    base = Sampler(rollout(speculative, **settings), QWEN, longest=1024, sequences=64)
+    return vllm_sampler(base)
 
 
 def test_a_draft_model_has_weights_and_a_cache_of_its_own() -> None:
@@ -49,10 +52,12 @@ def test_settings_of_the_model_and_of_its_draft_are_their_own() -> None:
     """fp8 is of the policy's weights alone; a KV cache of a byte a number is of both, unless the
     draft's is said."""
     fp8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
-    alone, both = sampler(vllm=fp8), sampler(vllm=fp8 | {"speculative_config": BY_DRAFT})
+    alone, both = sampler(arguments=fp8), sampler(arguments=fp8 | {"speculative_config": BY_DRAFT})
     assert both.weights - alone.weights == 2 * PARAMETERS
     assert both.kv_token - alone.kv_token == 2 * 24 * 2 * 64
-    other = sampler(vllm=fp8 | {"speculative_config": BY_DRAFT | {"kv_cache_dtype": "bfloat16"}})
+    other = sampler(
+        arguments=fp8 | {"speculative_config": BY_DRAFT | {"kv_cache_dtype": "bfloat16"}}
+    )
     assert other.kv_token - alone.kv_token == 2 * 24 * 2 * 64 * 2
 
 
@@ -116,14 +121,17 @@ def test_a_sleeping_engine_keeps_its_draft_on_the_host() -> None:
 )
 def test_what_has_no_price_is_named(speculative: dict[str, object], named: list[str]) -> None:
     found = rollout(speculative)
-    assert unpriced(found) == tuple(f"speculative_config.{one}" for one in named)
-    assert not named or speculation_of(found) == Speculation()
+    assert unpriced(vllm_of(found)) == tuple(f"speculative_config.{one}" for one in named)
+    assert not named or speculation_of(vllm_of(found)) == Speculation()
 
 
 def test_vllms_short_arguments_say_the_same() -> None:
     short = {"spec_model": BY_DRAFT["model"], "spec_tokens": 4}
-    assert sampler(vllm=short).weights == sampler(BY_DRAFT).weights
-    assert sampler(vllm=short).verifying == sampler(BY_DRAFT).verifying > 0
-    assert unpriced(rollout(vllm={"spec_method": "eagle"})) == ("spec_method: eagle",)
-    assert draft_model(rollout(vllm=short)) == ("rollout.vllm.spec_model", "Qwen/Qwen2.5-0.5B")
-    assert draft_model(rollout(BY_NGRAM)) is None
+    assert sampler(arguments=short).weights == sampler(BY_DRAFT).weights
+    assert sampler(arguments=short).verifying == sampler(BY_DRAFT).verifying > 0
+    assert unpriced(vllm_of(rollout(arguments={"spec_method": "eagle"}))) == ("spec_method: eagle",)
+    assert draft_model(vllm_of(rollout(arguments=short))) == (
+        "rollout.vllm.arguments.spec_model",
+        "Qwen/Qwen2.5-0.5B",
+    )
+    assert draft_model(vllm_of(rollout(BY_NGRAM))) is None

@@ -20,9 +20,10 @@ from plimsoll.engine.weights import WeightBucket, make_bucket
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 from plimsoll.records import Prompt, Trajectory
-from plimsoll.rollout.transformers.grouped_attention import GROUPED
 from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.transformers.config import TransformersConfig
 from plimsoll.rollout.transformers.engine import TransformersEngine
+from plimsoll.rollout.transformers.grouped_attention import GROUPED
 
 torch.set_num_threads(1)
 
@@ -45,7 +46,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def make_engine(model: Path) -> TransformersEngine:
-    rollout = RolloutConfig(engine="transformers", dtype="float32", max_sequences=8)
+    rollout = RolloutConfig(dtype="float32").with_engine(TransformersConfig(max_sequences=8))
     return TransformersEngine(EngineSpec(0, str(model), 64, 1, "cpu", rollout))
 
 

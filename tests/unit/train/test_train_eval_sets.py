@@ -52,7 +52,7 @@ def config(**sets: dict[str, Any]) -> RlConfig:
             "batch": {"prompts": 4, "responses": 1},
             "actor": {"model": {"path": "model"}},
             "rewards": {"right": {"name": "math_answer"}},
-            "rollout": {"engine": "transformers"},
+            "rollout": {"transformers": {}},
             "algorithm": {"advantage": {"name": "reinforce"}},
         }
     )

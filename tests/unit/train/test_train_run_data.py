@@ -286,7 +286,7 @@ def ppo(train: dict[str, Any], prompts: int, **data: Any) -> RlConfig:
             "actor": {"model": {"path": "model"}},
             "critic": {"model": {"path": "model"}},
             "rewards": {"length": {"name": "length"}},
-            "rollout": {"engine": "transformers", "sampling": {"max_new_tokens": 4}},
+            "rollout": {"transformers": {}, "sampling": {"max_new_tokens": 4}},
         }
     )
 
