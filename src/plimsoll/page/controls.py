@@ -57,7 +57,7 @@ _TRAINED = (
     *("model.gradient_checkpointing", "model.activation_offload"),
     *("adapter.rank", "model.quantization"),
 )
-_FROZEN = ("stage", "offload", "model.quantization")
+_FROZEN = ("zero.stage", "zero.offload", "model.quantization")
 """In the section of a role that learns, and of one that only scores."""
 _LAST = (
     _Group("engines", _ENGINES, lambda spec: spec.engines is not None),

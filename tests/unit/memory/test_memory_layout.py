@@ -44,7 +44,7 @@ def test_a_local_job_is_one_process(model: type[JobConfig], batch: str) -> None:
 
 
 def test_ranks_fill_nodes_card_by_card_and_engines_follow() -> None:
-    config = ppo("{ranks: 3, critic_ranks: 1}", "{engines: 2, tensor_parallel: 2}")
+    config = ppo("{ranks: 3, critic_ranks: 1}", "{engines: 2, vllm: {tensor_parallel: 2}}")
     layout = lay_out(spec_of(config), (4, 4))
     assert where(layout) == {
         "recipe": Slot(0),
@@ -65,13 +65,13 @@ def test_ranks_fill_nodes_card_by_card_and_engines_follow() -> None:
 
 
 def test_an_engine_stays_on_one_node() -> None:
-    layout = lay_out(spec_of(ppo("{ranks: 1}", "{engines: 1, tensor_parallel: 2}")), (2, 2))
+    layout = lay_out(spec_of(ppo("{ranks: 1}", "{engines: 1, vllm: {tensor_parallel: 2}}")), (2, 2))
     assert where(layout)["engine 0 worker 0"] == Slot(1, 0)
     assert where(layout)["engine 0 worker 1"] == Slot(1, 1)
 
 
 def test_the_stages_of_an_engine_are_on_one_node() -> None:
-    rollout = "{tensor_parallel: 2, pipeline_parallel: 2}"
+    rollout = "{vllm: {tensor_parallel: 2, pipeline_parallel: 2}}"
     layout = lay_out(spec_of(ppo("{ranks: 1}", rollout)), (4, 4))
     placed = where(layout)
     assert [placed[f"engine 0 worker {part}"] for part in range(4)] == [
@@ -93,7 +93,7 @@ def test_who_finds_no_card_is_named() -> None:
     layout = lay_out(spec_of(ppo("{ranks: 2, critic_ranks: 2}", "{engines: 2}")), (3,))
     assert layout.unplaced == ("critic rank 1", "engine 0", "engine 1")
     assert layout.cards_needed == 6
-    too_wide = lay_out(spec_of(ppo("{ranks: 1}", "{tensor_parallel: 4}")), (2, 2, 2))
+    too_wide = lay_out(spec_of(ppo("{ranks: 1}", "{vllm: {tensor_parallel: 4}}")), (2, 2, 2))
     assert too_wide.unplaced == ("engine 0",)
 
 

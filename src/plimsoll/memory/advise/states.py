@@ -180,7 +180,7 @@ def part_of(change: Change) -> str:
 _COMPLETE: Mapping[str, frozenset[str]] = {
     "zero.stage": frozenset({"zero.parameter_offload", "zero.optimizer_offload"}),
     "adapter.rank": frozenset({"model.quantization"}),
-    "sleep_level": frozenset({"placement"}),
+    "vllm.sleep_level": frozenset({"placement"}),
 }
 """Parts that only complete another, which cannot be without them."""
 

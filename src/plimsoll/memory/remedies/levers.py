@@ -26,9 +26,9 @@ EACH_LAYER_CHECKPOINTED: Move = {"model.checkpoint_every": 1}
 INPUTS_ON_HOST: Move = {"model.activation_offload": "cpu"}
 """Of a role that learns."""
 
-MODEL_ON_HOST: Move = {"offload": "cpu"}
-MODEL_OFF_HOST: Move = {"offload": "none"}
-MODEL_DIVIDED: Move = {"stage": 3}
+MODEL_ON_HOST: Move = {"zero.offload": "cpu"}
+MODEL_OFF_HOST: Move = {"zero.offload": "none"}
+MODEL_DIVIDED: Move = {"zero.stage": 3}
 """Of one that only scores."""
 
 PRECOMPUTED: Move = {"reference_logprobs.precompute": True}
