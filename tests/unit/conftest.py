@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from plimsoll.machine import local_host
 from plimsoll.shapes import hub as looking
-from plimsoll.spec import dtypes
+from plimsoll.spec import decisions
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -45,7 +45,7 @@ class Hub(BaseHTTPRequestHandler):
 def _cpu_with_bfloat16() -> Iterator[None]:
     """Plans and figures of these tests are of a CPU that multiplies bfloat16, on every machine."""
     with pytest.MonkeyPatch.context() as patch:
-        for asks in (dtypes, local_host):
+        for asks in (decisions, local_host):
             patch.setattr(asks, "multiplies_bfloat16", lambda: True)
         yield
 

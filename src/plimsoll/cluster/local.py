@@ -11,8 +11,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from plimsoll.cluster.conversing import conversing
-from plimsoll.config.cluster import ClusterConfig
-from plimsoll.engine.process_group import Place, choose_device, free_port
+from plimsoll.config.cluster import ClusterConfig, decided_device
+from plimsoll.engine.process_group import Place, check_device, free_port
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.machine.incident import OutOfMemory, Sighting
@@ -31,7 +31,7 @@ class LocalCluster:
     ranks = 1
 
     def __init__(self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int) -> None:
-        device = choose_device(config.device)
+        device = check_device(decided_device(config))
         self._before = read_node([os.getpid()])
         place = Place(0, 1, 0, "127.0.0.1", free_port(), device, threads)
         self._device = place.torch_device

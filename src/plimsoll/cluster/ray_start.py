@@ -21,7 +21,8 @@ from ray._private.authentication.authentication_token_setup import (
 )
 
 from plimsoll.cluster.address import check_reachable
-from plimsoll.config.cluster import ClusterConfig, Device
+from plimsoll.config.base import AUTO
+from plimsoll.config.cluster import ClusterConfig, Device, decided_device
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.stacks import end_processes
 from plimsoll.run.output import tell
@@ -49,7 +50,7 @@ def start_ray(config: ClusterConfig) -> None:
     # Ray prints its reports of dead workers whatever log_to_driver says; ours name them.
     ray._private.worker._worker_logs_enabled = False
     try:
-        if config.address is not None and config.address != "auto":
+        if config.address is not None and config.address != AUTO:
             check_reachable(config.address)
             _bring_token()
         with _signal_handler_kept(), _process_groups_of_their_own(), _whole_or_nothing():
@@ -75,20 +76,22 @@ def start_ray(config: ClusterConfig) -> None:
 
 
 def joined_device(config: ClusterConfig) -> Device:
-    """Of a run on the cluster that it joins, by the GPUs that Ray counts there: this machine, which
-    may be the cluster's head, need not have one.
+    """Return the run's device, held against the GPUs that Ray counts in the cluster that it joins: this
+    machine, which may be the cluster's head, need not have one.
 
-    Raises ConfigError for CUDA that was asked for and is not there.
+    Raises ConfigError for CUDA that is not there; tells of GPUs that a run on CPUs leaves alone.
     """
     start_ray(config)
     wait_for_nodes(config)
-    has_gpus = ray.cluster_resources().get("GPU", 0) > 0
-    if config.device == "cuda" and not has_gpus:
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if config.device == "cuda" and gpus == 0:
         raise ConfigError(
-            "cluster.device: cuda was asked for, and Ray counts no GPU in the cluster at "
+            "cluster.device is cuda, and Ray counts no GPU in the cluster at "
             f"{config.address}. Write `cpu`, or join machines with GPUs to it (`ray start`)."
         )
-    return "cuda" if has_gpus and config.device != "cpu" else "cpu"
+    if config.device == "cpu" and gpus > 0:
+        tell(f"the run computes on CPUs and leaves {gpus:.0f} GPUs of the cluster alone")
+    return decided_device(config)
 
 
 def wait_for_nodes(config: ClusterConfig) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.cluster import ClusterConfig, Device
-from plimsoll.engine.process_group import choose_device
+from plimsoll.config.cluster import ClusterConfig, Device, decided_device
+from plimsoll.engine.process_group import check_device
 from plimsoll.machine.host import most_at_once, usable_cores
 from plimsoll.rollout.protocol import EngineSpec
 
@@ -31,9 +31,9 @@ def thread_count(config: ClusterConfig, engines: int) -> int:
 
 
 def run_device(config: ClusterConfig) -> Device:
-    """What ranks and engines compute on. Raises ConfigError for CUDA that is not there."""
+    """Return what ranks and engines compute on. Raises ConfigError for CUDA that is not there."""
     if config.where == "local" or config.address is None:
-        return choose_device(config.device)
+        return check_device(decided_device(config))
     from plimsoll.cluster.ray_start import joined_device
 
     return joined_device(config)

@@ -30,6 +30,7 @@ from plimsoll.commands.arithmetic import (
 from plimsoll.commands.planning import local_host_of, plan_run, refuse_conflicts
 from plimsoll.commands.report.curves import draw_curves
 from plimsoll.commands.run import run
+from plimsoll.config.base import AUTO
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
 from plimsoll.machine.versions import installed_version
@@ -197,7 +198,7 @@ def prepare(home: Path, seed: int) -> None:
 def _device() -> str:
     """Return what `cluster.device` is in the configs: the installed vLLM has kernels for one kind
     of device, and its build for CPUs leaves a GPU alone, if there is one."""
-    return "cpu" if installed_version("vllm") is None else "auto"
+    return "cpu" if installed_version("vllm") is None else AUTO
 
 
 def tell(home: Path, console: Console, seconds: float) -> Outcome:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.commands.planning import fitted, hardware_of
+from plimsoll.config.base import AUTO
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.flags import Flag, apply_flags, parse_flags
@@ -198,7 +199,7 @@ def _first(job: Job[Any], asked: Asked, columns: Mapping[str, str], rows: Sequen
     tokens = _tokens(rows)
     train = {f"data.train.{setting}": column for setting, column in columns.items()}
     found: Dotted = {"run.directory": f"runs/{job.name}", "run.steps": 200, "run.save_every": 50}
-    found |= {"run.keep_checkpoints": 2, "run.save_model": True, "run.resume": "auto"}
+    found |= {"run.keep_checkpoints": 2, "run.save_model": True, "run.resume": AUTO}
     found |= {"cluster.where": "ray" if cards else "local"}
     found |= {"cluster.ranks": cards} if cards else {}
     found |= {"cluster.hardware": asked.cluster} if asked.cluster else {}

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.host import most_at_once
 from plimsoll.run.counting import counted
-from plimsoll.spec.dtypes import fast_dtype
 from plimsoll.spec.engine_rules import trainer_rules
 from plimsoll.spec.job import Sampling
 from plimsoll.spec.roles import Role
@@ -39,13 +37,13 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
             ("this process", "the recipe, rank 0 of 1, no Ray"),
             *(("", role) for role in [*roles, *sampler]),
             ("device, threads", f"{cluster.device}, {cluster.threads or 'all cores'}"),
-            *_auto_dtype(cluster),
+            *_decisions(spec),
         ]
     where = "this machine" if cluster.address is None else cluster.address
     rows = [
         ("this process", f"the recipe; Ray on {where}"),
         (_several("rank", cluster.ranks), f"device {cluster.device}"),
-        *_auto_dtype(cluster),
+        *_decisions(spec),
         *(("", role) for role in roles if role != critic or cluster.critic_ranks is None),
     ]
     if cluster.critic_ranks is not None and critic is not None:
@@ -58,10 +56,10 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     return [*rows, ("threads of each", str(threads))]
 
 
-def _auto_dtype(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
-    """Yield the row that says what `dtype: auto` is on the run's hardware, and why."""
-    dtype, why = fast_dtype(cluster)
-    yield "dtype: auto", f"{dtype}, since {why}"
+def _decisions(spec: RunSpec[Any]) -> Iterator[tuple[str, str]]:
+    """Yield a row for each key that was left to `auto`: what it is, and why."""
+    for one in spec.decisions:
+        yield f"{one.key}: auto", f"{one.value}, since {one.why}"
 
 
 def _roles(spec: RunSpec[Any]) -> list[str]:

@@ -34,6 +34,10 @@ def _existing(path: str) -> str:
 ExistingFile = Annotated[str, AfterValidator(_existing)]
 """A file that is there."""
 
+Auto = Literal["auto"]
+AUTO: Auto = "auto"
+"""What `resolve` decides: in a run that is resolved no key has this value."""
+
 RatioLevel = Literal["token", "sequence", "geometric"]
 """What an importance ratio is of: a token, a sequence as the product of its tokens' ratios, or a
 sequence as their geometric mean."""

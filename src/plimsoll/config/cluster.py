@@ -48,3 +48,9 @@ class ClusterConfig(Settings):
     def all_ranks(self) -> int:
         """With those of the critic's own."""
         return self.ranks + (self.critic_ranks or 0)
+
+
+def decided_device(cluster: ClusterConfig) -> Device:
+    """Return what a run computes on, of a run that is resolved."""
+    assert cluster.device != "auto", "of a run that is resolved"
+    return cluster.device

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from plimsoll.config.base import PositiveInt, Settings, WrittenPath
+from plimsoll.config.base import AUTO, Auto, PositiveInt, Settings, WrittenPath
 
 DecidedDtype = Literal["bfloat16", "float32"]
-Dtype = Literal["auto", DecidedDtype]
+Dtype = Literal[Auto, DecidedDtype]
+DecidedKernels = Literal["own", "liger"]
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"bfloat16": 2, "float32": 4})
 """Bytes of one number, by decided dtype."""
 
@@ -23,7 +24,7 @@ class ModelConfig(Settings):
 
     path: WrittenPath
     """A directory in Hugging Face format, or a name on the model hub."""
-    dtype: Dtype = "auto"
+    dtype: Dtype = AUTO
     """The dtype of weights and activations; the optimizer keeps fp32 masters of bfloat16 weights.
     auto: bfloat16 on GPUs from compute capability 8.0 on and on CPUs with instructions for it
     (AMX, AVX-512 BF16, ARM's BF16), float32 elsewhere, where bfloat16 is much slower."""
@@ -32,9 +33,13 @@ class ModelConfig(Settings):
     trained through an adapter."""
     double_quantization: bool = True
     """Quantise the scales of nf4 blocks too: 0.516 instead of 0.5625 bytes a parameter."""
-    attention: Literal["auto", "sdpa", "varlen"] = "auto"
+    attention: Literal[Auto, "sdpa", "varlen"] = AUTO
     """Packed attention: `varlen` is PyTorch's varlen_attn (CUDA), `sdpa` works per sequence;
     auto takes varlen on CUDA."""
+    kernels: Literal[Auto, DecidedKernels] = AUTO
+    """Norms, gated MLPs and rotary embeddings: `liger` computes them by Liger's Triton kernels (GPUs
+    from compute capability 8.0 on), `own` by Plimsoll's functions; auto takes Liger's where
+    liger-kernel is installed."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Layers whose activations are computed again in the backward pass. `true`: all but the layer's
     input, for about a third more compute; `selective`: all but matrix products and attention."""

@@ -56,33 +56,18 @@ class Place:
         )
 
 
-def choose_device(asked: str) -> Device:
-    """Resolve `cluster.device`; CUDA that was asked for and is not there is an error, and so is a
-    GPU that torch cannot use: nobody asked for the CPU. And one that only torch sees: the plan was
-    made without it."""
-    if asked == "cpu":
-        return "cpu"
-    if torch.cuda.is_available():
-        if asked == "auto" and not own_cards():
-            raise ConfigError(
-                "cluster.device: auto: torch sees a GPU, and nvidia-smi, by which the plan sees "
-                "it, is not there. In a container its driver's tools come with "
-                "NVIDIA_DRIVER_CAPABILITIES=compute,utility. Or write cluster.device: cpu"
-            )
-        return "cuda"
-    if asked == "cuda":
-        raise ConfigError(
-            "cluster.device: cuda was asked for, but PyTorch sees no CUDA GPU here "
-            f"(torch {torch.__version__}). Write `cpu`, or install a CUDA build of torch."
-        )
+def check_device(device: Device) -> Device:
+    """Return the device. Raises ConfigError for CUDA if torch sees no CUDA GPU here."""
+    if device == "cpu" or torch.cuda.is_available():
+        return device
+    what = f"cluster.device: cuda, and torch {torch.__version__} sees no CUDA GPU here"
     if cards := own_cards():
         raise ConfigError(
-            f"cluster.device: auto: this machine has a GPU ({cards[0].name}, driver "
-            f"{cards[0].driver}), and torch {torch.__version__} cannot use it. `plimsoll doctor` "
-            "says why: often the driver is too old for the CUDA that torch is built for. Mend "
-            "that, or write cluster.device: cpu"
+            f"{what}, though this machine has one ({cards[0].name}, driver {cards[0].driver}). "
+            "`plimsoll doctor` says why: often the driver is too old for the CUDA that torch is "
+            "built for. Mend that, or write cluster.device: cpu"
         )
-    return "cpu"
+    raise ConfigError(f"{what}. Write cluster.device: cpu, or install a CUDA build of torch")
 
 
 def kernel_limits() -> dict[str, str]:

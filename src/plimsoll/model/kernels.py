@@ -6,37 +6,36 @@ import torch
 from transformers import PreTrainedModel
 
 from plimsoll.errors import ConfigError
-from plimsoll.machine.versions import LIGER, installed_version
 from plimsoll.model import fused
 from plimsoll.model.cpu.switch import use_cpu_kernels
-from plimsoll.model.price.form import fused_by
 
 
-def use_kernels(lm: PreTrainedModel, device: torch.device) -> int:
-    """Have a model that was just loaded compute by the kernels for its device, in place.
+def use_kernels(lm: PreTrainedModel, kernels: str, device: torch.device) -> int:
+    """Have a model that was just loaded compute by these kernels on its device, in place.
 
-    Gives what `use_cpu_kernels` gives. Raises ConfigError as `fusions_for`.
+    Args:
+        kernels: `model.kernels`, decided.
+
+    Gives what `use_cpu_kernels` gives. Raises ConfigError as `fusions_of`.
     """
-    fused.fuse(lm, fusions_for(device))
+    fused.fuse(lm, fusions_of(kernels))
     return use_cpu_kernels(lm, device)
 
 
-def fusions_for(device: torch.device) -> tuple[fused.Fusion, ...]:
-    """Return what is fused on a device, by Liger's kernels or by ours. `plimsoll plan` and
-    `plimsoll doctor` warn of cards without liger-kernel.
+def fusions_of(kernels: str) -> tuple[fused.Fusion, ...]:
+    """Return what is fused, by Liger's kernels or by ours.
 
-    Raises ConfigError if liger-kernel is installed and cannot be imported.
+    Raises ConfigError if it is by Liger's, and liger-kernel cannot be imported.
     """
-    has_card = device.type == "cuda" and torch.cuda.is_available()
-    capability = torch.cuda.get_device_capability(device) if has_card else None
-    if fused_by(device.type, capability, installed_version(LIGER) is not None) == "own":
+    if kernels == "own":
         return fused.FUSIONS
+    assert kernels == "liger", "of a run that is resolved"
     try:
         from plimsoll.model.liger import FUSIONS
     except ImportError as error:
         raise ConfigError(
-            f"liger-kernel is installed and cannot be imported: {error}. Norms and MLPs on cards "
-            "compute by it. Install it again with Triton (`pip install liger-kernel triton`), or "
-            "uninstall it: Plimsoll's own functions then take its place."
+            f"liger-kernel cannot be imported: {error}. Norms and MLPs on cards "
+            "compute by it. Install it with Triton (`pip install liger-kernel triton`), or "
+            "write model.kernels: own for Plimsoll's functions."
         ) from error
     return FUSIONS

@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from plimsoll.config.base import AUTO
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model import checks
@@ -30,9 +31,9 @@ from plimsoll.model.checks import check_frame, read_model_config
 from plimsoll.model.kernels import use_kernels
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
-from plimsoll.model.price.form import against_varlen
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
 from plimsoll.model.value import ValueModel, initialise_score
+from plimsoll.spec.kernels import against_varlen
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -112,19 +113,19 @@ def load_value(
 
 
 def attention_name(config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device) -> str:
-    """The registered attention that `config.attention` means for this model and device.
+    """Return the registered attention that `config.attention` names.
 
-    auto takes varlen wherever it can compute the model; asking for varlen elsewhere is refused.
+    Raises ConfigError for varlen where it cannot compute the model.
     """
     if config.attention == "sdpa":
         return SDPA
-    obstacles = list(_against_varlen(config, hf_config, device))
-    if config.attention == "varlen" and obstacles:
+    assert config.attention == "varlen", "of a run that is resolved"
+    if obstacles := list(_against_varlen(config, hf_config, device)):
         raise ConfigError(
             f"model.attention is varlen, which cannot compute this model: {'; '.join(obstacles)}. "
-            "Write `attention: sdpa`, or `auto`."
+            "Write `attention: sdpa`."
         )
-    return SDPA if obstacles else VARLEN
+    return VARLEN
 
 
 def _against_varlen(
@@ -169,7 +170,7 @@ def _load(
         lm, report = auto_class.from_pretrained(
             config.path,
             config=hf_config,
-            dtype=getattr(torch, config.dtype) if cast or config.quantization != "none" else "auto",
+            dtype=getattr(torch, config.dtype) if cast or config.quantization != "none" else AUTO,
             attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
@@ -192,7 +193,7 @@ def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.devic
 
     Gives what `use_kernels` gives. Raises ConfigError as that and `checkpoint_layers`.
     """
-    rows = use_kernels(lm, device)
+    rows = use_kernels(lm, config.kernels, device)
     checkpoint_layers(lm, config)
     return rows
 

@@ -56,6 +56,8 @@ class TrainerRules:
         packages: Python packages that every run with the engine imports.
         offloaded: keys of a role, without the role's name, that move something to host memory.
         describe: how a role is divided and where it waits, in a few words.
+        decide: the settings of a role that learns, with nothing left to `auto`; the role's model is
+            decided already.
         measuring: the settings of a frozen copy of a role that learns, divided as that role is.
     """
 
@@ -66,6 +68,7 @@ class TrainerRules:
     packages: tuple[str, ...]
     offloaded: Callable[[TrainedRole | FrozenRole], tuple[str, ...]]
     describe: Callable[[TrainedRole | FrozenRole], str]
+    decide: Callable[[TrainedRole], Settings]
     measuring: Callable[[TrainedRole], Settings]
 
 

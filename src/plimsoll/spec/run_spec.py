@@ -14,7 +14,7 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.run import RunConfig
-from plimsoll.spec.dtypes import decide_dtypes
+from plimsoll.spec.decisions import Decision, decide
 from plimsoll.spec.eval_sets import EvalSet
 from plimsoll.spec.job import ConfigT, Evaluation, Job, Sampling
 from plimsoll.spec.roles import Role, RoleName, load_order
@@ -30,7 +30,8 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 @dataclass(frozen=True)
 class RunSpec(Generic[ConfigT]):
     """A run. roles: by name, in the order in which they are loaded. sampling: None where the job
-    learns from data. rows: to learn from, of all sources; None until they are read."""
+    learns from data. rows: to learn from, of all sources; None until they are read. decisions: what
+    the config left to `auto`."""
 
     job: Job[ConfigT]
     config: ConfigT
@@ -39,6 +40,7 @@ class RunSpec(Generic[ConfigT]):
     sampling: Sampling | None
     evaluation: Evaluation
     rows: int | None = None
+    decisions: tuple[Decision, ...] = ()
 
     @property
     def run(self) -> RunConfig:
@@ -167,11 +169,17 @@ def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
     """Return what a config of a job means.
 
     Raises ConfigError for a loss whose name cannot be used, where it decides which roles there are,
-    and as `decide_dtypes`.
+    and as `decide`.
     """
-    config = decide_dtypes(config)
+    config, decisions = decide(config)
     roles = {role.name: role for role in job.roles(config)}
     ordered = {name: roles[name] for name in sorted(roles, key=load_order)}
     return RunSpec(
-        job, config, ordered, job.workload(config), job.sampling(config), job.evaluation(config)
+        job,
+        config,
+        ordered,
+        job.workload(config),
+        job.sampling(config),
+        job.evaluation(config),
+        decisions=decisions,
     )

@@ -14,12 +14,11 @@ from plimsoll.config.engines import TRAINER_ENGINES, package_of
 from plimsoll.model.price.activations import activation_items, backward_items
 from plimsoll.model.price.form import (
     ActivationForm,
-    Capability,
-    Fused,
     TeacherHead,
     activation_form,
 )
 from plimsoll.shapes.shape import MicroBatch, ModelShape
+from plimsoll.spec.kernels import Capability
 from plimsoll.spec.roles import HeadKind
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Moment
@@ -36,7 +35,7 @@ class RoleWork:
 
     work: its largest forward. ranks: that it is divided over. moments: all of the job's
     (`job_moments`). scaled: the sampling temperature is not 1. capability: the lowest of the run's
-    cards; None where it is not known. fused: whose norms and gated MLPs serve. first: of its ranks,
+    cards; None where it is not known. first: of its ranks,
     which collects the actor's weights when they leave. scores: whether it does a forward in the
     phase `score`.
     """
@@ -50,7 +49,6 @@ class RoleWork:
     moments: frozenset[Moment]
     scaled: bool = False
     capability: Capability | None = None
-    fused: Fused = "own"
     first: bool = True
     scores: bool = True
 
@@ -125,7 +123,7 @@ def trained_role(
     held = trainer_price(role).trained(role, own, sync_bucket)
     form = activation_form(
         *(role.model, role.adapter, shape, own.head, device, entropy, own.scaled),
-        *(own.capability, own.fused),
+        own.capability,
     )
     form = form if teacher is None else replace(form, head=teacher)
     return (
@@ -153,7 +151,7 @@ def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Allocation, ...]:
     tensors = trainer_price(role).frozen(role, own)
     form = activation_form(
         *(role.model, None, shape, own.head, device, False, own.scaled),
-        *(own.capability, own.fused),
+        own.capability,
     )
     form, phase = replace(form, trained=False), scoring_phase(name, moments)
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.config.base import EvenInt, PositiveInt, Settings
+from plimsoll.config.base import AUTO, Auto, EvenInt, PositiveInt, Settings
 
 
 class ZeroConfig(Settings):
@@ -16,7 +16,7 @@ class ZeroConfig(Settings):
     """`cpu` keeps masters and moments in host memory and steps there with DeepSpeedCPUAdam."""
     parameter_offload: Literal["none", "cpu"] = "none"
     """`cpu` keeps the divided weights in host memory; stage 3 only."""
-    gradient_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    gradient_dtype: Literal[Auto, "float32", "bfloat16"] = AUTO
     """What micro-batches' gradients are added up in. auto: float32, except at stage 0 with bfloat16
     weights, where DeepSpeed has only bfloat16."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -9,6 +9,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from plimsoll.config.base import AUTO
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.problems import Problem, Section, find
@@ -265,6 +266,16 @@ def _describe(role: TrainedRole | FrozenRole) -> str:
     return f"ZeRO stage {zero.stage}{host}"
 
 
+def _decide(role: TrainedRole) -> ZeroConfig:
+    """Return the settings with the dtype decided that micro-batches' gradients are added up in: at
+    stage 0 with bfloat16 weights DeepSpeed has only bfloat16."""
+    zero = role.settings_of(ZeroConfig)
+    if zero.gradient_dtype != AUTO:
+        return zero
+    narrow = zero.stage == 0 and role.model.dtype == "bfloat16"
+    return zero.model_copy(update={"gradient_dtype": "bfloat16" if narrow else "float32"})
+
+
 def _measuring(role: TrainedRole) -> FrozenZeroConfig:
     return FrozenZeroConfig(stage=3 if role.settings_of(ZeroConfig).stage == 3 else 0)
 
@@ -277,5 +288,6 @@ RULES = TrainerRules(
     packages=("deepspeed",),
     offloaded=_offloaded,
     describe=_describe,
+    decide=_decide,
     measuring=_measuring,
 )

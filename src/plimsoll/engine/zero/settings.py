@@ -8,6 +8,8 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 
+_SHORT = {"bfloat16": "bf16", "float32": "fp32"}
+
 
 def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[str, object]:
     """DeepSpeed's config for a trained role.
@@ -16,14 +18,15 @@ def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[st
     any number of micro-batches. The learning rate is set before every step by the engine, and
     losses are divided by global counts before they come here, hence no scaling of any kind.
     """
+    zero = role.settings_of(ZeroConfig)
     return {
         **_common(ranks),
         "managed_gradient_accumulation": False,
         "gradient_clipping": role.optimizer.max_grad_norm,
         "bf16": _bfloat16(role),
-        "zero_optimization": zero_settings(role.settings_of(ZeroConfig), device),
+        "zero_optimization": zero_settings(zero, device),
         "zero_allow_untested_optimizer": True,
-        "data_types": {"grad_accum_dtype": _gradient_dtype(role)},
+        "data_types": {"grad_accum_dtype": _SHORT[zero.gradient_dtype]},
     }
 
 
@@ -36,16 +39,8 @@ def _bfloat16(role: TrainedRole) -> dict[str, object]:
     }
 
 
-def _gradient_dtype(role: TrainedRole) -> str:
-    """What micro-batches' gradients are added up in, with `auto` resolved."""
-    zero = role.settings_of(ZeroConfig)
-    if zero.gradient_dtype == "auto":
-        return "bf16" if zero.stage == 0 and role.model.dtype == "bfloat16" else "fp32"
-    return "bf16" if zero.gradient_dtype == "bfloat16" else "fp32"
-
-
 def zero_settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
-    """The `zero_optimization` section, every size written out (no "auto")."""
+    """The `zero_optimization` section, every size written out."""
     settings: dict[str, object] = {
         "stage": zero.stage,
         "overlap_comm": False,

@@ -15,10 +15,9 @@ from plimsoll.engine.price.transfers import teacher_items
 from plimsoll.environment.price import episodes_at_once
 from plimsoll.environment.price import process_items as environment_processes
 from plimsoll.machine.hardware import Card, Hardware
-from plimsoll.machine.versions import cards_have_liger
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, Slot, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
-from plimsoll.model.price.form import Capability, Fused, TeacherHead, fused_by
+from plimsoll.model.price.form import TeacherHead
 from plimsoll.model.price.parameters import adapter_parameters
 from plimsoll.reward.price import process_items as reward_processes
 from plimsoll.rollout.price import (
@@ -32,6 +31,7 @@ from plimsoll.rollout.price import (
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.spec.engine_rules import rollout_rules
+from plimsoll.spec.kernels import Capability
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.spec.workload import Workload
@@ -108,11 +108,6 @@ class Job:
         """The lowest of the cards that the run uses; None where none is known, as without any."""
         cards = [card for p in self.layout.processes if (card := self.card(p.slot)) is not None]
         return min((c.compute_capability for c in cards if c.compute_capability), default=None)
-
-    @property
-    def fused(self) -> Fused:
-        """Whose norms and gated MLPs serve."""
-        return fused_by(self.device, self.capability, cards_have_liger())
 
     def key(self, role: RoleName) -> str:
         """The config's key of a role."""
@@ -252,7 +247,6 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
         moments=job.moments,
         scaled=sampling is not None and sampling.rollout.sampling.temperature != 1,
         capability=job.capability,
-        fused=job.fused,
         first=first or name != "actor",  # else alike: only the actor's weights leave
         scores=name != "actor" or spec.actor_scores,
     )

@@ -13,7 +13,7 @@ from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.memory.remedies.changes import Move, Value, changes_between
 from plimsoll.rollout.vllm.config import vllm_of
 from plimsoll.rollout.vllm.sampler import keeps_weights, narrow_weights
-from plimsoll.spec.dtypes import fast_dtype
+from plimsoll.spec.decisions import fast_dtype
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 

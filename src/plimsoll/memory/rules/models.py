@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import Job
-from plimsoll.model.price.form import against_varlen
 from plimsoll.model.price.parameters import EMBEDDINGS
 from plimsoll.shapes.known_models import has_other_parts
 from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.kernels import against_varlen
 
 _ALL_LINEAR = "all-linear"
 _MLP = {"gate_proj", "up_proj", "down_proj"}
@@ -96,7 +96,7 @@ def _against_target(shape: ModelShape, target: str) -> str:
 
 
 def varlen(job: Job) -> Iterator[Problem]:
-    """model.attention: varlen where it cannot be; auto takes sdpa there."""
+    """Refuse model.attention: varlen where it cannot be."""
     for role, model in job.spec.models.items():
         if model.attention != "varlen":
             continue

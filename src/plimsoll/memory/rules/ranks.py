@@ -35,7 +35,8 @@ def bfloat16_cards(job: Job) -> Iterator[Problem]:
 
 def own_kernels(job: Job) -> Iterator[Problem]:
     """Cards without Liger's kernels."""
-    if job.device == "cuda" and not cards_have_liger():
+    own = any(model.kernels == "own" for model in job.spec.models.values())
+    if job.device == "cuda" and own and not cards_have_liger():
         yield Problem(
             "package-missing",
             "warning",
@@ -48,7 +49,10 @@ def own_kernels(job: Job) -> Iterator[Problem]:
 
 def triton(job: Job) -> Iterator[Problem]:
     """What Triton compiles Liger's kernels with, on the machine at hand."""
-    if job.fused != "liger" or installed_version(LIGER) is None:
+    if (
+        not any(model.kernels == "liger" for model in job.spec.models.values())
+        or installed_version(LIGER) is None
+    ):
         return
     tools = system_tools()
     if missing := [tool for tool in FOR_TRITON if tools[tool] is None]:

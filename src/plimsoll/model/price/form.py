@@ -1,17 +1,16 @@
-"""How a forward and backward is computed, as far as its memory depends on it; and where PyTorch's
-varlen_attn, the flash attention of packed sequences, is to be had."""
+"""How a forward and backward is computed, as far as its memory depends on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.kernels import Capability, against_varlen
 from plimsoll.spec.roles import HeadKind
 
 Attention = Literal["varlen", "sdpa", "eager"]
@@ -23,12 +22,6 @@ BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 
 Fused = Literal["none", "own", "liger"]
 """Whose norms and gated MLPs are: those of transformers, of model/fused.py, of model/liger.py."""
-
-Capability = tuple[int, int]
-WIDEST_HEAD = 256
-"""FlashAttention-2, in PyTorch's flash_attn/flash_api.cpp (`mha_varlen_fwd`)."""
-_HEAD_STEP = 8
-"""As WIDEST_HEAD; scaled_dot_product_attention pads other heads, varlen_attn does not."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +136,6 @@ def activation_form(
     entropy: bool,
     scaled: bool,
     capability: Capability | None = None,
-    fused: Fused = "own",
 ) -> ActivationForm:
     """How a role's model is trained; parameters as those of `roles.trained_role` and `RoleWork`."""
     pair = None
@@ -153,7 +145,7 @@ def activation_form(
     return ActivationForm(
         element=model.element,
         checkpoint_every=model.checkpoint_every if model.gradient_checkpointing else None,
-        attention=attention_of(model, shape, device, capability),
+        attention=cast(Attention, model.attention),
         head=_head(head, ChunkedHead(model.head_chunk, entropy, scaled)),
         trained=True,
         adapter=pair,
@@ -161,7 +153,7 @@ def activation_form(
         selective=model.gradient_checkpointing == "selective",
         inputs_on_host=model.activation_offload == "cpu" and device == "cuda",
         device=device,
-        fused=fused,
+        fused=cast(Fused, model.kernels),
         flash=not any(against_varlen(device, capability, model.dtype, False, shape.head_dim)),
         kernels=has_kernels(capability, model.dtype),
     )
@@ -177,32 +169,6 @@ def _head(kind: HeadKind, policy: ChunkedHead) -> Head:
             return NoHead()
 
 
-def attention_of(
-    model: ModelConfig, shape: ModelShape, device: Device, capability: Capability | None
-) -> Attention:
-    """With `auto` resolved, as model/load.py resolves it.
-
-    capability: the lowest of the run's cards; None where it is not known.
-    """
-    if model.attention != "auto":
-        return model.attention
-    obstacles = against_varlen(device, capability, model.dtype, shape.softcapped, shape.head_dim)
-    return "sdpa" if any(obstacles) else "varlen"
-
-
-def fused_by(device: str, capability: Capability | None, has_liger: bool) -> Fused:
-    """Return whose norms and gated MLPs serve. Triton compiles no bfloat16 for cards without units
-    for it, so Liger's kernels are not for them.
-
-    Args:
-        device: cuda or another.
-        capability: of the card, or the lowest of several; None where it is not known.
-        has_liger: whether liger-kernel is installed.
-    """
-    able = capability is None or capability >= BFLOAT16_UNITS
-    return "liger" if device == "cuda" and able and has_liger else "own"
-
-
 def has_kernels(capability: Capability | None, dtype: str) -> bool:
     """Whether a card has one of PyTorch's kernels of attention; sdp_utils.cpp takes float16 and
     float32 alone where there are no units for bfloat16 (`less_than_sm80_mem_efficient_dtypes`).
@@ -210,25 +176,3 @@ def has_kernels(capability: Capability | None, dtype: str) -> bool:
     Parameters as those of `against_varlen`.
     """
     return dtype != "bfloat16" or capability is None or capability >= BFLOAT16_UNITS
-
-
-def against_varlen(
-    device: str, capability: Capability | None, dtype: str, softcapped: bool, head_dim: int
-) -> Iterator[str]:
-    """Every reason for which varlen_attn cannot compute a model.
-
-    device: cuda or another. capability: of the card; None where unknown. dtype: of the model.
-    softcapped: the family bounds its attention scores. head_dim: of one head; 0 where unknown.
-    """
-    if device != "cuda":
-        yield f"it runs on CUDA, and this is {device}"
-    elif capability is not None and capability < BFLOAT16_UNITS:
-        yield "it needs compute capability 8.0, and the card has {}.{}".format(*capability)
-    if dtype != "bfloat16":
-        yield f"it computes in bfloat16, and model.dtype is {dtype}"
-    if softcapped:
-        yield "the model caps its attention scores (attn_logit_softcapping), which it cannot"
-    if head_dim > WIDEST_HEAD:
-        yield f"it has heads of at most {WIDEST_HEAD} dimensions, not {head_dim}"
-    if head_dim % _HEAD_STEP:
-        yield f"it has heads of a multiple of {_HEAD_STEP} dimensions, not {head_dim}"

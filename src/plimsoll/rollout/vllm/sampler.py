@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from plimsoll.config.base import AUTO
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.vllm.config import VllmConfig
@@ -108,7 +109,7 @@ def unpriced(vllm: VllmConfig) -> tuple[str, ...]:
     cache = arguments.get("kv_cache_dtype")
     batch = arguments.get("max_num_batched_tokens")
     counted = {
-        "kv_cache_dtype": cache is None or cache == "auto" or cache in CACHE_BYTES,
+        "kv_cache_dtype": cache is None or cache == AUTO or cache in CACHE_BYTES,
         "max_num_batched_tokens": batch is None or isinstance(batch, int),
         "quantization": arguments.get("quantization") in (None, *QUANTIZED),
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from plimsoll.config.base import AUTO
 from plimsoll.config.problems import show
 from plimsoll.errors import ConfigError
 from plimsoll.rollout.vllm.config import VllmConfig
@@ -88,7 +89,7 @@ def unpriced_speculation(vllm: VllmConfig) -> Iterator[str]:
         yield _written(vllm.arguments, "model", asked.get("model"))
     counted: Mapping[str, tuple[object, ...]] = {
         "quantization": (None,),
-        "kv_cache_dtype": (None, "auto", *CACHE_BYTES),
+        "kv_cache_dtype": (None, AUTO, *CACHE_BYTES),
         "draft_tensor_parallel_size": (None, vllm.tensor_parallel),
     }
     for name, values in counted.items():

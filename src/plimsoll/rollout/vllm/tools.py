@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.tool_parsers import ToolParser, ToolParserManager
 
+from plimsoll.config.base import AUTO
 from plimsoll.config.files import nearest
 from plimsoll.errors import ConfigError
 
@@ -110,7 +111,7 @@ def _made(
     key = json.dumps(wrapped, sort_keys=True, default=str)
     if key not in made:
         whole = [{"type": "function", **tool} for tool in wrapped]
-        request = ChatCompletionRequest(model="", messages=[], tools=whole, tool_choice="auto")
+        request = ChatCompletionRequest(model="", messages=[], tools=whole, tool_choice=AUTO)
         try:
             made[key] = parser(tokenizer, request.tools), request
         except (RuntimeError, ValueError) as error:

@@ -1,0 +1,47 @@
+"""The attention heads of a model that is named by its path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.errors import ConfigError
+from plimsoll.shapes.known_models import read_fields, read_shape
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """The attention heads of a model, as its config.json has them; None where it does not say.
+
+    Attributes:
+        keys: dimensions of a query or key.
+        values: dimensions of a value.
+        softcapped: whether the model bounds its attention scores.
+    """
+
+    keys: int | None
+    values: int | None
+    softcapped: bool
+
+
+def head_sizes(path: str) -> HeadSizes:
+    """Return the attention heads of a model, with what its family takes for fields that config.json
+    leaves out, or of an unknown family as transformers reads them."""
+    with suppress(ConfigError):
+        shape = read_shape(path)
+        return HeadSizes(shape.head_dim, shape.head_dim, shape.softcapped)
+    try:
+        fields = read_fields(path)[1]
+    except ConfigError:  # loading says why
+        return HeadSizes(None, None, softcapped=False)
+    text = fields.get("text_config")
+    model: Mapping[str, Any] = text if isinstance(text, dict) else fields
+    width, heads = model.get("hidden_size"), model.get("num_attention_heads")
+    share = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
+    keys = model.get("qk_head_dim") or model.get("head_dim") or share
+    if "kv_lora_rank" in model:  # MLA: heads of several sizes
+        keys = None
+    values = model.get("v_head_dim") or keys
+    return HeadSizes(keys, values, bool(model.get("attn_logit_softcapping")))

@@ -1,0 +1,227 @@
+"""Decide every key that a config leaves to `auto`, each with a reason: device, dtypes, attention,
+kernels, and the settings of trainer engines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from plimsoll.config.base import AUTO, Settings
+from plimsoll.config.cluster import ClusterConfig, Device
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.model import DecidedDtype, DecidedKernels, ModelConfig
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.errors import ConfigError
+from plimsoll.machine.cpu import multiplies_bfloat16
+from plimsoll.machine.hardware import BFLOAT16_UNITS, Card, found_here, parse_cluster
+from plimsoll.machine.versions import cards_have_liger, has_cuda_build
+from plimsoll.shapes.heads import head_sizes
+from plimsoll.spec.engine_rules import trainer_rules
+from plimsoll.spec.job import ConfigT
+from plimsoll.spec.kernels import Capability, against_varlen, kernels_on
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a key was decided to be that the config left to `auto`.
+
+    Attributes:
+        key: the last part of the key, such as "dtype".
+        value: what it is.
+        why: the reason, as the end of a sentence that begins with "since".
+    """
+
+    key: str
+    value: str
+    why: str
+
+
+def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
+    """Return the config without any `auto`, and the decisions, equal ones once.
+
+    Raises:
+        ConfigError: `cluster.hardware` names unknown cards.
+        PlimsollError: NVIDIA's driver is installed and fails.
+    """
+    ground = _Ground(config.cluster)
+    decisions: dict[Decision, None] = {}
+
+    def keep(key: str, value: str, why: str) -> None:
+        decisions[Decision(key, value, why)] = None
+
+    def change(settings: Settings) -> Settings:
+        match settings:
+            case ClusterConfig(device="auto"):
+                keep("device", ground.device, ground.why_device)
+                return settings.model_copy(update={"device": ground.device})
+            case ModelConfig():
+                return _decide_model(settings, ground, keep)
+            case TrainedRole():
+                rules = trainer_rules(settings)
+                return settings.with_engine(rules.decide(settings))
+        return settings
+
+    decided: ConfigT = _change_each(config, change)
+    return _decide_rollout(decided), tuple(decisions)
+
+
+def _decide_rollout(config: ConfigT) -> ConfigT:
+    """Return the config with engines of the actor's dtype: they sample with its weights."""
+    rollout = getattr(config, "rollout", None)
+    if not isinstance(rollout, RolloutConfig) or rollout.dtype != AUTO:
+        return config
+    dtype = config.actor.model.dtype
+    return config.model_copy(update={"rollout": rollout.model_copy(update={"dtype": dtype})})
+
+
+def _decide_model(
+    model: ModelConfig, ground: _Ground, keep: Callable[[str, str, str], None]
+) -> ModelConfig:
+    made: dict[str, str] = {}
+    if model.dtype == AUTO:
+        made["dtype"], why = ground.dtype
+        keep("dtype", *ground.dtype)
+    if model.kernels == AUTO:
+        made["kernels"], why = ground.kernels
+        keep("kernels", *ground.kernels)
+    if model.attention == AUTO:
+        dtype = made.get("dtype", model.dtype)
+        made["attention"], why = _attention(model.path, dtype, ground)
+        keep("attention", made["attention"], why)
+    return model.model_copy(update=made) if made else model
+
+
+def _attention(path: str, dtype: str, ground: _Ground) -> tuple[str, str]:
+    heads = head_sizes(path)
+    obstacles = [
+        *against_varlen(ground.device, ground.capability, dtype, heads.softcapped, heads.keys or 0)
+    ]
+    if heads.values not in (None, heads.keys):
+        obstacles.append("the model's keys and values are not as wide as one another")
+    if obstacles:
+        return "sdpa", f"varlen_attn cannot compute the model: {obstacles[0]}"
+    return "varlen", "one kernel computes a whole pack"
+
+
+class _Ground:
+    """What a run computes on, as far as it can be seen from here; looked at when asked for."""
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        self._cluster = cluster
+
+    @cached_property
+    def cards(self) -> tuple[Card, ...] | None:
+        """The cards of one machine of the run: () if the run computes on CPUs, None if it computes
+        on cards that cannot be seen from here."""
+        return _cards(self._cluster)
+
+    @property
+    def device(self) -> Device:
+        return "cpu" if self.cards == () else "cuda"
+
+    @property
+    def why_device(self) -> str:
+        """Why the device is that one."""
+        cluster, cards = self._cluster, self.cards
+        if cluster.hardware is not None:
+            return f"cluster.hardware is {cluster.hardware}"
+        if cluster.address is not None:
+            built = "" if cards is None else " not"
+            return f"torch is{built} built for CUDA, and the run joins a Ray cluster"
+        return f"this machine has {cards[0].name}" if cards else "this machine has no NVIDIA GPU"
+
+    @cached_property
+    def capability(self) -> Capability | None:
+        """The lowest compute capability of the cards; None if unknown."""
+        known = [c.compute_capability for c in self.cards or () if c.compute_capability]
+        return min(known, default=None)
+
+    @cached_property
+    def dtype(self) -> tuple[DecidedDtype, str]:
+        """The dtype that the hardware computes fast in, and why it is that one."""
+        return fast_dtype(self._cluster)
+
+    @cached_property
+    def kernels(self) -> tuple[DecidedKernels, str]:
+        """Whose kernels models compute by, and why."""
+        kernels = kernels_on(self.device, self.capability, cards_have_liger())
+        if kernels == "liger":
+            return kernels, "liger-kernel has them for these GPUs"
+        if self.device == "cpu":
+            return kernels, "Liger's are for GPUs"
+        old = self.capability is not None and self.capability < BFLOAT16_UNITS
+        return kernels, "the cards are older than Liger's" if old else "liger-kernel is not here"
+
+
+def fast_dtype(cluster: ClusterConfig) -> tuple[DecidedDtype, str]:
+    """Return the dtype that the hardware of a run computes fast in, and why it is that one.
+
+    Raises as `decide`.
+    """
+    cards = _cards(cluster)
+    if cards is None:
+        return "bfloat16", "GPUs from compute capability 8.0 on multiply it"
+    if not cards:
+        if multiplies_bfloat16():
+            return "bfloat16", "the CPU multiplies it"
+        return "float32", "the CPU has no instructions for bfloat16 (AMX, AVX-512 BF16)"
+    for card in cards:
+        if card.compute_capability and card.compute_capability < BFLOAT16_UNITS:
+            return "float32", f"{card.name} has no units for bfloat16"
+    return "bfloat16", f"{cards[0].name} multiplies it"
+
+
+def _cards(cluster: ClusterConfig) -> tuple[Card, ...] | None:
+    """Return the cards of one machine of the run: () if the run computes on CPUs, None if it
+    computes on cards that cannot be seen from here."""
+    if cluster.device == "cpu":
+        return ()
+    if cluster.hardware is not None:
+        return parse_cluster(cluster.hardware, cluster.nodes, None).nodes[0].cards
+    if cluster.address is not None:  # where all machines have CPUs alone, torch has no CUDA build
+        return None if cluster.device == "cuda" or has_cuda_build() else ()
+    if cards := _cards_here():
+        return cards
+    if cluster.device == "cuda":
+        return None
+    _refuse_hidden_cards()
+    return ()
+
+
+@cache  # advice asks hundreds of times, and each look asks the driver
+def _cards_here() -> tuple[Card, ...]:
+    return found_here().cards
+
+
+def _refuse_hidden_cards() -> None:
+    """Raise ConfigError if this machine has a GPU that the plan cannot see."""
+    devices = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if devices and not hidden and shutil.which("nvidia-smi") is None:
+        raise ConfigError(
+            "cluster.device: auto: this machine has an NVIDIA GPU, and nvidia-smi, by which it is "
+            "seen, is not there. In a container its driver's tools come with "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility. Or write cluster.device: cpu"
+        )
+
+
+def _change_each(value: Any, change: Callable[[Settings], Settings]) -> Any:
+    """Return settings with `change` applied to every section, the innermost first; the same object
+    if nothing changed."""
+    if isinstance(value, Settings):
+        fields = _changed({name: getattr(value, name) for name in type(value).model_fields}, change)
+        return change(value.model_copy(update=fields) if fields else value)
+    if isinstance(value, dict):
+        entries = _changed(value, change)
+        return {**value, **entries} if entries else value
+    return value
+
+
+def _changed(values: Mapping[str, Any], change: Callable[[Settings], Settings]) -> dict[str, Any]:
+    made = {name: _change_each(value, change) for name, value in values.items()}
+    return {name: value for name, value in made.items() if value is not values[name]}
