@@ -142,15 +142,9 @@ PLANNED: Mapping[str, Sequence[str]] = {
         "ppo --cluster 8xH200 --cluster.ranks=4 --batch.prompts=4 --algorithm.mini_batches=4",
     ),
     "kl-in-loss": ("ppo --algorithm.kl.place=loss",),
-    "kl-reference": ("ppo --algorithm.kl.place=none --reference.model.path=r",),
-    "kl-target": (
-        "ppo --algorithm.kl.place=none --algorithm.kl.target=6",
-        "ppo --algorithm.kl.coefficient=0 --algorithm.kl.target=6",
-    ),
-    "kl-unused": (
-        "ppo --algorithm.kl.horizon=500",
-        "ppo --algorithm.kl.place=none --algorithm.kl.coefficient=0.1 --algorithm.kl.estimator=k3",
-    ),
+    "kl-reference": ("ppo --algorithm.kl=none --reference.model.path=r",),
+    "kl-target": ("ppo --algorithm.kl.coefficient=0 --algorithm.kl.adaptive.target=6",),
+    "kl-unused": ("ppo --algorithm.kl.ratio_corrected=true",),
     "local-one-process": (
         "ppo --cluster.where=local",
         f"ppo {LOCAL} --cluster.ranks=2 --cluster.nodes=2 --cluster.address=auto",

@@ -121,7 +121,7 @@ _LEVERS: Mapping[str, tuple[str, ...]] = {
         "--cluster.ranks=3 --cluster.critic_ranks=3 --rollout.engines=2",
         "--cluster.ranks=8 --rollout.transformers={} --rollout.placement=shared",
         "--cluster.ranks=6 --actor.adapter.rank=16 --rollout.vllm.adapter=separate",
-        "--cluster.ranks=6 --algorithm.kl.place=none",
+        "--cluster.ranks=6 --algorithm.kl=none",
         f"--cluster.ranks=6 --reward_model.role.model.path={QWEN} --reward_model.role.zero.stage=3",
         "--cluster.ranks=6 --batch.responses=8 --rollout.sampling.max_new_tokens=4096 "
         "--batch.micro_batch_tokens=8192",

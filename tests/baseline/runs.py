@@ -169,7 +169,7 @@ RUNS = (
             "rewards": {"right": {"name": "exact_match"}, "own": {"name": "own:mean"},
                         "length": {"name": "length", "weight": 0.1}},
             "reward_model": {"role": {"model": {"path": "judge", "dtype": "float32"}}},
-            "algorithm": {"mini_batches": 2, "epochs": 2, "kl": {"target": 0.5, "horizon": 50},
+            "algorithm": {"mini_batches": 2, "epochs": 2, "kl": {"adaptive": {"target": 0.5, "horizon": 50}},
                           "entropy_bonus": 0.01},
             "eval_sampling": {"max_new_tokens": 8, "temperature": 0},
         },

@@ -64,7 +64,11 @@ PPO: dict[str, Any] = {
     "critic": {"model": {"path": "model"}, "optimizer": {"learning_rate": 0.002}},
     "rewards": {"answer": {"name": "exact_match"}, "length": {"name": "length", "weight": 0.1}},
     "rollout": {"transformers": {}, "sampling": {"max_new_tokens": 8}},
-    "algorithm": {"mini_batches": 2, "epochs": 2, "kl": {"target": 0.5, "horizon": 50}},
+    "algorithm": {
+        "mini_batches": 2,
+        "epochs": 2,
+        "kl": {"adaptive": {"target": 0.5, "horizon": 50}},
+    },
 }
 
 

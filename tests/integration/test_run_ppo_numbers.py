@@ -48,7 +48,7 @@ CONFIG: dict[str, Any] = PPO | {
     "algorithm": {
         "epochs": EPOCHS,
         "mini_batches": MINI_BATCHES,
-        "kl": {"coefficient": KL, "target": TARGET, "horizon": HORIZON},
+        "kl": {"coefficient": KL, "adaptive": {"target": TARGET, "horizon": HORIZON}},
         "entropy_bonus": BONUS,
         "value_clip": VALUE_CLIP,
         "advantage": {"name": "gae", "options": {"gamma": GAMMA, "gae_lambda": LAMBDA}},

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from plimsoll.config.base import (
     Choice,
@@ -28,27 +28,38 @@ FUNCTIONS = {
 """Of each package of algorithm/ the function in each of its files, and the key that chooses one."""
 
 
+class AdaptiveKlConfig(Settings):
+    """A coefficient that moves towards a KL; Ziegler et al. 2019, arXiv 1909.08593, section 2.2."""
+
+    target: PositiveFloat
+    """The KL to come to, in nats."""
+    per: Literal["response", "token"] = "response"
+    """What the target is a KL of: a response, the sum over its tokens, as in the paper; or a token,
+    the mean over responses of the mean over their tokens, as in OpenRLHF and verl."""
+    horizon: PositiveInt = 10_000
+    """Responses over which the coefficient moves."""
+
+
 class KlConfig(Settings):
     """The KL divergence from the reference: estimator, place, coefficient."""
 
-    place: Literal["none", "reward", "loss"] = "reward"
-    """reward: subtracted token by token from the reward; loss: added to the policy loss;
-    none: no reference is loaded at all."""
+    place: Literal["reward", "loss"] = "reward"
+    """reward: subtracted token by token from the reward; loss: added to the policy loss."""
     estimator: Literal["k1", "k2", "k3"] = "k1"
     """Schulman's estimators of KL(policy || reference); http://joschu.net/blog/kl-approx.html."""
     coefficient: NonNegativeFloat = 0.01
     """The weight of the KL (the first one, when adaptive)."""
-    target: PositiveFloat | None = None
-    """Adapt the coefficient towards this KL (nats, Ziegler et al. 2019); default: fixed."""
-    target_per: Literal["response", "token"] = "response"
-    """What the target is a KL of: a response, the sum over its tokens, as in the paper; or a token,
-    the mean over responses of the mean over their tokens, as in OpenRLHF and verl."""
-    horizon: PositiveInt = 10_000
-    """Responses over which an adaptive coefficient moves."""
+    adaptive: AdaptiveKlConfig | None = None
+    """Adapt the coefficient; default: it stays."""
     ratio_corrected: bool = False
     """In the loss: multiply each token's KL by its importance ratio w. Its gradient is then
     w (log policy - log reference), that of the KL, with every estimator and in every update of a
     step."""
+
+
+def _none(value: object) -> object:
+    """Return None for the word "none"."""
+    return None if value == "none" else value
 
 
 class RlAlgorithm(Settings):
@@ -69,8 +80,8 @@ class RlAlgorithm(Settings):
     or a function of one's own; null: none."""
     value_clip: PositiveFloat | None = 0.2
     """Clip the change of the value by this much; null turns value clipping off."""
-    kl: KlConfig = KlConfig()
-    """The KL from the reference."""
+    kl: Annotated[KlConfig | None, BeforeValidator(_none)] = KlConfig()
+    """The KL from the reference; none: no reference is loaded at all."""
     entropy_bonus: NonNegativeFloat = 0.0
     """Weight of the mean token entropy that is added to the objective."""
     epochs: PositiveInt = 1

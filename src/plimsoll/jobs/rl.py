@@ -23,7 +23,7 @@ def _roles(config: RlConfig) -> Sequence[Role]:
     found = [learner("actor", config.actor, "policy", scores=True, begins=warmup)]
     if config.critic is not None and "values_L" in advantage_needs(config.algorithm.advantage):
         found.append(learner("critic", config.critic, "value", scores=True))
-    if config.algorithm.kl.place != "none":
+    if config.algorithm.kl is not None:
         found.append(reference_of(config.reference, config.actor))
     if config.rollout.replay is None:  # what is replayed has its rewards
         found += scoring_roles(config)

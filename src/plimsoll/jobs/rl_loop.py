@@ -189,13 +189,14 @@ def train_actor(
     algorithm = spec.config.algorithm
     if state.step < algorithm.critic_warmup_steps:
         return {}
-    with_reference = algorithm.kl.place == "loss"
+    kl = algorithm.kl or KlConfig()
+    with_reference = algorithm.kl is not None and kl.place == "loss"
     terms = PolicyTerms(
         algorithm.aggregation,
         constant=algorithm.aggregation_tokens or spec.workload.longest - spec.data.max_tokens,
-        kl_estimator=algorithm.kl.estimator,
+        kl_estimator=kl.estimator,
         kl_coefficient=state.kl_coefficient if with_reference else 0.0,
-        ratio_corrected=algorithm.kl.ratio_corrected,
+        ratio_corrected=kl.ratio_corrected,
         entropy_bonus=algorithm.entropy_bonus,
     )
     objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
@@ -223,10 +224,12 @@ def actor_rate(spec: RunSpec[RlConfig], step: int, number: int) -> float:
     return learning_rate(spec.actor.optimizer, done, total)
 
 
-def first_kl_coefficient(kl: KlConfig, state: RunState) -> float:
-    """The coefficient that a run begins or goes on with: an adaptive one is where it was, a fixed
-    one what the config says now."""
-    return state.kl_coefficient if state.step > 0 and kl.target is not None else kl.coefficient
+def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:
+    """Return the coefficient that a run begins or goes on with: an adaptive one is where it was, a
+    fixed one what the config says now; 0 without a KL."""
+    if kl is None:
+        return 0.0
+    return state.kl_coefficient if state.step > 0 and kl.adaptive else kl.coefficient
 
 
 def next_kl_coefficient(
@@ -235,12 +238,13 @@ def next_kl_coefficient(
     """The coefficient of the next step: the same, or moved towards the KL that is aimed at, once
     the actor learns."""
     kl = spec.config.algorithm.kl
-    if kl.target is None or state.step < spec.config.algorithm.critic_warmup_steps:
+    adaptive = None if kl is None else kl.adaptive
+    if adaptive is None or state.step < spec.config.algorithm.critic_warmup_steps:
         return state.kl_coefficient
-    observe = observed_kl_per_token if kl.target_per == "token" else observed_kl
+    observe = observed_kl_per_token if adaptive.per == "token" else observed_kl
     observed = observe(batch, scores)
     responses = len(batch.episodes)
-    return adapt(state.kl_coefficient, observed, responses, kl.target, kl.horizon)
+    return adapt(state.kl_coefficient, observed, responses, adaptive.target, adaptive.horizon)
 
 
 def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:

@@ -176,7 +176,7 @@ def estimate_advantages(
     whole, ends_S = _whole(batch)
     ordered = [batch.trajectories[i] for i in whole.trajectory_S[ends_S]]
     kl_L = _kl(scores, algorithm)
-    shaped = kl_L is not None and algorithm.kl.place == "reward"
+    shaped = algorithm.kl is not None and algorithm.kl.place == "reward"
     inputs = AdvantageInputs(
         parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
         weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
@@ -247,7 +247,7 @@ def turn_numbers(episode: Trajectory) -> list[Ints]:
 
 
 def _kl(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
-    if scores.reference_L is None:
+    if scores.reference_L is None or algorithm.kl is None:
         return None
     policy_L, reference_L = map(torch.from_numpy, (scores.policy_L, scores.reference_L))
     found: Floats = kl(policy_L, reference_L, algorithm.kl.estimator).numpy()

@@ -19,7 +19,7 @@ def _of_groups(advantage: str, **algorithm: Any) -> Values:
     """Without a critic and a reference: eight responses a prompt, whose prompt is computed once."""
     return {
         "batch": {"responses": 8, "share_prompts": True},
-        "algorithm": {"advantage": {"name": advantage}, "kl": {"place": "none"}, **algorithm},
+        "algorithm": {"advantage": {"name": advantage}, "kl": "none", **algorithm},
     }
 
 
@@ -84,7 +84,7 @@ _ALL = (
             "batch": {"responses": 8, "share_prompts": True},
             "algorithm": {
                 "advantage": {"name": "gae", "options": {"gamma": 1.0, "gae_lambda": 1.0}},
-                "kl": {"place": "none"},
+                "kl": "none",
                 "entropy_bonus": 0.0,
                 "critic_mini_batches": 4,
             },

@@ -82,7 +82,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
                 "The actor is far from where it began, most often because it has found a way to "
                 "please the reward that nobody meant.",
                 "to read what is rewarded (plimsoll rollouts RUN --best), a larger "
-                "algorithm.kl.coefficient or an algorithm.kl.target, a lower learning rate.",
+                "algorithm.kl.coefficient or an algorithm.kl.adaptive, a lower learning rate.",
             ),
         ),
         "entropy": HealthyRange(

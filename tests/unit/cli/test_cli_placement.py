@@ -68,7 +68,7 @@ def test_the_reference_of_its_own() -> None:
 
 
 def test_without_kl_there_is_no_reference() -> None:
-    text = PPO.replace("algorithm: {", "algorithm: {kl: {place: none}, ")
+    text = PPO.replace("algorithm: {", "algorithm: {kl: none, ")
     assert "reference" not in placement(spec_of(validate(RlConfig, read_tree(text, "f"))))
 
 

@@ -234,7 +234,7 @@ PPO_CASES = [
         None,
     ),
     (
-        "--algorithm.kl.place=none --reference.model.path=r",
+        "--algorithm.kl=none --reference.model.path=r",
         "reference",
         4,
         None,
@@ -259,17 +259,13 @@ PPO_CASES = [
         None,
     ),
     ("--algorithm.kl.place=loss", "algorithm.kl.estimator", 4, None),
-    ("--algorithm.kl.place=none --algorithm.kl.target=6", "algorithm.kl.target", 4, None),
-    ("--algorithm.kl.coefficient=0 --algorithm.kl.target=6", "algorithm.kl.target", 4, None),
-    ("--algorithm.kl.horizon=500", "algorithm.kl.horizon", 4, "--algorithm.kl.target=6"),
-    ("--algorithm.kl.target_per=token", "algorithm.kl.target_per", 4, "--algorithm.kl.target=0.1"),
     (
-        "--algorithm.kl.place=none --algorithm.kl.coefficient=0.1",
-        "algorithm.kl.coefficient",
+        "--algorithm.kl.coefficient=0 --algorithm.kl.adaptive.target=6",
+        "algorithm.kl.adaptive",
         4,
         None,
     ),
-    ("--algorithm.kl.place=none --algorithm.kl.estimator=k3", "algorithm.kl.estimator", 4, None),
+    ("--algorithm.kl.ratio_corrected=true", "algorithm.kl.ratio_corrected", 4, None),
     ('--rollout.sampling.stop=["x",""]', "rollout.sampling.stop", 2, None),
     (f'{EVAL} --eval_sampling.stop=[""]', "eval_sampling.stop", 2, None),
     ("--rewards.reward.name=length", "rewards.reward", 2, None),
@@ -374,7 +370,7 @@ def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:
     for flags in (
         LOCAL,
         EVAL + " --eval_sampling.temperature=0 --eval_sampling.top_p=0.5",
-        "--algorithm.kl.place=none --algorithm.kl.coefficient=0",
+        "--algorithm.kl=none",
         '--rollout.vllm.arguments.speculative_config={"method":"ngram"} --rollout.vllm.arguments.enforce_eager=true',
     ):
         load_spec(JOBS["ppo"], str(path), flags.split())

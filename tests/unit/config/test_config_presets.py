@@ -161,7 +161,7 @@ def test_a_named_function_takes_the_place_of_the_presets_with_its_own_options() 
 def test_a_preset_of_ones_own_is_a_file() -> None:
     Path("mine.yaml").write_text(
         "batch: {responses: 4}\n"
-        "algorithm: {advantage: {name: rloo}, kl: {place: none}, policy_loss: {name: sapo}}\n"
+        "algorithm: {advantage: {name: rloo}, kl: none, policy_loss: {name: sapo}}\n"
     )
     found = spec_of("rl", preset="mine.yaml").config
     assert (found.batch.responses, found.algorithm.policy_loss.name) == (4, "sapo")

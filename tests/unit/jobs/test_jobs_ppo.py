@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.config.algorithm import KlConfig
+from plimsoll.config.algorithm import AdaptiveKlConfig, KlConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import actor_rate, first_kl_coefficient
 from plimsoll.jobs.which import spec_of
@@ -25,7 +25,8 @@ def test_only_an_adaptive_coefficient_goes_on_from_its_checkpoint(
         kl_coefficient=0.02,
         seconds=0.0,
     )
-    assert first_kl_coefficient(KlConfig(coefficient=0.5, target=target), state) == expected
+    adaptive = None if target is None else AdaptiveKlConfig(target=target)
+    assert first_kl_coefficient(KlConfig(coefficient=0.5, adaptive=adaptive), state) == expected
 
 
 def test_the_actors_schedule_begins_with_its_own_first_step() -> None:

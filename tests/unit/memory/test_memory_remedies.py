@@ -242,7 +242,7 @@ def test_frozen_weights_that_are_too_large_are_quantised_or_offloaded() -> None:
 def test_a_share_that_no_engine_could_start_with_is_not_advised() -> None:
     text = (
         "rollout: {vllm: {memory_share: 0.75, sleep_level: 1}, placement: shared}\n"
-        "algorithm: {kl: {place: none}}\n"
+        "algorithm: {kl: none}\n"
     )
     role = (
         "{model: {path: Qwen/Qwen2.5-7B, quantization: nf4, gradient_checkpointing: true}, "

@@ -57,7 +57,7 @@ actor: &trained
   zero: {stage: 3, optimizer_offload: cpu}
 critic: *trained
 rewards: {r: {name: length}}
-algorithm: {kl: {place: none}}
+algorithm: {kl: none}
 rollout: {vllm: {tensor_parallel: 8, memory_share: 0.85}, engines: 1}
 """
 

@@ -321,7 +321,7 @@ def test_groups_are_known_by_their_ids_wherever_their_members_lie(share_prompts:
     """Rewards 0, 2, 4 + 1 and 6: in the group 7 the first and third, in 3 the others."""
     algorithm: dict[str, Any] = {
         "advantage": {"name": "dr_grpo"},
-        "kl": {"place": "none"},
+        "kl": "none",
         "mini_batches": 2,
     }
     settings = config(critic=False, share_prompts=share_prompts, **algorithm)
@@ -332,7 +332,7 @@ def test_groups_are_known_by_their_ids_wherever_their_members_lie(share_prompts:
 
 
 def test_greedy_rewards_are_those_of_the_group() -> None:
-    algorithm: dict[str, Any] = {"advantage": {"name": "remax"}, "kl": {"place": "none"}}
+    algorithm: dict[str, Any] = {"advantage": {"name": "remax"}, "kl": "none"}
     settings = config(critic=False, **algorithm)
     batch, scores = scores_of(settings, PlainCluster(1), four([7, 3, 7, 3]))
     learnables = estimate_advantages(batch, scores, settings, 0.0, {3: 1.0, 7: 10.0})
@@ -424,7 +424,7 @@ def test_what_prefix_caches_had_is_a_share_of_all_episodes_prompts() -> None:
 @pytest.mark.parametrize(("step", "expected"), [(0, 0.5), (1, 0.48)])
 def test_an_adaptive_coefficient_moves_once_the_actor_learns(step: int, expected: float) -> None:
     """No KL is far below the target: 0.2 less a horizon, of whose 10 responses this step has 2."""
-    settings = config(kl={"target": 1.0, "horizon": 10}, critic_warmup_steps=1)
+    settings = config(kl={"adaptive": {"target": 1.0, "horizon": 10}}, critic_warmup_steps=1)
     batch, scores = two_trajectories(settings)
     state = RunState(
         step, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.5, seconds=0.0
@@ -437,7 +437,7 @@ def test_an_adaptive_coefficient_moves_once_the_actor_learns(step: int, expected
 # which the step takes -0.2 (the most) times 2 of 10 responses.
 @pytest.mark.parametrize(("per", "expected"), [("response", 0.5), ("token", 0.48)])
 def test_the_target_is_of_a_response_or_of_a_token(per: str, expected: float) -> None:
-    settings = config(kl={"target": 0.3, "target_per": per, "horizon": 10})
+    settings = config(kl={"adaptive": {"target": 0.3, "per": per, "horizon": 10}})
     batch, scores = two_trajectories(settings)
     gaps_L = batch.layout.column([floats(0.1, 0.3), floats(0.2)])
     scores = replace(scores, reference_L=scores.policy_L - gaps_L)

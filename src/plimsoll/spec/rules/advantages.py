@@ -117,7 +117,7 @@ def _losses(config: RlConfig) -> Iterator[Problem]:
         fix = "algorithm.policy_loss.name: clip, or one algorithm.epochs and mini_batches"
         yield at.conflict("policy_loss", why, fix, "reinforce-several")
     kl = algorithm.kl
-    if kl.ratio_corrected and kl.place != "loss":
+    if kl is not None and kl.ratio_corrected and kl.place != "loss":
         why = f"algorithm.kl.place: {kl.place} has no gradient to correct."
         fix = "algorithm.kl.place: loss, or leave algorithm.kl.ratio_corrected out"
         yield at.conflict("kl.ratio_corrected", why, fix, "kl-unused")

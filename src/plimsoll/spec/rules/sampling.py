@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.data import EvalSource, set_name
 from plimsoll.config.problems import Problem, Section, conflict, invalid, show
 from plimsoll.config.rl import REWARD_MODEL, RlConfig
@@ -113,47 +112,22 @@ def _settings(at: Section, sampling: SamplingConfig) -> Iterator[Problem]:
 
 def _kl(config: RlConfig) -> Iterator[Problem]:
     at, kl = Section("", config), config.algorithm.kl
-    if kl.place == "none" and config.reference is not None:
-        why = "algorithm.kl.place: none loads no reference."
-        fix = "algorithm.kl.place: reward or loss, or leave reference out"
-        yield at.conflict("reference", why, fix, "kl-reference")
+    if kl is None:
+        if config.reference is not None:
+            why = "algorithm.kl: none loads no reference."
+            fix = "algorithm.kl with a place, or leave reference out"
+            yield at.conflict("reference", why, fix, "kl-reference")
+        return
     plain = kl.estimator == "k1" and not kl.ratio_corrected
     if kl.place == "loss" and plain and kl.coefficient > 0:
         why = "With algorithm.kl.place: loss, the gradient of k1 is zero on average: only noise."
         fix = "algorithm.kl.estimator: k2 (its gradient is that of the KL) or k3, or "
         fix += "algorithm.kl.ratio_corrected: true"
         yield at.conflict("algorithm.kl.estimator", why, fix, "kl-in-loss")
-    if kl.target is not None and kl.place == "none":
-        why = "algorithm.kl.place: none measures no KL to steer by."
-        fix = "algorithm.kl.place: reward or loss, or leave algorithm.kl.target out"
-        yield at.conflict("algorithm.kl.target", why, fix, "kl-target")
-    elif kl.target is not None and kl.coefficient == 0:
+    if kl.adaptive is not None and kl.coefficient == 0:
         why = "The adaptive coefficient is multiplied at each step, so from 0 it stays 0."
-        fix = "algorithm.kl.coefficient: 0.01, or leave algorithm.kl.target out"
-        yield at.conflict("algorithm.kl.target", why, fix, "kl-target")
-    yield from _unused_kl(Section("algorithm.kl", kl), kl)
-
-
-def _unused_kl(at: Section, kl: KlConfig) -> Iterator[Problem]:
-    """Keys that were set and would do nothing."""
-    if kl.target is None and kl.horizon != KlConfig().horizon:
-        why = "Without algorithm.kl.target the coefficient stays as it is."
-        fix = "algorithm.kl.target: a KL to aim at, or leave algorithm.kl.horizon out"
-        yield at.conflict("horizon", why, fix, "kl-unused")
-    if kl.target is None and kl.target_per != KlConfig().target_per:
-        why = "There is no algorithm.kl.target that it would be of."
-        fix = "algorithm.kl.target: a KL per token, or leave algorithm.kl.target_per out"
-        yield at.conflict("target_per", why, fix, "kl-unused")
-    if kl.place != "none":
-        return
-    for name, value, idle in (
-        ("coefficient", kl.coefficient, (KlConfig().coefficient, 0.0)),
-        ("estimator", kl.estimator, (KlConfig().estimator,)),
-    ):
-        if value not in idle:
-            why = "algorithm.kl.place: none keeps the policy near no reference."
-            fix = f"algorithm.kl.place: reward or loss, or leave algorithm.kl.{name} out"
-            yield at.conflict(name, why, fix, "kl-unused")
+        fix = "algorithm.kl.coefficient: 0.01, or leave algorithm.kl.adaptive out"
+        yield at.conflict("algorithm.kl.adaptive", why, fix, "kl-target")
 
 
 def _steps(config: RlConfig) -> Iterator[Problem]:
