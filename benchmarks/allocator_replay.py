@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from decided import decided_model
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +29,6 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from caching_allocator import Block, CachingAllocator, up
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
 from plimsoll.model import logit_chunks
 from plimsoll.model.adapters import add_adapter
@@ -137,7 +137,7 @@ def build(case: Case) -> PolicyModel:
             config, dtype=torch.bfloat16, attn_implementation=KERNEL
         )
         fuse(lm, (NORM, GATE))
-        checkpoint_layers(lm, ModelConfig(path=case.model, gradient_checkpointing=True))
+        checkpoint_layers(lm, decided_model(path=case.model, gradient_checkpointing=True))
         module = PolicyModel(lm, HeadForm(1024, LogitForm()))
         if case.rank:
             add_adapter(module, AdapterConfig(rank=case.rank), case.model, seed=0)

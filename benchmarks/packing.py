@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from decided import decided_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
@@ -79,7 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model")
         write_tiny_model(path, config, 0, make_tokenizer())
-        ours = load_policy(ModelConfig(path=str(path), dtype="bfloat16"), torch.device("cpu"))
+        ours = load_policy(decided_model(path=str(path), dtype="bfloat16"), torch.device("cpu"))
         plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     times: dict[str, list[float]] = {"packed": [], "padded": []}
     for _ in range(ROUNDS + 1):

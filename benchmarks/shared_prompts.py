@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from decided import decided_model
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -25,7 +26,6 @@ from plimsoll.algorithm.preference import in_pairs
 from plimsoll.algorithm.sequences import sums
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.trace import measure
-from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_pairs
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
@@ -102,7 +102,7 @@ def load(device: torch.device) -> PolicyModel:
         path = Path(folder, "model")
         config = tiny_config("qwen2", True, kv_heads=4, **shape)
         write_tiny_model(path, config, 0, make_tokenizer())
-        return load_policy(ModelConfig(path=str(path), dtype="bfloat16"), device).to(device)
+        return load_policy(decided_model(path=str(path), dtype="bfloat16"), device).to(device)
 
 
 def main() -> None:

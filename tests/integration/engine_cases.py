@@ -9,6 +9,7 @@ from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
+from decided import decided_model
 
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.commands.arithmetic import make_tokenizer
@@ -20,7 +21,6 @@ from plimsoll.config.engine import (
     OptimizerConfig,
     TrainedRole,
 )
-from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives import (
     NllObjective,
@@ -121,7 +121,7 @@ class Setting:
         # A large epsilon: Adam divides by the gradient's size, and where that is nothing but
         # rounding the sign of the update would be as well.
         return TrainedRole(
-            model=ModelConfig(
+            model=decided_model(
                 path=str(model),
                 dtype=self.dtype,
                 head_chunk=16,

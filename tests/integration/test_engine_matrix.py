@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from choice import pairwise, pairwise_first
+from decided import decided_model
 from distill_cases import OBJECTIVE as DISTILLATION
 from engine_cases import BATCHES as SAMPLED
 from engine_cases import (
@@ -35,7 +36,6 @@ from test_adapters_equal import KINDS
 from plimsoll.algorithm.inputs import LabelCounts
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole
-from plimsoll.config.model import ModelConfig
 from plimsoll.engine.objectives import (
     FeedbackObjective,
     FeedbackStream,
@@ -72,7 +72,7 @@ def load(worker: Worker, job: str, setting: Setting, model: Path, other: Path) -
         worker.load_value("actor", role, SEED)
         return
     worker.load_policy("actor", role, 1.0, SEED)
-    frozen = FrozenRole(model=ModelConfig(path=str(other), dtype="float32")).with_engine(
+    frozen = FrozenRole(model=decided_model(path=str(other), dtype="float32")).with_engine(
         FrozenZeroConfig(stage=3 if setting.zero.stage == 3 else 0)
     )
     if job == "distill":

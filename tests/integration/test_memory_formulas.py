@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from choice import slow
+from decided import decided_model
 
 from plimsoll.commands.trace_models import TraceForm, trace_form
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
 from plimsoll.shapes.known_models import read_fields
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.spec.roles import HeadKind
@@ -39,19 +39,19 @@ MODELS = (
 
 
 def _form(path: str, head: HeadKind = "policy", trained: bool = True, **model: Any) -> TraceForm:
-    settings = ModelConfig(path=path, **{"dtype": "bfloat16", "head_chunk": 24, **model})
+    settings = decided_model(path=path, **{"dtype": "bfloat16", "head_chunk": 24, **model})
     return TraceForm(settings, None, head, trained)
 
 
 def _with_dora(path: str, dropout: float, **model: Any) -> TraceForm:
     adapter = AdapterConfig(dora=True, dropout=dropout)
-    settings = ModelConfig(path=path, **{"dtype": "bfloat16", "head_chunk": 24, **model})
+    settings = decided_model(path=path, **{"dtype": "bfloat16", "head_chunk": 24, **model})
     return TraceForm(settings, adapter, "policy", trained=True)
 
 
 def _with_adapter(path: str, **model: Any) -> TraceForm:
     adapter = AdapterConfig(targets=("q_proj", "v_proj", "down_proj"), dropout=0.1)
-    settings = ModelConfig(path=path, **{"dtype": "bfloat16", "head_chunk": 24, **model})
+    settings = decided_model(path=path, **{"dtype": "bfloat16", "head_chunk": 24, **model})
     return TraceForm(settings, adapter, "policy", trained=True)
 
 
@@ -161,7 +161,7 @@ def test_scoring_with_an_adapter(path: str, dora: bool) -> None:
     adapter = AdapterConfig(dora=dora)
     found = trace_form(
         TraceForm(
-            ModelConfig(path=path, head_chunk=24, dtype="bfloat16"),
+            decided_model(path=path, head_chunk=24, dtype="bfloat16"),
             adapter,
             "policy",
             trained=False,
@@ -206,7 +206,7 @@ def test_sequences_that_share_almost_all(path: str, checkpointed: bool) -> None:
 
 @pytest.mark.parametrize("path", [slow("meta-llama/Llama-2-7b-hf"), "google/gemma-2-2b"])
 def test_entropy_and_temperature_at_the_head(path: str) -> None:
-    model = ModelConfig(path=path, head_chunk=24, gradient_checkpointing=True, dtype="bfloat16")
+    model = decided_model(path=path, head_chunk=24, gradient_checkpointing=True, dtype="bfloat16")
     form = TraceForm(model, None, "policy", trained=True, entropy=True, temperature=0.7)
     found = trace_form(form, WORK)
     assert abs(found.error) < WITHIN, found
@@ -214,7 +214,7 @@ def test_entropy_and_temperature_at_the_head(path: str) -> None:
 
 @pytest.mark.parametrize("path", [slow("meta-llama/Llama-2-7b-hf"), "google/gemma-2-2b"])
 def test_imitating_tokens_whose_gradients_are_made_with_their_logits(path: str) -> None:
-    model = ModelConfig(path=path, head_chunk=24, gradient_checkpointing=True, dtype="bfloat16")
+    model = decided_model(path=path, head_chunk=24, gradient_checkpointing=True, dtype="bfloat16")
     found = trace_form(TraceForm(model, None, "policy", trained=True, imitates=True), WORK)
     assert abs(found.error) < WITHIN, found
 

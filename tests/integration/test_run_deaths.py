@@ -17,11 +17,11 @@ import pytest
 import ray
 from choice import slow
 from commands import PPO, SFT, Command, title, wait_for, write_config, write_task
+from decided import decided_model
 
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.engine import FrozenRole
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, PlimsollError, WorkerDied
@@ -310,7 +310,7 @@ def test_who_is_named_is_where_a_failure_began(
             rf"{name} failed\n  Why: KeyError: 'actor'\n{LOG}", f"{failed.value}\n"
         )
         assert found, str(failed.value)
-        absent = FrozenRole(model=ModelConfig(path="./absent", dtype="bfloat16"))
+        absent = FrozenRole(model=decided_model(path="./absent", dtype="bfloat16"))
         with pytest.raises(ConfigError, match=rf"(?s)absent.*\n  Told by: {name}$"):
             cluster.all(Worker.load_policy, "actor", absent, 1.0)
         os.kill(int(found[1]), signal.SIGKILL)

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from decided import decided_model
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm_cases import started
 
 from plimsoll.commands.arithmetic import ALPHABET, make_tokenizer
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives import NllObjective
@@ -161,7 +161,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def trainer(home: Path, dtype: Literal["bfloat16", "float32"]) -> Iterator[Worker]:
     config = tiny_config("qwen2", True, vocab=64, hidden=64, heads=2, feed_forward=96)
     write_tiny_model(home / "first", config, 0, make_tokenizer())
-    model = ModelConfig(path=str(home / "first"), dtype=dtype)
+    model = decided_model(path=str(home / "first"), dtype=dtype)
     role = TrainedRole(model=model, optimizer=OptimizerConfig(max_grad_norm=0))
     worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
     worker.load_policy("actor", role, TEMPERATURE)

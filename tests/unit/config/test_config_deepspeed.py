@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from decided import decided_model
 
 from plimsoll.config.engine import FrozenRole, OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.process_group import choose_device, free_port
+from plimsoll.engine.process_group import check_device, free_port
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings
 from plimsoll.errors import ConfigError
@@ -47,7 +48,7 @@ def test_every_value_is_written_out(stage: int) -> None:
     for settings in (
         settings_of(stage, "bfloat16", **offload),
         frozen_settings(
-            FrozenRole(model=ModelConfig(path="none", dtype="bfloat16")).with_engine(
+            FrozenRole(model=decided_model(path="none", dtype="bfloat16")).with_engine(
                 FrozenZeroConfig(stage=3)
             ),
             "cpu",
@@ -68,7 +69,7 @@ def test_deepspeeds_clock_does_not_wait_for_the_card() -> None:
     from deepspeed.utils.config import get_timers_config
 
     frozen = frozen_settings(
-        FrozenRole(model=ModelConfig(path="none", dtype="bfloat16")).with_engine(
+        FrozenRole(model=decided_model(path="none", dtype="bfloat16")).with_engine(
             FrozenZeroConfig(stage=3)
         ),
         "cuda",
@@ -134,39 +135,21 @@ def test_nothing_is_offloaded_unasked(stage: int) -> None:
     assert "offload_optimizer" not in zero and "offload_param" not in zero
 
 
-def test_the_device() -> None:
-    assert choose_device("cpu") == "cpu"
-    assert choose_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def test_a_gpu_that_torch_cannot_use_is_told_and_not_passed_over(
+def test_a_gpu_that_torch_cannot_use_is_named(
     tell_cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that shows a card, and a torch that sees none."""
     tell_cards("0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 561, 4, 9.0, 550.54.15, Disabled")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"H100.*550\.54\.15.*doctor.*cluster\.device: cpu"):
-        choose_device("auto")
-    assert choose_device("cpu") == "cpu"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
-    assert choose_device("auto") == "cpu"
-
-
-def test_a_gpu_that_only_torch_sees_is_not_planned_as_a_cpu(
-    tell_cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a container without the driver's tools."""
-    tell_cards()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match=r"nvidia-smi.*compute,utility.*cluster\.device: cpu"):
-        choose_device("auto")
-    assert (choose_device("cuda"), choose_device("cpu")) == ("cuda", "cpu")
+        check_device("cuda")
+    assert check_device("cpu") == "cpu"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU")
 def test_cuda_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cluster\.device: cuda was asked for.*Write `cpu`"):
-        choose_device("cuda")
+    with pytest.raises(ConfigError, match=r"cluster\.device: cuda.*Write cluster\.device: cpu"):
+        check_device("cuda")
 
 
 def test_a_free_port_is_a_port() -> None:

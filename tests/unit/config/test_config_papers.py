@@ -149,6 +149,7 @@ def test_it_is_a_flag_too_and_what_was_resolved_means_the_same_again(name: str) 
 def test_a_config_has_the_last_word_over_a_paper() -> None:
     algorithm = {"kl": {"coefficient": 0.1}, "correction": {"name": "icepop"}}
     config = config_of("grpo", variant="paper", algorithm=algorithm)
+    assert config.algorithm.kl is not None
     assert (config.algorithm.kl.place, config.algorithm.kl.coefficient) == ("loss", 0.1)
     assert config.algorithm.correction is not None and config.algorithm.correction.name == "icepop"
     sequence = config_of("rloo", "--algorithm.policy_loss.name=clip", variant="paper")

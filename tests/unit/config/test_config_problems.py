@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from decided import decided_model
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.engine import EmaConfig, TrainedRole
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, checked, conflict, find, invalid, refuse
 from plimsoll.errors import ConfigError, SettingsConflict
 
 ROLE = Section(
     "actor",
-    TrainedRole(model=ModelConfig(path="m: n", dtype="bfloat16"), ema=EmaConfig(decay=1e-5)),
+    TrainedRole(model=decided_model(path="m: n", dtype="bfloat16"), ema=EmaConfig(decay=1e-5)),
 )
 
 

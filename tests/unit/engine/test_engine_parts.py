@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from decided import decided_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -22,7 +23,6 @@ from plimsoll.config.engine import (
     OptimizerConfig,
     TrainedRole,
 )
-from plimsoll.config.model import ModelConfig
 from plimsoll.engine.checkpoint import (
     Stretch,
     read_blocks,
@@ -37,7 +37,7 @@ from plimsoll.engine.zero.form import Form, check_shapes, read_form, write_form,
 from plimsoll.errors import ConfigError
 
 Weights = dict[str, Tensor]
-ROLE = TrainedRole(model=ModelConfig(path="m", dtype="bfloat16"))
+ROLE = TrainedRole(model=decided_model(path="m", dtype="bfloat16"))
 
 
 def joined(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Stretch]]:
@@ -152,7 +152,7 @@ OTHERS = {
     "ema: none -> given": ROLE.model_copy(update={"ema": EmaConfig()}),
     "adapter: none -> given": ROLE.model_copy(update={"adapter": AdapterConfig(rank=4)}),
     "model.quantization: none -> nf4": ROLE.model_copy(
-        update={"model": ModelConfig(path="m", quantization="nf4", dtype="bfloat16")}
+        update={"model": decided_model(path="m", quantization="nf4", dtype="bfloat16")}
     ),
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from decided import decided_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -60,7 +61,7 @@ CARD = torch.device("meta")
 LENGTHS = (7, 4, 12, 7)
 PAIRS = len(LENGTHS) // 2
 COUNTS = BatchCounts(100, len(LENGTHS))
-MODEL = ModelConfig(path="none", dtype="float32", head_chunk=5)
+MODEL = decided_model(path="none", dtype="float32", head_chunk=5)
 VOCABULARY = 64
 
 

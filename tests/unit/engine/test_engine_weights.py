@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import xxhash
+from decided import decided_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from plimsoll.config.engine import FrozenRole, OptimizerConfig
-from plimsoll.config.model import ModelConfig
 from plimsoll.engine.optimizer import parameter_groups
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import make_bucket, plan_buckets, read_bucket
@@ -20,7 +20,7 @@ from plimsoll.engine.zero.frozen import FrozenZeroEngine
 def engine_of(module: nn.Module) -> FrozenZeroEngine:
     place = Place(0, 1, 0, "127.0.0.1", 0, "cpu", threads=1)
     return FrozenZeroEngine(
-        module, FrozenRole(model=ModelConfig(path="none", dtype="float32")), place
+        module, FrozenRole(model=decided_model(path="none", dtype="float32")), place
     )
 
 

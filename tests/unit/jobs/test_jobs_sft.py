@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from decided import decided_model
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.run import RunConfig
 from plimsoll.data.packing import pack
 from plimsoll.jobs.sft import SftAlgorithm, SftConfig
@@ -22,7 +22,7 @@ def config(alpha: float | None = 5.0, seed: int = 0) -> SftConfig:
     return SftConfig(
         run=RunConfig(directory="out", steps=1, seed=seed),
         data=DataConfig(train=SourceConfig(path="rows.jsonl", messages="turns")),
-        actor=TrainedRole(model=ModelConfig(path="m")),
+        actor=TrainedRole(model=decided_model(path="m")),
         algorithm=SftAlgorithm(neftune_alpha=alpha),
     )
 

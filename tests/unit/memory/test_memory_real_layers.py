@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from decided import decided_model
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,7 +18,6 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 from plimsoll.commands.trace import measure
 from plimsoll.commands.trace_models import MicroBatchStep, TraceForm
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, register_packed_attention
 from plimsoll.model.load import load_policy, prepare_layers
@@ -82,7 +82,7 @@ def test_an_adapter_on_weights_of_4_bits(
     adapter: dict[str, float | bool], checkpointed: bool, dense: Path
 ) -> None:
     config = AdapterConfig.model_validate({"rank": 8, **adapter})
-    model = ModelConfig(
+    model = decided_model(
         path=str(dense),
         dtype="bfloat16",
         quantization="nf4",
@@ -108,7 +108,7 @@ def _all_tokens_choose_alike(gate: Tensor) -> None:
 def test_experts_cost_the_same_whichever_are_chosen(
     routing: Callable[[Tensor], None], checkpointed: bool, routed: Path
 ) -> None:
-    model = ModelConfig(
+    model = decided_model(
         path=str(routed), head_chunk=16, gradient_checkpointing=checkpointed, dtype="bfloat16"
     )
     register_packed_attention()

@@ -11,10 +11,11 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
-from plimsoll.model.price.form import Capability, activation_form, attention_of
+from plimsoll.model.price.form import activation_form
 from plimsoll.model.price.parameters import adapter_tensors
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
+from plimsoll.spec.kernels import Capability
 from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.lifetimes import job_moments
 
@@ -187,28 +188,12 @@ def test_the_reference_stays_or_visits() -> None:
 
 
 def test_a_divided_reference_is_gathered_while_it_scores() -> None:
-    role = FrozenRole.model_validate({"model": {"path": MODEL, "dtype": "bfloat16"}, "stage": 3})
+    role = FrozenRole.model_validate(
+        {"model": {"path": MODEL, "dtype": "bfloat16"}, "zero": {"stage": 3}}
+    )
     held = {one.item.name: one for one in frozen_role(role, REFERENCE)}
     assert size(held, "frozen weights") == 2 * PARAMETERS // 8
     assert held["live parameters"].moments == {Moment("score", "forward")}
-
-
-@pytest.mark.parametrize(
-    ("path", "dtype", "device", "capability", "kernel"),
-    [
-        ("Qwen/Qwen2-7B", "bfloat16", "cuda", (8, 0), "varlen"),
-        ("Qwen/Qwen2-7B", "bfloat16", "cuda", None, "varlen"),
-        ("Qwen/Qwen2-7B", "bfloat16", "cuda", (7, 5), "sdpa"),
-        ("Qwen/Qwen2-7B", "float32", "cuda", (9, 0), "sdpa"),
-        ("Qwen/Qwen2-7B", "bfloat16", "cpu", None, "sdpa"),
-        ("google/gemma-2-9b", "bfloat16", "cuda", (9, 0), "sdpa"),  # it caps its scores
-    ],
-)
-def test_auto_attention_is_what_loading_takes(
-    path: str, dtype: str, device: Device, capability: Capability | None, kernel: str
-) -> None:
-    model = ModelConfig.model_validate({"path": path, "dtype": dtype})
-    assert attention_of(model, read_shape(path), device, capability) == kernel
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from decided import decided_model
 
 from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.load import validate
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.engine.zero.config import ZeroConfig
@@ -56,7 +56,7 @@ WORK = Pass(QWEN, tokens=1000, longest=100, micro_batches=5, updates=2, ranks=4,
 
 
 def role(**zero: object) -> TrainedRole:
-    return TrainedRole(model=ModelConfig(path="Qwen/Qwen2-7B", dtype="bfloat16")).with_engine(
+    return TrainedRole(model=decided_model(path="Qwen/Qwen2-7B", dtype="bfloat16")).with_engine(
         ZeroConfig.model_validate(zero)
     )
 
@@ -136,7 +136,7 @@ def test_four_bits_are_unpacked_at_each_visit_and_gathered_in_four() -> None:
     assert dequantise_seconds(WORK, 2, ONE) == pytest.approx(5 * 2 * 4.52 * linear)
     quantised = role(stage=3).model_copy(
         update={
-            "model": ModelConfig(path="Qwen/Qwen2-7B", quantization="nf4", dtype="bfloat16"),
+            "model": decided_model(path="Qwen/Qwen2-7B", quantization="nf4", dtype="bfloat16"),
             "adapter": AdapterConfig(rank=8, targets=("o_proj",)),
         }
     )
@@ -147,7 +147,7 @@ def test_four_bits_are_unpacked_at_each_visit_and_gathered_in_four() -> None:
 
 
 def test_a_frozen_model_is_fetched_whole_or_in_shares() -> None:
-    model = ModelConfig(path="Qwen/Qwen2-7B", dtype="bfloat16")
+    model = decided_model(path="Qwen/Qwen2-7B", dtype="bfloat16")
     forward = forward_seconds(WORK, ONE)
 
     def extra(stage: int, offload: str) -> float:

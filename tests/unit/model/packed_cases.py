@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from decided import decided_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
@@ -52,7 +53,7 @@ def write(directory: Path, config: PreTrainedConfig) -> Path:
 
 
 def settings_for(path: Path, **changes: Any) -> ModelConfig:
-    return ModelConfig(path=str(path), dtype="float32", head_chunk=5).model_copy(update=changes)
+    return decided_model(path=str(path), dtype="float32", head_chunk=5).model_copy(update=changes)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from decided import decided_model
 from torch import Tensor, nn
 
 from plimsoll.commands.arithmetic import make_tokenizer
@@ -121,7 +122,7 @@ def test_names_are_those_of_the_plain_model(untied: Path, tied: Path) -> None:
 
 
 def test_a_value_functions_head_is_trained_too(untied: Path) -> None:
-    module = load_value(ModelConfig(path=str(untied), dtype="float32"), CPU, seed=0)
+    module = load_value(decided_model(path=str(untied), dtype="float32"), CPU, seed=0)
     assert isinstance(module, ValueModel)
     add_adapter(module, AdapterConfig(rank=2), str(untied), 0)
     names = trained(module)

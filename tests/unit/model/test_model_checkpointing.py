@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from decided import decided_model
 from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, Qwen2Config
 
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.adapters import add_adapter
@@ -50,7 +50,7 @@ def written(directory: Path, family: Family) -> Path:
 
 
 def loaded(path: Path, device: torch.device = CPU, **settings: Any) -> PolicyModel:
-    config = ModelConfig(path=str(path), dtype="float32", head_chunk=5, **settings)
+    config = decided_model(path=str(path), dtype="float32", head_chunk=5, **settings)
     return load_policy(config, device).to(device)
 
 
@@ -213,7 +213,7 @@ class Stack(PreTrainedModel):  # type: ignore[misc] # transformers is untyped
 
 def test_layers_that_cannot_be_set_one_by_one_are_refused() -> None:
     lm = Stack(Qwen2Config(hidden_size=4))
-    config = ModelConfig(
+    config = decided_model(
         path="stack", gradient_checkpointing=True, checkpoint_every=2, dtype="bfloat16"
     )
     with pytest.raises(ConfigError, match=r"stack: model.checkpoint_every is 2 .* Stack are not"):

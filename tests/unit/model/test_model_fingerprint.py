@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from decided import decided_model
 from safetensors.numpy import save_file
 
-from plimsoll.config.model import ModelConfig
 from plimsoll.model.fingerprint import model_fingerprint
 
 
@@ -22,9 +22,9 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_what_does_not_change_log_probs_does_not_change_it(model: Path) -> None:
-    plain = model_fingerprint(ModelConfig(path=str(model), dtype="bfloat16"))
+    plain = model_fingerprint(decided_model(path=str(model), dtype="bfloat16"))
     (model / "tokenizer.json").write_text("{}")
-    same = ModelConfig(
+    same = decided_model(
         path=str(model),
         dtype="bfloat16",
         head_chunk=7,
@@ -36,7 +36,7 @@ def test_what_does_not_change_log_probs_does_not_change_it(model: Path) -> None:
 
 
 def test_weights_config_and_dtype_change_it(model: Path) -> None:
-    config = ModelConfig(path=str(model), dtype="bfloat16")
+    config = decided_model(path=str(model), dtype="bfloat16")
     found = [model_fingerprint(config)]
     found.append(model_fingerprint(config.model_copy(update={"dtype": "float32"})))
     four_bit = config.model_copy(update={"quantization": "nf4"})

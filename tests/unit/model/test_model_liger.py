@@ -268,7 +268,7 @@ def agree(found: Outcome, want: Outcome) -> None:
 @pytest.fixture
 def by_liger(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card it is so; here too, then."""
-    monkeypatch.setattr(kernels, "fusions_for", lambda device: liger.FUSIONS)
+    monkeypatch.setattr(kernels, "fusions_of", lambda name: liger.FUSIONS)
 
 
 @pytest.mark.usefixtures("by_liger")
@@ -302,7 +302,7 @@ def test_an_adapter_learns_as_with_our_functions(
     path = write(tmp_path / "model", tiny_config("llama", True, **SMALL))
     outcomes = []
     for fusions in (fused.FUSIONS, liger.FUSIONS):
-        monkeypatch.setattr(kernels, "fusions_for", lambda device, given=fusions: given)
+        monkeypatch.setattr(kernels, "fusions_of", lambda name, given=fusions: given)
         outcomes.append(together(path, rank=4, gradient_checkpointing=checkpointing))
     want, found = outcomes
     assert len(want.gradients) == 2 * 2 * 7

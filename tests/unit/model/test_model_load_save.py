@@ -11,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from decided import decided_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenizers.models import WordLevel
@@ -72,7 +73,7 @@ def model_path(tmp_path: Path) -> Path:
 
 
 def model_settings(path: Path, **changes: Any) -> ModelConfig:
-    return ModelConfig(path=str(path), dtype="float32").model_copy(update=changes)
+    return decided_model(path=str(path), dtype="float32").model_copy(update=changes)
 
 
 def one_pack() -> PackTensors:
@@ -217,7 +218,7 @@ def test_auto_takes_varlen_on_a_card_where_its_kernel_has_the_heads(
 ) -> None:
     with patch("torch.cuda.get_device_capability", lambda device: (9, 0)):
         assert (
-            attention_name(ModelConfig(path="m", dtype="bfloat16"), config, torch.device("cuda"))
+            attention_name(decided_model(path="m", dtype="bfloat16"), config, torch.device("cuda"))
             == name
         )
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from decided import decided_model
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
@@ -39,7 +39,7 @@ def model(tmp_path: Path) -> Path:
 def check(model: Path, tokenizer: PreTrainedTokenizerFast, *stop: str) -> None:
     template = make_template(tokenizer, TURNS, None)
     check_turn_end(
-        template, ModelConfig(path=str(model), dtype="bfloat16"), SamplingConfig(stop=stop)
+        template, decided_model(path=str(model), dtype="bfloat16"), SamplingConfig(stop=stop)
     )
 
 

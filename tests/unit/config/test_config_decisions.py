@@ -1,21 +1,24 @@
-"""`dtype: auto` is decided once, by the hardware that the run is for."""
+"""Every `auto` is decided once, by the hardware that the run is for, with a reason."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plimsoll.commands.placement import placement
+from plimsoll.config.base import AUTO
 from plimsoll.config.load import validate
 from plimsoll.config.yaml_tree import Tree, read_tree
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import load_any
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.spec import dtypes
+from plimsoll.spec import decisions
 from plimsoll.spec.rules.machine import local_host_rules
 from plimsoll.spec.run_spec import RunSpec, resolve
 
@@ -40,7 +43,7 @@ def spec_of(cluster: dict[str, Any], **changes: Any) -> RunSpec[Any]:
 def multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the CPU of this test multiplies bfloat16."""
     found: bool = request.param
-    monkeypatch.setattr(dtypes, "multiplies_bfloat16", lambda: found)
+    monkeypatch.setattr(decisions, "multiplies_bfloat16", lambda: found)
     return found
 
 
@@ -87,23 +90,91 @@ def test_engines_sample_in_the_dtype_of_the_actor(written: str, multiplies: bool
 
 
 def test_what_is_decided_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtypes, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(decisions, "multiplies_bfloat16", lambda: False)
     first = spec_of({"device": "cpu"})
-    monkeypatch.setattr(dtypes, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(decisions, "multiplies_bfloat16", lambda: True)
     assert resolve(first.job, first.config).config == first.config
 
 
-def test_no_hardware_is_looked_at_where_every_dtype_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_hardware_is_looked_at_if_the_device_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def look() -> None:
         raise AssertionError("looked at the machine")
 
-    monkeypatch.setattr(dtypes, "_cards_here", look)
-    model = {"path": "Qwen/Qwen2.5-0.5B", "dtype": "float32"}
-    spec_of({}, actor={"model": model}, reward_model={"role": {"model": model}})
+    monkeypatch.setattr(decisions, "_cards_here", look)
+    spec_of({"device": "cpu"})
     with pytest.raises(AssertionError):
         spec_of({})
+
+
+@pytest.mark.parametrize(
+    ("path", "dtype", "hardware", "attention"),
+    [
+        ("Qwen/Qwen2-7B", "bfloat16", "A100-80GB", "varlen"),
+        ("Qwen/Qwen2-7B", "bfloat16", "24GB", "varlen"),  # a card of which no more is known
+        ("Qwen/Qwen2-7B", "bfloat16", "T4", "sdpa"),
+        ("Qwen/Qwen2-7B", "float32", "H100", "sdpa"),
+        ("Qwen/Qwen2-7B", "bfloat16", "cpu", "sdpa"),
+        ("google/gemma-2-9b", "bfloat16", "H100", "sdpa"),  # it caps its scores
+    ],
+)
+def test_attention_is_varlen_where_it_can_compute_the_model(
+    path: str, dtype: str, hardware: str, attention: str
+) -> None:
+    actor = {"model": {"path": path, "dtype": dtype}}
+    spec = spec_of({"hardware": hardware}, actor=actor)
+    assert spec.models["actor"].attention == attention
+    [why] = [one.why for one in spec.decisions if (one.key, one.value) == ("attention", attention)][
+        :1
+    ]
+    assert why
+
+
+@pytest.mark.parametrize(
+    ("hardware", "device", "kernels"),
+    [("A100-80GB", "cuda", "liger"), ("T4", "cuda", "own"), ("cpu", "cpu", "own")],
+)
+def test_device_and_kernels_are_those_of_the_hardware(
+    hardware: str, device: str, kernels: str
+) -> None:
+    spec = spec_of({"hardware": hardware})
+    assert spec.cluster.device == device
+    assert {model.kernels for model in spec.models.values()} == {kernels}
+    assert re.search(
+        rf"device: auto +{device}, since cluster.hardware is {hardware}", placement(spec)
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "gradients"),
+    [(0, "bfloat16", "bfloat16"), (0, "float32", "float32"), (2, "bfloat16", "float32")],
+)
+def test_gradients_add_up_in_what_the_engine_can(stage: int, dtype: str, gradients: str) -> None:
+    actor = {"model": {"path": "Qwen/Qwen2.5-0.5B", "dtype": dtype}, "zero": {"stage": stage}}
+    spec = spec_of({"device": "cpu"}, actor=actor)
+    assert spec.actor.settings_of(ZeroConfig).gradient_dtype == gradients
+
+
+def test_a_gpu_without_the_drivers_tools_is_not_planned_as_a_cpu(
+    tell_cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container without the driver's tools."""
+    tell_cards()
+    decisions._cards_here.cache_clear()
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"]))
+    monkeypatch.setattr(decisions.shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match=r"nvidia-smi.*compute,utility.*cluster\.device: cpu"):
+        spec_of({})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert spec_of({}).cluster.device == "cpu"
+
+
+def test_no_file_of_the_source_decides_one_again() -> None:
+    """`"auto"` is a word of config/ and spec/ alone."""
+    source = EXAMPLES.parent / "src" / "plimsoll"
+    files = [
+        path.relative_to(source) for path in source.rglob("*.py") if '"auto"' in path.read_text()
+    ]
+    assert {path.parts[0] for path in files} <= {"config", "spec"}
 
 
 def test_a_card_that_nobody_knows_is_an_error() -> None:
@@ -111,12 +182,19 @@ def test_a_card_that_nobody_knows_is_an_error() -> None:
         spec_of({"hardware": "8xA1000000"})
 
 
+def values_in(tree: object) -> Iterator[object]:
+    if isinstance(tree, dict):
+        for value in tree.values():
+            yield from values_in(value)
+    else:
+        yield tree
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_no_example_leaves_one_undecided(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
-    spec = load_any(str(path))
-    engines = [] if spec.engines is None else [spec.engines.dtype]
-    assert "auto" not in [*engines, *(model.dtype for model in spec.models.values())]
+    tree = load_any(str(path)).config.model_dump()
+    assert AUTO not in [*values_in({**tree, "run": {}})]
 
 
 @pytest.mark.parametrize("multiplies_it", [True, False])
