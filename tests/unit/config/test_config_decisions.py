@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,7 @@ def test_a_gpu_without_the_drivers_tools_is_not_planned_as_a_cpu(
     tell_cards()
     decisions._cards_here.cache_clear()
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"]))
-    monkeypatch.setattr(decisions.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match=r"nvidia-smi.*compute,utility.*cluster\.device: cpu"):
         spec_of({})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose

@@ -10,7 +10,7 @@ from plimsoll.machine.hardware import parse_cluster
 from plimsoll.spec import decisions
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _machine_with_a_card() -> Iterator[None]:
     """`cluster.device: auto` is cuda; a plan without cards is one on the CPU nevertheless."""
     [card] = parse_cluster("80GB", 1, None).nodes[0].cards
