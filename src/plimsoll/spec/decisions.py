@@ -61,7 +61,7 @@ def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
                 return settings.model_copy(update={"device": ground.device})
             case ModelConfig():
                 return _decide_model(settings, ground, keep)
-            case TrainedRole():
+            case TrainedRole(engine_names=(_,)):  # the rules refuse several
                 rules = trainer_rules(settings)
                 return settings.with_engine(rules.decide(settings))
         return settings

@@ -9,7 +9,7 @@ from typing import Any
 from plimsoll.config.data import EVALUATED, DataConfig, EvalSource, set_name
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.engines import HasEngine
-from plimsoll.config.problems import Problem, Section, find, invalid, refuse, show
+from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.engine_rules import all_rules
 from plimsoll.spec.rules.adapters import adapted
@@ -154,7 +154,7 @@ def _engine_sections(spec: RunSpec[Any]) -> Iterator[Problem]:
         for name in others:
             why = f"{key} has the settings of the engine {first} too, and one engine does the work."
             fix = f"leave {key}.{name} out, or {key}.{first}"
-            yield invalid(f"{key}.{name}", "given", why, fix, code="engine-twice")
+            yield conflict(f"{key}.{name}", "given", why, fix, code="engine-twice")
 
 
 def _engines(spec: RunSpec[Any]) -> Iterator[Problem]:

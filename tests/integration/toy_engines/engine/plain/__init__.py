@@ -1,0 +1,1 @@
+"""A trainer engine of plain PyTorch: one rank, everything in memory."""

@@ -1,0 +1,3 @@
+"""The engine has no levers."""
+
+LEVERS = ()

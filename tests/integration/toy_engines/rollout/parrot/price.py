@@ -1,0 +1,29 @@
+"""What the engine holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plimsoll.rollout.price import EngineProcess, RolloutPrice
+from plimsoll.timeline.items import Allocation, Item
+
+
+def _contents(process: EngineProcess) -> Iterator[Allocation]:
+    shape, element = process.sampler.shape, process.sampler.element
+    formula, source = f"{element} bytes x {shape.parameters:,}", "rollout/parrot/engine.py"
+    item = Item(
+        "rollout", "rollout engines", "parrot weights", "device", "allocated",
+        element * shape.parameters, formula, source,
+    )  # fmt: skip
+    yield Allocation(item, process.moments)
+
+
+PRICE = RolloutPrice(
+    contents=_contents,
+    libraries="worker_process",
+    kv_cache=lambda sampler, card_bytes: 0,
+    kv_token=lambda sampler: 0,
+    asleep=(),
+    plan=lambda site: iter(()),
+    here=lambda site, cards, free_bytes: iter(()),
+)
