@@ -22,6 +22,7 @@ LINES = {
     '("plimsoll.rollout.vllm", ': '("plimsoll.rollout.parrot", "plimsoll.rollout.vllm", ',
 }
 """The line of each, as it is and with the new engine."""
+LENGTH = "def length(trajectory) -> float: return float(len(trajectory.response_tokens))\n"
 CONFIG = {
     "preset": "grpo",
     "run": {"directory": "out", "steps": 2, "save_every": 2, "seed": 1},
@@ -37,7 +38,7 @@ CONFIG = {
         "plain": {"momentum": 0.5},
         "optimizer": {"learning_rate": 0.01},
     },
-    "rewards": {"right": {"name": "exact_match"}},
+    "rewards": {"length": {"name": "own.py:length"}},
     "rollout": {"parrot": {}, "sampling": {"max_new_tokens": 16}},
 }
 
@@ -66,6 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny_model(home / "model", shape, 0, tokenizer)
     rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(8)]
     (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (home / "own.py").write_text(LENGTH)
     (home / "grpo.yaml").write_text(yaml.safe_dump(CONFIG, sort_keys=False))
     return home
 
