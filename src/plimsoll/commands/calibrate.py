@@ -88,7 +88,7 @@ def _engine_processes(config: Mapping[str, Any]) -> int:
     if "rollout" not in config:
         return 0
     engines = RolloutConfig.engine_types
-    given = {name: own for name, own in config["rollout"].items() if name in engines and own}
+    given = {name: own for name, own in config["rollout"].items() if name in engines}
     rollout = RolloutConfig.model_validate(given)
     if rollout_price(rollout).libraries != "engine_process":
         return 0

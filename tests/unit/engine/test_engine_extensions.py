@@ -115,13 +115,14 @@ _OFFLOADED = """
 import torch
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import ModelConfig
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.engine.zero.optimizer import make_optimizer
 from plimsoll.errors import PlimsollError
 
 zero = ZeroConfig(stage=2, optimizer_offload="cpu")
 try:
     model = ModelConfig(path="any", dtype="bfloat16")
-    make_optimizer(torch.nn.Linear(2, 2), TrainedRole(model=model, zero=zero))
+    make_optimizer(torch.nn.Linear(2, 2), TrainedRole(model=model).with_engine(zero))
 except PlimsollError as error:
     print(error)
 """

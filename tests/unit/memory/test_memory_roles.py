@@ -172,7 +172,7 @@ def test_the_reference_stays_or_visits() -> None:
     sizes: dict[str, Counter[str]] = {}
     for offload in ("none", "cpu"):
         role = FrozenRole.model_validate(
-            {"model": {"path": MODEL, "dtype": "bfloat16"}, "offload": offload}
+            {"model": {"path": MODEL, "dtype": "bfloat16"}, "zero": {"offload": offload}}
         )
         held = frozen_role(role, REFERENCE)
         step = Moment("train_actor", "step")
@@ -187,7 +187,9 @@ def test_the_reference_stays_or_visits() -> None:
 
 
 def test_a_divided_reference_is_gathered_while_it_scores() -> None:
-    role = FrozenRole.model_validate({"model": {"path": MODEL, "dtype": "bfloat16"}, "stage": 3})
+    role = FrozenRole.model_validate(
+        {"model": {"path": MODEL, "dtype": "bfloat16"}, "zero": {"stage": 3}}
+    )
     held = {one.item.name: one for one in frozen_role(role, REFERENCE)}
     assert size(held, "frozen weights") == 2 * PARAMETERS // 8
     assert held["live parameters"].moments == {Moment("score", "forward")}
