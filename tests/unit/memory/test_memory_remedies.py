@@ -267,14 +267,10 @@ def test_a_model_too_large_for_a_whole_card_is_divided_over_several() -> None:
     role += ", adapter: {rank: 16}}"
     [problem] = lacking(plan(job_config("ppo", role, further=text), "4xRTX4090"))
     assert problem.code == "vllm-share"
-    assert (
-        problem.fix
-        == "rollout.vllm.arguments.quantization: fp8_per_channel, or rollout.vllm.tensor_parallel: 2"
-    )
+    narrow = "rollout.vllm.arguments.quantization: fp8_per_channel"
+    assert problem.fix == f"{narrow}, or rollout.vllm.tensor_parallel: 2"
     [problem] = lacking(plan(job_config("ppo", role, further=text), "2xRTX4090"))
-    assert (
-        problem.fix == "rollout.vllm.arguments.quantization: fp8_per_channel"
-    )  # no card for a second part
+    assert problem.fix == narrow  # no card for a second part
 
 
 @pytest.mark.parametrize(
