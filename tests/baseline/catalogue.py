@@ -117,7 +117,8 @@ PLANNED: Mapping[str, Sequence[str]] = {
     "environment-template": (f"ppo {PLAYED} --data.train.chat_template=none",),
     "four-bit-dora": (f"sft {RANK} {NF4} --actor.adapter.dora=true --actor.zero.stage=3",),
     "four-bit-offload": (
-        "dpo --reference.model.path=m --reference.zero.offload=cpu --reference.model.quantization=nf4",
+        "dpo --reference.model.path=m --reference.zero.offload=cpu "
+        "--reference.model.quantization=nf4",
         "ppo --reward_model.role.model.path=m --reward_model.role.model.quantization=nf4 "
         "--reward_model.role.zero.offload=cpu",
     ),
@@ -251,9 +252,11 @@ PLANNED: Mapping[str, Sequence[str]] = {
     ),
     "vllm-argument": (
         "ppo --rollout.vllm.arguments.enforce_eagre=true",
-        "ppo --rollout.vllm.arguments.max_num_seqs=8 --rollout.vllm.arguments.logprobs_mode=raw_logits",
+        "ppo --rollout.vllm.arguments.max_num_seqs=8 "
+        "--rollout.vllm.arguments.logprobs_mode=raw_logits",
         'ppo --cluster cpu --rollout.vllm.arguments.speculative_config={"method":"ngram"}',
-        f"ppo {A100} {SHARED} --rollout.vllm.sleep_level=2 --rollout.vllm.arguments.spec_model=Qwen/Qwen2.5-0.5B",
+        f"ppo {A100} {SHARED} --rollout.vllm.sleep_level=2 "
+        "--rollout.vllm.arguments.spec_model=Qwen/Qwen2.5-0.5B",
     ),
     "vllm-cache": ("ppo --cluster cpu --host-memory 1TB --rollout.vllm.cpu_kv_cache_gib=0.001",),
     "vllm-not-in-plan": (
@@ -262,7 +265,8 @@ PLANNED: Mapping[str, Sequence[str]] = {
     ),
     "vllm-share": (
         "ppo --cluster 2xA100-80GB --rollout.vllm.memory_share=0.1",
-        "ppo --cluster 2xRTX4090 --rollout.vllm.memory_share=0.9 --actor.model.path=Qwen/Qwen2.5-32B",
+        "ppo --cluster 2xRTX4090 --rollout.vllm.memory_share=0.9 "
+        "--actor.model.path=Qwen/Qwen2.5-32B",
     ),
     "vllm-share-beside-training": (
         *(

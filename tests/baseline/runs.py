@@ -192,14 +192,19 @@ RUNS = (
     Run(
         "distill-ray",
         "distill",
-        {"cluster": _RAY, "actor.zero": _STAGE_3, "teacher.zero.stage": 3, "teacher.zero.offload": "cpu"},
+        {
+            "cluster": _RAY,
+            "actor.zero": _STAGE_3,
+            "teacher.zero": {"stage": 3, "offload": "cpu"},
+        },
     ),
     Run("rm-ray", "rm", {"cluster": _RAY, "actor.zero": {"stage": 2}}),
     Run("prm-ray", "prm", {"cluster": _RAY, "actor.zero": {"stage": 0}}),
     Run(
         "dpo-ray",
         "dpo",
-        {"cluster": _RAY, "actor.zero": _OFFLOADED, "reference": {"model": _OTHER, "zero": {"stage": 3}},
+        {"cluster": _RAY, "actor.zero": _OFFLOADED,
+         "reference": {"model": _OTHER, "zero": {"stage": 3}},
          "actor.model.gradient_checkpointing": True},
         ("report RUN", "export RUN --to RUN-exported"),
     ),

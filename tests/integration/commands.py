@@ -86,6 +86,8 @@ GRPO: dict[str, Any] = {
     "rollout": {"transformers": {}, "dtype": "float32"},
 }
 """Without run, batch and sampling, and what rewards."""
+VLLM: dict[str, Any] = {"vllm": {"cpu_kv_cache_gib": 0.25}, "transformers": None}
+"""Over the section `rollout` of such a config: the other engine, with a small cache."""
 
 
 def write_task(home: Path, *, vocabulary: int = 32) -> None:

@@ -32,15 +32,15 @@ PATIENCE = 540.0
 machine."""
 
 
-def shared(sleep_level: int, **rollout: Any) -> dict[str, Any]:
+def shared(sleep_level: int, **vllm: Any) -> dict[str, Any]:
     """PPO whose engine has the card of the only rank."""
     config = copy.deepcopy(PPO)
     config["run"] |= {"steps": STEPS, "save_every": STEPS, "eval_every": STEPS}
     config["cluster"] |= {"where": "ray", "device": "cuda"}
     config["rollout"] |= {
-        "vllm": {"memory_share": 0.3, "sleep_level": sleep_level},
+        "vllm": {"memory_share": 0.3, "sleep_level": sleep_level, **vllm},
+        "transformers": None,
         "placement": "shared",
-        **rollout,
     }
     return config
 
@@ -93,7 +93,7 @@ def card_bytes(home: Path, phase: str) -> list[int]:
 def test_ppo_with_vllm_on_the_same_card(sleep_level: int, tmp_path: Path) -> None:
     config = shared(sleep_level)
     check(tmp_path, config)
-    share = config["rollout"]["memory_share"] * torch.cuda.mem_get_info()[1]
+    share = config["rollout"]["vllm"]["memory_share"] * torch.cuda.mem_get_info()[1]
     assert min(card_bytes(tmp_path, "rollout")) > 0.8 * share
     training = card_bytes(tmp_path, "train_actor")
     assert max(training) < 0.6 * share if sleep_level else min(training) > 0.8 * share

@@ -197,14 +197,14 @@ def test_a_rank_that_the_kernel_kills(
 def test_a_cache_of_vllm_that_is_too_large(tmp_path: Path) -> None:
     settings = config("plain", where="ray")
     settings["algorithm"]["policy_loss"] = {"name": "clip"}
-    settings["rollout"] |= {"vllm": {"cpu_kv_cache_gib": 10_000.0}}
+    settings["rollout"] |= {"vllm": {"cpu_kv_cache_gib": 10_000.0}, "transformers": None}
     outcome = start(tmp_path, settings, "--force")
     check_written(tmp_path, outcome)
     assert re.search(
         r"error: rollout engine 0 \(pid \d+ on node \S+\) ran out of host memory\n"
         r"  Why: vLLM could not start: ValueError: Available memory on node .*"
         r"less than requested memory for kv \(10000\.0 GiB\).*\n"
-        r"  Settings: rollout\.cpu_kv_cache_gib: 10000\.0, .+\n"
+        r"  Settings: rollout\.vllm\.cpu_kv_cache_gib: 10000\.0, .+\n"
         r"  Logs: .+\n"
         r"Where: host memory of engine 0, node \S+; phase load, role rollout\n",
         outcome.err,

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 from choice import slow
-from commands import PPO, SFT, column, metrics, run_here, write_config, write_task
+from commands import (
+    PPO,
+    SFT,
+    VLLM,
+    column,
+    metrics,
+    run_here,
+    write_config,
+    write_task,
+)
 from safetensors.torch import load_file
 from test_run_pairs import DPO, write_pairs
 
@@ -25,7 +34,7 @@ def adapted_ppo(quantization: str) -> dict[str, Any]:
     config["run"] |= {"steps": STEPS, "save_every": None, "eval_every": None}
     del config["data"]["eval"]
     config["cluster"] |= {"ranks": 2}
-    config["rollout"] |= {"vllm": {}}
+    config["rollout"] |= VLLM
     for role in ("actor", "critic"):
         config[role] |= {"zero": {"stage": 3}, "adapter": ADAPTER}
         config[role]["optimizer"] = {"learning_rate": 0.05}
@@ -48,7 +57,7 @@ def test_ppo_with_an_adapter(
     base = (home / "model" / "model.safetensors").read_bytes()
     config = adapted_ppo(quantization)
     config["run"]["directory"] = quantization
-    config["rollout"]["sync"] = {"adapter": way}
+    config["rollout"]["vllm"] = VLLM["vllm"] | {"adapter": way}
     write_config(home, quantization, config)
     outcome = run_here(home, "ppo", f"{quantization}.yaml", *shared_ray)
     assert outcome.code == 0, outcome.err

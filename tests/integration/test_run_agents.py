@@ -18,7 +18,10 @@ CONFIG: dict[str, Any] = GRPO | {
     "run": {"directory": "run", "steps": 2, "tensorboard": False},
     "batch": {"prompts": 2, "responses": 4, "micro_batch_tokens": 128},
     "rollout": GRPO["rollout"]
-    | {"max_sequences": 8, "sampling": {"max_new_tokens": 6, "stop": ["1", "3", "5", "7", "9"]}},
+    | {
+        "transformers": {"max_sequences": 8},
+        "sampling": {"max_new_tokens": 6, "stop": ["1", "3", "5", "7", "9"]},
+    },
 }
 OWN = """
 import json, sys

@@ -120,7 +120,7 @@ def test_one_in_ten_episodes_fails_and_only_whole_groups_are_learned_from(
         "environments": {"chaos": chaos},
         "rollout": GRPO["rollout"]
         | {
-            "max_sequences": 8,
+            "transformers": {"max_sequences": 8},
             "sampling": {"max_new_tokens": 6, "stop": ["1", "3", "5", "7", "9"]},
         },
     }

@@ -16,7 +16,16 @@ from typing import Any, Literal
 import pytest
 import ray
 from choice import slow
-from commands import PPO, SFT, Command, title, wait_for, write_config, write_task
+from commands import (
+    PPO,
+    SFT,
+    VLLM,
+    Command,
+    title,
+    wait_for,
+    write_config,
+    write_task,
+)
 from decided import decided_model
 
 from plimsoll.cluster.ray import RayCluster
@@ -80,13 +89,15 @@ def endless(phase: Phase, engine: str, ranks: int) -> dict[str, Any]:
     config["cluster"] |= {"where": "ray", "ranks": ranks}
     config["batch"] = {"prompts": PROMPTS, "responses": 1, "micro_batch_tokens": 4000}
     config["rewards"] = {"mark": {"name": "marks:reward"}}
-    config["rollout"] |= {"engine": engine}
     epochs = 1 if phase == "rollout" else 1_000_000
     config["algorithm"] = {"epochs": epochs, "advantage": {"name": "marks:advantage"}}
     del config["data"]["eval"]
+    if engine == "vllm":
+        config["rollout"] |= VLLM
     if phase == "rollout":
         # Few responses end by themselves; transformers gives them one after the other.
-        config["rollout"] |= {"max_sequences": 1 if engine == "transformers" else 256}
+        if engine == "transformers":
+            config["rollout"]["transformers"] = {"max_sequences": 1}
         config["rollout"]["sampling"] = {"max_new_tokens": 3900 if engine == "vllm" else 1000}
     return config
 

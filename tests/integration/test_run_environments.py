@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import GRPO, Outcome, column, metrics, run_here, write_config, write_task
+from commands import (
+    GRPO,
+    VLLM,
+    Outcome,
+    column,
+    metrics,
+    run_here,
+    write_config,
+    write_task,
+)
 
 from plimsoll.records import Trajectory
 from plimsoll.run.directory import RunDirectory
@@ -22,7 +31,7 @@ CONFIG: dict[str, Any] = GRPO | {
     "batch": {"prompts": PROMPTS, "responses": RESPONSES, "micro_batch_tokens": 128},
     "rollout": GRPO["rollout"]
     | {
-        "max_sequences": 8,
+        "transformers": {"max_sequences": 8},
         "sampling": {"max_new_tokens": 6, "stop": ["1", "3", "5", "7", "9"]},
     },
     "environments": {
@@ -141,7 +150,7 @@ def test_vllm_plays_them_on_ray_and_a_critic_credits_turns(
     config = CONFIG | {
         "critic": {"model": {"path": "model", "dtype": "float32"}},
         "algorithm": {"advantage": {"name": "gae_turns"}, "mini_batches": 2},
-        "rollout": CONFIG["rollout"] | {"vllm": {}},
+        "rollout": CONFIG["rollout"] | VLLM,
         "cluster": {"where": "ray", "threads": 1},
     }
     write_config(home, "vllm", config | {"run": CONFIG["run"] | {"directory": "vllm"}})

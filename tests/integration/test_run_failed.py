@@ -35,7 +35,8 @@ def reward(trajectory):
 CONFIG: dict[str, Any] = GRPO | {
     "run": {"directory": "run", "steps": 2, "save_every": 1, "tensorboard": False},
     "batch": {"prompts": 4, "responses": 2, "micro_batch_tokens": 60},
-    "rollout": GRPO["rollout"] | {"max_sequences": 4, "sampling": {"max_new_tokens": 8}},
+    "rollout": GRPO["rollout"]
+    | {"transformers": {"max_sequences": 4}, "sampling": {"max_new_tokens": 8}},
     "rewards": {"mine": {"name": "own_reward_in_a_run:reward", "time_limit": 0.5, "retries": 1}},
 }
 GO_ON = (

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import PPO, column, metrics, run_here, write_config, write_task
+from commands import (
+    PPO,
+    VLLM,
+    column,
+    metrics,
+    run_here,
+    write_config,
+    write_task,
+)
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, MixtralConfig
 
@@ -42,7 +50,7 @@ def test_engines_have_the_experts_that_were_sent(
     config["cluster"] = {"device": "cpu", "threads": 1}
     config["actor"]["model"] = {"path": "mixture", "dtype": "float32"}
     config["actor"]["optimizer"] = {"learning_rate": 0.01}
-    config["rollout"] |= {"vllm": {}, "dtype": "float32"}
+    config["rollout"] |= VLLM | {"dtype": "float32"}
     del config["data"]["eval"]
     write_config(tmp_path, "ppo", config)
     outcome = run_here(tmp_path, "ppo", "ppo.yaml", *shared_ray)

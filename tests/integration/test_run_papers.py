@@ -18,7 +18,7 @@ CONFIG: dict[str, Any] = GRPO | {
     "batch": {"prompts": PROMPTS, "micro_batch_tokens": 60},
     "rewards": {"seven": {"name": "pattern", "options": {"pattern": r"^7"}}},
     "rollout": GRPO["rollout"]
-    | {"max_sequences": RESPONSES, "sampling": {"max_new_tokens": LONGEST}},
+    | {"transformers": {"max_sequences": RESPONSES}, "sampling": {"max_new_tokens": LONGEST}},
 }
 """One in 32 tokens is a 7, so many groups have none; their penalties differ all the same."""
 

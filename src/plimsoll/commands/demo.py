@@ -87,7 +87,7 @@ critic:
   model: {{path: {directory}/sft/model}}
   optimizer: {{learning_rate: 0.001}}
 rollout:
-  vllm: {memory_share: 0.3}
+  vllm: {{memory_share: 0.3}}
   engines: 1
   placement: shared
   sampling: {{max_new_tokens: 32}}
@@ -107,7 +107,7 @@ run: {{directory: {directory}/grpo, seed: {seed}, steps: 40, eval_every: 10, res
 cluster: {{where: local, device: {device}}}
 batch: {{prompts: 32, responses: 8, micro_batch_tokens: 4096}}
 rollout:
-  transformers: {}
+  transformers: {{}}
   sampling: {{max_new_tokens: 32}}
 algorithm:
   mini_batches: 2

@@ -37,10 +37,8 @@ _MACHINES = (
     *("cluster.hardware", "cluster.nodes", "cluster.host_memory"),
     *("cluster.device", "cluster.ranks"),
 )
-_ENGINES = (
-    *("rollout.placement", "rollout.engines", "rollout.vllm.tensor_parallel"),
-    *("rollout.vllm.memory_share", "rollout.vllm.sleep_level", "rollout.vllm.max_sequences"),
-)
+_ENGINE = ("tensor_parallel", "memory_share", "sleep_level", "max_sequences")
+"""In the section of an engine that samples; each engine has some of them."""
 _BATCH = (
     *("batch.prompts", "batch.responses", "batch.sequences", "batch.pairs"),
     *("batch.micro_batch_tokens", "data.max_tokens"),
@@ -60,7 +58,6 @@ _TRAINED = (
 _FROZEN = ("zero.stage", "zero.offload", "model.quantization")
 """In the section of a role that learns, and of one that only scores."""
 _LAST = (
-    _Group("engines", _ENGINES, lambda spec: spec.engines is not None),
     _Group(
         "reference log-probs",
         ("reference_logprobs.precompute",),
@@ -127,7 +124,7 @@ def _is_harmless(known: Sequence[Key], key: str) -> bool:
 
 
 def _offered(spec: _Spec) -> Iterator[tuple[str, str, str, Value]]:
-    """Group, label, key and value; some keys may be of other jobs."""
+    """Group, label, key and value; some keys may be of other jobs or engines."""
     yield from _in_groups(spec, _FIRST)
     longest = [_RESPONSE, *spec.sampling.longest_responses] if spec.sampling else []
     for key in dict.fromkeys(longest):
@@ -136,6 +133,10 @@ def _offered(spec: _Spec) -> Iterator[tuple[str, str, str, Value]]:
     for role in spec.roles.values():
         for key in _keys_of(role):
             yield role.key, key, f"{role.key}.{key}", value_at(role.settings, key)
+    if spec.engines is not None:
+        settings = [f"{spec.engines.engine_name}.{key}" for key in _ENGINE]
+        engines = tuple(f"rollout.{key}" for key in ("placement", "engines", *settings))
+        yield from _in_groups(spec, [_Group("engines", engines)])
     yield from _in_groups(spec, _LAST)
 
 
@@ -148,7 +149,7 @@ def _in_groups(spec: _Spec, groups: Sequence[_Group]) -> Iterator[tuple[str, str
 def _value(spec: _Spec, key: str) -> Value:
     try:
         return value_at(spec.config, key)
-    except AttributeError:  # a key of other jobs
+    except AttributeError:  # a key of other jobs or engines
         return None
 
 

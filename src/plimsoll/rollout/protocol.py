@@ -106,7 +106,7 @@ class RolloutEngine(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Give up what `rollout.sleep_level` says, until weights come; nothing at level 0."""
+        """Give up the memory that the engine's settings name, until new weights come."""
         ...
 
     async def begin_sync(self, names: tuple[str, ...]) -> None:

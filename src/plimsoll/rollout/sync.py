@@ -142,6 +142,6 @@ def _disagreement(
         f"{gap:.4g} (bound {sync.bound:.4g}: {sync.origin}); the worst token has "
         f"{sampled[worst]:.5f} and {expected[worst]:.5f}. The engine has other weights than the "
         "trainer (a tensor stale, dropped or misnamed), or computes in a much coarser dtype: "
-        "compare rollout.dtype and rollout.vllm.quantization with actor.model.dtype before raising "
-        "the bound"
+        "compare rollout.dtype and rollout.vllm.arguments.quantization with actor.model.dtype "
+        "before raising the bound"
     )

@@ -191,8 +191,9 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
             Advice(
                 "Engines compute earlier turns again: other episodes pushed them out of the KV "
                 "cache, which has too little room for those in flight.",
-                "fewer of them (environments.NAME.at_once), a larger rollout.vllm.memory_share (on CPU "
-                "rollout.vllm.cpu_kv_cache_gib), rollout.vllm without enable_prefix_caching: false.",
+                "fewer of them (environments.NAME.at_once), a larger rollout.vllm.memory_share (on "
+                "CPU rollout.vllm.cpu_kv_cache_gib), rollout.vllm.arguments without "
+                "enable_prefix_caching: false.",
             ),
             _NEVER,
         ),

@@ -80,7 +80,8 @@ class RolloutRules:
         title: the engine's name for people.
         where: the values of cluster.where with which it can sample.
         package: the module that it imports.
-        packages: the distributions that bring that module, or on which it depends.
+        packages: the distributions that bring that module, or on which it depends; none if
+            Plimsoll itself needs the module.
         settings: problems between settings.
         model: problems of the heads and layers of a model that is on the disk. Args: run, key of
             the model, its path.

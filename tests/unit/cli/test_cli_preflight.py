@@ -598,8 +598,8 @@ def test_all_problems_are_told_at_once() -> None:
 def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     report = refusal()
-    assert "  rollout.vllm\n" in report and "  cluster.where: ray\n" in report
-    assert "vllm is not installed" in report and "rollout.transformers" in report
+    assert "  rollout.vllm: given\n" in report and "  cluster.where: ray\n" in report
+    assert "vllm is not installed" in report and "rollout: {transformers: {}}" in report
     check("--cluster.where=local", "--rollout.transformers={}")
 
 

@@ -23,11 +23,11 @@ def row(process: str, phase: str, predicted: Footprint | None, measured: Footpri
 
 
 def write_run(
-    path: Path, rows: list[LedgerRow], constants: Constants = SHIPPED, engine: str = "vllm"
+    path: Path, rows: list[LedgerRow], constants: Constants = SHIPPED, engine: str = "vllm: {}"
 ) -> Path:
     run = RunDirectory(path)
     path.mkdir()
-    run.write_config(f"rollout: {{engine: {engine}}}")
+    run.write_config(f"rollout: {{{engine}}}")
     write_ledger(run.ledger_path, rows)
     run.write_plan(json.dumps({"constants": constant_values(constants)}), "<svg/>")
     return path
@@ -98,11 +98,11 @@ def test_engines_on_cpu_tell_of_vllm_where_they_ran_it(tmp_path: Path) -> None:
     ]
     found = fitted(tmp_path, write_run(tmp_path / "a", rows))
     assert found == {"engine_process": SHIPPED.engine_process + 50 * MB}  # front and core
-    divided = write_run(tmp_path / "c", rows, engine="vllm, tensor_parallel: 2")
+    divided = write_run(tmp_path / "c", rows, engine="vllm: {tensor_parallel: 2}")
     assert fitted(tmp_path, divided) == {"engine_process": SHIPPED.engine_process + 25 * MB}
-    staged = write_run(tmp_path / "d", rows, engine="vllm, pipeline_parallel: 2")
+    staged = write_run(tmp_path / "d", rows, engine="vllm: {pipeline_parallel: 2}")
     assert fitted(tmp_path, staged) == fitted(tmp_path, divided)
-    other = write_run(tmp_path / "b", [*rows, rows[0]], engine="transformers")
+    other = write_run(tmp_path / "b", [*rows, rows[0]], engine="transformers: {}")
     with pytest.raises(ConfigError, match="hold no phase that was predicted"):
         fitted(tmp_path, other)
 

@@ -131,7 +131,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("deepspeed", with_versions(deepspeed=None), "error", "install deepspeed"),
         ("ray", with_versions(ray=None), "warning", "cluster.where: ray"),
         ("peft", with_versions(peft="0.17.0"), "error", "HybridCache"),
-        ("vllm", with_versions(vllm=None), "warning", "rollout.engine"),
+        ("vllm", with_versions(vllm=None), "warning", "rollout.vllm"),
         ("liger-kernel", with_versions(liger_kernel=None), "warning", "small operations"),
         ("verifiers", with_verifiers(trouble="no openai"), "warning", "no openai"),
         ("verifiers", with_verifiers(version="0.3.1"), "warning", "<0.5,>=0.4"),

@@ -177,8 +177,10 @@ def test_comments_are_of_the_values_that_stand_there() -> None:
         assert key is not None
         return describe_value(key, value)
 
-    assert said("rollout.engine", "vllm") == ("fast, in Ray actors",)
-    assert said("rollout.engine", "transformers") == ("for machines without vLLM",)
+    assert said("rollout.vllm", "{}") == ("vLLM: fast, in Ray actors",)
+    assert said("rollout.transformers", "{}")[0].endswith(
+        "for machines without vLLM, and for debugging"
+    )
     assert said("cluster.where", "ray") == ("rank actors and engine actors",)
     assert said("actor.optimizer.kind", "adamw") == ()  # its text is about the other
     assert said("actor.zero.optimizer_offload", "none") == ()

@@ -156,7 +156,11 @@ def test_a_file_that_was_edited_is_planned_as_it_is(config: str) -> None:
 
 def test_a_layout_that_cannot_be_edited_has_the_command_alone(config: str) -> None:
     path = Path(config)
-    path.write_text(path.read_text().replace("  engines: 4", "  ? engines\n  : 4"))
+    path.write_text(
+        path.read_text().replace(
+            "  vllm: {memory_share: 0.9}", "  vllm:\n    ? memory_share\n    : 0.9"
+        )
+    )
     found = answer(config, [], "plan", {"rollout.vllm.sleep_level": "2"})
     assert found["refusal"] is None
     (command,) = found["copies"]

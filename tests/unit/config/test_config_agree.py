@@ -38,7 +38,7 @@ BEST = "--run.best.metric=eval/reward"
 # (flags that contradict, the key that is told, exit code, flags that mend it)
 PPO_CASES = [
     ("--data.train.response=a", "data.train.response", 2, None),
-    ("--cluster.where=local", "rollout.engine", 4, "--rollout.transformers={}"),
+    ("--cluster.where=local", "rollout.vllm", 4, "--rollout.transformers={}"),
     (f"{LOCAL} --cluster.ranks=2", "cluster.ranks", 4, None),
     (f"{LOCAL} --cluster.address=auto", "cluster.address", 4, None),
     (f"{LOCAL} --cluster.nodes=2", "cluster.nodes", 4, None),
@@ -62,12 +62,6 @@ PPO_CASES = [
     ),
     ("--rollout.vllm.sleep_level=1", "rollout.vllm.sleep_level", 4, "--rollout.placement=shared"),
     (
-        "--rollout.vllm.sleep_level=2 --rollout.placement=shared --rollout.transformers={}",
-        "rollout.vllm.sleep_level",
-        4,
-        None,
-    ),
-    (
         "--rewards.reward_model.name=length --reward_model.role.model.path=r",
         "rewards.reward_model",
         2,
@@ -82,19 +76,13 @@ PPO_CASES = [
     (f"{LOCAL} --rollout.engines=2", "rollout.engines", 4, None),
     (
         "--rollout.transformers={} --rollout.vllm.tensor_parallel=2",
-        "rollout.vllm.tensor_parallel",
-        4,
+        "rollout.transformers",
+        2,
         None,
     ),
     (
-        "--rollout.transformers={} --rollout.vllm.pipeline_parallel=2",
-        "rollout.vllm.pipeline_parallel",
-        4,
-        None,
-    ),
-    (
-        "--rollout.transformers={} --batch.responses=8 --rollout.vllm.max_sequences=4",
-        "rollout.vllm.max_sequences",
+        "--rollout.transformers.max_sequences=4 --batch.responses=8",
+        "rollout.transformers.max_sequences",
         4,
         None,
     ),
@@ -252,12 +240,6 @@ PPO_CASES = [
         2,
         None,
     ),
-    (
-        "--rollout.transformers={} --rollout.vllm.arguments.enforce_eager=true",
-        "rollout.vllm",
-        4,
-        None,
-    ),
     ("--algorithm.kl.place=loss", "algorithm.kl.estimator", 4, None),
     (
         "--algorithm.kl.coefficient=0 --algorithm.kl.adaptive.target=6",
@@ -371,7 +353,8 @@ def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:
         LOCAL,
         EVAL + " --eval_sampling.temperature=0 --eval_sampling.top_p=0.5",
         "--algorithm.kl=none",
-        '--rollout.vllm.arguments.speculative_config={"method":"ngram"} --rollout.vllm.arguments.enforce_eager=true',
+        '--rollout.vllm.arguments.speculative_config={"method":"ngram"} '
+        "--rollout.vllm.arguments.enforce_eager=true",
     ):
         load_spec(JOBS["ppo"], str(path), flags.split())
 
@@ -420,7 +403,7 @@ def test_a_problem_tells_the_line_or_flag_of_the_first_key_that_it_names(tmp_pat
     report = str(refusal(RlConfig, path, "--batch.micro_batch_tokens=9"))
     first_lines = [line for line in report.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
     assert first_lines == [
-        f"  rollout.vllm   (cluster.where: {path}:6)",  # the engine is the default
+        f"  rollout.vllm: given   (cluster.where: {path}:6)",  # the engine is the default
         f"  rollout.engines: 2   ({path}:8)",
         "  batch.micro_batch_tokens: 9   (flag --batch.micro_batch_tokens)",
     ]

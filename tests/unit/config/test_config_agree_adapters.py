@@ -60,7 +60,6 @@ CASES: list[tuple[type[JobConfig], str, str, int, str]] = [
             NF4,
             DORA,
             "--actor.adapter.rank=1000",
-            "--cluster.where=local --rollout.transformers={}",
             "--rollout.placement=shared --rollout.vllm.sleep_level=2",
         )
     ),

@@ -180,7 +180,7 @@ OPTIONS: st.SearchStrategy[object] = st.one_of(
     options=st.dictionaries(st.text(), OPTIONS),
     stop=st.lists(st.text()).map(tuple),
     stage=st.sampled_from([0, 1, 2, 3]),
-    reference=st.none() | st.just({"model": {"path": "r"}, "stage": 3}),
+    reference=st.none() | st.just({"model": {"path": "r"}, "zero": {"stage": 3}}),
 )
 def test_a_dumped_config_loads_to_the_equal_config(
     directory: str,

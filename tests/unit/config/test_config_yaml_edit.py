@@ -74,7 +74,7 @@ def changed_lines(text: str, values: Mapping[str, object]) -> list[str]:
         ),
         (
             {"reference.zero.offload": "cpu", "rollout.sampling.seed": 1, "rollout.engines": 2},
-            ["+   offload: cpu", "+     seed: 1", "+   engines: 2"],
+            ["+   zero:", "+     offload: cpu", "+     seed: 1", "+   engines: 2"],
         ),
         (
             {"rollout.sampling.stop": ("d",)},

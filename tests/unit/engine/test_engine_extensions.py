@@ -114,14 +114,15 @@ def test_the_ninja_of_this_python_is_found(monkeypatch: pytest.MonkeyPatch, tmp_
 _OFFLOADED = """
 import torch
 from plimsoll.config.engine import TrainedRole
-from decided import decided_model
+from plimsoll.config.model import ModelConfig
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.engine.zero.optimizer import make_optimizer
 from plimsoll.errors import PlimsollError
 
 zero = ZeroConfig(stage=2, optimizer_offload="cpu")
 try:
-    model = decided_model(path="any", dtype="bfloat16")
-    make_optimizer(torch.nn.Linear(2, 2), TrainedRole(model=model, zero=zero))
+    model = ModelConfig(path="any", dtype="bfloat16")
+    make_optimizer(torch.nn.Linear(2, 2), TrainedRole(model=model).with_engine(zero))
 except PlimsollError as error:
     print(error)
 """

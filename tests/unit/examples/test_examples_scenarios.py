@@ -17,6 +17,7 @@ from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.advise.states import Site
 from plimsoll.memory.plan.plan import Ground, Plan
 from plimsoll.memory.remedies.changes import changes_between
+from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.spec.run_spec import RunSpec
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
@@ -168,13 +169,11 @@ def test_1p5b_ppo_is_told_a_lower_share_and_a_higher_one_with_sleep() -> None:
     awake, asleep = map(float, re.findall(r"memory_share: (0\.\d+)", problem.fix))
     assert f"rollout.vllm.sleep_level: 2 with rollout.vllm.memory_share: {asleep}" in problem.fix
     assert 0.5 <= awake < asleep < 0.9
-    for words in ((awake, 0), (asleep, 2)):
+    for share, level in ((awake, 0), (asleep, 2)):
         job = config("5_orz_1p5b").config
         assert isinstance(job, RlConfig)
-        share, level = words
-        rollout = job.rollout.model_copy(
-            update={"vllm": {"memory_share": share, "sleep_level": level}}
-        )
+        settings = {"memory_share": share, "sleep_level": level}
+        rollout = job.rollout.with_engine(VllmConfig.model_validate(settings))
         assert plan_job(spec_of(job.model_copy(update={"rollout": rollout}))).verdict == "fits"
     offered = [{change.key for change in one.changes} for one in advice("5_orz_1p5b").suggestions]
     assert {"rollout.vllm.memory_share"} in offered

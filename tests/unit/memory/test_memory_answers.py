@@ -258,4 +258,6 @@ def test_engines_of_8_bits_beside_a_base_of_4_are_an_answer_on_a_small_card(tmp_
     lines = answers_text(advice, plan).splitlines()
     keys = [line[: lines[0].index("as written")].split() for line in lines]
     at = keys.index(["rollout.vllm."])  # too long for its column
-    assert keys[at + 1] == ["quantization"] and max(map(len, lines)) <= 80
+    assert (
+        keys[at + 1 : at + 3] == [["arguments."], ["quantization"]] and max(map(len, lines)) <= 80
+    )

@@ -116,7 +116,8 @@ def test_no_card_has_two_processes_that_have_it_for_themselves(
 ) -> None:
     config = ppo(
         f"{{ranks: {ranks}, critic_ranks: {critic}}}",
-        f"{{engines: {engines}, tensor_parallel: {parallel}, pipeline_parallel: {stages}}}",
+        f"{{engines: {engines}, "
+        f"vllm: {{tensor_parallel: {parallel}, pipeline_parallel: {stages}}}}}",
     )
     layout = lay_out(spec_of(config), cards)
     taken = [p.slot for p in layout.processes if p.slot.card is not None]

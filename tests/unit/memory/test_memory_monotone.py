@@ -64,7 +64,9 @@ def config(
     )
     text += f"critic: {role}\nrewards: {{r: {{name: length}}}}\n" if job == "ppo" else ""
     text += "rollout: {vllm: {memory_share: 0.3}, placement: shared}\n" if job == "ppo" else ""
-    text += f"teacher: {{model: {{path: {model}}}, stage: 3}}\n" if job == "distill" else ""
+    text += (
+        f"teacher: {{model: {{path: {model}}}, zero: {{stage: 3}}}}\n" if job == "distill" else ""
+    )
     config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
     return spec_of(config)
 

@@ -156,7 +156,7 @@ def test_reward_models_of_a_job_that_trains_nothing_are_all_there_while_one_scor
     text = PPO.replace("rewards: {r: {name: length}}\n", "")
     actor, *_ = text.split("critic:")
     one = "{role: {model: {path: Qwen/Qwen2.5-1.5B}}}"
-    own = f"{actor}reward_models: {{a: {one}, b: {one}}}\nrollout: {{engine: transformers}}\n"
+    own = f"{actor}reward_models: {{a: {one}, b: {one}}}\nrollout: {{transformers: {{}}}}\n"
     sampling = resolve(JOBS["sample"], config("sample", own + "cluster: {where: local}\n"))
     found = make_plan(sampling, Ground(parse_cluster("A100-80GB", 1, 10**12)))
     held = {
@@ -187,7 +187,7 @@ def test_disk_that_is_too_small_is_a_problem() -> None:
 
 
 def test_the_critic_on_its_own_ranks_is_on_its_own_cards() -> None:
-    text = PPO + "cluster: {ranks: 2, critic_ranks: 1}\nrollout: {memory_share: 0.5}\n"
+    text = PPO + "cluster: {ranks: 2, critic_ranks: 1}\nrollout: {vllm: {memory_share: 0.5}}\n"
     found = plan("ppo", text, "4xA100-80GB")
     roles = [{i.role for i in s.peak.items} - {"process"} for s in found.devices]
     assert roles == [{"actor", "reference"}, {"critic"}, {"rollout"}]
@@ -200,7 +200,7 @@ def test_an_adapter_that_goes_by_itself_is_all_that_goes_to_the_engines() -> Non
     )
     shape = read_shape("Qwen/Qwen2.5-1.5B")
     for how, bucket in (("separate", 2 * shape.layers * 8 * 2 * shape.hidden), ("merged", 2**28)):
-        engine = f"rollout: {{memory_share: 0.5, sync: {{adapter: {how}}}}}\n"
+        engine = f"rollout: {{vllm: {{memory_share: 0.5, adapter: {how}}}}}\n"
         host = plan("ppo", text + engine + "cluster: {ranks: 1}\n", "2xA100-80GB").hosts[0]
         [sync] = [use for use in host.phases if use.moment.phase == "sync"]
         sent = {item.name: item.bytes for item in sync.items}
@@ -293,7 +293,7 @@ def test_cards_that_are_not_there_are_a_problem() -> None:
 
 
 def test_a_share_too_small_for_one_sequence_says_the_least_that_works() -> None:
-    text = PPO + "cluster: {ranks: 1}\nrollout: {memory_share: MEMORY}\n"
+    text = PPO + "cluster: {ranks: 1}\nrollout: {vllm: {memory_share: MEMORY}}\n"
     found = plan("ppo", text.replace("MEMORY", "0.05"), "2xA100-80GB")
     problem = next(p for p in found.problems if p.code == "vllm-share")
     least = float(problem.fix.split()[1])
@@ -303,15 +303,16 @@ def test_a_share_too_small_for_one_sequence_says_the_least_that_works() -> None:
 
 
 def test_a_cache_on_cpu_that_holds_no_sequence_says_the_least_that_works() -> None:
-    text = PPO + "cluster: {ranks: 1}\nrollout: {engine: ENGINE, cpu_kv_cache_gib: 0.01}\n"
-    vllm = text.replace("ENGINE", "vllm")
+    text = PPO + "cluster: {ranks: 1}\n"
+    vllm = text + "rollout: {vllm: {cpu_kv_cache_gib: 0.01}}\n"
+    transformers = text + "rollout: {transformers: {}}\n"
     found = plan("ppo", vllm, "cpu")
     problem = next(p for p in found.problems if p.code == "vllm-cache")
     assert found.verdict == "does not fit"
     least = problem.fix.split()[1]
     better = plan("ppo", vllm.replace("0.01", least), "cpu")
     assert "vllm-cache" not in {p.code for p in better.problems}
-    for other, cluster in ((text.replace("ENGINE", "transformers"), "cpu"), (vllm, "2xA100-80GB")):
+    for other, cluster in ((transformers, "cpu"), (vllm, "2xA100-80GB")):
         assert "vllm-cache" not in {p.code for p in plan("ppo", other, cluster).problems}
 
 
@@ -383,10 +384,10 @@ def test_items_add_up_to_the_peaks_on_every_card_and_host(
     nodes: int,
 ) -> None:
     zero = f"{{stage: {stage}, optimizer_offload: {'cpu' if offload else 'none'}}}"
-    text = PPO.replace("zero: {stage: 3}", f"zero: {zero}") + (
+    text = PPO.replace("zero: {stage: 3}", f"zero: {zero}", 2) + (
         f"cluster: {{ranks: {ranks}, critic_ranks: {critic or 'null'}}}\n"
-        f"rollout: {{engines: {engines}, tensor_parallel: {parallel}, placement: {placement}, "
-        f"sleep_level: {sleep}}}\n"
+        f"rollout: {{engines: {engines}, placement: {placement}, "
+        f"vllm: {{tensor_parallel: {parallel}, sleep_level: {sleep}}}}}\n"
     )
     values = plan_values(plan("ppo", text, cluster, nodes))
     sums = by_place(values)

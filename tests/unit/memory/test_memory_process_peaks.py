@@ -70,12 +70,12 @@ def held_while_loading(config: JobConfig, cluster: str = "cpu") -> dict[str, dic
 
 def test_an_engine_of_vllm_is_a_front_a_core_and_workers_where_there_are_several() -> None:
     each = CONSTANTS.engine_process
-    on_cpu = ppo(engine="vllm").model_copy(update={"cluster": sft(ranks=1, device="cpu").cluster})
+    on_cpu = ppo(vllm={}).model_copy(update={"cluster": sft(ranks=1, device="cpu").cluster})
     assert held_while_loading(on_cpu)["engine 0"]["interpreter and vLLM"] == 2 * each
-    found = held_while_loading(ppo(engine="vllm"), "4xA100-80GB")
+    found = held_while_loading(ppo(vllm={}), "4xA100-80GB")
     assert found["engine 0"]["interpreter and vLLM"] == each
     assert found["engine 0 worker 0"]["interpreter and vLLM"] == each  # in the core
-    found = held_while_loading(ppo(engine="vllm", tensor_parallel=2), "4xA100-80GB")
+    found = held_while_loading(ppo(vllm={"tensor_parallel": 2}), "4xA100-80GB")
     assert found["engine 0"]["interpreter and vLLM"] == 2 * each
     assert found["engine 0 worker 1"]["interpreter and vLLM"] == each
 
@@ -170,7 +170,7 @@ def test_one_process_alone_is_its_host() -> None:
 
 def test_ranks_engines_and_the_recipe_are_told_apart() -> None:
     hardware = parse_cluster("4xA100-80GB", 1, 10**12)
-    config = ppo(engines=1, tensor_parallel=2)
+    config = ppo(engines=1, vllm={"tensor_parallel": 2})
     found = process_peaks(make_job(spec_of(config), hardware, CONSTANTS))
     assert list(found) == ["recipe", "rank 0", "rank 1", "engine 0"]
     recipe = CONSTANTS.controller_process + CONSTANTS.trajectory_libraries
@@ -183,10 +183,9 @@ def test_ranks_engines_and_the_recipe_are_told_apart() -> None:
 @pytest.mark.parametrize("placement", ["own", "shared"])
 def test_a_card_is_that_of_the_plan_with_all_that_is_on_it(placement: str) -> None:
     hardware = parse_cluster("4xA100-80GB", 1, 10**12)
-    share = {"vllm": {"memory_share": 0.3}, "placement": placement}
-    config = ppo(
-        engines=2, **share, **({"vllm": {"sleep_level": 1}} if placement == "shared" else {})
-    )
+    level = 1 if placement == "shared" else 0
+    vllm = {"memory_share": 0.3, "sleep_level": level}
+    config = ppo(engines=2, placement=placement, vllm=vllm)
     found = process_peaks(make_job(spec_of(config), hardware, CONSTANTS))
     plan = make_plan(spec_of(config), Ground(hardware, CONSTANTS))
     cards = {
@@ -205,7 +204,7 @@ def test_a_card_is_that_of_the_plan_with_all_that_is_on_it(placement: str) -> No
 
 def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:
     hardware = parse_cluster("cpu", 1, 64 * 10**9)
-    config = ppo(engine="vllm", memory_share=0.3).model_copy(
+    config = ppo(vllm={"memory_share": 0.3}).model_copy(
         update={"cluster": sft(ranks=2, device="cpu").cluster}
     )
     found = process_peaks(make_job(spec_of(config), hardware, CONSTANTS))
@@ -223,7 +222,7 @@ def test_two_buckets_of_new_weights_are_on_their_way() -> None:
     hardware = parse_cluster("cpu", 1, 64 * 10**9)
     tied, whole = 2 * 136_134_656, 2 * (494_032_768 + 136_134_656)
     for bucket, expected in ((2**20, 4 * tied), (400 * 10**6, 2 * (400 * 10**6 + tied))):
-        config = ppo(engine="vllm", memory_share=0.3, sync={"bucket_bytes": bucket})
+        config = ppo(vllm={"memory_share": 0.3}, sync={"bucket_bytes": bucket})
         job = make_job(spec_of(config), hardware, CONSTANTS)
         [ray] = [p for p in job.layout.processes if p.kind == "ray"]
         held = {one.item.name: one.item.bytes for one in held_by(job, ray)}
@@ -231,7 +230,7 @@ def test_two_buckets_of_new_weights_are_on_their_way() -> None:
 
 
 def test_what_computes_on_cpu_keeps_prepared_kernels() -> None:
-    job = make_job(spec_of(ppo(engine="vllm")), parse_cluster("cpu", 1, 64 * 10**9), CONSTANTS)
+    job = make_job(spec_of(ppo(vllm={})), parse_cluster("cpu", 1, 64 * 10**9), CONSTANTS)
     keeping = {
         process.kind
         for process in job.layout.processes

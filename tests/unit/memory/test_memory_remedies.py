@@ -119,7 +119,9 @@ def test_what_is_advised_mends_what_it_is_advised_for(
         f"quantization: {quantization}}}, zero: {{stage: {stage}, "
         f"optimizer_offload: {'cpu' if offload else 'none'}}}{adapter}}}"
     )
-    engines = f"engines: {ranks}, placement: shared, memory_share: 0.5, sleep_level: {level}"
+    engines = (
+        f"engines: {ranks}, placement: shared, vllm: {{memory_share: 0.5, sleep_level: {level}}}"
+    )
     further = f"cluster: {{ranks: {ranks}}}\n"
     further += f"rollout: {{{engines}}}\n" if job == "ppo" else ""
     config = job_config(job, role, micro_batch=micro_batch, further=further)
@@ -173,9 +175,10 @@ def test_what_an_error_names_is_among_what_suggestions_try(
     level = level if placement == "shared" and engine == "vllm" else 0
     further = f"cluster: {{ranks: {ranks}, where: {where}}}\n"
     if job == "ppo":
+        vllm = f"{{sleep_level: {level}, cpu_kv_cache_gib: {cache}}}"
         further += (
-            f"rollout: {{engine: {engine}, engines: {engines}, "
-            f"placement: {placement}, sleep_level: {level}, cpu_kv_cache_gib: {cache}}}\n"
+            f"rollout: {{engines: {engines}, placement: {placement}, "
+            f"{engine}: {vllm if engine == 'vllm' else '{}'}}}\n"
         )
     role = f"{{model: {{path: {model}}}, zero: {{stage: {stage}}}}}"
     config = job_config(job, role, further=further)
@@ -264,14 +267,10 @@ def test_a_model_too_large_for_a_whole_card_is_divided_over_several() -> None:
     role += ", adapter: {rank: 16}}"
     [problem] = lacking(plan(job_config("ppo", role, further=text), "4xRTX4090"))
     assert problem.code == "vllm-share"
-    assert (
-        problem.fix
-        == "rollout.vllm.arguments.quantization: fp8_per_channel, or rollout.vllm.tensor_parallel: 2"
-    )
+    narrow = "rollout.vllm.arguments.quantization: fp8_per_channel"
+    assert problem.fix == f"{narrow}, or rollout.vllm.tensor_parallel: 2"
     [problem] = lacking(plan(job_config("ppo", role, further=text), "2xRTX4090"))
-    assert (
-        problem.fix == "rollout.vllm.arguments.quantization: fp8_per_channel"
-    )  # no card for a second part
+    assert problem.fix == narrow  # no card for a second part
 
 
 @pytest.mark.parametrize(
@@ -287,14 +286,14 @@ def test_a_model_too_large_for_a_whole_card_is_divided_over_several() -> None:
         (2, "placement: shared, engines: 4", "fewer rollout.engines, or more cluster.ranks"),
         (
             2,
-            "placement: shared, tensor_parallel: 4",
+            "placement: shared, vllm: {tensor_parallel: 4}",
             "fewer parts of an engine (rollout.vllm.tensor_parallel), or more cluster.ranks",
         ),
         (
             2,
-            "placement: shared, pipeline_parallel: 4",
-            "fewer parts of an engine (rollout.vllm.tensor_parallel x rollout.vllm.pipeline_parallel), or "
-            "more cluster.ranks",
+            "placement: shared, vllm: {pipeline_parallel: 4}",
+            "fewer parts of an engine (rollout.vllm.tensor_parallel x "
+            "rollout.vllm.pipeline_parallel), or more cluster.ranks",
         ),
     ],
 )
@@ -341,7 +340,7 @@ def test_what_there_is_one_of_cannot_be_fewer() -> None:
 
 
 def test_a_run_in_one_process_is_not_told_to_part_its_roles() -> None:
-    text = "cluster: {where: local}\nrollout: {engine: transformers}\n"
+    text = "cluster: {where: local}\nrollout: {transformers: {}}\n"
     role = "{model: {path: Qwen/Qwen2.5-7B}, zero: {stage: 2, optimizer_offload: cpu}}"
     found = plan(job_config("ppo", role, further=text), "H200", host=10**11)
     [problem] = [one for one in lacking(found) if one.code == "host-memory"]

@@ -173,7 +173,7 @@ def test_the_reference_stays_or_visits() -> None:
     sizes: dict[str, Counter[str]] = {}
     for offload in ("none", "cpu"):
         role = FrozenRole.model_validate(
-            {"model": {"path": MODEL, "dtype": "bfloat16"}, "offload": offload}
+            {"model": {"path": MODEL, "dtype": "bfloat16"}, "zero": {"offload": offload}}
         )
         held = frozen_role(role, REFERENCE)
         step = Moment("train_actor", "step")

@@ -105,9 +105,10 @@ def test_episodes_in_flight_beyond_the_kv_cache(
 ) -> None:
     """Half of 512 + 1,536 tokens at 2 x 28 layers x 4 heads x 128 x 2 bytes are 58,720,256 bytes,
     which 1 GiB holds 18 times. Without at_once the 32 episodes of a step are in flight."""
+    settings = {"cpu_kv_cache_gib": 1} if engine == "vllm" else {}
     changes = {
         "environments": {"game": {"name": "guess_number", "max_tokens": 1536, "at_once": at_once}},
-        "rollout": {"engine": engine, "engines": engines, "cpu_kv_cache_gib": 1},
+        "rollout": {engine: settings, "engines": engines},
         "batch": {"prompts": 32, "responses": 1},
         "cluster.device": "cpu",
     }
@@ -120,7 +121,9 @@ def test_episodes_in_flight_beyond_the_kv_cache(
             f"room for 18 episodes at half their longest (2,048 tokens), and {at_once or 32} "
             in (problem.what)
         )
-        assert problem.fix.startswith("environments.game.at_once: 18, a larger rollout.cpu_kv_")
+        assert problem.fix.startswith(
+            "environments.game.at_once: 18, a larger rollout.vllm.cpu_kv_"
+        )
 
 
 def shared_plan(share: float, level: int = 0) -> Plan:
@@ -154,18 +157,18 @@ def test_vllm_beside_training_says_the_share_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "level"),
+    ("vllm", "level"),
     [
         ({}, 2),
-        ({"sync": {"adapter": "merged"}}, 2),
-        ({"sync": {"adapter": "separate"}}, 1),
-        ({"vllm": {"spec_method": "ngram"}}, 2),
-        ({"vllm": {"spec_model": "draft"}}, 1),
-        ({"vllm": {"spec_model": "draft", "sleep_preserve_parameter_names": ["draft.*"]}}, 2),
+        ({"adapter": "merged"}, 2),
+        ({"adapter": "separate"}, 1),
+        ({"arguments": {"spec_method": "ngram"}}, 2),
+        ({"arguments": {"spec_model": "draft"}}, 1),
+        ({"arguments": {"spec_model": "draft", "sleep_preserve_parameter_names": ["draft.*"]}}, 2),
     ],
 )
-def test_engines_keep_asleep_what_no_sync_brings(changes: dict[str, Any], level: int) -> None:
-    rollout = RolloutConfig.model_validate({"placement": "shared", **changes})
+def test_engines_keep_asleep_what_no_sync_brings(vllm: dict[str, Any], level: int) -> None:
+    rollout = RolloutConfig.model_validate({"placement": "shared", "vllm": vllm})
     assert sleep(rollout) == {"rollout.vllm.sleep_level": level}
 
 
@@ -199,7 +202,7 @@ def test_engines_that_vllm_cannot_quantise_there(
     quantization: str, cluster: str, fix: str | None
 ) -> None:
     device = "cpu" if cluster == "cpu" else "cuda"
-    rollout = {"dtype": "bfloat16", "vllm": {"quantization": quantization}}
+    rollout = {"dtype": "bfloat16", "vllm": {"arguments": {"quantization": quantization}}}
     changes: dict[str, Any] = {"rollout": rollout, "cluster.device": device}
     found = conflicts("ppo", changes, cluster)
     assert "vllm-not-in-plan" not in found and ("vllm-argument" in found) == (fix is not None)

@@ -151,7 +151,8 @@ def test_a_frozen_model_is_fetched_whole_or_in_shares() -> None:
     forward = forward_seconds(WORK, ONE)
 
     def extra(stage: int, offload: str) -> float:
-        frozen = FrozenRole.model_validate({"model": model, "stage": stage, "offload": offload})
+        zero = {"stage": stage, "offload": offload}
+        frozen = FrozenRole.model_validate({"model": model, "zero": zero})
         return scoring_seconds(frozen, WORK, ONE) - forward
 
     assert extra(0, "none") == 0

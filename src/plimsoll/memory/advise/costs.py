@@ -26,8 +26,8 @@ _COSTS: dict[str, str] = {
     "parameter_offload": "offloaded weights cross PCIe in each forward and backward",
     "gradient_dtype": "sums in bfloat16 lose small gradients over many micro-batches",
     "kind": "moments in 8 bits are rounded to 256 values in each block",
-    "vllm.arguments.quantization": "engines sample from weights rounded to 8 bits: algorithm.correction "
-    "weighs the difference",
+    "vllm.arguments.quantization": "engines sample from weights rounded to 8 bits: "
+    "algorithm.correction weighs the difference",
     "quantization": "a base in 4 bits answers a little differently, and is unpacked at each use",
     "offload": "an offloaded model's weights cross PCIe when it scores",
     "stage": "a divided model is gathered for each micro-batch",

@@ -73,7 +73,8 @@ def smaller_engines(plan: Plan) -> Iterator[Move]:
     elif plan.job.device == "cpu":
         yield from _other_cache(rollout, plan)
     if any(verdict_of(host, plan.band) != "fits" for host in plan.hosts):
-        if vllm_of(rollout).sleep_level == 1 and not keeps_weights(vllm_of(rollout)):
+        vllm = vllm_of(rollout) if _is_vllm(rollout) else None
+        if vllm is not None and vllm.sleep_level == 1 and not keeps_weights(vllm):
             yield levers.sleep(rollout)
         yield {"rollout.engines": max(1, rollout.engines // 2)}
         yield {"rollout.sync.bucket_bytes": min(_BUCKET, rollout.sync.bucket_bytes)}
@@ -84,7 +85,7 @@ def _fewer_sequences(rollout: RolloutConfig) -> Iterator[Move]:
     sequences = rollout.max_sequences
     while sequences > 1:
         sequences //= 2
-        yield {"rollout.vllm.max_sequences": sequences}
+        yield {"rollout.transformers.max_sequences": sequences}
 
 
 def _shared(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:

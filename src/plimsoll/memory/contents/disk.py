@@ -60,8 +60,9 @@ def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> I
         name,
         "checkpoints",
         count * (saved.masters + saved.moments + saved.average) * parameters,
-        f"{count} checkpoints (one of them being written) x ({saved.masters} masters + {saved.moments} "
-        f"moments + {saved.average} moving average) bytes x {parameters:,} trained parameters",
+        f"{count} checkpoints (one of them being written) x ({saved.masters} masters + "
+        f"{saved.moments} moments + {saved.average} moving average) bytes x {parameters:,} "
+        "trained parameters",
     )
 
 

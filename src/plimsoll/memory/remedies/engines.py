@@ -133,5 +133,5 @@ def _engines_beyond(rollout: RolloutConfig, cards: int) -> Iterator[str]:
     if rollout.engines > 1 and rollout.engines * rollout.parts > cards:
         yield "rollout.engines"
     if rollout.parts > cards > 0:
-        staged = " x vllm_of(rollout).pipeline_parallel" * (vllm_of(rollout).pipeline_parallel > 1)
-        yield f"parts of an engine (vllm_of(rollout).tensor_parallel{staged})"
+        staged = " x rollout.vllm.pipeline_parallel" * (vllm_of(rollout).pipeline_parallel > 1)
+        yield f"parts of an engine (rollout.vllm.tensor_parallel{staged})"

@@ -129,8 +129,8 @@ def _engine(where: Where, rollout: RolloutConfig) -> Iterator[Remedy]:
         yield Remedy(levers.sleep(rollout))
     else:
         fewer = "fewer rollout.engines on a node, " if rollout.engines > 1 else ""
-        cache = f"on CPU a smaller rollout.vllm.cpu_kv_cache_gib (now {vllm_of(rollout).cpu_kv_cache_gib:g})"
-        yield Remedy(words=f"{fewer}{cache}")
+        cache = f"rollout.vllm.cpu_kv_cache_gib (now {vllm_of(rollout).cpu_kv_cache_gib:g})"
+        yield Remedy(words=f"{fewer}on CPU a smaller {cache}")
         yield Remedy(words="a smaller rollout.sync.bucket_bytes")
 
 

@@ -100,7 +100,8 @@ def _engines(job: Job) -> Iterator[Shortage]:
     problem = Problem(
         "vllm-share",
         "error",
-        f"vLLM's share of a card, {vllm_of(sampler.rollout).memory_share:g} of {gigabytes(card_bytes)} GB, "
+        f"vLLM's share of a card, {vllm_of(sampler.rollout).memory_share:g} of "
+        f"{gigabytes(card_bytes)} GB, "
         f"leaves {gigabytes(max(0, share.kv_cache))} GB for the KV cache",
         f"its weights, profiled peak and CUDA graphs take {gigabytes(fixed)} GB, and the KV cache "
         f"of one sequence of {sampler.longest:,} tokens {gigabytes(needed)} GB; vLLM would not "
@@ -207,7 +208,8 @@ def _beside_training(job: Job, store: Store, band: Band) -> Shortage | None:
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, "
         f"{gigabytes(peak.bytes - store.capacity)} GB more than it has: "
         f"{gigabytes(beside)} GB of the ranks beside vLLM's "
-        f"{gigabytes(peak.bytes - beside)} GB (rollout.vllm.memory_share {vllm_of(rollout).memory_share:g})",
+        f"{gigabytes(peak.bytes - beside)} GB "
+        f"(rollout.vllm.memory_share {vllm_of(rollout).memory_share:g})",
         "it breaks on the rollout engines: without them the rest fits. vLLM takes its share of the "
         "whole card, whatever the ranks hold there",
     )

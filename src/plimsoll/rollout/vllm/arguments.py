@@ -1,4 +1,4 @@
-"""vLLM's own settings, under `rollout.vllm.arguments`: which it has, and which are Plimsoll's to set.
+"""vLLM's own arguments, under `rollout.vllm.arguments`: which it has, and which Plimsoll sets.
 
 They are checked by name, against the installed version, whose file is read and not imported: it
 needs torch.

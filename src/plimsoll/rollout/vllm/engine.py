@@ -255,7 +255,8 @@ class VllmEngine:
 
 
 def _arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Of vLLM's engine: what Plimsoll decides, and over its defaults what `rollout.vllm.arguments` says."""
+    """Return the arguments of vLLM's engine: what Plimsoll decides, and over its defaults what
+    `rollout.vllm.arguments` says."""
     on_gpu, rollout, vllm = spec.device == "cuda", spec.rollout, vllm_of(spec.rollout)
     defaults = {
         "enforce_eager": not on_gpu,

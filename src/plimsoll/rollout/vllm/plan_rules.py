@@ -119,7 +119,10 @@ def speculation(site: EngineSite) -> Iterator[Problem]:
     if method is None:
         return
     if site.device == "cpu":
-        what = f"rollout.vllm.arguments asks for speculative decoding ({method}), and the run is on the CPU"
+        what = (
+            f"rollout.vllm.arguments asks for speculative decoding ({method}), and the run is on "
+        )
+        what += "the CPU"
         why = "there vLLM verifies proposed tokens at temperatures that it never sets "
         why += "(utils/cpu_triton_utils.py), so neither responses nor log-probs are the policy's"
         yield Problem("vllm-argument", "error", what, why, "leave it out of rollout.vllm.arguments")

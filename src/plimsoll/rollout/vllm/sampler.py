@@ -103,8 +103,8 @@ def narrow_weights(capability: tuple[int, int] | None) -> str:
 
 
 def unpriced(vllm: VllmConfig) -> tuple[str, ...]:
-    """What under `rollout.vllm.arguments` changes what vLLM holds and is not counted by the plan: arguments,
-    and what of its speculative decoding, as `key: value`."""
+    """Return what under `rollout.vllm.arguments` changes what vLLM holds and is not counted by the
+    plan: arguments, and what of its speculative decoding, as `key: value`."""
     arguments = vllm.arguments
     cache = arguments.get("kv_cache_dtype")
     batch = arguments.get("max_num_batched_tokens")

@@ -77,7 +77,8 @@ def _groups(config: RlConfig) -> Iterator[Problem]:
     if config.batch.dynamic_sampling and config.scoring_models and config.rollout.engine.sleeps:
         why = "Reward models would score each round of samples before the engines sleep, on the "
         why += "same cards."
-        fix = f"rollout.{config.rollout.engine_name}.sleep_level: 0, or no batch.dynamic_sampling or reward models"
+        fix = f"rollout.{config.rollout.engine_name}.sleep_level: 0, or no batch.dynamic_sampling "
+        fix += "or reward models"
         yield at.conflict("batch.dynamic_sampling", why, fix, "dynamic-awake")
     for name in unknown_needs(choice):
         known = get_args(AdvantageNeed)

@@ -57,8 +57,9 @@ def _of_processes(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
     if spec.cluster.where == "ray":
         yield PackageNeed("ray", "cluster.where", "ray", "cluster.where: local (one rank)")
     if spec.engines is not None:
-        key, instead = f"rollout.{spec.engines.engine_name}", other_engines(spec.engines)
-        yield PackageNeed(rollout_rules(spec.engines).package, key, "given", instead)
+        rules, key = rollout_rules(spec.engines), f"rollout.{spec.engines.engine_name}"
+        if rules.packages:
+            yield PackageNeed(rules.package, key, "given", other_engines(spec.engines))
 
 
 def _of_roles(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
