@@ -9,7 +9,7 @@ from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
-from decided import decided_model
+from decided import decided_model, decided_role
 
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.commands.arithmetic import make_tokenizer
@@ -120,7 +120,7 @@ class Setting:
     def role(self, model: Path) -> TrainedRole:
         # A large epsilon: Adam divides by the gradient's size, and where that is nothing but
         # rounding the sign of the update would be as well.
-        return TrainedRole(
+        role = TrainedRole(
             model=decided_model(
                 path=str(model),
                 dtype=self.dtype,
@@ -138,7 +138,8 @@ class Setting:
                 max_skipped_steps=self.max_skipped_steps,
             ),
             ema=self.ema,
-        ).with_engine(self.zero)
+        )
+        return decided_role(role.with_engine(self.zero))
 
 
 def zero_stage(stage: int, **settings: int | str) -> ZeroConfig:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from decided import decided_model, decided_role
 from test_run_sync import PROBE, TEMPERATURE, Pair, packs_of, train
 from vllm_cases import started
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import merge_adapter
 from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.worker import Worker
@@ -73,11 +73,12 @@ def engine_on(model: Path, adapter_rank: int | None = None) -> Iterator[tuple[Vl
 
 
 def trainer(model: Path, adapter: AdapterConfig, quantization: str = "none") -> Worker:
-    settings = {"path": str(model), "dtype": "bfloat16", "quantization": quantization}
-    role = TrainedRole(
-        model=ModelConfig.model_validate(settings),
-        adapter=adapter,
-        optimizer=OptimizerConfig(max_grad_norm=0),
+    role = decided_role(
+        TrainedRole(
+            model=decided_model(str(model), dtype="bfloat16", quantization=quantization),
+            adapter=adapter,
+            optimizer=OptimizerConfig(max_grad_norm=0),
+        )
     )
     worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
     worker.load_policy("actor", role, TEMPERATURE, seed=1)

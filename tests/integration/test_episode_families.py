@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import pytest
 from chat_families import FAMILIES, Family, end_tokens
-from decided import decided_model
+from decided import decided_model, decided_role
 from random_models import write_random_model
 from test_run_sync import PROBE, TEMPERATURE, Pair
 from vllm_cases import started
@@ -65,7 +65,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     model = tmp_path_factory.mktemp("families")
     write_random_model(model, FAMILIES[0].template.tokenizer, VOCABULARY, ENDS)
     worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
-    role = TrainedRole(model=decided_model(path=str(model), dtype="float32"))
+    role = decided_role(TrainedRole(model=decided_model(path=str(model), dtype="float32")))
     worker.load_policy("actor", role, TEMPERATURE)
     rollout = RolloutConfig(dtype="float32").with_engine(
         VllmConfig(cpu_kv_cache_gib=0.25, arguments={"block_size": 32})

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from choice import slow
+from decided import decided_role
 from torch import Tensor, UntypedStorage, nn
 
 from plimsoll.commands.trace import LiveBytes
@@ -124,9 +125,9 @@ def _compare(
 
 def _role(case: tuple[int, str, str, str, str], states: str) -> TrainedRole:
     stage, dtype, optimizer, parameter, gradient = case
-    return TrainedRole.model_validate(
+    role = TrainedRole.model_validate(
         {
-            "model": {"path": "none", "dtype": dtype},
+            "model": {"path": "none", "dtype": dtype, "attention": "sdpa", "kernels": "own"},
             "zero": {
                 "stage": stage,
                 "optimizer_offload": optimizer,
@@ -137,6 +138,7 @@ def _role(case: tuple[int, str, str, str, str], states: str) -> TrainedRole:
             },
         }
     )
+    return decided_role(role)
 
 
 def _module(dtype: str, adapted: bool) -> nn.Module:

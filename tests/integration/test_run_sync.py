@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from decided import decided_model
+from decided import decided_model, decided_role
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm_cases import started
 
@@ -162,7 +162,7 @@ def trainer(home: Path, dtype: Literal["bfloat16", "float32"]) -> Iterator[Worke
     config = tiny_config("qwen2", True, vocab=64, hidden=64, heads=2, feed_forward=96)
     write_tiny_model(home / "first", config, 0, make_tokenizer())
     model = decided_model(path=str(home / "first"), dtype=dtype)
-    role = TrainedRole(model=model, optimizer=OptimizerConfig(max_grad_norm=0))
+    role = decided_role(TrainedRole(model=model, optimizer=OptimizerConfig(max_grad_norm=0)))
     worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
     worker.load_policy("actor", role, TEMPERATURE)
     yield worker

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from decided import decided_model
+from decided import decided_model, decided_role
 from test_run_sync import BOUND, Pair
 from transformers import (
     AutoModelForCausalLM,
@@ -108,7 +108,9 @@ def test_unchanged_weights_change_nothing(name: str, tmp_path: Path) -> None:
     write_model(tmp_path, MODELS[name]())
     worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
     worker.load_policy(
-        "actor", TrainedRole(model=decided_model(path=str(tmp_path), dtype="bfloat16")), 1.0
+        "actor",
+        decided_role(TrainedRole(model=decided_model(path=str(tmp_path), dtype="bfloat16"))),
+        1.0,
     )
     rollout = RolloutConfig(dtype="bfloat16").with_engine(VllmConfig(cpu_kv_cache_gib=0.25))
     with started(EngineSpec(0, str(tmp_path), 64, 1, "cpu", rollout)) as (engine, loop):

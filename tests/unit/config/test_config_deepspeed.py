@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from decided import decided_model
+from decided import decided_model, decided_role
 
 from plimsoll.config.engine import FrozenRole, OptimizerConfig, TrainedRole
-from plimsoll.config.model import ModelConfig
 from plimsoll.engine.process_group import check_device, free_port
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings
@@ -23,9 +22,10 @@ STAGES = (0, 1, 2, 3)
 
 def settings_of(stage: int, dtype: str, device: str = "cpu", **zero: Any) -> dict[str, Any]:
     role = TrainedRole(
-        model=ModelConfig.model_validate({"path": "none", "dtype": dtype}),
+        model=decided_model("none", dtype=dtype),
         optimizer=OptimizerConfig(max_grad_norm=0.5),
     ).with_engine(ZeroConfig.model_validate({"stage": stage, **zero}))
+    role = decided_role(role)
     assert device in ("cpu", "cuda")
     return deepspeed_settings(role, "cuda" if device == "cuda" else "cpu", ranks=3)
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from decided import decided_model
+from decided import decided_model, decided_role
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -37,7 +37,7 @@ from plimsoll.engine.zero.form import Form, check_shapes, read_form, write_form,
 from plimsoll.errors import ConfigError
 
 Weights = dict[str, Tensor]
-ROLE = TrainedRole(model=decided_model(path="m", dtype="bfloat16"))
+ROLE = decided_role(TrainedRole(model=decided_model(path="m", dtype="bfloat16")))
 
 
 def joined(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Stretch]]:

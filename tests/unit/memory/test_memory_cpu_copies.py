@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from decided import decided_role
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.price.roles import RoleWork, trained_role
@@ -79,8 +80,13 @@ def test_a_quantised_model_is_read_in_16_bits_on_cpu() -> None:
 
 
 def role(**settings: object) -> tuple[Allocation, ...]:
-    model = {"path": "Qwen/Qwen2.5-7B", "dtype": "bfloat16"} | settings.pop("model", {})  # type: ignore[operator]
-    trained = TrainedRole.model_validate({"model": model, **settings})
+    model = {
+        "path": "Qwen/Qwen2.5-7B",
+        "dtype": "bfloat16",
+        "attention": "sdpa",
+        "kernels": "own",
+    } | settings.pop("model", {})  # type: ignore[operator]
+    trained = decided_role(TrainedRole.model_validate({"model": model, **settings}))
     work = MicroBatch(tokens=512, sequences=2, longest=256, loss_tokens=512)
     own = RoleWork("actor", SHAPE, "policy", work, 1, "cpu", MOMENTS)
     return trained_role(trained, own, "train_actor")

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from decided import decided_role
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
@@ -28,11 +29,12 @@ MOMENTS = job_moments(("actor", "reference"), ("rollout", "score", "train_actor"
 REFERENCE = RoleWork("reference", read_shape(MODEL), "policy", WORK, 8, "cuda", MOMENTS)
 
 
+MODEL_ON_CARD = {"path": MODEL, "dtype": "bfloat16", "attention": "varlen", "kernels": "own"}
+
+
 def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str, Allocation]:
-    model = {"path": MODEL, "dtype": "bfloat16", "gradient_checkpointing": True} | settings.pop(
-        "model", {}
-    )
-    role = TrainedRole.model_validate({"model": model, **settings})
+    model = {"gradient_checkpointing": True} | settings.pop("model", {})
+    role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD | model, **settings}))
     own = RoleWork("actor", read_shape(MODEL), "policy", WORK, ranks, device, MOMENTS)
     held = trained_role(role, own, "train_actor", sync_bucket=2**28)
     return {one.item.name: one for one in held}
@@ -172,9 +174,7 @@ def test_one_weight_at_a_time_is_copied_while_loading() -> None:
 def test_the_reference_stays_or_visits() -> None:
     sizes: dict[str, Counter[str]] = {}
     for offload in ("none", "cpu"):
-        role = FrozenRole.model_validate(
-            {"model": {"path": MODEL, "dtype": "bfloat16"}, "zero": {"offload": offload}}
-        )
+        role = FrozenRole.model_validate({"model": MODEL_ON_CARD, "zero": {"offload": offload}})
         held = frozen_role(role, REFERENCE)
         step = Moment("train_actor", "step")
         sizes[offload] = Counter()
@@ -188,9 +188,7 @@ def test_the_reference_stays_or_visits() -> None:
 
 
 def test_a_divided_reference_is_gathered_while_it_scores() -> None:
-    role = FrozenRole.model_validate(
-        {"model": {"path": MODEL, "dtype": "bfloat16"}, "zero": {"stage": 3}}
-    )
+    role = FrozenRole.model_validate({"model": MODEL_ON_CARD, "zero": {"stage": 3}})
     held = {one.item.name: one for one in frozen_role(role, REFERENCE)}
     assert size(held, "frozen weights") == 2 * PARAMETERS // 8
     assert held["live parameters"].moments == {Moment("score", "forward")}
@@ -208,7 +206,7 @@ def test_a_divided_reference_is_gathered_while_it_scores() -> None:
 def test_no_kernel_takes_bfloat16_before_ampere(
     dtype: str, capability: Capability | None, written: bool
 ) -> None:
-    model = ModelConfig.model_validate({"path": MODEL, "dtype": dtype, "attention": "sdpa"})
+    model = ModelConfig.model_validate(MODEL_ON_CARD | {"dtype": dtype, "attention": "sdpa"})
     shape = read_shape(MODEL)
     devices: dict[Device, bool] = {"cuda": written, "cpu": False}
     for device, found in devices.items():

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from plimsoll.engine.plain.config import PlainConfig
 from torch import Tensor, nn
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.engine.plain.config import PlainConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import Steps, TrainerBuild
 from plimsoll.run.readings import Share

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from plimsoll.config.problems import Problem, conflict
 from plimsoll.engine.plain.config import FrozenPlainConfig, PlainConfig
+
+from plimsoll.config.problems import Problem, conflict
 from plimsoll.spec.engine_rules import TrainerRules
 from plimsoll.spec.run_spec import RunSpec
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from plimsoll.rollout.parrot.config import ParrotConfig
 
 from plimsoll.records import Trajectory, single_turn
-from plimsoll.rollout.parrot.config import ParrotConfig
 from plimsoll.rollout.protocol import EngineSpec, Request, RolloutBuild
 from plimsoll.rollout.text import Decoder
 from plimsoll.rollout.transformers.engine import TransformersEngine
