@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from plimsoll.machine import local_host
+from plimsoll.machine.hardware import parse_cluster
 from plimsoll.shapes import hub as looking
 from plimsoll.spec import decisions
 
@@ -47,6 +48,17 @@ def _cpu_with_bfloat16() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for asks in (decisions, local_host):
             patch.setattr(asks, "multiplies_bfloat16", lambda: True)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _machine_with_a_card(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Plans of tests/unit/memory are for the cards that each names, whatever this machine has:
+    there `cluster.device: auto` is cuda, and a plan without cards is one on the CPU."""
+    [card] = parse_cluster("80GB", 1, None).nodes[0].cards
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name == "memory":
+            patch.setattr(decisions, "_cards_here", lambda: (card,))
         yield
 
 

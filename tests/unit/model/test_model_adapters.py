@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapter_files import load_adapter, read_adapter_config, save_adapter
@@ -49,8 +48,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path, quantization: str = "none") -> PolicyModel:
-    settings = {"path": str(path), "dtype": "float32", "quantization": quantization}
-    return load_policy(ModelConfig.model_validate(settings), CPU)
+    return load_policy(decided_model(str(path), dtype="float32", quantization=quantization), CPU)
 
 
 def adapted(path: Path, seed: int = 0, quantization: str = "none", **config: Any) -> PolicyModel:
@@ -271,7 +269,7 @@ def test_a_quantised_model_lets_go_of_its_files(quantization: str, tmp_path: Pat
     """Plain weights stay mapped; in 4 bits one of them would keep all the others' pages."""
     write_tiny_model(tmp_path, tiny_config("qwen2", False), 0, make_tokenizer())
     settings = {"path": str(tmp_path), "dtype": "float32", "quantization": quantization}
-    module = load_policy(ModelConfig.model_validate(settings), CPU, cast=False)
+    module = load_policy(decided_model(**settings), CPU, cast=False)
     mapped = str(tmp_path) in Path("/proc/self/maps").read_text()
     del module  # it lived until here
     assert mapped == (quantization == "none")

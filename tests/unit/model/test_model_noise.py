@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from decided import decided_model
 from torch import Tensor
 
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.load import load_policy
@@ -35,8 +35,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path, *, checkpointing: bool = False, dtype: str = "float32") -> PolicyModel:
-    settings = {"path": str(path), "dtype": dtype, "gradient_checkpointing": checkpointing}
-    return load_policy(ModelConfig.model_validate(settings), CPU)
+    return load_policy(
+        decided_model(str(path), dtype=dtype, gradient_checkpointing=checkpointing), CPU
+    )
 
 
 def sample(length: int, seed: int) -> Sample:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from decided import decided_model
 from fused_cases import fused_in, kept_by
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,6 @@ from torch import Tensor
 from transformers import PhiConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from plimsoll.config.model import ModelConfig
 from plimsoll.model import logit_chunks
 from plimsoll.model.fused import NORM, fuse
 from plimsoll.model.load import load_policy, load_teacher, load_value
@@ -164,9 +164,7 @@ def test_layer_norms_stay_as_they_are() -> None:
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_every_role_is_loaded_so(quantization: str, tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "model", tiny_config("qwen2", True), seed=0, tokenizer=None)
-    config = ModelConfig.model_validate(
-        {"path": str(tmp_path / "model"), "dtype": "bfloat16", "quantization": quantization}
-    )
+    config = decided_model(str(tmp_path / "model"), dtype="bfloat16", quantization=quantization)
     models = [load_policy(config, CPU), load_value(config, CPU, seed=0), load_teacher(config, CPU)]
     for model in models:
         lm: Any = model.lm
