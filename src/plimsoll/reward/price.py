@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from plimsoll.config.base import Choice
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError
-from plimsoll.reward.references import Asked, processes_asked, reward_function
+from plimsoll.reward.adapters import named_adapter, reward_function
+from plimsoll.reward.references import Asked, processes_asked
 from plimsoll.timeline.items import Item
 
 MOST_PROCESSES = 8
@@ -31,7 +32,8 @@ def process_items(rewards: Mapping[str, Choice], cores: int | None) -> Iterator[
         count = part.at_once or min(cores or MOST_PROCESSES, MOST_PROCESSES)
         if part.process:
             yield processes_item(f"processes of rewards.{name}", count, _OWN_PROCESS, _SOURCE)
-        asked = None if ":" in part.name else _asked(part)
+        is_own = ":" in part.name or named_adapter(part.name) is not None
+        asked = None if is_own else _asked(part)
         if asked is not None:
             yield processes_item(
                 f"processes that rewards.{name} asks", count, asked.bytes, asked.source

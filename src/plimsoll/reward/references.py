@@ -10,14 +10,13 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from plimsoll.config.base import Choice
-from plimsoll.config.choice import resolve_choice
 from plimsoll.config.codes import Code
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.environment import EnvironmentConfig
@@ -26,11 +25,9 @@ from plimsoll.config.reward import JudgeReward, RewardConfig
 from plimsoll.config.run import BestConfig
 from plimsoll.data.fields import kind_of, reference_text
 from plimsoll.errors import ConfigError
-from plimsoll.reward.functions.trl import ENVIRONMENTS, adapted, taken
+from plimsoll.reward.adapters import reward_function
 from plimsoll.spec.choices import unusable
 from plimsoll.spec.eval_sets import EvalSet
-
-REWARDS = "plimsoll.reward"
 
 Check = Callable[[object], object]
 """Looks at a reference as its row has it; raises ValueError, saying what is wrong with it."""
@@ -43,6 +40,7 @@ _SETTINGS: Code = "reward-settings"
 _ATTRIBUTE = "check_reference"
 _VOTING = "voting"
 _ASKED = "processes_asked"
+_EPISODES = "reads_episodes"
 _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
 
@@ -88,6 +86,15 @@ def asks_processes(bytes_each: int, source: str) -> Callable[[_Reward], _Reward]
     """Mark a reward that waits for processes: several threads may call it at once, and gain.
     bytes_each, source: as of `Asked`."""
     return _marked(_ASKED, Asked(bytes_each, source))
+
+
+def reads_episodes(environments: bool) -> Callable[[_Reward], _Reward]:
+    """Mark a reward that reads what is left of an episode in the process that played it.
+
+    Args:
+        environments: whether it needs the environments' objects, not only the conversations.
+    """
+    return _marked(_EPISODES, environments)
 
 
 @dataclass(frozen=True)
@@ -155,15 +162,6 @@ def _with_options(function: Callable[..., Any], reward: partial[Any]) -> partial
     return partial(function, **{name: v for name, v in reward.keywords.items() if name in named})
 
 
-def reward_function(choice: Choice) -> partial[Any]:
-    """What a part of the reward names, with its options bound; it may be an `async def`. One of
-    TRL's form takes a list of trajectories.
-
-    Raises ConfigError where it cannot be used.
-    """
-    return resolve_choice(choice, REWARDS, "reward", awaited=True, adapted=adapted)
-
-
 def missing_key(judge: JudgeReward) -> bool:
     """Whether the environment variable that is to hold a judge's key is not set here."""
     return judge.api_key is not None and not os.environ.get(judge.api_key)
@@ -186,24 +184,25 @@ def check_rewards(
         except ConfigError as error:
             yield unusable(f"rewards.{name}", part, error)
         else:
-            yield from _of_trls_form(f"rewards.{name}", part, taken(reward), environments)
+            yield from _of_episodes(f"rewards.{name}", part, reward, environments)
 
 
-def _of_trls_form(
-    key: str, part: Choice, names: Sequence[str], environments: Mapping[str, EnvironmentConfig]
+def _of_episodes(
+    key: str, part: Choice, reward: partial[Any], environments: Mapping[str, EnvironmentConfig]
 ) -> Iterator[Problem]:
-    """names: what it takes, if it has this form."""
-    at = Section(key, part)
-    if ENVIRONMENTS in names and not environments:
-        why = f"It takes {ENVIRONMENTS}, and the config has none."
-        fix = f"a function without {ENVIRONMENTS}, or environments (docs/environments.md)"
+    """Yield why a reward cannot read what it reads of episodes (`reads_episodes`)."""
+    at, needs_objects = Section(key, part), getattr(reward.func, _EPISODES, None)
+    if needs_objects and not environments:
+        why = "It takes environments, and the config has none."
+        fix = "a function without environments, or environments (docs/environments.md)"
         yield at.conflict("name", why, fix, _SETTINGS)
-    if names and environments and isinstance(part, RewardConfig) and part.process:
-        why = "A function of TRL's form is called where the environments are."
+    process = isinstance(part, RewardConfig) and part.process
+    if needs_objects is not None and environments and process:
+        why = "It reads episodes, so it is called in the process that plays them."
         yield at.conflict("process", why, f"{key}.process: false", _SETTINGS)
-    for name, one in environments.items() if ENVIRONMENTS in names else ():
-        if one.process:
-            why = f"It takes {ENVIRONMENTS}, and those of environments.{name} are in processes of "
+    for name, environment in environments.items() if needs_objects else ():
+        if environment.process:
+            why = f"It takes environments, and those of environments.{name} are in processes of "
             why += "their own."
             fix = f"environments.{name}.process: false, or get_reward of the environment"
             yield at.conflict("name", why, fix, _SETTINGS)

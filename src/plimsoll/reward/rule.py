@@ -11,8 +11,9 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.data.fields import reference_text
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import Trajectory
+from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.outcome import SHOWN_CHARACTERS
-from plimsoll.reward.references import Check, reference_check, reward_function
+from plimsoll.reward.references import Check, reference_check
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 from plimsoll.config.base import Choice
 from plimsoll.records import Trajectory
+from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.functions.calls import Setup, awaited, called, is_coroutine
 from plimsoll.reward.functions.child import Opened, serve
 from plimsoll.reward.outcome import Outcome
-from plimsoll.reward.references import reward_function
 
 
 def _opened(setup: Setup) -> Opened:

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from plimsoll.config.reward import RewardConfig
-from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, Trajectory, single_turn
-from plimsoll.reward.references import reward_function
 from plimsoll.reward.score import open_rewards
 
 FILE = """
@@ -52,11 +50,8 @@ def test_its_name_may_be_another_and_it_sees_extra_info(tmp_path: Path) -> None:
     assert rewards_of(file, *asked, function="other") == [-1.0, 7.0]
 
 
-def test_a_file_without_it_and_no_file_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "score.py"
-    file.write_text("x = 1\n")
-    with pytest.raises(ConfigError, match=r"has no function compute_score\(data_source"):
-        rewards_of(file, trajectory("a", None))
-    config = RewardConfig(name="verl_function", options={"path": str(tmp_path / "gone.py")})
-    with pytest.raises(ConfigError, match=r"gone\.py"):
-        reward_function(config)
+def test_a_function_of_this_form_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FILE.replace("{DEF}", "def").replace("{GIVES}", "found"))
+    with open_rewards({"mine": RewardConfig(name=f"{tmp_path}/own.py:other")}) as scorer:
+        [scored] = scorer([trajectory("a", None, extra_info={"index": 7})])
+    assert scored.rewards[0].value == 7.0

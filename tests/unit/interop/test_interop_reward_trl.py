@@ -15,9 +15,9 @@ import pytest
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError
+from plimsoll.interop.rewards.trl import adapt, recognises
 from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
 from plimsoll.reward.functions.calls import takes_many
-from plimsoll.reward.functions.trl import adapted, taken
 from plimsoll.reward.references import check_rewards
 
 
@@ -34,10 +34,11 @@ EPISODES = [episode(3, level=1), episode(4, level=2, extra="x")]
 
 
 def scored(function: Callable[..., Any]) -> Any:
-    own = adapted(function)
-    assert own is not function and takes_many(partial(own))
-    given = own(EPISODES)
-    return asyncio.run(given) if inspect.iscoroutinefunction(own) else given
+    assert recognises(inspect.signature(function).parameters)
+    reward = adapt(function)
+    assert takes_many(partial(reward))
+    given = reward(EPISODES)
+    return asyncio.run(given) if inspect.iscoroutinefunction(reward) else given
 
 
 def test_all_is_handed_over_to_who_takes_all() -> None:
@@ -70,20 +71,13 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     def reward(completions: Any, solution: Any) -> list[float]:
         return []
 
-    with pytest.raises(ConfigError, match=r"'solution'.* the rows have level, extra\. One that"):
+    with pytest.raises(ConfigError, match=r"'solution'.* the rows have level, extra\. The column"):
         scored(reward)
 
 
 def test_what_is_no_list_is_for_others_to_refuse() -> None:
     assert scored(lambda completions: 3) == 3
     assert scored(lambda completions: "ab") == "ab"
-
-
-def test_another_form_stays_as_it_is() -> None:
-    def reward(trajectory: Trajectory, *, scale: float = 1.0) -> float:
-        return scale
-
-    assert adapted(reward) is reward and taken(partial(reward)) == ()
 
 
 @pytest.mark.parametrize("is_text", [True, False])
@@ -98,7 +92,7 @@ def test_without_environments_they_are_given_what_the_rows_hold(is_text: bool) -
     asked = {"role": "user", "content": "Two?"}
     prompt = Prompt(0, np.array([1]), "Two?", "2", messages=(asked,), is_text=is_text)
     answered = single_turn(prompt, 0, np.array([7]), np.zeros(1, np.float32), "Yes.", "stop", 0)
-    assert adapted(reward)([answered]) == ([4.0] if is_text else [1.0])
+    assert adapt(reward)([answered]) == ([4.0] if is_text else [1.0])
     if is_text:
         assert (seen["prompts"], seen["completions"]) == (["Two?"], ["Yes."])
     else:
@@ -122,7 +116,7 @@ def of_environments(environments, **kwargs):
         ("of_all", {}, None, None),
         ("of_all", {"process": True}, None, None),
         ("of_environments", {}, None, "the config has none"),
-        ("of_all", {"process": True}, {}, "where the environments are"),
+        ("of_all", {"process": True}, {}, "in the process that plays them"),
         ("of_environments", {}, {"process": True}, "those of environments.game are in processes"),
         ("of_all", {}, {"process": True}, None),
         ("of_environments", {}, {}, None),

@@ -11,9 +11,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from plimsoll.config.reward import RewardConfig
-from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, Trajectory, single_turn
-from plimsoll.reward.references import reward_function
+from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.score import open_rewards
 
 FILE = """
@@ -57,14 +57,28 @@ def test_with_a_tokenizer_texts_are_as_the_actor_saw_them(tmp_path: Path) -> Non
     assert found == [len("<s> a b") * 100 + len("<s> a") * 10 + 1]
 
 
-def test_a_file_that_is_not_there_is_refused_before_a_run(tmp_path: Path) -> None:
-    config = RewardConfig(name="openrlhf_function", options={"path": str(tmp_path / "gone.py")})
-    with pytest.raises(ConfigError, match=r"'path' .*gone\.py' \(str\)\. .*There is no such file"):
-        reward_function(config)
+def test_a_function_of_this_form_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FILE.replace("{GIVES}", "found"))
+    config = RewardConfig(name=f"{tmp_path}/own.py:reward_func")
+    with open_rewards({"mine": config}) as scorer:
+        [scored] = scorer([trajectory("abc", "de", "f")])
+    assert scored.rewards[0].value == 5 * 100 + 3 * 10 + 1
 
 
-def test_a_file_without_the_function_stops_the_run(tmp_path: Path) -> None:
-    file = tmp_path / "reward.py"
-    file.write_text("def score(): ...\n")
-    with pytest.raises(PlimsollError, match=r"has no function reward_func\(queries"):
-        rewards_of(file, trajectory("a", "b", None))
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "needs the option 'path'"),
+        ({"path": "{folder}/gone.py"}, "gone.py"),
+        ({"path": "{folder}/own.py"}, "has no 'reward_func'"),
+        ({"path": "{folder}/own.py", "function": "SCORE"}, "is a int"),
+        ({"path": "{folder}/own.py", "function": "score", "tokeniser": "x"}, "tokenizer"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_before_a_run(
+    options: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("SCORE = 3\ndef score(): ...\n")
+    options = {key: value.format(folder=tmp_path) for key, value in options.items()}
+    with pytest.raises(ConfigError, match=said):
+        reward_function(RewardConfig(name="openrlhf_function", options={**options}))
