@@ -12,7 +12,7 @@ from packaging.version import Version
 from plimsoll.commands import doctor_limits as limits
 from plimsoll.commands.doctor_machine import Machine
 from plimsoll.config.problems import Problem, Severity, checked
-from plimsoll.environment.verifiers.venv import SETUP, VERSIONS
+from plimsoll.interop.verifiers.venv import SETUP, VERSIONS
 from plimsoll.machine.allocator import expands
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard

@@ -20,8 +20,8 @@ from os.path import expanduser
 from pathlib import Path
 
 from plimsoll.cluster.address import check_reachable
-from plimsoll.environment.verifiers.venv import Found, look, place
 from plimsoll.errors import PlimsollError
+from plimsoll.interop.verifiers.venv import VerifiersInstall, look, venv_directory
 from plimsoll.machine.allocator import named_settings
 from plimsoll.machine.cgroup import process_limit
 from plimsoll.machine.cpu import multiplies_bfloat16
@@ -125,7 +125,7 @@ class Machine:
     allocator: str
     tools: Mapping[str, str | None]
     ray: RayView
-    verifiers: Found
+    verifiers: VerifiersInstall
 
     @property
     def has_gpus(self) -> bool:
@@ -140,7 +140,7 @@ def observe(directory: str, address: str | None) -> Machine:
     """
     versions = {package.name: installed_version(package.name) for package in PACKAGES}
     with ThreadPoolExecutor() as pool:
-        verifiers = pool.submit(look, place())
+        verifiers = pool.submit(look, venv_directory())
         torch, ray = pool.map(_child, (_SEE_TORCH, _SEE_RAY))
     cards, driver_trouble = _cards()
     return Machine(

@@ -8,8 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plimsoll.config.base import OptionValue
-from plimsoll.environment.calls import Answer, Begun, EnvironmentFailed, Rewarded
 from plimsoll.environment.protocol import Reply
+from plimsoll.environment.results import (
+    EnvironmentFailed,
+    EpisodeReward,
+    ResetResult,
+    StepResult,
+)
 from plimsoll.reward.functions.children import Child, ChildEnded, Children
 from plimsoll.reward.outcome import Failed
 
@@ -40,7 +45,8 @@ def processes(setup: Setup, size: int) -> Children:
 
 @dataclass
 class Apart:
-    """A `Seat`: a process from its first call until it is closed. seconds: for one call."""
+    """An `EpisodeEnvironment`: a process from its first call until it is closed. seconds: for one
+    call."""
 
     children: Children
     seconds: float
@@ -48,17 +54,17 @@ class Apart:
     _held: AsyncExitStack = field(default_factory=AsyncExitStack)
     _child: Child | None = None
 
-    async def reset(self, row: Mapping[str, Any]) -> Begun:
+    async def reset(self, row: Mapping[str, Any]) -> ResetResult:
         self._child = await self._held.enter_async_context(self.children.one())
-        found: Begun = await self._asked(Question("reset", (row,)))
+        found: ResetResult = await self._asked(Question("reset", (row,)))
         return found
 
-    async def step(self, reply: Reply) -> Answer:
-        found: Answer = await self._asked(Question("step", (reply,)))
+    async def step(self, reply: Reply) -> StepResult:
+        found: StepResult = await self._asked(Question("step", (reply,)))
         return found
 
-    async def reward(self) -> Rewarded:
-        found: Rewarded = await self._asked(Question("get_reward"))
+    async def reward(self) -> EpisodeReward:
+        found: EpisodeReward = await self._asked(Question("get_reward"))
         return found
 
     async def close(self) -> None:

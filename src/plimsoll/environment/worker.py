@@ -8,15 +8,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from plimsoll.environment.adapters import EnvironmentFactory
 from plimsoll.environment.apart import Question, Setup
-from plimsoll.environment.calls import begun, method_of, raised, rewarded, stepped
-from plimsoll.environment.opening import Factory, opened, opened_functions
+from plimsoll.environment.opening import load_functions, open_environment
+from plimsoll.environment.results import (
+    failure_of,
+    method_of,
+    read_reset,
+    read_reward,
+    read_step,
+)
 from plimsoll.reward.functions.child import Opened, serve
 
 _READ: dict[str, Callable[[Any], object]] = {
-    "reset": begun,
-    "step": stepped,
-    "get_reward": rewarded,
+    "reset": read_reset,
+    "step": read_step,
+    "get_reward": read_reward,
     "close": lambda given: None,
 }
 
@@ -38,14 +45,14 @@ class _Player:
             if inspect.isawaitable(given):
                 given = self._loop.run_until_complete(given)
         except BaseException as error:  # noqa: BLE001  one's own code may do anything
-            return raised(error)
+            return failure_of(error)
         return _READ[question.method](given)
 
 
 def _opened(setup: Setup) -> Opened:
-    factory = opened(setup.name, opened_functions(setup.tools))
-    assert isinstance(factory, Factory), "the config was looked at before"
-    return _Player(partial(factory, **setup.options)).answer, setup.memory_bytes
+    factory = open_environment(setup.name, load_functions(setup.tools))
+    assert isinstance(factory, EnvironmentFactory), "the config was looked at before"
+    return _Player(partial(factory.make, **setup.options)).answer, setup.memory_bytes
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from plimsoll.commands.doctor_machine import (
     observe,
 )
 from plimsoll.config.problems import Problem
-from plimsoll.environment.verifiers.venv import Found
 from plimsoll.errors import PlimsollError
+from plimsoll.interop.verifiers.venv import VerifiersInstall
 from plimsoll.machine.cgroup import Limit
 from plimsoll.machine.host import HostMemory
 from plimsoll.machine.nvidia import CardProcess, LiveCard
@@ -65,7 +65,7 @@ SOUND = Machine(
     allocator="",
     tools=dict.fromkeys((*COMPILERS, "Python.h", LIBNUMA), "/usr/bin"),
     ray=RayView("", None, ""),
-    verifiers=Found(Path("/venv-verifiers"), exists=False),
+    verifiers=VerifiersInstall(Path("/venv-verifiers"), exists=False),
 )
 
 
@@ -89,7 +89,7 @@ def with_shadowed(version: str | None) -> Machine:
 
 
 def with_verifiers(**seen: str) -> Machine:
-    return replace(SOUND, verifiers=Found(Path("/venv-verifiers"), True, **seen))
+    return replace(SOUND, verifiers=VerifiersInstall(Path("/venv-verifiers"), True, **seen))
 
 
 CPU = replace(

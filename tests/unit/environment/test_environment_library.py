@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from plimsoll.environment.library.calculator import Calculator, evaluate, written
-from plimsoll.environment.library.guess_number import GuessNumber, drawn, guessed
-from plimsoll.environment.library.self_correction import SelfCorrection, answer, same
+from plimsoll.environment.library.calculator import Calculator, evaluate, format_number
+from plimsoll.environment.library.guess_number import GuessNumber, draw_number, read_guess
+from plimsoll.environment.library.self_correction import SelfCorrection, is_same, read_answer
 from plimsoll.environment.protocol import Message, Reply
 from plimsoll.environment.tool_environment import tool_environment
 from plimsoll.errors import ConfigError, DataError
@@ -45,7 +45,7 @@ def reply(text: str) -> Reply:
     ],
 )
 def test_arithmetic(expression: str, value: str) -> None:
-    assert written(evaluate(expression)) == value
+    assert format_number(evaluate(expression)) == value
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_guess_far_outside_is_worth_nothing() -> None:
     ],
 )
 def test_the_guess_in_a_text(text: str, number: int | None) -> None:
-    assert guessed(text) == number
+    assert read_guess(text) == number
 
 
 def test_the_rules_where_the_row_has_no_prompt() -> None:
@@ -154,8 +154,8 @@ def test_the_rules_where_the_row_has_no_prompt() -> None:
 
 
 def test_all_episodes_of_a_row_have_one_number() -> None:
-    numbers = [drawn({"prompt": f"Game {i}"}, 1, 10) for i in range(200)]
-    assert numbers == [drawn({"prompt": f"Game {i}"}, 1, 10) for i in range(200)]
+    numbers = [draw_number({"prompt": f"Game {i}"}, 1, 10) for i in range(200)]
+    assert numbers == [draw_number({"prompt": f"Game {i}"}, 1, 10) for i in range(200)]
     assert set(numbers) == set(range(1, 11))
 
 
@@ -215,13 +215,13 @@ def test_an_episode_of_one_turn_is_worth_nothing() -> None:
     ],
 )
 def test_equal_answers(given: str | None, reference: str, equal: bool) -> None:
-    assert same(given, reference) is equal
+    assert is_same(given, reference) is equal
 
 
 def test_the_answer_is_the_line_after_the_last_marker() -> None:
-    assert answer("#### 1\nso\n#### 2\nDone.", "####") == "2"
-    assert answer("2", "####") is None
-    assert answer("####", "####") == ""
+    assert read_answer("#### 1\nso\n#### 2\nDone.", "####") == "2"
+    assert read_answer("2", "####") is None
+    assert read_answer("####", "####") == ""
 
 
 def test_a_reference_with_its_working() -> None:

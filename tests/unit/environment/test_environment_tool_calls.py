@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.environment.protocol import Message, ToolCall
-from plimsoll.environment.schemas import check_tool, written, wrong_arguments
+from plimsoll.environment.schemas import check_tool, format_signature, wrong_arguments
 from plimsoll.environment.tool_calls import hermes, read_reply
 from plimsoll.errors import ConfigError
 
@@ -223,9 +223,9 @@ def test_two_tools_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     ("tool", "said"),
     [
-        ("calculate", "is no tool"),
-        ({"type": "function"}, "is no tool"),
-        ({"name": "a", "parameters": []}, "no JSON schema"),
+        ("calculate", "is not a tool"),
+        ({"type": "function"}, "is not a tool"),
+        ({"name": "a", "parameters": []}, "not a JSON schema"),
         (
             {"name": "a", "parameters": {"properties": {"b": {"type": "image"}}}},
             "properties/b/type",
@@ -253,7 +253,7 @@ def test_schemas_of_others() -> None:
     }
     tool = {"name": "weather", "parameters": parameters}
     check_tool(tool)
-    assert written(tool) == (
+    assert format_signature(tool) == (
         'weather(nullable?: string, place?: anything, unit?: "C" or "F" or null, '
         "days?: array of integer)"
     )

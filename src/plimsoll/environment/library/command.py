@@ -1,4 +1,4 @@
-"""An agent as a command of its own: each episode starts it once."""
+"""An agent as a command, which starts once for each episode."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.reward.outcome import finite, shown
 
 _LINES = 20
-"""Of what a command that failed wrote."""
+"""The last lines of a failed command's errors that are shown."""
 
 
 async def command(
     row: Mapping[str, Any], base_url: str, api_key: str, *, command: str
 ) -> float | None:
-    """It finds the policy as OpenAI's clients do, by OPENAI_BASE_URL and OPENAI_API_KEY, and reads
-    the row as one line of JSON from its standard input. The last line that it writes may be
-    `{"reward": 1.0}`.
+    """Run a command for an episode; return the reward that it writes, if any.
 
-    command: the program and its arguments, as a shell writes them. Raises PlimsollError where it
-    ends with another exit code than 0.
+    The command finds the policy as OpenAI's clients do, by OPENAI_BASE_URL and OPENAI_API_KEY, and
+    reads the row as one line of JSON from its standard input. The last line that it writes may be
+    `{"reward": 1.0}`. Raises PlimsollError if it ends with another exit code than 0.
+
+    Args:
+        row: what the episode is about.
+        base_url: the policy's endpoint.
+        api_key: the episode's key.
+        command: the program and its arguments, as a shell writes them.
     """
     address = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
     try:
@@ -51,19 +56,18 @@ async def command(
     if process.returncode != 0:
         last = "\n".join(err.decode(errors="replace").splitlines()[-_LINES:])
         raise PlimsollError(f"{command!r} ended with exit code {process.returncode}:\n{last}")
-    return _reward(out.decode(errors="replace"))
+    return _read_reward(out.decode(errors="replace"))
 
 
-def _reward(text: str) -> float | None:
-    """Of the last line, where that is an object with one; else None."""
+def _read_reward(text: str) -> float | None:
     lines = text.strip().splitlines()
     try:
-        found = json.loads(lines[-1]) if lines else None
+        last = json.loads(lines[-1]) if lines else None
     except ValueError:
         return None
-    if not isinstance(found, dict) or "reward" not in found:
+    if not isinstance(last, dict) or "reward" not in last:
         return None
-    value = finite(found["reward"])
-    if value is None:
-        raise PlimsollError(f"its reward is {shown(found['reward'])}, not a finite number")
-    return value
+    reward = finite(last["reward"])
+    if reward is None:
+        raise PlimsollError(f"its reward is {shown(last['reward'])}, not a finite number")
+    return reward

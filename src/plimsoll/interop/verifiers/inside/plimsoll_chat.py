@@ -1,8 +1,8 @@
 """A harness of verifiers that talks in the player's own process: the policy speaks until it calls
 no tool, and its calls go to the task's tool servers.
 
-It does what verifiers' harness `null` does, which starts a program for each stretch of a rollout
-that takes seconds to import its libraries.
+verifiers' harness `null` does the same by a program, which takes seconds to import its libraries
+and starts once for each stretch of a rollout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 
 class PlimsollChat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-    """Without a program: what it says is in the trace."""
+    """Talks without a program of its own; the conversation is in the trace."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -43,7 +43,7 @@ class PlimsollChat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """One stretch of a rollout, up to a reply without a call."""
+        """Run one stretch of a rollout, up to a reply without a call."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(
                 httpx.AsyncClient(
@@ -58,26 +58,26 @@ class PlimsollChat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
                 for name, url in mcp_urls.items()
             }
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
-            messages = self._beginning(data)
+            messages = self._first_messages(data)
             while True:
-                asked = {"model": ctx.model, "messages": messages}
+                body = {"model": ctx.model, "messages": messages}
                 answer = await client.post(
-                    "chat/completions", json=asked | ({"tools": tools} if tools else {})
+                    "chat/completions", json=body | ({"tools": tools} if tools else {})
                 )
                 if answer.is_error:
                     return vf.ProgramResult(1, "", answer.text)
-                said = answer.json()["choices"][0]["message"]
-                messages = [*messages, {k: v for k, v in said.items() if v is not None}]
-                calls = said.get("tool_calls") or ()
+                reply = answer.json()["choices"][0]["message"]
+                messages = [*messages, {k: v for k, v in reply.items() if v is not None}]
+                calls = reply.get("tool_calls") or ()
                 if not calls:
                     return vf.ProgramResult(0, "", "")
                 for call in calls:
                     function = call["function"]
-                    content = await _called(function, connections, dispatch)
-                    told = {"role": "tool", "tool_call_id": call["id"], "name": function["name"]}
-                    messages.append(bound_tool_message({**told, "content": content}))
+                    content = await _call_tool(function, connections, dispatch)
+                    result = {"role": "tool", "tool_call_id": call["id"], "name": function["name"]}
+                    messages.append(bound_tool_message({**result, "content": content}))
 
-    def _beginning(self, data: vf.TaskData) -> list[Message]:
+    def _first_messages(self, data: vf.TaskData) -> list[Message]:
         system, prompt = self.resolve_prompt(data)
         messages = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
@@ -87,14 +87,14 @@ class PlimsollChat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """One for all rollouts: to make one takes 40 ms and 1 MB."""
+    """Return the context that all rollouts share: making one takes 40 ms and 1 MB."""
     return ssl.create_default_context()
 
 
-async def _called(
+async def _call_tool(
     function: dict[str, str], connections: dict[str, Any], dispatch: dict[str, tuple[str, str]]
 ) -> Any:
-    """What a tool says, or what is wrong with the call."""
+    """Return what a tool gives, or what is wrong with the call."""
     if function["name"] not in dispatch:
         return f"error: unknown tool {function['name']!r}"
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.environment.calls import Answer, stepped
 from plimsoll.environment.protocol import Message, Reply, ToolCall
-from plimsoll.environment.speech import answering, identified, rendered
+from plimsoll.environment.results import StepResult, read_step
+from plimsoll.environment.turn_codec import match_results, render_message, with_call_ids
 
 ADD, NOW = ToolCall("add", {"a": 1}), ToolCall("now", {})
 
@@ -16,17 +16,17 @@ def replied(*calls: ToolCall) -> Reply:
 
 
 def test_each_call_of_an_episode_has_an_id_of_its_own() -> None:
-    turns = [identified(replied(ADD, NOW), turn) for turn in (1, 2)]
+    turns = [with_call_ids(replied(ADD, NOW), turn) for turn in (1, 2)]
     ids = [call.id for reply in turns for call in reply.tool_calls]
     assert ids == ["c00010000", "c00010001", "c00020000", "c00020001"]
     assert all(len(own) == 9 and own.isalnum() for own in ids)
-    written = rendered(turns[0].message)["tool_calls"]
+    written = render_message(turns[0].message)["tool_calls"]
     assert [call["id"] for call in written] == ids[:2]
 
 
 def test_the_id_that_the_policy_wrote_stays() -> None:
     own = ToolCall("add", {"a": 1}, "VvvODy9mT")
-    assert [call.id for call in identified(replied(own, NOW), 1).tool_calls] == [
+    assert [call.id for call in with_call_ids(replied(own, NOW), 1).tool_calls] == [
         *("VvvODy9mT", "c00010001"),
     ]
 
@@ -45,15 +45,15 @@ def test_the_id_that_the_policy_wrote_stays() -> None:
 def test_results_answer_the_calls_in_their_order(
     said: list[Message], answered: list[str] | None
 ) -> None:
-    found = answering(said, identified(replied(ADD, NOW), 1).tool_calls)
+    found = match_results(said, with_call_ids(replied(ADD, NOW), 1).tool_calls)
     ids = [one.call_id for one in found]
     assert ids == (["c00010001", "c00010000"] if answered is None else answered)
     assert [one.content for one in found] == [one.content for one in said]
-    assert rendered(found[-1]).get("tool_call_id", "") == ids[-1]
+    assert render_message(found[-1]).get("tool_call_id", "") == ids[-1]
 
 
 def test_an_environments_own_messages_may_name_their_call() -> None:
     message = {"role": "tool", "content": "4", "name": "add", "tool_call_id": "c00010000"}
-    found = stepped(([message], False))
-    assert isinstance(found, Answer)
+    found = read_step(([message], False))
+    assert isinstance(found, StepResult)
     assert found.messages == (Message("tool", "4", name="add", call_id="c00010000"),)

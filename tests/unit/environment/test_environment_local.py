@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from plimsoll.environment.calls import Answer, Begun, EnvironmentFailed
+from plimsoll.environment.local import LocalEnvironment
 from plimsoll.environment.protocol import Message, Observation, Reply, Step
-from plimsoll.environment.seat import Here
+from plimsoll.environment.results import EnvironmentFailed, ResetResult, StepResult
 
 REPLY = Reply("7", Message("assistant", "7"), (), None)
 
@@ -40,11 +40,12 @@ class Awaited:
         return [0.5, 1]
 
 
-async def _played(environment: type) -> tuple[Any, Any, Any]:
-    seat = Here(environment, 5.0)
-    found = await seat.reset({"sum": "3+4"}), await seat.step(REPLY), await seat.reward()
-    await seat.close()
-    return found
+async def _play(kind: type) -> tuple[Any, Any, Any]:
+    environment = LocalEnvironment(kind, 5.0)
+    begun, answer = await environment.reset({"sum": "3+4"}), await environment.step(REPLY)
+    reward = await environment.reward()
+    await environment.close()
+    return begun, answer, reward
 
 
 def test_plain_methods_are_called_in_a_thread() -> None:
@@ -53,16 +54,16 @@ def test_plain_methods_are_called_in_a_thread() -> None:
             assert threading.current_thread() is not threading.main_thread()
             return super().step(reply)
 
-    begun, answer, reward = asyncio.run(_played(Noted))
-    assert begun == Begun((Message("user", "How much is 3+4?"),))
-    assert answer == Answer((Message("user", "Yes."),), done=True)
+    begun, answer, reward = asyncio.run(_play(Noted))
+    assert begun == ResetResult((Message("user", "How much is 3+4?"),))
+    assert answer == StepResult((Message("user", "Yes."),), done=True)
     assert reward == 0.5
 
 
 def test_async_methods_are_awaited() -> None:
-    begun, answer, reward = asyncio.run(_played(Awaited))
-    assert begun == Begun(())
-    assert answer == Answer((Message("tool", "8", name="add"),), False, 0.25, {"calls": 1.0})
+    begun, answer, reward = asyncio.run(_play(Awaited))
+    assert begun == ResetResult(())
+    assert answer == StepResult((Message("tool", "8", name="add"),), False, 0.25, {"calls": 1.0})
     assert reward == (0.5, 1.0)
 
 
@@ -84,7 +85,7 @@ def test_a_wrong_answer_is_told_with_what_was_wanted(given: object, said: str) -
             return given
 
     with pytest.raises(EnvironmentFailed) as error:
-        asyncio.run(_played(Wrong))
+        asyncio.run(_play(Wrong))
     assert said in error.value.failed.said
 
 
@@ -95,7 +96,7 @@ def test_a_wrong_reward_is_told(given: object) -> None:
             return given
 
     with pytest.raises(EnvironmentFailed, match=r"get_reward gave .* not a finite number"):
-        asyncio.run(_played(Wrong))
+        asyncio.run(_play(Wrong))
 
 
 def test_what_it_raises_is_told_with_its_own_lines() -> None:
@@ -104,7 +105,7 @@ def test_what_it_raises_is_told_with_its_own_lines() -> None:
             raise KeyError("door")
 
     with pytest.raises(EnvironmentFailed) as error:
-        asyncio.run(_played(Raising))
+        asyncio.run(_play(Raising))
     assert error.value.failed.said == " raised KeyError: 'door'"
     assert "in step" in error.value.failed.lines
 
@@ -115,9 +116,9 @@ def test_a_method_that_hangs_costs_its_time_limit() -> None:
             time.sleep(60)
 
     async def asked() -> None:
-        seat = Here(Hanging, 0.05)
-        await seat.reset({"sum": ""})
-        await seat.step(REPLY)
+        environment = LocalEnvironment(Hanging, 0.05)
+        await environment.reset({"sum": ""})
+        await environment.step(REPLY)
 
     with pytest.raises(EnvironmentFailed, match=r"step took longer than call_seconds.* 0.05"):
         asyncio.run(asked())

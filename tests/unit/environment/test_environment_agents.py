@@ -14,11 +14,11 @@ from chat_families import FAMILIES, Family, end_tokens
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
+from plimsoll.environment.agents.agent_episode import AgentEpisode, CallRefused
 from plimsoll.environment.agents.endpoint import Endpoint
-from plimsoll.environment.agents.session import CallRefused, Session
-from plimsoll.environment.episode import Policy, Table
-from plimsoll.environment.speech import Speech
+from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
 from plimsoll.environment.tool_calls import read_reply
+from plimsoll.environment.turn_codec import TurnCodec
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.rollout.protocol import Request
 
@@ -30,7 +30,7 @@ ADD = {
 }
 
 
-def session_of(family: Family, *texts: str, **config: Any) -> Session:
+def episode_of(family: Family, *texts: str, **config: Any) -> AgentEpisode:
     """An episode whose policy says these texts, one after another, each with its end of turn."""
     said = iter(texts)
 
@@ -44,27 +44,27 @@ def session_of(family: Family, *texts: str, **config: Any) -> Session:
         return [single_turn(prompt, 0, tokens, logprobs, text, reason, weight_version=4)]  # type: ignore[arg-type]
 
     environment = EnvironmentConfig(name="own", max_tokens=4000, **config)
-    speech = Speech(family.template, tuple(end_tokens(family)), partial(read_reply), 400)
-    policy = Policy(ask, 0, SamplingConfig(max_new_tokens=90), seed=1)
-    table = Table("own", environment, speech, most_prompt=1000)
-    return Session(table, Prompt(0, np.array([1]), ""), policy)
+    codec = TurnCodec(family.template, tuple(end_tokens(family)), partial(read_reply), 400)
+    policy = EpisodePolicy(ask, 0, SamplingConfig(max_new_tokens=90), seed=1)
+    rules = EpisodeRules("own", environment, codec, max_prompt_tokens=1000)
+    return AgentEpisode(rules, Prompt(0, np.array([1]), ""), policy)
 
 
 def user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-async def two_turns(session: Session, replied: dict[str, Any]) -> None:
+async def two_turns(episode: AgentEpisode, replied: dict[str, Any]) -> None:
     first = [user("two and two?")]
-    await session.chat(first, ())
-    await session.chat([*first, replied, user("and two?")], ())
+    await episode.chat(first, ())
+    await episode.chat([*first, replied, user("and two?")], ())
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "llama3.1", "mistral-v0.3", "gemma2", "glm-4"])
 def test_a_conversation_goes_on_after_the_very_tokens_that_were_sampled(name: str) -> None:
-    session = session_of(BY_NAME[name], "it is four  ", "six")
-    asyncio.run(two_turns(session, {"role": "assistant", "content": "it is four"}))
-    [branch] = session.branches
+    episode = episode_of(BY_NAME[name], "it is four  ", "six")
+    asyncio.run(two_turns(episode, {"role": "assistant", "content": "it is four"}))
+    [branch] = episode.branches
     assert [turn.role for turn in branch.turns] == ["assistant", "user", "assistant"]
     first = branch.turns[0]
     own = end_tokens(BY_NAME[name])[0]
@@ -73,43 +73,43 @@ def test_a_conversation_goes_on_after_the_very_tokens_that_were_sampled(name: st
 
 
 def test_another_past_is_a_branch() -> None:
-    session = session_of(BY_NAME["qwen2.5"], "four", "six")
-    asyncio.run(two_turns(session, {"role": "assistant", "content": "five"}))
-    assert [len(branch.turns) for branch in session.branches] == [1, 1]
-    text = session.table.speech.text(session.branches[1].prompt.tokens.tolist())
+    episode = episode_of(BY_NAME["qwen2.5"], "four", "six")
+    asyncio.run(two_turns(episode, {"role": "assistant", "content": "five"}))
+    assert [len(branch.turns) for branch in episode.branches] == [1, 1]
+    text = episode.rules.codec.decode(episode.branches[1].prompt.tokens.tolist())
     assert "five<|im_end|>" in text and "and two?" in text
 
 
 @pytest.mark.parametrize(("rewritten", "branches"), [("keep", 1), ("branch", 2)])
 def test_a_template_that_drops_thoughts_goes_on_or_branches(rewritten: str, branches: int) -> None:
     thought = "<think>\nhm\n</think>\n\nfour"
-    session = session_of(BY_NAME["qwen3"], thought, "six", rewritten=rewritten)
-    asyncio.run(two_turns(session, {"role": "assistant", "content": thought}))
-    assert len(session.branches) == branches
-    last = session.table.speech.text(session.branches[-1].all_tokens.tolist())
+    episode = episode_of(BY_NAME["qwen3"], thought, "six", rewritten=rewritten)
+    asyncio.run(two_turns(episode, {"role": "assistant", "content": thought}))
+    assert len(episode.branches) == branches
+    last = episode.rules.codec.decode(episode.branches[-1].all_tokens.tolist())
     assert ("hm" in last) == (rewritten == "keep") and "four" in last
 
 
 def test_tool_calls_go_to_the_client_and_back() -> None:
-    session = session_of(BY_NAME["qwen2.5"], CALL, "two")
+    episode = episode_of(BY_NAME["qwen2.5"], CALL, "two")
 
     async def play() -> None:
         first = [user("one and one?")]
-        said = await session.chat(first, (ADD,))
+        said = await episode.chat(first, (ADD,))
         assert [call.name for call in said.reply.tool_calls] == ["add"]
         function = {"name": "add", "arguments": {"a": 1}}
         call = {"type": "function", "id": "c00010000", "function": function}
         answered = {"role": "assistant", "content": "", "tool_calls": [call]}
         result = {"role": "tool", "content": "2", "tool_call_id": "c00010000"}
-        await session.chat([*first, answered, result], (ADD,))
+        await episode.chat([*first, answered, result], (ADD,))
 
     asyncio.run(play())
-    [branch] = session.branches
+    [branch] = episode.branches
     assert [turn.role for turn in branch.turns] == ["assistant", "tool", "assistant"]
-    assert "<tool_response>\n2\n</tool_response>" in session.table.speech.text(
+    assert "<tool_response>\n2\n</tool_response>" in episode.rules.codec.decode(
         branch.tokens.tolist()
     )
-    assert session.figures["tool_calls"] == 1 and session.figures["tool_calls_malformed"] == 0
+    assert episode.figures["tool_calls"] == 1 and episode.figures["tool_calls_malformed"] == 0
 
 
 @pytest.mark.parametrize(
@@ -122,26 +122,26 @@ def test_tool_calls_go_to_the_client_and_back() -> None:
 def test_limits_end_the_episode(
     config: dict[str, Any], tokens: int, reason: str, said: str
 ) -> None:
-    session = session_of(BY_NAME["qwen2.5"], "a", "b", **config)
+    episode = episode_of(BY_NAME["qwen2.5"], "a", "b", **config)
 
     async def play() -> None:
-        await session.sample([1, 2])
+        await episode.sample([1, 2])
         with pytest.raises(CallRefused, match=said):
-            await session.sample(list(range(tokens)))
-        session.end()
+            await episode.sample(list(range(tokens)))
+        episode.end()
         with pytest.raises(CallRefused, match="over"):
-            await session.sample([1])
+            await episode.sample([1])
 
     asyncio.run(play())
-    assert session.reason == reason
+    assert episode.reason == reason
 
 
-def served(session: Session, ask: Callable[[httpx.AsyncClient, str], Awaitable[Any]]) -> Any:
+def served(episode: AgentEpisode, ask: Callable[[httpx.AsyncClient, str], Awaitable[Any]]) -> Any:
     async def play() -> Any:
         endpoint = Endpoint(ServeConfig())
         await endpoint.open()
         try:
-            with endpoint.serving(session) as key:
+            with endpoint.serving(episode) as key:
                 async with httpx.AsyncClient(base_url=endpoint.base_url) as client:
                     return await ask(client, key)
         finally:
@@ -161,12 +161,12 @@ def post(path: str, body: object, key: str | None = None) -> Callable[..., Await
 
 
 def test_tokens_in_and_tokens_out() -> None:
-    session = session_of(BY_NAME["qwen2.5"], "four")
+    episode = episode_of(BY_NAME["qwen2.5"], "four")
     asked = {"prompt_token_ids": [3, 1, 2], "max_tokens": 2, "temperature": 0.5}
-    found = served(session, post("generate", asked)).json()
+    found = served(episode, post("generate", asked)).json()
     assert len(found["token_ids"]) == 2 and found["logprobs"] == [-1.0, -2.0]
     assert (found["finish_reason"], found["weight_versions"]) == ("length", [4, 4])
-    assert session.branches[0].prompt.tokens.tolist() == [3, 1, 2]
+    assert episode.branches[0].prompt.tokens.tolist() == [3, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ def test_tokens_in_and_tokens_out() -> None:
     ],
 )
 def test_what_cannot_be_asked_is_told(path: str, body: object, said: str) -> None:
-    found = served(session_of(BY_NAME["qwen2.5"], "a"), post(path, body))
+    found = served(episode_of(BY_NAME["qwen2.5"], "a"), post(path, body))
     assert found.status_code == 400 and said in found.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "generate"])
 def test_another_key_asks_nothing(path: str) -> None:
-    session = session_of(BY_NAME["qwen2.5"], "a")
-    found = served(session, post(path, {"messages": [user("a")]}, key="episode-x"))
-    assert found.status_code == 401 and session.branches == []
+    episode = episode_of(BY_NAME["qwen2.5"], "a")
+    found = served(episode, post(path, {"messages": [user("a")]}, key="episode-x"))
+    assert found.status_code == 401 and episode.branches == []

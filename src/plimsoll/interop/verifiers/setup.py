@@ -1,5 +1,5 @@
-"""`plimsoll setup-verifiers` and `plimsoll verifiers-tasks`: the virtual environment that verifiers
-has to itself, and the tasks of its environments as data."""
+"""`plimsoll setup-verifiers` and `plimsoll verifiers-tasks`: make the virtual environment of
+verifiers, and write the tasks of its environments as data."""
 
 from __future__ import annotations
 
@@ -11,36 +11,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plimsoll.environment.verifiers.venv import (
+from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.interop.environments.verifiers import PREFIX
+from plimsoll.interop.verifiers.venv import (
     PLACE,
-    PREFIX,
     REQUIREMENT,
     SETUP,
     look,
-    place,
+    opening_line,
     player_command,
     python_of,
-    refused,
-    setup_of,
+    refusal,
+    venv_directory,
 )
-from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.counting import counted
 from plimsoll.run.files import whole_file
 
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PYTHONPATH", "PYTHONHOME")
-"""Settings that would have packages installed, or looked for, elsewhere."""
+"""Variables with which pip would install, or Python look for, packages elsewhere."""
 
 
 def set_up(directory: Path | None, packages: Sequence[str], python: str | None) -> str:
-    """Make the virtual environment, or add to it, and install verifiers and these packages; gives
-    what to say of it. Where it was interrupted, the same again goes on: pip keeps what it loaded.
+    """Make the virtual environment, or add to it, and return a sentence on what it has.
 
-    directory: default: `place`. python: of another version; default: this one.
-    Raises PlimsollError where a step fails; what it said is then on the terminal.
+    An interrupted installation goes on when this is called again: pip keeps what it downloaded.
+    Raises PlimsollError if a step fails; its own message is then on the terminal.
+
+    Args:
+        directory: where it is made; default: `venv_directory`.
+        packages: further packages beside verifiers, as pip takes them.
+        python: the interpreter to make it of; default: the one that runs this.
     """
-    where = directory or place()
+    where = directory or venv_directory()
     if where.exists() and any(where.iterdir()) and not (where / "pyvenv.cfg").is_file():
-        raise ConfigError(f"{where} is no virtual environment, and not empty: give another place.")
+        raise ConfigError(
+            f"{where} is not empty, and not a virtual environment. Give another place."
+        )
     print(f"making a virtual environment in {where}", flush=True)
     _run(
         [python or sys.executable, "-m", "venv", str(where)],
@@ -50,16 +56,16 @@ def set_up(directory: Path | None, packages: Sequence[str], python: str | None) 
     pip = [str(python_of(where)), "-m", "pip", "--disable-pip-version-check"]
     _run(
         [*pip, "install", REQUIREMENT, *packages],
-        f"Mend what it says, and run `{SETUP}` again: what was loaded is kept",
+        f"Mend what it says, and run `{SETUP}` again: pip keeps what it downloaded",
     )
-    found = look(where)
-    if found.version is None:
-        raise PlimsollError(f"verifiers cannot be imported in {where}: {found.trouble}.")
-    elsewhere = "" if where == place() else f" Set {PLACE}={where} for it to be found there."
-    return f"verifiers {found.version} is in {where}.{elsewhere}"
+    installed = look(where)
+    if installed.version is None:
+        raise PlimsollError(f"verifiers cannot be imported in {where}: {installed.trouble}.")
+    elsewhere = "" if where == venv_directory() else f" Set {PLACE}={where}, so that runs find it."
+    return f"verifiers {installed.version} is in {where}.{elsewhere}"
 
 
-def _run(command: Sequence[str], way_out: str) -> None:
+def _run(command: Sequence[str], remedy: str) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in _ELSEWHERE} | {"PIP_USER": "0"}
     try:
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL)
@@ -67,24 +73,30 @@ def _run(command: Sequence[str], way_out: str) -> None:
         raise ConfigError(f"{command[0]} cannot be run: {error.strerror}.") from error
     if done.returncode:
         raise PlimsollError(
-            f"`{' '.join(command)}` ended with exit code {done.returncode}; what it said is above. "
-            f"{way_out}."
+            f"`{' '.join(command)}` ended with exit code {done.returncode}; its message is above. "
+            f"{remedy}."
         )
 
 
 def write_tasks(
     name: str, options: Mapping[str, Any], limit: int | None, skip: int, out: Path
 ) -> str:
-    """Write the tasks of an environment as JSON lines, {messages, task}; gives what to say of them.
+    """Write an environment's tasks as JSON lines, {messages, task}; return a sentence on them.
 
-    name: as an environment is named in a config. options: keys of its config.
-    Raises ConfigError for what verifiers says against it.
+    Raises ConfigError if verifiers does not open the environment.
+
+    Args:
+        name: as a config names the environment, with or without `verifiers:`.
+        options: keys of the environment's config.
+        limit: the number of tasks; None: all.
+        skip: the number of tasks to leave out first.
+        out: the file.
     """
     plain = name.removeprefix(PREFIX)
     rows = 0
     with whole_file(out) as partial, partial.open("w", encoding="utf-8") as file:
-        asked = {**setup_of(plain, dict(options)), "limit": limit, "skip": skip}
-        for message in _tasks(plain, asked):
+        opening = {**opening_line(plain, options), "limit": limit, "skip": skip}
+        for message in _read_tasks(plain, opening):
             file.write(json.dumps(message, ensure_ascii=False) + "\n")
             rows += 1
         if not rows:
@@ -96,18 +108,18 @@ def write_tasks(
     )
 
 
-def _tasks(name: str, setup: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _read_tasks(name: str, opening: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     with subprocess.Popen(
         player_command("tasks"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
-            json.dump(setup, process.stdin)
+            json.dump(opening, process.stdin)
             process.stdin.close()
             for line in process.stdout:
                 message = json.loads(line)
                 if "refused" in message:
-                    raise refused(name, message["refused"])
+                    raise refusal(name, message["refused"])
                 if "task" in message:
                     yield message
         except BaseException:  # Ctrl-C, too
@@ -115,6 +127,6 @@ def _tasks(name: str, setup: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             raise
     if process.returncode:
         raise PlimsollError(
-            f"verifiers ended with exit code {process.returncode} while it loaded tasks; what it "
-            f"said is above."
+            f"verifiers ended with exit code {process.returncode} while it loaded tasks. Its "
+            f"message is above."
         )

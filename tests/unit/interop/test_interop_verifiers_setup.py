@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli import main
-from plimsoll.environment.verifiers.venv import PLACE
+from plimsoll.interop.verifiers.venv import PLACE
 
 FAILS = "import sys; sys.exit('no network' if sys.argv[1:3] == ['-m', 'venv'] else 0)"
 
@@ -29,7 +29,7 @@ def test_another_directory_is_left_as_it_is(
 ) -> None:
     (tmp_path / "thesis.txt").write_text("all of it")
     code, said = refusal(capfd, "setup-verifiers", "--directory", str(tmp_path))
-    assert code == 2 and "is no virtual environment, and not empty" in said
+    assert code == 2 and "is not empty, and not a virtual environment" in said
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 

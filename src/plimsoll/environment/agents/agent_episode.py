@@ -1,0 +1,176 @@
+"""An episode that an agent plays by calls of its own, each for one turn.
+
+Every call's tokens are kept as they were sampled. A call that begins with all the tokens of an
+earlier call continues its conversation: what the call has behind them was said in between, and is
+never learned from. Any other call begins a branch of its own (`Trajectory.earlier`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from plimsoll.data.pieces import Messages, Tools
+from plimsoll.environment.agents.messages import say_the_same
+from plimsoll.environment.conversation import Conversation
+from plimsoll.environment.episode import EpisodePolicy, EpisodeRules, add_figures
+from plimsoll.environment.protocol import Reply
+from plimsoll.environment.tool_calls import figures_of
+from plimsoll.environment.turn_codec import TurnCodec, render_message, with_call_ids
+from plimsoll.records import FinishReason, Ints, Prompt, Trajectory
+
+
+class CallRefused(Exception):
+    """The episode is over, or has no turn or room left; the text says which."""
+
+
+@dataclass(frozen=True)
+class ChatTurn:
+    """A turn that a call by messages asked for."""
+
+    messages: Messages
+    tools: Tools
+    prompt: Ints
+    """The tokens that the turn was sampled after."""
+    reply: Reply
+    sample: Trajectory
+
+
+class AgentEpisode:
+    """The state of an episode, and the calls that it answers."""
+
+    def __init__(self, rules: EpisodeRules, prompt: Prompt, policy: EpisodePolicy) -> None:
+        self.rules, self.prompt, self.policy = rules, prompt, policy
+        self.branches: list[Conversation] = []
+        """In the order of their last turns."""
+        self.reason: FinishReason = "stop"
+        """Why the episode ended, once the agent is done."""
+        self.figures: dict[str, float] = {}
+        """Sums over all calls."""
+        self._turns = 0
+        self._over = False
+        self._chats: list[ChatTurn] = []
+
+    def end(self) -> None:
+        """Refuse further calls."""
+        self._over = True
+
+    async def sample(
+        self, tokens: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Trajectory:
+        """Sample a turn after these tokens, and keep it.
+
+        Raises CallRefused if the episode is over, or has no turn or room left, which then is why it
+        ends.
+        """
+        sample = await self._ask(tokens, max_tokens, stop)
+        self._keep(np.asarray(tokens, np.int64), sample, "user", None, "")
+        return sample
+
+    async def chat(
+        self,
+        messages: Messages,
+        tools: Tools,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> ChatTurn:
+        """Sample a turn after these messages, and keep it.
+
+        Raises as `sample`, and DataError if the chat template refuses the messages.
+        """
+        codec = self.rules.codec
+        if self.rules.config.describe_tools:
+            codec = codec.with_tools(tools)
+        prompt, new_messages = self._encode(codec, messages, tools)
+        sample = await self._ask(prompt, max_tokens, stop)
+        reply = with_call_ids(codec.decode_reply(sample.response_tokens, tools), self._turns)
+        text = "\n".join(str(message["content"]) for message in new_messages)
+        self._keep(prompt, sample, str(new_messages[-1]["role"]), text, reply.problem or "")
+        turn = ChatTurn(messages, tools, prompt, reply, sample)
+        self._chats.append(turn)
+        if tools:
+            add_figures(self.figures, figures_of(reply))
+        return turn
+
+    async def _ask(
+        self, tokens: Sequence[int] | Ints, max_tokens: int | None, stop: Sequence[str]
+    ) -> Trajectory:
+        config, max_total = self.rules.config, self.rules.max_tokens
+        if self._over:
+            raise CallRefused("The episode is over.")
+        if self._turns == config.max_turns:
+            self.reason = "turns"
+            raise CallRefused(f"The episode has had its max_turns, {config.max_turns}.")
+        if len(tokens) >= max_total:
+            self.reason = "length"
+            raise CallRefused(
+                f"{len(tokens)} tokens leave no room for a turn: data.max_tokens + "
+                f"environments.{self.rules.name}.max_tokens is {max_total}."
+            )
+        self._turns += 1
+        most = self.prompt.max_new_tokens or self.policy.sampling.max_new_tokens
+        room = min(most, max_tokens or most, max_total - len(tokens))
+        prompt = replace(self.prompt, tokens=np.asarray(tokens, np.int64))
+        sample = await self.policy.sample_turn(prompt, self._turns, room, stop)
+        add_figures(self.figures, sample.figures)
+        return sample
+
+    def _encode(self, codec: TurnCodec, messages: Messages, tools: Tools) -> tuple[Ints, Messages]:
+        """Return the tokens of a conversation up to the next turn, and its new messages.
+
+        Sampled turns in it are never rendered again: the tokens continue those of the longest call
+        that the conversation continues.
+        """
+        continued = [chat for chat in self._chats if _continues(messages, tools, chat)]
+        chat = max(reversed(continued), key=lambda chat: len(chat.messages), default=None)
+        if chat is not None:
+            before, reply = chat.messages, messages[len(chat.messages)]
+            after = messages[len(before) + 1 :]
+            branches = self.rules.config.rewritten == "branch"
+            if not (branches and codec.is_rewritten(before, reply, after)):
+                sampled = chat.sample.response_tokens
+                new = codec.encode_rendered_answer(before, reply, after, sampled)
+                return np.concatenate([chat.prompt, sampled, new]).astype(np.int64), after
+        return np.array(codec.encode_prompt(messages), np.int64), messages
+
+    def _keep(
+        self, prompt: Ints, sample: Trajectory, role: str, text: str | None, problem: str
+    ) -> None:
+        """Add a turn to the longest branch that its prompt continues, or to a new branch.
+
+        Args:
+            prompt: the tokens that the turn was sampled after.
+            sample: the turn.
+            role: who said what is new in the prompt.
+            text: what is new in the prompt; None: its tokens' text.
+            problem: what is wrong with the turn's tool calls.
+        """
+        continued = [branch for branch in self.branches if _begins(prompt, branch.all_tokens)]
+        branch = max(continued, key=lambda branch: len(branch.all_tokens), default=None)
+        if branch is None:
+            extended = Conversation(replace(self.prompt, tokens=prompt))
+        else:
+            self.branches = [kept for kept in self.branches if kept is not branch]
+            new, extended = prompt[len(branch.all_tokens) :], branch
+            if len(new):
+                new_text = self.rules.codec.decode(new.tolist()) if text is None else text
+                extended = branch.add_answer(role, new, new_text)
+        self.branches.append(extended.add_sampled(sample, problem))
+        self.reason = "length" if sample.finish_reason == "length" else "stop"
+
+
+def _begins(tokens: Ints, beginning: Ints) -> bool:
+    return len(tokens) >= len(beginning) and np.array_equal(tokens[: len(beginning)], beginning)
+
+
+def _continues(messages: Messages, tools: Tools, chat: ChatTurn) -> bool:
+    """Return whether a conversation goes on after the reply of an earlier call."""
+    reply: Mapping[str, Any] = render_message(chat.reply.message)
+    return (
+        len(messages) > len(chat.messages) + 1
+        and [*tools] == [*chat.tools]
+        and all(map(say_the_same, messages, (*chat.messages, reply)))
+    )
