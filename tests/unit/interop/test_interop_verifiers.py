@@ -61,32 +61,45 @@ def test_the_plan_has_one_process_for_each() -> None:
 
 
 PROGRAM = """
-import json, sys, time
-
-def write(**line):
-    print(json.dumps(line), flush=True)
+import json, os, signal, sys, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 does = json.loads(sys.stdin.readline())["options"]["does"]
-if does == "nothing":
+if does != "play":
+    if does == "refuse":
+        print(json.dumps({"refused": "so"}), flush=True)
     sys.exit(4)
-write(**{does: "so"})
-waiting = None
-for text in sys.stdin:
-    line = json.loads(text)
-    episode, name = line["episode"], line.get("task", {}).get("name")
-    if "close" in line:
-        write(episode=episode, closed=True)
-    elif name == "first":
-        waiting = episode
-    elif name == "second":
-        write(episode=episode, reward=2.0, figures={"key": len(line["api_key"])})
-        write(episode=waiting, reward=1.0, figures={})
-    elif name == "fails":
-        write(episode=episode, failed=" raised KeyError: door", lines="in step")
-    elif name == "garbage":
-        print("{", flush=True)
-    elif name == "sleep":
-        time.sleep(600)
+second = threading.Event()
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *args): ...
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        name = asked["task"]["name"]
+        answer = {"reward": 2.0, "figures": {"key": len(asked["api_key"])}}
+        if name == "first":
+            second.wait()
+            answer = {"reward": 1.0, "figures": {}}
+        elif name == "second":
+            second.set()
+        elif name == "fails":
+            answer = {"failed": " raised KeyError: door", "lines": "in step"}
+        elif name == "dies":
+            os._exit(3)
+        elif name == "blocks":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(json.dumps({"ready": "1", "port": server.server_address[1]}), flush=True)
+sys.stdin.read()
+os._exit(0)
 """
 
 
@@ -94,7 +107,7 @@ def process() -> PlayerProcess:
     return PlayerProcess("own", (sys.executable, "-c", PROGRAM))
 
 
-async def play_one(player: PlayerProcess, name: str, does: str = "ready") -> AgentResult:
+async def play_one(player: PlayerProcess, name: str, does: str = "play") -> AgentResult:
     row = {"task": {"name": name}}
     return await player.play(row, base_url="http://x", api_key="four", does=does)
 
@@ -104,14 +117,7 @@ async def play_all(player: PlayerProcess, names: Sequence[str]) -> list[object]:
     return [*await asyncio.gather(*work, return_exceptions=True)]
 
 
-def failures(results: list[object]) -> list[str]:
-    assert all(isinstance(result, EnvironmentFailed) for result in results), results
-    return [str(result) for result in results]
-
-
-@pytest.mark.parametrize(
-    ("does", "said"), [("refused", "so"), ("nothing", "ended with exit code 4")]
-)
+@pytest.mark.parametrize(("does", "said"), [("refuse", "so"), ("end", "ended with exit code 4")])
 def test_a_process_that_does_not_start_stops_the_run(does: str, said: str) -> None:
     with pytest.raises(PlimsollError, match=f"environment own did not start: {said}"):
         asyncio.run(play_one(process(), "first", does))
@@ -126,20 +132,21 @@ def test_episodes_side_by_side_get_their_own_results() -> None:
 
     first, second, failed = asyncio.run(play())
     assert (first, second) == (AgentResult(1.0), AgentResult(2.0, {"key": 4}))
-    assert isinstance(failed, EnvironmentFailed) and failed.failed.lines == "in step"
-    assert failed.failed.said == " raised KeyError: door"
+    assert isinstance(failed, EnvironmentFailed)
+    assert (failed.failed.said, failed.failed.lines) == (" raised KeyError: door", "in step")
 
 
-def test_a_broken_process_costs_its_episodes_and_is_replaced() -> None:
+def test_a_process_that_dies_costs_its_episodes_and_is_replaced() -> None:
     async def play() -> tuple[list[object], list[object]]:
         player = process()
-        broken = await play_all(player, ["first", "garbage"])
+        await play_all(player, ["fails"])  # so that it has started
+        broken = await play_all(player, ["first", "dies"])
         whole = await play_all(player, ["first", "second"])
         await player.close()
         return broken, whole
 
     broken, whole = asyncio.run(play())
-    assert all(said.startswith("'s process was ended by SIGKILL") for said in failures(broken))
+    assert [str(error) for error in broken] == ["'s process ended with exit code 3"] * 2
     assert whole == [AgentResult(1.0), AgentResult(2.0, {"key": 4})]
 
 
@@ -153,16 +160,17 @@ def test_giving_an_episode_up_ends_a_process_in_which_nothing_moves(
             async with asyncio.timeout(0.3):
                 await play_one(player, name)
 
-    async def play() -> list[object]:
+    async def play() -> tuple[bool, list[BaseException | AgentResult]]:
         player = process()
         await play_all(player, ["fails"])  # so that it has started
         other = asyncio.create_task(play_one(player, "first"))
-        await give_up(player, "idle")
-        assert not other.done()
-        await give_up(player, "sleep")
-        results = await asyncio.gather(other, return_exceptions=True)
+        await give_up(player, "first")
+        was_over = other.done()
+        await give_up(player, "blocks")
+        result = await asyncio.gather(other, return_exceptions=True)
         await player.close()
-        return [*results]
+        return was_over, result
 
-    [said] = failures(asyncio.run(play()))
-    assert said.startswith("'s process was ended by SIGKILL")
+    was_over, [error] = asyncio.run(play())
+    assert not was_over and isinstance(error, EnvironmentFailed)
+    assert str(error).startswith("'s process was ended by SIGKILL")

@@ -1,16 +1,15 @@
-"""The process of verifiers' Python that plays episodes: `inside/player.py`, over lines of JSON."""
+"""The process of verifiers' Python that plays episodes (`inside/player.py`), and its calls."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import psutil
 
 from plimsoll.environment.agents.play import AgentResult
@@ -25,77 +24,7 @@ _TASK = "task"
 """The column that has a task's data, as `plimsoll verifiers-tasks` writes it."""
 _START_SECONDS = 300.0
 _END_SECONDS = 10.0
-"""How long a process may take to end, or to answer that an episode is given up."""
-_LONGEST_LINE = 2**28
-
-Line = Mapping[str, Any]
-
-
-@dataclass
-class _Running:
-    """A started process."""
-
-    process: Process
-    results: dict[int, asyncio.Future[Line]] = field(default_factory=dict)
-    """What became of each episode that is being played, by the episode's number."""
-    over: bool = False
-    """Whether the process has ended, or is about to."""
-
-    def write(self, line: Line) -> None:
-        assert self.process.stdin is not None
-        if not self.over:
-            self.process.stdin.write(json.dumps(line).encode() + b"\n")
-
-    async def read_lines(self) -> None:
-        """Settle the episodes' results until the process has ended.
-
-        The loop consumes the process's lines, waits for nothing else, and settles the result of
-        the episode that each line names. The end of the process ends the loop, and fails all
-        episodes that are left.
-        """
-        assert self.process.stdout is not None
-        try:
-            while text := await self.process.stdout.readline():
-                line = json.loads(text)
-                self._settle(line["episode"], line)
-        except ValueError:  # a line beyond all bounds, or not JSON
-            self.kill()
-        self.over = True
-        how = ended_how(await self.wait_for_end())
-        for episode in self.results:
-            self._settle(episode, {"failed": f"'s process {how}"})
-
-    def _settle(self, episode: int, line: Line) -> None:
-        result = self.results.get(episode)
-        if result is not None and not result.done():
-            result.set_result(line)
-
-    async def give_up(self, episode: int) -> None:
-        """End an episode. A process in which nothing moves is killed, with all its episodes."""
-        self.write({"episode": episode, "close": True})
-        done, _ = await asyncio.wait([self.results[episode]], timeout=_END_SECONDS)
-        if not done:
-            self.kill()
-
-    async def wait_for_end(self) -> int:
-        """Return the exit code. A process that does not end in time is killed."""
-        try:
-            async with asyncio.timeout(_END_SECONDS):
-                return await self.process.wait()
-        except TimeoutError:
-            self.kill()
-            return await self.process.wait()
-
-    def kill(self) -> None:
-        """Kill the process, and the tool servers that it started in sessions of their own."""
-        self.over = True
-        if self.process.returncode is not None:
-            return
-        with suppress(psutil.Error):
-            parent = psutil.Process(self.process.pid)
-            for process in (*parent.children(recursive=True), parent):
-                with suppress(psutil.Error):
-                    process.kill()
+"""How long a process may take to end, or to answer at all."""
 
 
 class PlayerProcess:
@@ -107,11 +36,8 @@ class PlayerProcess:
     def __init__(self, name: str, program: tuple[str, ...] = ()) -> None:
         """name: TASKSET, or ENVIRONMENT+TASKSET. program: the command; default: verifiers'."""
         self._name, self._program = name, program
-        self._numbers = itertools.count()
         self._starting = asyncio.Lock()
-        self._running: _Running | None = None
-        self._processes: list[Process] = []
-        self._readers: set[asyncio.Task[None]] = set()
+        self._running: tuple[Process, httpx.AsyncClient] | None = None
 
     async def play(
         self, row: Mapping[str, Any], *, base_url: str, api_key: str, **options: Any
@@ -126,62 +52,89 @@ class PlayerProcess:
             said = f"'s rows need a column {_TASK}, as `plimsoll verifiers-tasks` writes it"
             raise EnvironmentFailed(Failed(said))
         async with self._starting:
-            if self._running is None or self._running.over:
+            if self._running is None or self._running[0].returncode is not None:
+                await self.close()
                 self._running = await self._start(options)
-            running = self._running
-        episode, address = next(self._numbers), {"base_url": base_url, "api_key": api_key}
-        result = running.results[episode] = asyncio.get_running_loop().create_future()
-        running.write({"episode": episode, "task": task, **address})
+        process, player = self._running
+        body = {"task": task, "base_url": base_url, "api_key": api_key}
         try:
-            line = await asyncio.shield(result)
+            answer = (await player.post("/play", json=body)).json()
         except asyncio.CancelledError:
-            await running.give_up(episode)
+            await _kill_if_stuck(process, player)
             raise
-        finally:
-            del running.results[episode]
-        if "reward" not in line:
-            raise EnvironmentFailed(Failed(line["failed"], line.get("lines", "")))
-        return AgentResult(line["reward"], line["figures"])
+        except (httpx.HTTPError, ValueError):
+            how = ended_how(await _wait_for_end(process))
+            raise EnvironmentFailed(Failed(f"'s process {how}")) from None
+        if "reward" not in answer:
+            raise EnvironmentFailed(Failed(answer["failed"], answer.get("lines", "")))
+        return AgentResult(answer["reward"], answer["figures"])
 
     async def close(self) -> None:
         """End the process, with all that it has started."""
-        running = self._running
-        if running is not None and not running.over:
-            assert running.process.stdin is not None
-            running.process.stdin.close()
-            await running.wait_for_end()
-        await asyncio.gather(*map(gone, self._processes), *self._readers, return_exceptions=True)
+        if self._running is not None:
+            process, player = self._running
+            assert process.stdin is not None
+            process.stdin.close()
+            await _wait_for_end(process)
+            await gone(process)
+            await player.aclose()
 
-    async def _start(self, options: Mapping[str, Any]) -> _Running:
+    async def _start(self, options: Mapping[str, Any]) -> tuple[Process, httpx.AsyncClient]:
+        """Return a process that is ready, and a client of it."""
         process = await asyncio.create_subprocess_exec(
             *(self._program or venv.player_command("play")),
             stdin=PIPE,
             stdout=PIPE,
-            limit=_LONGEST_LINE,
             start_new_session=True,  # Ctrl-C is for the run
         )
-        self._processes.append(process)
         count_as_own(process.pid)
-        running = _Running(process)
+        assert process.stdin is not None and process.stdout is not None
         try:
-            running.write(venv.opening_line(self._name, options))
+            opening = venv.opening_line(self._name, options)
+            process.stdin.write(json.dumps(opening).encode() + b"\n")
             async with asyncio.timeout(_START_SECONDS):
-                assert process.stdout is not None
                 text = await process.stdout.readline()
         except BaseException as error:
-            running.kill()
+            _kill(process)
             if not isinstance(error, OSError | TimeoutError):  # cancelled
                 raise
             text = b""
         answer = json.loads(text) if text else {}
         if "ready" not in answer:
-            running.kill()
+            why = answer.get("refused") or ended_how(await _wait_for_end(process))
+            _kill(process)
             await gone(process)
-            why = answer.get("refused") or ended_how(await process.wait())
             raise PlimsollError(
                 f"The process for the environment {self._name} did not start: {why}"
             )
-        reader = asyncio.create_task(running.read_lines())
-        self._readers.add(reader)
-        reader.add_done_callback(self._readers.discard)
-        return running
+        url = f"http://127.0.0.1:{answer['port']}"
+        limits = httpx.Limits(max_connections=None)
+        return process, httpx.AsyncClient(base_url=url, timeout=None, limits=limits)
+
+
+async def _kill_if_stuck(process: Process, player: httpx.AsyncClient) -> None:
+    """Kill a process in which nothing moves, which costs all of its episodes."""
+    try:
+        await player.get("/", timeout=_END_SECONDS)
+    except httpx.HTTPError:
+        _kill(process)
+        await process.wait()
+
+
+async def _wait_for_end(process: Process) -> int:
+    """Return the exit code. A process that does not end in time is killed."""
+    try:
+        async with asyncio.timeout(_END_SECONDS):
+            return await process.wait()
+    except TimeoutError:
+        _kill(process)
+        return await process.wait()
+
+
+def _kill(process: Process) -> None:
+    """Kill a process, and the tool servers that it started in sessions of their own."""
+    with suppress(psutil.Error):
+        parent = psutil.Process(process.pid)
+        for member in (*parent.children(recursive=True), parent):
+            with suppress(psutil.Error):
+                member.kill()

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from plimsoll.interop.verifiers.venv import (
     PLACE,
     REQUIREMENT,
     SETUP,
+    ask_player,
     look,
     opening_line,
-    player_command,
     python_of,
-    refusal,
     venv_directory,
 )
 from plimsoll.run.counting import counted
@@ -93,11 +92,11 @@ def write_tasks(
         out: the file.
     """
     plain = name.removeprefix(PREFIX)
+    opening = {**opening_line(plain, options), "limit": limit, "skip": skip}
     rows = 0
     with whole_file(out) as partial, partial.open("w", encoding="utf-8") as file:
-        opening = {**opening_line(plain, options), "limit": limit, "skip": skip}
-        for message in _read_tasks(plain, opening):
-            file.write(json.dumps(message, ensure_ascii=False) + "\n")
+        for task in ask_player("tasks", plain, opening):
+            file.write(json.dumps(task, ensure_ascii=False) + "\n")
             rows += 1
         if not rows:
             raise ConfigError(f"{name} gives no tasks, after the first {skip}.")
@@ -106,27 +105,3 @@ def write_tasks(
         f"  data: {{train: {{path: {out}, messages: messages}}}}\n"
         f'  environments: {{own: {{name: "{PREFIX}{plain}"}}}}'
     )
-
-
-def _read_tasks(name: str, opening: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    with subprocess.Popen(
-        player_command("tasks"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            json.dump(opening, process.stdin)
-            process.stdin.close()
-            for line in process.stdout:
-                message = json.loads(line)
-                if "refused" in message:
-                    raise refusal(name, message["refused"])
-                if "task" in message:
-                    yield message
-        except BaseException:  # Ctrl-C, too
-            process.kill()
-            raise
-    if process.returncode:
-        raise PlimsollError(
-            f"verifiers ended with exit code {process.returncode} while it loaded tasks. Its "
-            f"message is above."
-        )

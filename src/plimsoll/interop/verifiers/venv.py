@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,22 +102,38 @@ def opening_line(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"taskset": taskset, "environment": environment, "options": dict(options)}
 
 
+def ask_player(what: str, name: str, opening: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what the player answers to `check` or `tasks`, after its first line.
+
+    Raises ConfigError with the message of verifiers if it does not open the environment.
+    """
+    with subprocess.Popen(
+        player_command(what), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            json.dump(opening, process.stdin)
+            process.stdin.close()
+            for line in map(json.loads, process.stdout):
+                if "refused" in line:
+                    raise _refusal(name, line["refused"])
+                if "ready" not in line:
+                    yield line
+        except BaseException:  # Ctrl-C, too
+            process.kill()
+            raise
+    if process.returncode:
+        why = f"its process ended with exit code {process.returncode}; its message is above"
+        raise _refusal(name, why)
+
+
 def check_environment(name: str, options: Mapping[str, Any]) -> None:
     """Open an environment with verifiers. Raises ConfigError with its message if it refuses."""
-    done = subprocess.run(
-        player_command("check"),
-        input=json.dumps(opening_line(name, options)),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=_PATIENCE,
-    )
-    answer = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
-    if "ready" not in answer:
-        raise refusal(name, answer.get("refused") or "its process ended; its message is above")
+    for _ in ask_player("check", name, opening_line(name, options)):
+        pass
 
 
-def refusal(name: str, why: str) -> ConfigError:
-    """Return the error for an environment that verifiers does not open."""
+def _refusal(name: str, why: str) -> ConfigError:
     return ConfigError(
         f"verifiers cannot open {name!r}: {why.rstrip('.')}. `{SETUP} --package NAME` installs "
         f"the package of an environment; a module of your own is found in a folder on PYTHONPATH."
