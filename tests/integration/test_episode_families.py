@@ -24,8 +24,9 @@ from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.continuation import most_calls
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.worker import Worker
-from plimsoll.environment.episode import EpisodePolicy, EpisodeRules, play
+from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
 from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment
+from plimsoll.environment.play import play
 from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
 from plimsoll.environment.turn_codec import TurnCodec
 from plimsoll.records import Ints, Prompt, Trajectory

@@ -16,10 +16,9 @@ from verifiers_cases import TASKSETS, needs_verifiers
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
 from plimsoll.environment.adapters import EpisodeAgent
-from plimsoll.environment.agents.agent_episode import AgentEpisode
 from plimsoll.environment.agents.endpoint import Endpoint
 from plimsoll.environment.agents.play import AgentResult, ServedAgent
-from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
+from plimsoll.environment.episode import Episode, EpisodePolicy, EpisodeRules
 from plimsoll.environment.opening import open_environment
 from plimsoll.environment.results import EnvironmentFailed
 from plimsoll.environment.tool_calls import read_reply
@@ -47,7 +46,7 @@ class Stage:
         self._agents: dict[str, EpisodeAgent] = {}
 
     def play(
-        self, name: str, *played: tuple[AgentEpisode, dict[str, Any]], seconds: float = 60.0
+        self, name: str, *played: tuple[Episode, dict[str, Any]], seconds: float = 60.0
     ) -> list[Any]:
         """Play episodes of an environment side by side; return results and errors."""
         if name not in self._agents:
@@ -56,7 +55,7 @@ class Stage:
             self._agents[name] = agent
         served = ServedAgent(self._agents[name], {}, self._endpoint)
 
-        async def play_one(episode: AgentEpisode, task: dict[str, Any]) -> AgentResult:
+        async def play_one(episode: Episode, task: dict[str, Any]) -> AgentResult:
             async with asyncio.timeout(seconds):
                 return await served.play(episode, {"task": task})
 
@@ -89,7 +88,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         stage.close()
 
 
-def episode_of(*texts: str, **config: Any) -> AgentEpisode:
+def episode_of(*texts: str, **config: Any) -> Episode:
     """An episode whose policy says these texts, one after another."""
     said = iter(texts)
 
@@ -105,7 +104,7 @@ def episode_of(*texts: str, **config: Any) -> AgentEpisode:
     environment = EnvironmentConfig(name="own", max_tokens=4000, **config)
     codec = TurnCodec(QWEN.template, (END,), partial(read_reply), 400)
     policy = EpisodePolicy(ask, 0, SamplingConfig(max_new_tokens=60), seed=1)
-    return AgentEpisode(
+    return Episode(
         EpisodeRules("own", environment, codec, 1000), Prompt(0, np.array([1]), "1+1="), policy
     )
 
@@ -115,7 +114,7 @@ def said_of(failed: object) -> str:
     return failed.failed.said
 
 
-def texts(episode: AgentEpisode) -> list[str]:
+def texts(episode: Episode) -> list[str]:
     return [episode.rules.codec.decode(one.all_tokens.tolist()) for one in episode.branches]
 
 

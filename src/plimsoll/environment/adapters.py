@@ -42,14 +42,14 @@ class EnvironmentFactory:
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise ConfigError if an option is unknown or missing."""
         parameters = inspect.signature(self.make).parameters
-        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-            for name in options:
-                if name not in parameters:
-                    raise ConfigError(
-                        f"The environment {self.name!r} has no option {name!r}."
-                        f"{nearest(name, parameters)} Its options: "
-                        f"{', '.join(parameters) or 'none'} (the parameters of what makes it)."
-                    )
+        is_open = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        unknown = [] if is_open else [name for name in options if name not in parameters]
+        if unknown:
+            raise ConfigError(
+                f"The environment {self.name!r} has no option {unknown[0]!r}."
+                f"{nearest(unknown[0], parameters)} Its options: "
+                f"{', '.join(parameters) or 'none'} (the parameters of what makes it)."
+            )
         try:
             inspect.signature(self.make).bind(**options)
         except TypeError as error:

@@ -22,7 +22,9 @@ from plimsoll.reward.outcome import Failed
 @dataclass(frozen=True)
 class Setup:
     """The first message to a process: what to make, as the config names it.
-    memory_bytes: what it may take beyond what it has once that is loaded."""
+
+    memory_bytes: what it may take beyond what it has once that is loaded.
+    """
 
     name: str
     options: Mapping[str, OptionValue]
@@ -45,8 +47,10 @@ def processes(setup: Setup, size: int) -> Children:
 
 @dataclass
 class Apart:
-    """An `EpisodeEnvironment`: a process from its first call until it is closed. seconds: for one
-    call."""
+    """An `EpisodeEnvironment`: a process from its first call until it is closed.
+
+    seconds: for one call.
+    """
 
     children: Children
     seconds: float

@@ -10,7 +10,16 @@ import numpy as np
 
 from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.environment.results import EnvironmentFailed, EpisodeReward
-from plimsoll.records import FinishReason, Floats, Ints, Prompt, RewardPart, Trajectory, Turn
+from plimsoll.records import (
+    FinishReason,
+    Floats,
+    Ints,
+    Prompt,
+    RewardPart,
+    TokenIds,
+    Trajectory,
+    Turn,
+)
 from plimsoll.reward.outcome import Failed
 
 
@@ -42,7 +51,7 @@ class Conversation:
         logprobs, versions = sample.sampler_logprobs.tolist(), sample.weight_versions.tolist()
         return self._extend(turn, tokens, True, logprobs, versions)
 
-    def add_answer(self, role: str, tokens: Sequence[int] | Ints, text: str) -> Conversation:
+    def add_answer(self, role: str, tokens: Sequence[int] | TokenIds, text: str) -> Conversation:
         """Append what the environment said, with all that the template puts around it."""
         added = np.asarray(tokens, np.int64)
         zeros = [0] * len(added)
@@ -134,8 +143,8 @@ def build_trajectory(
     if isinstance(reward, tuple):
         count = sum(map(len, sampled))
         if len(reward) != count:
-            said = f"'s get_reward gave {len(reward)} numbers for {count} sampled tokens"
-            raise EnvironmentFailed(Failed(said))
+            why = f"'s get_reward gave {len(reward)} numbers for {count} sampled tokens"
+            raise EnvironmentFailed(Failed(why))
         shares = np.split(np.array(reward, np.float32), np.cumsum(list(map(len, sampled)))[:-1])
         for branch_rewards, places, values in zip(rewards, sampled, shares, strict=True):
             branch_rewards[places] += values

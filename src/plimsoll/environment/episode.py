@@ -1,44 +1,29 @@
-"""One episode: the policy and its environment speak in turn until one of them is done.
+"""An episode: what all of one environment have in common, the policy, and the turns sampled so far.
 
-The policy's tokens are kept as they were sampled. What is put between is what the chat template
-writes there, and never learned. An episode ends when
-
-- the environment says so, or a reply of a policy that calls tools has no call: `stop`;
-- a turn was cut, or there is no room for another: `length`;
-- `max_turns` were sampled: `turns`; `episode_seconds` have gone by: `time`.
-
-An episode is one sequence of tokens; or several branches, if with `rewritten: branch` the template
-writes the whole conversation anew for the next turn.
+Every turn's tokens are kept as they were sampled. A turn whose prompt begins with all the tokens of
+an earlier branch continues that branch: what the prompt has behind them was said in between, and is
+never learned from. Any other turn begins a branch of its own (`Trajectory.earlier`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig
+from plimsoll.data.pieces import Messages, Tools
+from plimsoll.environment.agents.messages import say_the_same
 from plimsoll.environment.conversation import Conversation, build_trajectory
-from plimsoll.environment.local import EpisodeEnvironment
-from plimsoll.environment.protocol import Message, Reply
-from plimsoll.environment.results import EnvironmentFailed, ResetResult
-from plimsoll.environment.turn_codec import (
-    TurnCodec,
-    match_results,
-    readable_text,
-    render_message,
-    with_call_ids,
-)
-from plimsoll.records import FinishReason, Prompt, Trajectory, Transcript
-from plimsoll.reward.outcome import Failed
+from plimsoll.environment.protocol import Reply
+from plimsoll.environment.results import EpisodeReward
+from plimsoll.environment.tool_calls import figures_of
+from plimsoll.environment.turn_codec import TurnCodec, render_message, with_call_ids
+from plimsoll.records import FinishReason, Ints, Prompt, TokenIds, Trajectory
 from plimsoll.rollout.protocol import Ask, Request
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,11 +35,6 @@ class EpisodeRules:
     config: EnvironmentConfig
     codec: TurnCodec
     max_prompt_tokens: int
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens of prompt and episode together."""
-        return self.max_prompt_tokens + self.config.max_tokens
 
 
 @dataclass(frozen=True)
@@ -88,120 +68,171 @@ def add_figures(sums: dict[str, float], figures: Mapping[str, float]) -> None:
         sums[name] = sums.get(name, 0.0) + value
 
 
-@dataclass
-class _EpisodeRecord:
-    """What is known of an episode while it is played, as it ends wherever its time is over."""
-
-    branches: list[Conversation] = field(default_factory=list)
-    messages: list[Mapping[str, Any]] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=lambda: {"environment_seconds": 0.0})
-
-    async def measure(self, work: Awaitable[T]) -> T:
-        """Return what the environment gives, and count its seconds."""
-        start = time.monotonic()
-        try:
-            return await work
-        finally:
-            add_figures(self.figures, {"environment_seconds": time.monotonic() - start})
+class CallRefused(Exception):
+    """The episode is over, or has no turn or room left; the text says which."""
 
 
-async def play(
-    make_environment: Callable[[], EpisodeEnvironment],
-    rules: EpisodeRules,
-    prompt: Prompt,
-    group_seed: int,
-    sample_index: int,
-    policy: EpisodePolicy,
-) -> Trajectory:
-    """Play an episode; return it with the environment's part of the reward.
+@dataclass(frozen=True)
+class ChatTurn:
+    """A turn that a call by messages asked for."""
 
-    Raises EnvironmentFailed if the environment fails, and DataError if the chat template refuses
-    what the environment says.
-    """
-    environment, record = make_environment(), _EpisodeRecord()
-    try:
-        try:
-            async with asyncio.timeout(rules.config.episode_seconds):
-                reason = await _play_turns(rules, prompt, group_seed, policy, environment, record)
-        except TimeoutError:
-            reason = "time"
-        branches = [branch for branch in record.branches if branch.turns]
-        if not branches:
-            seconds = f"{rules.config.episode_seconds:g} s (episode_seconds)"
-            raise EnvironmentFailed(Failed(f" had not begun after {seconds}", unanswered=True))
-        reward = await record.measure(environment.reward())
-        episode = build_trajectory(branches, sample_index, reason, reward, record.figures)
-        return replace(episode, transcript=Transcript(environment.environment, record.messages))
-    finally:
-        await environment.close()
+    messages: Messages
+    tools: Tools
+    prompt: Ints
+    """The tokens that the turn was sampled after."""
+    reply: Reply
+    sample: Trajectory
 
 
-async def _play_turns(
-    rules: EpisodeRules,
-    prompt: Prompt,
-    group_seed: int,
-    policy: EpisodePolicy,
-    environment: EpisodeEnvironment,
-    record: _EpisodeRecord,
-) -> FinishReason:
-    config = rules.config
-    begun = await record.measure(environment.reset(row_of(prompt, group_seed, rules.codec)))
-    codec = rules.codec.with_tools(begun.tools) if config.describe_tools else rules.codec
-    messages, first = _first_prompt(rules, codec, prompt, begun)
-    max_tokens = len(first.tokens) + config.max_tokens
-    record.branches.append(Conversation(first))
-    for turn in range(1, config.max_turns + 1):
-        conversation = record.branches[-1]
-        asked = conversation.next_prompt()
-        room = max_tokens - len(asked.tokens)
-        max_new = min(prompt.max_new_tokens or policy.sampling.max_new_tokens, room)
-        sample = await policy.sample_turn(asked, turn, max_new)
-        reply = with_call_ids(codec.decode_reply(sample.response_tokens, begun.tools), turn)
-        add_figures(record.figures, sample.figures)
-        conversation = record.branches[-1] = conversation.add_sampled(sample, reply.problem or "")
-        record.messages.append(render_message(reply.message))
-        if sample.finish_reason == "length":
-            return "length"
-        answer = await record.measure(environment.step(reply))
-        add_figures(record.figures, answer.figures)
-        conversation = record.branches[-1] = conversation.with_turn_reward(answer.reward)
-        if answer.done:
-            return "stop"
-        if turn == config.max_turns:
-            return "turns"
-        after = match_results([*map(codec.shorten, answer.messages)], reply.tool_calls)
-        continued = _continue(conversation, config, codec, messages, reply, after, sample)
-        if len(continued[-1].all_tokens) >= max_tokens:
-            return "length"
-        record.branches[-1:] = continued
-        rendered = [*map(render_message, after)]
-        record.messages += rendered
-        messages = [*messages, render_message(reply.message), *rendered]
-    raise AssertionError("max_turns is 1 or more")
+class Episode:
+    """The state of an episode, and the turns that it samples."""
+
+    def __init__(self, rules: EpisodeRules, prompt: Prompt, policy: EpisodePolicy) -> None:
+        self.rules, self.prompt, self.policy = rules, prompt, policy
+        self.max_tokens = rules.max_prompt_tokens + rules.config.max_tokens
+        """The most tokens of prompt and episode together."""
+        self.branches: list[Conversation] = []
+        """In the order of their last turns."""
+        self.reason: FinishReason = "stop"
+        """Why the episode ended, once the agent is done."""
+        self.figures: dict[str, float] = {}
+        """Sums over all calls."""
+        self.turns = 0
+        """The number of turns that were sampled."""
+        self._over = False
+        self._chats: list[ChatTurn] = []
+
+    def end(self) -> None:
+        """Refuse further calls."""
+        self._over = True
+
+    async def sample(
+        self, tokens: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Trajectory:
+        """Sample a turn after these tokens, and keep it. Raises as `ask`."""
+        sample = await self.ask(tokens, max_tokens, stop)
+        self.keep(np.asarray(tokens, np.int64), sample, "user", None, "")
+        return sample
+
+    async def chat(
+        self,
+        messages: Messages,
+        tools: Tools,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> ChatTurn:
+        """Sample a turn after these messages, and keep it.
+
+        Raises as `ask`, and DataError if the chat template refuses the messages.
+        """
+        codec = self.rules.codec
+        if self.rules.config.describe_tools:
+            codec = codec.with_tools(tools)
+        prompt, new_messages = self._encode(codec, messages, tools)
+        sample = await self.ask(prompt, max_tokens, stop)
+        reply = with_call_ids(codec.decode_reply(sample.response_tokens, tools), self.turns)
+        text = "\n".join(str(message["content"]) for message in new_messages)
+        self.keep(prompt, sample, str(new_messages[-1]["role"]), text, reply.problem or "")
+        turn = ChatTurn(messages, tools, prompt, reply, sample)
+        self._chats.append(turn)
+        if tools:
+            add_figures(self.figures, figures_of(reply))
+        return turn
+
+    async def ask(
+        self,
+        tokens: Sequence[int] | TokenIds,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Trajectory:
+        """Sample a turn after these tokens.
+
+        Raises CallRefused if the episode is over, or has no turn or room left, which then is why it
+        ends.
+        """
+        config = self.rules.config
+        if self._over:
+            raise CallRefused("The episode is over.")
+        if self.turns == config.max_turns:
+            self.reason = "turns"
+            raise CallRefused(f"The episode has had its max_turns, {config.max_turns}.")
+        if len(tokens) >= self.max_tokens:
+            self.reason = "length"
+            raise CallRefused(
+                f"{len(tokens)} tokens leave no room for a turn: data.max_tokens + "
+                f"environments.{self.rules.name}.max_tokens is {self.max_tokens}."
+            )
+        self.turns += 1
+        most = self.prompt.max_new_tokens or self.policy.sampling.max_new_tokens
+        room = min(most, max_tokens or most, self.max_tokens - len(tokens))
+        prompt = replace(self.prompt, tokens=np.asarray(tokens, np.int64))
+        sample = await self.policy.sample_turn(prompt, self.turns, room, stop)
+        add_figures(self.figures, sample.figures)
+        return sample
+
+    def _encode(self, codec: TurnCodec, messages: Messages, tools: Tools) -> tuple[Ints, Messages]:
+        """Return the tokens of a conversation up to the next turn, and its new messages.
+
+        Sampled turns in it are never rendered again: the tokens continue those of the longest call
+        that the conversation continues.
+        """
+        continued = [chat for chat in self._chats if _continues(messages, tools, chat)]
+        chat = max(reversed(continued), key=lambda chat: len(chat.messages), default=None)
+        if chat is not None:
+            before, reply = chat.messages, messages[len(chat.messages)]
+            after = messages[len(before) + 1 :]
+            branches = self.rules.config.rewritten == "branch"
+            if not (branches and codec.is_rewritten(before, reply, after)):
+                sampled = chat.sample.response_tokens
+                new = codec.encode_rendered_answer(before, reply, after, sampled)
+                return np.concatenate([chat.prompt, sampled, new]).astype(np.int64), after
+        return np.array(codec.encode_prompt(messages), np.int64), messages
+
+    def keep(
+        self, prompt: TokenIds, sample: Trajectory, role: str, text: str | None, problem: str
+    ) -> None:
+        """Add a turn to the longest branch that its prompt continues, or to a new branch.
+
+        Args:
+            prompt: the tokens that the turn was sampled after.
+            sample: the turn.
+            role: who said what is new in the prompt.
+            text: what is new in the prompt; None: its tokens' text.
+            problem: what is wrong with the turn's tool calls.
+        """
+        continued = [branch for branch in self.branches if _begins(prompt, branch.all_tokens)]
+        branch = max(continued, key=lambda branch: len(branch.all_tokens), default=None)
+        if branch is None:
+            extended = Conversation(replace(self.prompt, tokens=prompt))
+        else:
+            self.branches = [kept for kept in self.branches if kept is not branch]
+            new, extended = prompt[len(branch.all_tokens) :], branch
+            if len(new):
+                new_text = self.rules.codec.decode(new.tolist()) if text is None else text
+                extended = branch.add_answer(role, new, new_text)
+        self.branches.append(extended.add_sampled(sample, problem))
+        self.reason = "length" if sample.finish_reason == "length" else "stop"
+
+    def trajectory(
+        self, sample_index: int, reward: EpisodeReward, figures: Mapping[str, float]
+    ) -> Trajectory:
+        """Return the episode, which has a turn, as `build_trajectory`. figures: further ones."""
+        figures = {**self.figures, **figures}
+        return build_trajectory(self.branches, sample_index, self.reason, reward, figures)
 
 
-def _continue(
-    conversation: Conversation,
-    config: EnvironmentConfig,
-    codec: TurnCodec,
-    messages: Sequence[Mapping[str, Any]],
-    reply: Reply,
-    answer: Sequence[Message],
-    sample: Trajectory,
-) -> list[Conversation]:
-    """Return the conversation with the environment's answer.
+def _begins(tokens: TokenIds, beginning: Ints) -> bool:
+    return len(tokens) >= len(beginning) and np.array_equal(tokens[: len(beginning)], beginning)
 
-    If the template writes earlier messages anew and the config says `branch`, return the
-    conversation as it is, and another branch that begins with all messages.
-    """
-    if config.rewritten == "branch" and all(message.role != "raw" for message in answer):
-        said, after = render_message(reply.message), [*map(render_message, answer)]
-        if codec.is_rewritten(messages, said, after):
-            anew = np.array(codec.encode_prompt([*messages, said, *after]), np.int32)
-            return [conversation, Conversation(replace(conversation.prompt, tokens=anew))]
-    tokens = codec.encode_answer(messages, reply, answer, sample.response_tokens)
-    text = "\n".join(map(readable_text, answer))
-    return [conversation.add_answer(answer[-1].role, tokens, text)]
+
+def _continues(messages: Messages, tools: Tools, chat: ChatTurn) -> bool:
+    """Return whether a conversation goes on after the reply of an earlier call."""
+    reply: Mapping[str, Any] = render_message(chat.reply.message)
+    return (
+        len(messages) > len(chat.messages) + 1
+        and [*tools] == [*chat.tools]
+        and all(map(say_the_same, messages, (*chat.messages, reply)))
+    )
 
 
 def row_of(prompt: Prompt, seed: int, codec: TurnCodec) -> dict[str, Any]:
@@ -216,31 +247,3 @@ def row_of(prompt: Prompt, seed: int, codec: TurnCodec) -> dict[str, Any]:
         "seed": seed,
         **prompt.columns,
     }
-
-
-def _first_prompt(
-    rules: EpisodeRules, codec: TurnCodec, prompt: Prompt, begun: ResetResult
-) -> tuple[list[Mapping[str, Any]], Prompt]:
-    """Return the messages before the first turn, and the prompt that they are.
-
-    A user's message of the environment is joined to the row's last one, and raw text follows as it
-    is.
-    """
-    messages: list[Mapping[str, Any]] = [*prompt.messages]
-    if not begun.messages and not codec.template.tools:
-        return messages, prompt
-    added = [codec.shorten(message) for message in begun.messages]
-    if added and added[0].role == "raw":
-        tokens = [*prompt.tokens.tolist(), *codec.encode(added[0].content)]
-    else:
-        for message in added:
-            if messages and messages[-1]["role"] == message.role == "user":
-                texts = filter(None, (messages[-1]["content"], message.content))
-                messages[-1] = {**messages[-1], "content": "\n\n".join(texts)}
-            else:
-                messages.append(render_message(message))
-        tokens = codec.encode_prompt(messages)
-    if len(tokens) > rules.max_prompt_tokens:
-        said = f"'s reset makes a prompt of {len(tokens)} tokens, and data.max_tokens is "
-        raise EnvironmentFailed(Failed(f"{said}{rules.max_prompt_tokens}"))
-    return messages, replace(prompt, tokens=np.array(tokens, np.int32))

@@ -39,11 +39,17 @@ class EpisodeEnvironment(Protocol):
     def environment(self) -> object:
         """The object that the episode is played with; None if it is in another process."""
 
-    async def reset(self, row: Mapping[str, Any]) -> ResetResult: ...
+    async def reset(self, row: Mapping[str, Any]) -> ResetResult:
+        """Begin."""
+        ...
 
-    async def step(self, reply: Reply) -> StepResult: ...
+    async def step(self, reply: Reply) -> StepResult:
+        """Answer a reply."""
+        ...
 
-    async def reward(self) -> EpisodeReward: ...
+    async def reward(self) -> EpisodeReward:
+        """Return the reward of the whole episode."""
+        ...
 
     async def close(self) -> None:
         """Release what the environment holds; raises nothing."""
@@ -52,8 +58,10 @@ class EpisodeEnvironment(Protocol):
 
 @dataclass
 class LocalEnvironment:
-    """An `EpisodeEnvironment` in this process: plain methods are called in threads, `async` ones in
-    the event loop."""
+    """An `EpisodeEnvironment` in this process.
+
+    Plain methods are called in threads, `async` ones in the event loop.
+    """
 
     make: Callable[[], Any]
     """Makes the object."""
@@ -92,8 +100,8 @@ class LocalEnvironment:
             async with asyncio.timeout(self.seconds):
                 return await call_own_code(call, in_loop)
         except TimeoutError:
-            said = f"'s {name} took longer than call_seconds, which is {self.seconds:g}"
-            raise EnvironmentFailed(Failed(said, unanswered=True)) from None
+            why = f"'s {name} took longer than call_seconds, which is {self.seconds:g}"
+            raise EnvironmentFailed(Failed(why, unanswered=True)) from None
 
 
 async def call_own_code(call: Callable[[], Any], in_loop: bool) -> Any:

@@ -60,7 +60,9 @@ def open_environment(
         return _open_target(name, _load(name), functions)
     known = sorted(module.name for module in pkgutil.iter_modules(library.__path__))
     if name not in known:
-        examples = ", ".join(f"{one.what} as {one.example}" for one in environment_adapters())
+        examples = ", ".join(
+            f"{adapter.what} as {adapter.example}" for adapter in environment_adapters()
+        )
         raise ConfigError(
             f"No environment is called {name!r}.{nearest(name, known)} Known: {', '.join(known)}. "
             f"Name one of your own as my.module:MyEnvironment or path/to/file.py:MyEnvironment, "
@@ -134,8 +136,10 @@ def _with_tools(make: Callable[..., Any], name: str, functions: Sequence[Functio
 
 
 def _is_environment(target: object, name: str) -> bool:
-    """Return whether a class or object has `step`; otherwise its methods are tools. Raises
-    ConfigError if it has no `reset`."""
+    """Return whether a class or object has `step`; otherwise its methods are tools.
+
+    Raises ConfigError if it has no `reset`.
+    """
     reset, step = (callable(getattr(target, method, None)) for method in ("reset", "step"))
     if not reset:
         kind = target.__name__ if inspect.isclass(target) else type(target).__name__

@@ -33,8 +33,8 @@ def episodes_at_once(
     """Return the episodes in flight over all engines: as many as each environment allows."""
     default = ceil(_WAITING * rollout.engines * rollout.max_sequences)
     return min(
-        processes_of(one, cores) if one.process else one.at_once or default
-        for one in environments.values()
+        processes_of(config, cores) if config.process else config.at_once or default
+        for config in environments.values()
     )
 
 

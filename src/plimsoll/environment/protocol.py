@@ -94,8 +94,9 @@ class Reply:
 
 
 class Environment(Protocol):
-    """One episode's environment. It may have two further methods, plain or `async`, too:
+    """One episode's environment.
 
+    It may have two further methods, plain or `async`, too:
     `get_reward()` gives the reward of the whole episode, or a list with a number for each sampled
     token; it is called once, at the end, however that comes.
     `close()` releases what the environment holds; it is called whatever happened.

@@ -84,8 +84,7 @@ def read_step(given: Any) -> StepResult | Failed:
 
 
 def read_reward(given: Any, method: str = "get_reward") -> EpisodeReward | Failed:
-    """Read what `get_reward`, or an agent, gave: a number, or a list with one for each sampled
-    token."""
+    """Read what `get_reward` or an agent gave: a number, or one for each sampled token."""
     if given is None:
         return None
     number = finite(given)

@@ -22,11 +22,11 @@ class _WaitingTurn:
 
 
 class Rounds:
-    """Collects the turns that episodes ask for, each of one prompt and one response, and asks the
-    engine at once when every episode under way waits for a turn.
+    """Collects the turns that episodes ask for, each of one prompt and one response.
 
-    So what is sampled together is the same in every run, however long environments take; a slow one
-    keeps the others waiting. Turns with stop strings of their own are sampled apart.
+    It asks the engine when every episode under way waits for a turn. So what is sampled together is
+    the same in every run, however long environments take; a slow one keeps the others waiting.
+    Turns with stop strings of their own are sampled apart.
     """
 
     def __init__(self, ask: Ask, at_once: int, seed: int, episodes: int, places: int) -> None:

@@ -72,8 +72,11 @@ def _join_problems(problems: Sequence[str]) -> str | None:
 
 
 def hermes(text: str, tools: Sequence[Tool]) -> Extracted:
-    """Extract calls as Hermes, Qwen 2.5 and Qwen 3 write them: `<tool_call>` and an object with
-    `name` and `arguments`. The end tag may be missing, as when it ends sampling."""
+    """Extract calls as Hermes, Qwen 2.5 and Qwen 3 write them.
+
+    That is `<tool_call>` and an object with `name` and `arguments`. The end tag may be missing, as
+    when it ends sampling.
+    """
     begin, outside = 0, []
     calls: list[tuple[str, str, str]] = []
     problems: list[str] = []
@@ -175,8 +178,10 @@ def _check_call(
 
 
 def _split_thinking(text: str) -> tuple[str, str]:
-    """Return the thought, with its tags, and the rest. A thought that is not over has no rest; the
-    prompt may have begun it."""
+    """Return the thought, with its tags, and the rest.
+
+    A thought that is not over has no rest; the prompt may have begun it.
+    """
     thought, over, rest = text.partition("</think>")
     if over:
         return thought + over, rest

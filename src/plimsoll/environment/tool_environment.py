@@ -1,15 +1,11 @@
-"""Environments whose public methods are the policy's tools: the shape of TRL's
-`environment_factory`, as it is. And plain functions as tools.
+"""Environments whose public methods, or plain functions, are the policy's tools.
+
+TRL's `environment_factory` has this shape.
 
     class Counter:
         def reset(self, target, **kwargs):   # the row's columns; gives text, or None
             self.count, self.target = 0, target
-        def increment(self, by: int) -> int:
-            '''Increment the counter.
-
-            Args:
-                by: What to add to it.
-            '''
+        def increment(self, by: int) -> int: # with a docstring that describes it and `by`
             self.count += by
             return self.count
         def get_reward(self):                # may be left out, as in any environment
@@ -109,8 +105,7 @@ def schema_of(function: Function) -> Tool:
 
 
 class ToolEnvironment:
-    """An environment (`protocol.Environment`) of an object with tools as methods, and of functions
-    beside them.
+    """An environment of an object with tools as methods, and of functions beside them.
 
     A tool that raises is answered with the error, and counted. `get_reward` and `close` are the
     object's, if it has them. If a tool is an `async def`, plain tools are called in the event loop,
@@ -224,8 +219,11 @@ def _step_of(reply: Reply, results: Sequence[_ToolResult]) -> Step:
 
 
 def _with_problem(messages: list[Message], problem: str) -> list[Message]:
-    """Add what is wrong with other calls: as a user's message if no call was carried out, for
-    templates refuse a tool's then; else under the last result, for they want one result a call."""
+    """Add what is wrong with other calls.
+
+    It is a user's message if no call was carried out, for templates refuse a tool's then; else it
+    stands under the last result, for templates want one result a call.
+    """
     if not messages:
         return [Message("user", problem)]
     *before, last = messages

@@ -34,8 +34,10 @@ class TurnCodec:
     """Whether the environment wants replies with the token that ends a turn."""
 
     def with_tools(self, tools: Tools) -> TurnCodec:
-        """Return a codec whose prompts describe these tools. Raises DataError if the template is
-        plain text, which leaves them out."""
+        """Return a codec whose prompts describe these tools.
+
+        Raises DataError if the template is plain text, which leaves them out.
+        """
         return replace(self, template=self.template.knowing(tools)) if tools else self
 
     def decode_reply(self, sampled: Ints, tools: Tools) -> Reply:
@@ -52,8 +54,10 @@ class TurnCodec:
     def encode_answer(
         self, before: Messages, reply: Reply, answer: Sequence[Message], sampled: Ints
     ) -> list[int]:
-        """Return the tokens that follow a sampled turn: its end, the environment's answer, and the
-        beginning of the next turn. Raises DataError if the template refuses them.
+        """Return the tokens that follow a sampled turn.
+
+        They are its end, the environment's answer, and the beginning of the next turn. Raises
+        DataError if the template refuses them.
 
         Args:
             before: the conversation before the turn.
@@ -79,8 +83,7 @@ class TurnCodec:
         return is_rewritten(self.template, before, reply, answer)
 
     def shorten(self, message: Message) -> Message:
-        """Return the message with at most `max_observation_tokens`: the middle of a longer text is
-        left out."""
+        """Return the message without the middle of a text beyond `max_observation_tokens`."""
         text, most = message.content, self.max_observation_tokens
         room = most * _CHARACTERS_PER_TOKEN
         ends = text if len(text) <= room else text[: room // 2] + text[-room // 2 :]
@@ -127,8 +130,11 @@ def _render_call(call: ToolCall) -> dict[str, Any]:
 
 
 def with_call_ids(reply: Reply, turn: int) -> Reply:
-    """Return the reply with an id for each call: the policy's own, or one of the turn's and the
-    call's number, which has nine letters and digits, as Mistral's templates ask."""
+    """Return the reply with an id for each call.
+
+    The id is the policy's own, or one of the turn's and the call's number, which has nine letters
+    and digits, as Mistral's templates ask.
+    """
     calls = tuple(
         call if call.id else replace(call, id=f"c{turn % 10_000:04}{place % 10_000:04}")
         for place, call in enumerate(reply.tool_calls)
@@ -137,8 +143,10 @@ def with_call_ids(reply: Reply, turn: int) -> Reply:
 
 
 def match_results(answer: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
-    """Return an answer whose tool results have the ids of the calls that they answer: those without
-    one, in the order of the calls that no other result answers."""
+    """Return an answer whose tool results have the ids of the calls that they answer.
+
+    Results without an id answer the calls that no other result answers, in their order.
+    """
     answered = {message.call_id for message in answer}
     left = (call.id for call in calls if call.id not in answered)
     return [

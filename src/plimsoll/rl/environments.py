@@ -15,9 +15,10 @@ from plimsoll.environment.adapters import EnvironmentFactory, EpisodeAgent
 from plimsoll.environment.agents.endpoint import Endpoint
 from plimsoll.environment.agents.play import ServedAgent, play_agent
 from plimsoll.environment.apart import Apart, Setup, processes
-from plimsoll.environment.episode import EpisodeRules, play
+from plimsoll.environment.episode import EpisodeRules
 from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment
 from plimsoll.environment.opening import load_functions, open_environment
+from plimsoll.environment.play import play
 from plimsoll.environment.price import episodes_at_once, processes_of
 from plimsoll.environment.tool_calls import read_reply
 from plimsoll.environment.turn_codec import ReadReply, TurnCodec

@@ -14,9 +14,8 @@ from chat_families import FAMILIES, Family, end_tokens
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
-from plimsoll.environment.agents.agent_episode import AgentEpisode, CallRefused
 from plimsoll.environment.agents.endpoint import Endpoint
-from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
+from plimsoll.environment.episode import CallRefused, Episode, EpisodePolicy, EpisodeRules
 from plimsoll.environment.tool_calls import read_reply
 from plimsoll.environment.turn_codec import TurnCodec
 from plimsoll.records import Prompt, Trajectory, single_turn
@@ -30,7 +29,7 @@ ADD = {
 }
 
 
-def episode_of(family: Family, *texts: str, **config: Any) -> AgentEpisode:
+def episode_of(family: Family, *texts: str, **config: Any) -> Episode:
     """An episode whose policy says these texts, one after another, each with its end of turn."""
     said = iter(texts)
 
@@ -47,14 +46,14 @@ def episode_of(family: Family, *texts: str, **config: Any) -> AgentEpisode:
     codec = TurnCodec(family.template, tuple(end_tokens(family)), partial(read_reply), 400)
     policy = EpisodePolicy(ask, 0, SamplingConfig(max_new_tokens=90), seed=1)
     rules = EpisodeRules("own", environment, codec, max_prompt_tokens=1000)
-    return AgentEpisode(rules, Prompt(0, np.array([1]), ""), policy)
+    return Episode(rules, Prompt(0, np.array([1]), ""), policy)
 
 
 def user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-async def two_turns(episode: AgentEpisode, replied: dict[str, Any]) -> None:
+async def two_turns(episode: Episode, replied: dict[str, Any]) -> None:
     first = [user("two and two?")]
     await episode.chat(first, ())
     await episode.chat([*first, replied, user("and two?")], ())
@@ -136,7 +135,7 @@ def test_limits_end_the_episode(
     assert episode.reason == reason
 
 
-def served(episode: AgentEpisode, ask: Callable[[httpx.AsyncClient, str], Awaitable[Any]]) -> Any:
+def served(episode: Episode, ask: Callable[[httpx.AsyncClient, str], Awaitable[Any]]) -> Any:
     async def play() -> Any:
         endpoint = Endpoint(ServeConfig())
         await endpoint.open()

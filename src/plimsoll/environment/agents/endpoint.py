@@ -1,5 +1,4 @@
-"""Serve the policy of a run to agents, by HTTP on this machine: as the OpenAI API, and tokens in,
-tokens out.
+"""Serve the policy of a run to agents by HTTP, as the OpenAI API does, and by tokens.
 
     POST /v1/chat/completions   messages, tools, max_tokens, stop, n, stream, logprobs
     POST /v1/generate           prompt_token_ids, max_tokens, stop
@@ -24,7 +23,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
-from plimsoll.environment.agents.agent_episode import AgentEpisode, CallRefused, ChatTurn
 from plimsoll.environment.agents.messages import (
     read_count,
     read_max_tokens,
@@ -33,6 +31,7 @@ from plimsoll.environment.agents.messages import (
     read_tools,
     reply_to_wire,
 )
+from plimsoll.environment.episode import CallRefused, ChatTurn, Episode
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import shown
@@ -64,7 +63,7 @@ class Endpoint:
         self._listener = _listen(config)
         host, port = self._listener.getsockname()[:2]
         self.base_url = f"http://{host}:{port}/v1"
-        self._episodes: dict[str, AgentEpisode] = {}
+        self._episodes: dict[str, Episode] = {}
         self._noted: set[str] = set()
 
     async def open(self) -> None:
@@ -91,7 +90,7 @@ class Endpoint:
         self._listener.close()
 
     @contextmanager
-    def serving(self, episode: AgentEpisode) -> Iterator[str]:
+    def serving(self, episode: Episode) -> Iterator[str]:
         """Answer an episode's calls inside the block, by the key that this gives."""
         key = f"episode-{secrets.token_urlsafe(24)}"
         self._episodes[key] = episode
@@ -135,11 +134,11 @@ class Endpoint:
                 )
 
 
-_Answering = Callable[[AgentEpisode, Mapping[str, Any]], Awaitable["Response"]]
+_Answering = Callable[[Episode, Mapping[str, Any]], Awaitable["Response"]]
 """Answers a request's body, by the calls of an episode."""
 
 
-async def _chat(episode: AgentEpisode, body: Mapping[str, Any]) -> Response:
+async def _chat(episode: Episode, body: Mapping[str, Any]) -> Response:
     from starlette.responses import StreamingResponse
 
     messages, tools = read_messages(body.get("messages")), read_tools(body)
@@ -152,7 +151,7 @@ async def _chat(episode: AgentEpisode, body: Mapping[str, Any]) -> Response:
     return _json(completion)
 
 
-async def _generate(episode: AgentEpisode, body: Mapping[str, Any]) -> Response:
+async def _generate(episode: Episode, body: Mapping[str, Any]) -> Response:
     tokens = body.get("prompt_token_ids")
     if not isinstance(tokens, list) or not tokens or not all(map(_is_token, tokens)):
         raise DataError(f"prompt_token_ids is {shown(tokens)}, not a list of tokens.")
@@ -192,9 +191,7 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _completion(
-    episode: AgentEpisode, body: Mapping[str, Any], turns: list[ChatTurn]
-) -> dict[str, Any]:
+def _completion(episode: Episode, body: Mapping[str, Any], turns: list[ChatTurn]) -> dict[str, Any]:
     """Return a completion as the OpenAI API has it, with tokens."""
     new_tokens = sum(len(turn.sample.response_tokens) for turn in turns)
     prompt = turns[0].prompt
@@ -216,7 +213,7 @@ def _completion(
     }
 
 
-def _choice(episode: AgentEpisode, turn: ChatTurn, index: int, logprobs: bool) -> dict[str, Any]:
+def _choice(episode: Episode, turn: ChatTurn, index: int, logprobs: bool) -> dict[str, Any]:
     calls, sample = turn.reply.tool_calls, turn.sample
     cut = sample.finish_reason == "length"
     return {
@@ -228,7 +225,7 @@ def _choice(episode: AgentEpisode, turn: ChatTurn, index: int, logprobs: bool) -
     }
 
 
-def _logprobs(episode: AgentEpisode, sample: Trajectory) -> list[dict[str, Any]]:
+def _logprobs(episode: Episode, sample: Trajectory) -> list[dict[str, Any]]:
     codec = episode.rules.codec
     return [
         {"token": codec.decode([token]), "logprob": logprob, "bytes": None, "top_logprobs": []}

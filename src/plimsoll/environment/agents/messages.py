@@ -19,9 +19,9 @@ _ROLES = {"developer": "system"}
 
 
 def read_messages(given: object) -> Messages:
-    """Return messages as chat templates take them: contents are text, and arguments of calls
-    objects.
+    """Return messages as chat templates take them.
 
+    Contents are text, and arguments of calls objects.
     Raises DataError, which names the message and its key, if they cannot be rendered.
     """
     if not isinstance(given, list) or not given:
@@ -69,8 +69,10 @@ def _read_call(given: object, where: str) -> dict[str, Any]:
 
 
 def read_tools(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools that a request describes; none if it may call none. Raises DataError, as all
-    of these do, if they cannot be read."""
+    """Return the tools that a request describes; none if it may call none.
+
+    Raises DataError, as all of these do, if they cannot be read.
+    """
     tools = request.get("tools") or []
     if not isinstance(tools, list) or not all(
         isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
@@ -102,8 +104,10 @@ def read_stop(request: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def say_the_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return whether two messages say the same. Ids of calls do not count, nor white space around a
-    content, which clients trim."""
+    """Return whether two messages say the same.
+
+    Ids of calls do not count, nor white space around a content, which clients trim.
+    """
     return _essence(first) == _essence(second)
 
 

@@ -14,10 +14,8 @@ from functools import partial
 from typing import Any
 
 from plimsoll.environment.adapters import EpisodeAgent
-from plimsoll.environment.agents.agent_episode import AgentEpisode
 from plimsoll.environment.agents.endpoint import Endpoint
-from plimsoll.environment.conversation import build_trajectory
-from plimsoll.environment.episode import EpisodePolicy, EpisodeRules, row_of
+from plimsoll.environment.episode import Episode, EpisodePolicy, EpisodeRules, row_of
 from plimsoll.environment.local import call_own_code
 from plimsoll.environment.results import EnvironmentFailed, EpisodeReward, read_reward
 from plimsoll.records import Prompt, Trajectory, Transcript
@@ -41,9 +39,11 @@ class ServedAgent:
     options: Mapping[str, Any]
     endpoint: Endpoint
 
-    async def play(self, episode: AgentEpisode, row: Mapping[str, Any]) -> AgentResult:
-        """Have the agent play an episode. Raises EnvironmentFailed if it raises, or if its result
-        is no reward."""
+    async def play(self, episode: Episode, row: Mapping[str, Any]) -> AgentResult:
+        """Have the agent play an episode.
+
+        Raises EnvironmentFailed if the agent raises, or if its result is not a reward.
+        """
         function = self.agent.play
         with self.endpoint.serving(episode) as key:
             address = {"base_url": self.endpoint.base_url, "api_key": key}
@@ -64,12 +64,12 @@ async def play_agent(
     sample_index: int,
     policy: EpisodePolicy,
 ) -> Trajectory:
-    """Play an episode. One that ran out of turns, room or time may have no reward but what
-    `rewards` give.
+    """Play an episode.
 
+    One that ran out of turns, room or time may have no reward but what `rewards` give.
     Raises EnvironmentFailed if the agent fails, or asks for no turn.
     """
-    episode, result = AgentEpisode(rules, prompt, policy), AgentResult(None)
+    episode, result = Episode(rules, prompt, policy), AgentResult(None)
     try:
         async with asyncio.timeout(rules.config.episode_seconds):
             result = await agent.play(episode, row_of(prompt, group_seed, rules.codec))
@@ -82,10 +82,7 @@ async def play_agent(
         episode.end()
     if not episode.branches:
         raise EnvironmentFailed(Failed(f" asked for no turn, and ended by: {episode.reason}"))
-    figures = {**episode.figures, **result.figures}
-    trajectory = build_trajectory(
-        episode.branches, sample_index, episode.reason, result.reward, figures
-    )
+    trajectory = episode.trajectory(sample_index, result.reward, result.figures)
     turns = [turn for branch in episode.branches for turn in branch.turns]
     messages = [{"role": turn.role, "content": turn.text} for turn in turns]
     return replace(trajectory, transcript=Transcript(None, messages))

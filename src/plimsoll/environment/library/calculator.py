@@ -31,8 +31,10 @@ _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 
 
 class Calculator:
-    """The row's prompt gives the problem. The run's `rewards`, such as `exact_match` or
-    `math_answer`, score the last reply."""
+    """A tool for the problem that the row's prompt gives.
+
+    The run's `rewards`, such as `exact_match` or `math_answer`, score the last reply.
+    """
 
     def reset(self, **row: Any) -> None:
         """Add nothing to the prompt."""

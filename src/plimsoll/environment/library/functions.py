@@ -6,8 +6,10 @@ from typing import Any
 
 
 class Functions:
-    """The tools are what `tools` names beside it. The row's prompt gives the problem; the run's
-    `rewards` score the last reply."""
+    """The functions that `tools` names beside it, for the problem that the row's prompt gives.
+
+    The run's `rewards` score the last reply.
+    """
 
     def reset(self, **row: Any) -> None:
         """Add nothing to the prompt."""

@@ -15,10 +15,11 @@ _NUMBER = re.compile(r"(?<![\d.])[+-]?\d{1,15}(?![\d]|\.\d)")
 
 
 class GuessNumber:
-    """The policy guesses the row's column `number`. Without one the number is drawn from the row
-    and its seed, so that all episodes of a group have the same. If the row has no prompt, the
-    environment tells the rules. A reply's last whole number is its guess; a reply without one
-    counts, too.
+    """A game in which the policy guesses the row's column `number`.
+
+    Without this column the number is drawn from the row and its seed, so that all episodes of a
+    group have the same. If the row has no prompt, the environment tells the rules. A reply's last
+    whole number is its guess; a reply without one counts, too.
 
     The reward is 1 if the number was guessed. Otherwise it is up to a half, the more the nearer the
     last guess was, and 0 without a guess.
@@ -36,8 +37,10 @@ class GuessNumber:
         self._last: int | None = None
 
     def reset(self, row: Mapping[str, Any]) -> list[Message]:
-        """Return the rules if the row has no prompt. Raises ConfigError for a number that is not
-        within the bounds."""
+        """Return the rules if the row has no prompt.
+
+        Raises ConfigError for a number that is not within the bounds.
+        """
         number = row.get("number", draw_number(row, self._low, self._high))
         if not isinstance(number, int) or not self._low <= number <= self._high:
             raise ConfigError(
@@ -93,5 +96,5 @@ def read_guess(text: str) -> int | None:
 
 def draw_number(row: Mapping[str, Any], low: int, high: int) -> int:
     """Return a number between the bounds, always the same for the same row."""
-    written = json.dumps(dict(row), sort_keys=True, default=str)
-    return low + zlib.crc32(written.encode("utf-8", "replace")) % (high - low + 1)
+    text = json.dumps(dict(row), sort_keys=True, default=str)
+    return low + zlib.crc32(text.encode("utf-8", "replace")) % (high - low + 1)

@@ -18,8 +18,11 @@ _TEXT = re.compile(r"[\s.]+$")
 
 
 class SelfCorrection:
-    """The row's prompt gives the problem, and its column `reference` (or `answer`) the solution,
-    which is never shown. The reward is 1 if the second answer is right, else 0."""
+    """Two tries at the problem that the row's prompt gives.
+
+    The row's column `reference` (or `answer`) is the solution, which is never shown. The reward is
+    1 if the second answer is right, else 0.
+    """
 
     def __init__(self, *, marker: str = "####") -> None:
         """marker: what an answer follows; a reply without it has no answer."""
@@ -73,8 +76,7 @@ def read_answer(text: str, marker: str) -> str | None:
 
 
 def is_same(answer: str | None, reference: str) -> bool:
-    """Return whether an answer is the solution: letter by letter, or by value if both are
-    numbers."""
+    """Return whether an answer is the solution, letter by letter; of numbers, by value."""
     if answer is None:
         return False
     texts = _plain(answer), _plain(reference)

@@ -153,8 +153,10 @@ class AgentEnvironment:
         return Observation(_raw_messages(self._text.removeprefix(prompt)))
 
     async def step(self, reply: Reply) -> Step:
-        """Return the agent's feedback, its reward for the turn, and its `scores` and the numbers of
-        its `extra_logs` as figures."""
+        """Return the agent's feedback, and its reward for the turn.
+
+        Its `scores` and the numbers of its `extra_logs` are figures.
+        """
         sampling = SimpleNamespace(**self._sampling)
         states = {
             "observation_text": self._text,

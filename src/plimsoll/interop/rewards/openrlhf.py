@@ -1,5 +1,7 @@
-"""Reward functions of OpenRLHF: `reward_func(queries, prompts, labels)`, as its `remote_rm_url`
-takes them. A query is prompt and response (openrlhf/utils/agent.py)."""
+"""Reward functions of OpenRLHF: `reward_func(queries, prompts, labels)`.
+
+Its `remote_rm_url` takes them. A query is prompt and response (openrlhf/utils/agent.py).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Reward functions of verl: `compute_score(data_source, solution_str, ground_truth, extra_info)`,
-as its `custom_reward_function` takes them (verl/workers/reward_manager/naive.py)."""
+"""Reward functions of verl: `compute_score(data_source, solution_str, ground_truth, extra_info)`.
+
+Its `custom_reward_function` takes them (verl/workers/reward_manager/naive.py).
+"""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class PlayerProcess:
         """
         task = row.get(_TASK)
         if not isinstance(task, Mapping):
-            said = f"'s rows need a column {_TASK}, as `plimsoll verifiers-tasks` writes it"
-            raise EnvironmentFailed(Failed(said))
+            why = f"'s rows need a column {_TASK}, as `plimsoll verifiers-tasks` writes it"
+            raise EnvironmentFailed(Failed(why))
         async with self._starting:
             if self._running is None or self._running[0].returncode is not None:
                 await self.close()

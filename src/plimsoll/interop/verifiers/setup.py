@@ -1,5 +1,4 @@
-"""`plimsoll setup-verifiers` and `plimsoll verifiers-tasks`: make the virtual environment of
-verifiers, and write the tasks of its environments as data."""
+"""Make the virtual environment of verifiers, and write the tasks of its environments as data."""
 
 from __future__ import annotations
 

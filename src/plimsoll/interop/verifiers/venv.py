@@ -31,8 +31,11 @@ _PRINT_VERSION = "import json, verifiers, verifiers.v1; print(json.dumps(verifie
 
 
 def venv_directory() -> Path:
-    """Return where the virtual environment is: beside the one that Plimsoll runs in, under its
-    name and `-verifiers`; if Plimsoll runs outside of one, in the user's data."""
+    """Return where the virtual environment is.
+
+    It is beside the one that Plimsoll runs in, under its name and `-verifiers`; if Plimsoll runs
+    outside of one, in the user's data.
+    """
     if given := os.environ.get(PLACE):
         return Path(given).expanduser().absolute()
     if sys.prefix != sys.base_prefix:

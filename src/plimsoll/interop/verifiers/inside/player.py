@@ -139,7 +139,7 @@ class Player:
             await closed.read()
 
     async def _play(self, request: web.Request) -> web.Response:
-        asked = await request.json()
+        body = await request.json()
         traces: list[vf.Trace] = []
 
         def watch(trace: vf.Trace) -> None:
@@ -152,10 +152,10 @@ class Player:
                     f"model of its own: {name}.model and {name}.client.base_url among the options"
                 )
             traces.append(trace)
-            self._asking[trace.id] = asked, trace
+            self._asking[trace.id] = body, trace
 
         try:
-            data = self._task_class.data_type().model_validate(asked["task"])
+            data = self._task_class.data_type().model_validate(body["task"])
             task = self._task_class(data, self._env.config.taskset.task)
             episode = await self._env.run_episode(task, self._context, on_trace=watch)
             return web.json_response(describe_result(episode, {trace.id for trace in traces}))

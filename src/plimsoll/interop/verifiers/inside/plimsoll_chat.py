@@ -1,8 +1,8 @@
-"""A harness of verifiers that talks in the player's own process: the policy speaks until it calls
-no tool, and its calls go to the task's tool servers.
+"""A harness of verifiers that talks in the player's own process.
 
-verifiers' harness `null` does the same by a program, which takes seconds to import its libraries
-and starts once for each stretch of a rollout.
+The policy speaks until it calls no tool, and its calls go to the task's tool servers. verifiers'
+harness `null` does the same by a program, which takes seconds to import its libraries and starts
+once for each stretch of a rollout.
 """
 
 from __future__ import annotations
