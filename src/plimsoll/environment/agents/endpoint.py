@@ -20,6 +20,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
@@ -73,9 +74,9 @@ class Endpoint:
         from starlette.routing import Route
 
         routes = [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/generate", self._generate, methods=["POST"]),
-            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/chat/completions", partial(self._answer, _chat), methods=["POST"]),
+            Route("/v1/generate", partial(self._answer, _generate), methods=["POST"]),
+            Route("/v1/models", _list_models, methods=["GET"]),
         ]
         config = uvicorn.Config(Starlette(routes=routes), log_level="warning", lifespan="off")
         self._server = uvicorn.Server(config)
@@ -99,16 +100,7 @@ class Endpoint:
         finally:
             del self._episodes[key]
 
-    async def _models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-
-    async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, _chat)
-
-    async def _generate(self, request: Request) -> Response:
-        return await self._answer(request, _generate)
-
-    async def _answer(self, request: Request, answer: _Answering) -> Response:
+    async def _answer(self, answer: _Answering, request: Request) -> Response:
         """Return the answer to a request, or an error that says why there is none."""
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         episode = self._episodes.get(key) if scheme.lower() == "bearer" else None
@@ -136,6 +128,10 @@ class Endpoint:
 
 _Answering = Callable[[Episode, Mapping[str, Any]], Awaitable["Response"]]
 """Answers a request's body, by the calls of an episode."""
+
+
+async def _list_models(request: Request) -> Response:
+    return _json({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
 
 async def _chat(episode: Episode, body: Mapping[str, Any]) -> Response:

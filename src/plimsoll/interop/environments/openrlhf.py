@@ -14,7 +14,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from plimsoll.config.files import load_file
 from plimsoll.environment.adapters import EnvironmentAdapter, EnvironmentFactory
@@ -35,15 +35,13 @@ Without it, `prompt` is taken if that is text."""
 
 
 class AgentExecutorBase:
-    """Stands in for OpenRLHF's: plays whole episodes."""
+    """Stands in for OpenRLHF's: plays whole episodes by `execute`, which files may write."""
 
-    async def execute(self, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
-        """Play an episode. Plimsoll never calls it."""
-        raise NotImplementedError(f"{type(self).__name__} has no method `execute`")
+    execute: Any = None
 
 
 class AgentInstanceBase:
-    """Stands in for OpenRLHF's: one episode's environment."""
+    """Stands in for OpenRLHF's: one episode's environment, whose `step` files write."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -51,10 +49,6 @@ class AgentInstanceBase:
     async def reset(self, states: dict[str, Any], **kwargs: Any) -> Mapping[str, Any]:
         """Return `observation`, the text that the first turn follows."""
         return states
-
-    async def step(self, states: dict[str, Any], **kwargs: Any) -> Mapping[str, Any]:
-        """Answer a turn; the agent file overrides it."""
-        raise NotImplementedError(f"{type(self).__name__} has no method `step`")
 
 
 class MultiTurnAgentExecutor(AgentExecutorBase):
@@ -67,8 +61,11 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
 class SingleTurnAgentExecutor(AgentExecutorBase):
     """Stands in for OpenRLHF's, which samples once and asks a reward; a file may import it."""
 
-    def __init__(self, remote_rm_url: object = None) -> None:
-        self.remote_rm_url = remote_rm_url
+
+STAND_INS = (
+    *(AgentExecutorBase, AgentInstanceBase),
+    *(MultiTurnAgentExecutor, SingleTurnAgentExecutor),
+)
 
 
 def stand_in_modules() -> dict[str, ModuleType]:
@@ -76,11 +73,7 @@ def stand_in_modules() -> dict[str, ModuleType]:
     package, utils = ModuleType("openrlhf"), ModuleType("openrlhf.utils")
     agent, logs = ModuleType("openrlhf.utils.agent"), ModuleType("openrlhf.utils.logging_utils")
     package.__path__, utils.__path__ = [], []
-    for stand_in in (
-        *(AgentExecutorBase, AgentInstanceBase),
-        *(MultiTurnAgentExecutor, SingleTurnAgentExecutor),
-    ):
-        setattr(agent, stand_in.__name__, stand_in)
+    vars(agent).update({stand_in.__name__: stand_in for stand_in in STAND_INS})
     vars(logs)["init_logger"] = logging.getLogger
     vars(package).update(utils=utils)
     vars(utils).update(agent=agent, logging_utils=logs)
@@ -99,8 +92,7 @@ def load_agent(path: str) -> type[AgentInstanceBase]:
             f"openrlhf.utils.agent). An environment of another form is named with its class: "
             f"{path}:MyEnvironment."
         )
-    stand_ins = (AgentExecutorBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor)
-    if kind.execute not in [stand_in.execute for stand_in in stand_ins]:
+    if kind.execute is not None:
         raise ConfigError(
             f"{path!r}: AgentExecutor plays whole episodes by its own `execute`, which Plimsoll "
             f"does not call. Write it as a function with base_url and api_key that asks the "
@@ -113,12 +105,13 @@ def load_agent(path: str) -> type[AgentInstanceBase]:
             f"{path!r}: AgentExecutor() raised {type(error).__name__}: {error}."
         ) from error
     agent = getattr(executor, "agent_instance_cls", None)
-    if not inspect.isclass(agent) or not issubclass(agent, AgentInstanceBase):
+    is_agent = inspect.isclass(agent) and issubclass(agent, AgentInstanceBase)
+    if not is_agent or not hasattr(agent, "step"):
         raise ConfigError(
             f"{path!r}: AgentExecutor names no AgentInstanceBase with `reset` and `step`. One turn "
             f"with a reward needs no agent: set `rewards`."
         )
-    return agent
+    return cast(type[AgentInstanceBase], agent)
 
 
 class AgentEnvironment:
