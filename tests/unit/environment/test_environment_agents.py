@@ -187,7 +187,7 @@ def test_tokens_in_and_tokens_out() -> None:
         ("generate", {"prompt_token_ids": [1], "max_tokens": 1.5}, "max_tokens is 1.5"),
     ],
 )
-def test_what_cannot_be_asked_is_told(path: str, body: object, said: str) -> None:
+def test_what_cannot_be_asked_is_reported(path: str, body: object, said: str) -> None:
     found = served(episode_of(BY_NAME["qwen2.5"], "a"), post(path, body))
     assert found.status_code == 400 and said in found.json()["error"]["message"]
 

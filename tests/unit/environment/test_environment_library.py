@@ -49,7 +49,7 @@ def test_arithmetic(expression: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "said"),
+    ("expression", "why"),
     [
         ("", "is no arithmetic expression"),
         ("1 +", "is no arithmetic expression"),
@@ -71,8 +71,8 @@ def test_arithmetic(expression: str, value: str) -> None:
         ("1\x00", "is no arithmetic expression"),
     ],
 )
-def test_what_is_no_arithmetic_is_told(expression: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_what_is_no_arithmetic_is_reported(expression: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
         evaluate(expression)
 
 
@@ -100,12 +100,12 @@ def play(game: GuessNumber, *guesses: str, row: dict[str, Any]) -> tuple[list[An
 def test_guessing_to_the_number() -> None:
     game = GuessNumber(low=1, high=100, guesses=5)
     steps, reward = play(game, "50", "I say 75", "No, 70", "71.", row={"number": 71})
-    assert [one.observation for one in steps[:3]] == [
+    assert [step.observation for step in steps[:3]] == [
         "The number is higher than 50. 4 guesses are left.",
         "The number is lower than 75. 3 guesses are left.",
         "The number is higher than 70. 2 guesses are left.",
     ]
-    assert [one.done for one in steps] == [False, False, False, True]
+    assert [step.done for step in steps] == [False, False, False, True]
     assert reward == 1.0
     assert steps[-1].figures == {"guesses": 4.0, "found": 1.0}
 
@@ -172,7 +172,7 @@ def corrected(*texts: str, reference: str = "42") -> tuple[SelfCorrection, list[
     return environment, [environment.step(reply(text)) for text in texts]
 
 
-def test_a_wrong_answer_is_told_without_the_solution() -> None:
+def test_a_wrong_answer_is_reported_without_the_solution() -> None:
     environment, (first, second) = corrected("#### 41", "Right: #### 42")
     assert first.observation.startswith("Your answer is wrong.")
     assert "42" not in first.observation and not first.done

@@ -33,8 +33,8 @@ class Awaited:
 
     async def step(self, reply: Reply) -> Step:
         await asyncio.sleep(0)
-        told = Observation((Message("tool", "8", name="add"),))
-        return Step(told, done=False, reward=0.25, figures={"calls": 1})
+        answer = Observation((Message("tool", "8", name="add"),))
+        return Step(answer, done=False, reward=0.25, figures={"calls": 1})
 
     async def get_reward(self) -> list[float]:
         return [0.5, 1]
@@ -68,7 +68,7 @@ def test_async_methods_are_awaited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "why"),
     [
         (7, "'s step gave 7 (int), not a pair"),
         (("more", "no"), "'s step gave 'no' (str), not true or false"),
@@ -79,18 +79,18 @@ def test_async_methods_are_awaited() -> None:
         (Step("more", False, figures={"x": "y"}), "not a finite number as its figure x"),  # type: ignore[dict-item]
     ],
 )
-def test_a_wrong_answer_is_told_with_what_was_wanted(given: object, said: str) -> None:
+def test_a_wrong_answer_is_reported_with_what_was_wanted(given: object, why: str) -> None:
     class Wrong(Plain):
         def step(self, reply: Reply) -> Any:
             return given
 
     with pytest.raises(EnvironmentFailed) as error:
         asyncio.run(_play(Wrong))
-    assert said in error.value.failed.said
+    assert why in error.value.failed.said
 
 
 @pytest.mark.parametrize("given", ["much", float("inf"), [1.0, None]])
-def test_a_wrong_reward_is_told(given: object) -> None:
+def test_a_wrong_reward_is_reported(given: object) -> None:
     class Wrong(Plain):
         def get_reward(self) -> Any:
             return given
@@ -99,7 +99,7 @@ def test_a_wrong_reward_is_told(given: object) -> None:
         asyncio.run(_play(Wrong))
 
 
-def test_what_it_raises_is_told_with_its_own_lines() -> None:
+def test_what_it_raises_is_reported_with_its_own_lines() -> None:
     class Raising(Plain):
         def step(self, reply: Reply) -> Any:
             raise KeyError("door")

@@ -85,9 +85,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def factory(name: str, *functions: str) -> EnvironmentFactory:
-    found = open_environment(name, load_functions(functions))
-    assert isinstance(found, EnvironmentFactory)
-    return found
+    opened = open_environment(name, load_functions(functions))
+    assert isinstance(opened, EnvironmentFactory)
+    return opened
 
 
 def test_built_in_names() -> None:
@@ -128,7 +128,7 @@ def test_functions_beside_methods_and_alone(own: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "why"),
     [
         ("guess_numbr", "No environment is called 'guess_numbr'. Did you mean 'guess_number'?"),
         ("chess", "Known: calculator, command, functions, guess_number, self_correction."),
@@ -149,11 +149,11 @@ def test_functions_beside_methods_and_alone(own: Path) -> None:
         ("agents.py:Agent", "If it is an agent file of OpenRLHF, name it alone: agents.py"),
     ],
 )
-def test_names_that_cannot_be_used(name: str, said: str, own: Path) -> None:
+def test_names_that_cannot_be_used(name: str, why: str, own: Path) -> None:
     (own / "broken.py").write_text("class Native")
     (own / "leaving.py").write_text("raise SystemExit(4)")
     (own / "agents.py").write_text("from openrlhf.utils.agent import AgentInstanceBase")
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(why)):
         open_environment(name)
 
 

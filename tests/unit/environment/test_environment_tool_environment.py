@@ -108,9 +108,9 @@ def step_of(environment: ToolEnvironment, reply: Reply) -> Step:
     return step
 
 
-def said(step: Step) -> list[tuple[str, str, str]]:
+def results_of(step: Step) -> list[tuple[str, str, str]]:
     assert isinstance(step.observation, Observation)
-    return [(one.role, one.name, one.content) for one in step.observation.messages]
+    return [(result.role, result.name, result.content) for result in step.observation.messages]
 
 
 def test_reset_takes_the_columns_and_gives_text_and_tools() -> None:
@@ -127,16 +127,16 @@ def test_an_episode_from_text_to_reward() -> None:
     environment, _, begun = counter()
     text = '<tool_call>{"name": "increment", "arguments": {"by": 2, "twice": true}}</tool_call>'
     step = step_of(environment, read_reply(text, begun.tools))
-    assert said(step) == [("tool", "increment", "4")] and not step.done
+    assert results_of(step) == [("tool", "increment", "4")] and not step.done
     end = step_of(environment, read_reply("Done.", begun.tools))
-    assert end.done and said(end) == []
+    assert end.done and results_of(end) == []
     assert environment.get_reward() == 1.0
 
 
 def test_calls_are_carried_out_in_their_order() -> None:
     environment, _, _ = counter()
     step = step_of(environment, calls(("increment", {"by": 1}), ("increment", {"by": 2})))
-    assert said(step) == [("tool", "increment", "1"), ("tool", "increment", "3")]
+    assert results_of(step) == [("tool", "increment", "1"), ("tool", "increment", "3")]
     assert step.figures == {
         "tool_calls": 2.0,
         "tool_calls_failed": 0.0,
@@ -147,7 +147,7 @@ def test_calls_are_carried_out_in_their_order() -> None:
 def test_a_tool_that_raises_is_answered_and_counted() -> None:
     environment, inner, _ = counter()
     step = step_of(environment, calls(("increment", {"by": -1}), ("increment", {"by": 3})))
-    assert said(step)[0] == ("tool", "increment", "Error: The counter only goes up.")
+    assert results_of(step)[0] == ("tool", "increment", "Error: The counter only goes up.")
     assert inner.count == 3 and not step.done
     assert step.figures["tool_calls_failed"] == 1.0
 
@@ -156,14 +156,16 @@ def test_a_malformed_call_is_answered_and_the_episode_goes_on() -> None:
     environment, inner, begun = counter()
     step = step_of(environment, read_reply("<tool_call>{increment}</tool_call>", begun.tools))
     assert not step.done and inner.count == 0
-    assert [one[0] for one in said(step)] == ["user"] and "not valid JSON" in said(step)[0][2]
+    assert [result[0] for result in results_of(step)] == [
+        "user"
+    ] and "not valid JSON" in results_of(step)[0][2]
     assert step.figures["tool_calls_malformed"] == 1.0
 
 
 def test_beside_a_right_call_what_is_wrong_stands_under_its_result() -> None:
     environment, _, _ = counter()
     step = step_of(environment, calls(("increment", {"by": 1}), problem="There is no tool 'x'."))
-    assert said(step) == [("tool", "increment", "1\nThere is no tool 'x'.")]
+    assert results_of(step) == [("tool", "increment", "1\nThere is no tool 'x'.")]
 
 
 def test_properties_are_not_looked_at() -> None:
@@ -197,7 +199,7 @@ def test_async_tools_are_awaited() -> None:
 
     begun, step = asyncio.run(play())
     assert begun.messages == ()
-    results = [content for _, _, content in said(step)]
+    results = [content for _, _, content in results_of(step)]
     assert results == ['{"word": "keel", "meaning": "ein Schiff – ⚓"}', "4"]
 
 
@@ -230,7 +232,9 @@ def add(a: float, b: float) -> float:
 
 def test_functions_alone_and_beside_methods() -> None:
     alone = tool_environment(Functions(), [add])
-    assert said(step_of(alone, calls(("add", {"a": 1, "b": 0.5})))) == [("tool", "add", "1.5")]
+    assert results_of(step_of(alone, calls(("add", {"a": 1, "b": 0.5})))) == [
+        ("tool", "add", "1.5")
+    ]
     both = tool_environment(CounterEnv(), [add])
     for environment, names in ((alone, ["add"]), (both, ["add", "increment"])):
         begun = environment.reset({"target": 1})
@@ -296,7 +300,7 @@ def test_a_tool_that_leaves_the_process_does_not() -> None:
             raise SystemExit(3)
 
     environment = tool_environment(Leaving())
-    assert said(step_of(environment, calls(("leave", {})))) == [("tool", "leave", "Error: 3")]
+    assert results_of(step_of(environment, calls(("leave", {})))) == [("tool", "leave", "Error: 3")]
 
 
 @pytest.mark.parametrize(

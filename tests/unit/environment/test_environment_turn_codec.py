@@ -32,7 +32,7 @@ def test_the_id_that_the_policy_wrote_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "answered"),
+    ("answer", "answered"),
     [
         ([Message("tool", "1"), Message("tool", "2")], ["c00010000", "c00010001"]),
         ([Message("user", "x"), Message("tool", "1")], ["", "c00010000"]),
@@ -43,17 +43,17 @@ def test_the_id_that_the_policy_wrote_stays() -> None:
     ],
 )
 def test_results_answer_the_calls_in_their_order(
-    said: list[Message], answered: list[str] | None
+    answer: list[Message], answered: list[str] | None
 ) -> None:
-    found = match_results(said, with_call_ids(replied(ADD, NOW), 1).tool_calls)
-    ids = [one.call_id for one in found]
+    matched = match_results(answer, with_call_ids(replied(ADD, NOW), 1).tool_calls)
+    ids = [message.call_id for message in matched]
     assert ids == (["c00010001", "c00010000"] if answered is None else answered)
-    assert [one.content for one in found] == [one.content for one in said]
-    assert render_message(found[-1]).get("tool_call_id", "") == ids[-1]
+    assert [message.content for message in matched] == [message.content for message in answer]
+    assert render_message(matched[-1]).get("tool_call_id", "") == ids[-1]
 
 
 def test_an_environments_own_messages_may_name_their_call() -> None:
     message = {"role": "tool", "content": "4", "name": "add", "tool_call_id": "c00010000"}
-    found = read_step(([message], False))
-    assert isinstance(found, StepResult)
-    assert found.messages == (Message("tool", "4", name="add", call_id="c00010000"),)
+    matched = read_step(([message], False))
+    assert isinstance(matched, StepResult)
+    assert matched.messages == (Message("tool", "4", name="add", call_id="c00010000"),)

@@ -114,7 +114,7 @@ def test_each_episode_has_an_agent_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "why"),
     [
         (("states[\"observation\"] + HINT", "'other'"), "replaced the prompt by 'other'"),
         (('"environment_feedback"', '"feedback"'), "dict with 'environment_feedback', and gave: "),
@@ -126,12 +126,12 @@ def test_each_episode_has_an_agent_of_its_own(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_an_agent_does_that_cannot_be_followed(
-    change: tuple[str, str], said: str, tmp_path: Path
+    change: tuple[str, str], why: str, tmp_path: Path
 ) -> None:
     environment = environment_of(agent_file(tmp_path, MULTI_TURN, change))
     with pytest.raises(ConfigError) as caught:
         asyncio.run(episode(environment, {"prompt": PROMPT, "label": "x"}, "a"))
-    assert said in str(caught.value)
+    assert why in str(caught.value)
 
 
 def test_a_row_without_a_prompt_as_text(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_loading_leaves_no_stand_in_behind(tmp_path: Path) -> None:
     assert after == {name for name in before if name.split(".")[0] == "openrlhf"}
 
 
-def test_an_agent_file_that_raises_is_told(tmp_path: Path) -> None:
+def test_an_agent_file_that_raises_is_reported(tmp_path: Path) -> None:
     path = agent_file(tmp_path, MULTI_TURN, ("import torch", "import torch, keelhaul"))
     with pytest.raises(ConfigError, match="No module named 'keelhaul'"):
         load_agent(path)
@@ -155,7 +155,7 @@ def test_an_agent_file_that_raises_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "why"),
     [
         ("x = 1", "has no class AgentExecutor"),
         ("class AgentExecutor: ...", "has no class AgentExecutor"),
@@ -177,9 +177,9 @@ def test_an_agent_file_that_raises_is_told(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_files_without_a_usable_agent(text: str, said: str, tmp_path: Path) -> None:
+def test_files_without_a_usable_agent(text: str, why: str, tmp_path: Path) -> None:
     path = tmp_path / "agent.py"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_agent(str(path))
-    assert said in str(caught.value)
+    assert why in str(caught.value)

@@ -66,7 +66,7 @@ def test_a_function_of_this_form_is_recognised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "why"),
     [
         ({}, "needs the option 'path'"),
         ({"path": "{folder}/gone.py"}, "gone.py"),
@@ -76,9 +76,9 @@ def test_a_function_of_this_form_is_recognised(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_called_is_refused_before_a_run(
-    options: dict[str, str], said: str, tmp_path: Path
+    options: dict[str, str], why: str, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text("SCORE = 3\ndef score(): ...\n")
     options = {key: value.format(folder=tmp_path) for key, value in options.items()}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=why):
         reward_function(RewardConfig(name="openrlhf_function", options={**options}))

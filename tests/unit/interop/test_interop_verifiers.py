@@ -40,8 +40,8 @@ def test_the_directory_is_beside_our_own_or_where_the_variable_says(
 def test_a_python_without_verifiers_is_described(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    found = venv.look(tmp_path)
-    assert found.exists and found.version is None and "verifiers" in found.trouble
+    install = venv.look(tmp_path)
+    assert install.exists and install.version is None and "verifiers" in install.trouble
 
 
 def test_a_name_is_a_taskset_or_an_environment_with_one() -> None:
@@ -61,7 +61,7 @@ def test_the_plan_has_one_process_for_each() -> None:
 
 
 PROGRAM = """
-import json, os, signal, sys, threading
+import json, os, signal, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 does = json.loads(sys.stdin.readline())["options"]["does"]
@@ -89,6 +89,7 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(3)
         elif name == "blocks":
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(60)  # until another thread has taken the signal
         body = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -117,9 +118,9 @@ async def play_all(player: PlayerProcess, names: Sequence[str]) -> list[object]:
     return [*await asyncio.gather(*work, return_exceptions=True)]
 
 
-@pytest.mark.parametrize(("does", "said"), [("refuse", "so"), ("end", "ended with exit code 4")])
-def test_a_process_that_does_not_start_stops_the_run(does: str, said: str) -> None:
-    with pytest.raises(PlimsollError, match=f"environment own did not start: {said}"):
+@pytest.mark.parametrize(("does", "why"), [("refuse", "so"), ("end", "ended with exit code 4")])
+def test_a_process_that_does_not_start_stops_the_run(does: str, why: str) -> None:
+    with pytest.raises(PlimsollError, match=f"environment own did not start: {why}"):
         asyncio.run(play_one(process(), "first", does))
 
 

@@ -28,30 +28,30 @@ def test_another_directory_is_left_as_it_is(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "thesis.txt").write_text("all of it")
-    code, said = refusal(capfd, "setup-verifiers", "--directory", str(tmp_path))
-    assert code == 2 and "is not empty, and not a virtual environment" in said
+    code, message = refusal(capfd, "setup-verifiers", "--directory", str(tmp_path))
+    assert code == 2 and "is not empty, and not a virtual environment" in message
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_step_that_fails_is_told_with_the_way_out(
+def test_a_step_that_fails_is_reported_with_the_way_out(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = refusal(capfd, "setup-verifiers", "--python", str(tmp_path / "python9"))
-    assert code == 2 and "python9 cannot be run: No such file" in said
+    code, message = refusal(capfd, "setup-verifiers", "--python", str(tmp_path / "python9"))
+    assert code == 2 and "python9 cannot be run: No such file" in message
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\n{FAILS}")
     python.chmod(0o755)
-    code, said = refusal(capfd, "setup-verifiers", "--python", str(python))
-    assert code == 1 and "no network" in said
-    assert "-m venv" in said and "apt install python3-venv" in said
+    code, message = refusal(capfd, "setup-verifiers", "--python", str(python))
+    assert code == 1 and "no network" in message
+    assert "-m venv" in message and "apt install python3-venv" in message
 
 
 def test_tasks_need_it_and_a_new_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "tasks.jsonl"
-    code, said = refusal(capfd, "verifiers-tasks", "sums", "--out", str(out))
-    assert code == 2 and "`plimsoll setup-verifiers` makes it" in said and not out.exists()
+    code, message = refusal(capfd, "verifiers-tasks", "sums", "--out", str(out))
+    assert code == 2 and "`plimsoll setup-verifiers` makes it" in message and not out.exists()
     out.write_text("mine")
-    code, said = refusal(capfd, "verifiers-tasks", "sums", "--out", str(out))
-    assert code == 2 and "is there already" in said and out.read_text() == "mine"
-    code, said = refusal(capfd, "verifiers-tasks", "sums")
-    assert code == 2 and "--out" in said
+    code, message = refusal(capfd, "verifiers-tasks", "sums", "--out", str(out))
+    assert code == 2 and "is there already" in message and out.read_text() == "mine"
+    code, message = refusal(capfd, "verifiers-tasks", "sums")
+    assert code == 2 and "--out" in message
