@@ -99,12 +99,14 @@ async def _play_turns(
         codec = codec.with_tools(begun.tools)
     first, prompt = _first_prompt(episode, codec, begun)
     episode.max_tokens = len(prompt) + config.max_tokens
-    role, text = "", ""
+    answer: list[Message] = []
     while True:
         try:
             sample = await episode.ask(prompt)
-        except CallRefused:
+        except CallRefused:  # there is no room for another turn
             return
+        role, text = answer[-1].role if answer else "", "\n".join(map(readable_text, answer))
+        messages += map(render_message, answer)
         reply = with_call_ids(
             codec.decode_reply(sample.response_tokens, begun.tools), episode.turns
         )
@@ -123,11 +125,6 @@ async def _play_turns(
             return
         answer = match_results([*map(codec.shorten, result.messages)], reply.tool_calls)
         prompt = _next_prompt(episode, codec, before, reply, answer, sample)
-        if len(prompt) >= episode.max_tokens:
-            episode.reason = "length"
-            return
-        role, text = answer[-1].role, "\n".join(map(readable_text, answer))
-        messages += map(render_message, answer)
 
 
 def _next_prompt(

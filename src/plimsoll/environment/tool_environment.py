@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from plimsoll.environment.protocol import (
 from plimsoll.environment.schemas import Tool, check_tool, tools_by_name
 from plimsoll.environment.tool_calls import figures_of
 from plimsoll.errors import ConfigError
+from plimsoll.reward.functions.calls import in_thread
 from plimsoll.reward.outcome import shown
 
 RESERVED = ("reset", "get_reward", "close")
@@ -49,11 +50,6 @@ class Toolbox:
     functions: Mapping[str, Function]
     """Plain or `async`, by their names."""
     schemas: tuple[Tool, ...]
-
-    @property
-    def has_coroutines(self) -> bool:
-        """Whether a function is an `async def`."""
-        return any(map(inspect.iscoroutinefunction, self.functions.values()))
 
 
 def functions_of(kind: type) -> list[Function]:
@@ -107,9 +103,9 @@ def schema_of(function: Function) -> Tool:
 class ToolEnvironment:
     """An environment of an object with tools as methods, and of functions beside them.
 
-    A tool that raises is answered with the error, and counted. `get_reward` and `close` are the
-    object's, if it has them. If a tool is an `async def`, plain tools are called in the event loop,
-    too: they should not take long.
+    Plain methods and functions are called in threads, `async` ones in the event loop. A tool that
+    raises is answered with the error, and counted. `get_reward` and `close` are the object's, if it
+    has them.
     """
 
     get_reward: Function
@@ -122,44 +118,39 @@ class ToolEnvironment:
             if callable(method := getattr(inner, name, None)):
                 setattr(self, name, method)
 
-    def reset(self, row: Mapping[str, Any]) -> Observation | Awaitable[Observation]:
+    async def reset(self, row: Mapping[str, Any]) -> Observation:
         """Return what the object's `reset` gives, and the tools."""
         reset = self.inner.reset
-        given = reset(**_wanted_columns(reset, row))
-        if inspect.isawaitable(given):
-            return self._reset_later(given)
-        return _first_observation(given, self._tools)
+        given = await _call(reset, _wanted_columns(reset, row))
+        return _first_observation(await await_if_needed(given), self._tools)
 
-    async def _reset_later(self, given: Awaitable[object]) -> Observation:
-        return _first_observation(await given, self._tools)
-
-    def step(self, reply: Reply) -> Step | Awaitable[Step]:
+    async def step(self, reply: Reply) -> Step:
         """Carry the calls out, in their order."""
-        if self._tools.has_coroutines:
-            return self._step_later(reply)
-        results = []
-        for call in reply.tool_calls:
-            try:
-                value = self._call(call)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may do anything
-                results.append(_tool_error(call, error))
-            else:
-                results.append(_ToolResult(call.name, result_text(value, call.name)))
-        return _step_of(reply, results)
+        return _step_of(reply, [await self._carry_out(call) for call in reply.tool_calls])
 
-    async def _step_later(self, reply: Reply) -> Step:
-        results = []
-        for call in reply.tool_calls:
-            try:
-                value = await await_if_needed(self._call(call))
-            except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may do anything
-                results.append(_tool_error(call, error))
-            else:
-                results.append(_ToolResult(call.name, result_text(value, call.name)))
-        return _step_of(reply, results)
+    async def _carry_out(self, call: ToolCall) -> _ToolResult:
+        try:
+            value = await _call(self._tools.functions[call.name], call.arguments)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may do anything
+            text = str(error) or type(error).__name__
+            return _ToolResult(call.name, _limit(f"Error: {text}"), failed=True)
+        return _ToolResult(call.name, result_text(value, call.name))
 
-    def _call(self, call: ToolCall) -> object:
-        return self._tools.functions[call.name](**call.arguments)
+
+async def _call(function: Function, arguments: Mapping[str, Any]) -> Any:
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
+
+    def attempt() -> tuple[Any, BaseException | None]:
+        try:
+            return function(**arguments), None
+        except BaseException as error:  # noqa: BLE001  it is raised where it is awaited
+            return None, error
+
+    value, error = await in_thread(attempt)
+    if error is not None:
+        raise error
+    return value
 
 
 def tool_environment(inner: Any, functions: Sequence[Function] = ()) -> ToolEnvironment:
@@ -187,11 +178,6 @@ class _ToolResult:
     name: str
     text: str
     failed: bool = False
-
-
-def _tool_error(call: ToolCall, error: BaseException) -> _ToolResult:
-    text = str(error) or type(error).__name__
-    return _ToolResult(call.name, _limit(f"Error: {text}"), failed=True)
 
 
 def _wanted_columns(reset: Function, row: Mapping[str, Any]) -> dict[str, Any]:

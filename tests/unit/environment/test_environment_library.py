@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from fractions import Fraction
 from typing import Any
@@ -83,8 +84,8 @@ def test_nested_parentheses_and_signs_end() -> None:
 
 
 def test_the_calculator_is_a_tool() -> None:
-    environment: Any = tool_environment(Calculator())
-    begun = environment.reset({"prompt": "What is 12 * 7?", "reference": "84"})
+    environment = tool_environment(Calculator())
+    begun = asyncio.run(environment.reset({"prompt": "What is 12 * 7?", "reference": "84"}))
     assert begun.messages == ()
     (tool,) = begun.tools
     assert tool["function"]["name"] == "calculate"

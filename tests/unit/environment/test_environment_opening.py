@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from pathlib import Path
@@ -90,12 +91,18 @@ def factory(name: str, *functions: str) -> EnvironmentFactory:
     return opened
 
 
+def reset(factory: EnvironmentFactory, row: dict[str, Any]) -> Observation:
+    made: Any = factory.make()
+    begun: Observation = asyncio.run(made.reset(row))
+    return begun
+
+
 def test_built_in_names() -> None:
     assert isinstance(factory("guess_number").make(high=10), GuessNumber)
     assert isinstance(factory("self_correction").make(), SelfCorrection)
     calculator = factory("calculator")
     assert [tool["function"]["name"] for tool in calculator.tools] == ["calculate"]
-    begun = calculator.make().reset({"prompt": "1+1?"})
+    begun = reset(calculator, {"prompt": "1+1?"})
     assert begun == Observation((), calculator.tools)
 
 
@@ -105,13 +112,13 @@ def test_by_import_path_and_by_file(place: str, own: Path) -> None:
     tools = factory(f"{place}:Tools")
     assert [tool["function"]["name"] for tool in tools.tools] == ["sound"]
     made: Any = tools.make()
-    step = made.step(Reply("", Message("assistant", ""), (), "A problem."))
+    step = asyncio.run(made.step(Reply("", Message("assistant", ""), (), "A problem.")))
     assert not step.done
 
 
 def test_by_a_function_that_makes_one(own: Path) -> None:
     assert factory("soundings:made").make(depth=3).reset({}) == "depth 3"
-    begun: Any = factory("soundings:tools_made").make().reset({})
+    begun = reset(factory("soundings:tools_made"), {})
     assert [tool["function"]["name"] for tool in begun.tools] == ["sound"]
     with pytest.raises(ConfigError, match="object has no method `reset`"):
         factory("soundings:nothing").make()
@@ -120,10 +127,10 @@ def test_by_a_function_that_makes_one(own: Path) -> None:
 def test_functions_beside_methods_and_alone(own: Path) -> None:
     both = factory("soundings:Tools", "soundings.py:fathoms")
     assert [tool["function"]["name"] for tool in both.tools] == ["fathoms", "sound"]
-    begun: Any = both.make().reset({})
+    begun = reset(both, {})
     assert begun.tools == both.tools
     alone = factory("functions", "soundings:fathoms")
-    begun = alone.make().reset({})
+    begun = reset(alone, {})
     assert begun.tools == alone.tools and len(alone.tools) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,6 @@ from plimsoll.environment.protocol import (
     Reply,
     Step,
     ToolCall,
-    await_if_needed,
 )
 from plimsoll.environment.tool_calls import read_reply
 from plimsoll.environment.tool_environment import (
@@ -97,15 +97,16 @@ def calls(*written: tuple[str, dict[str, Any]], problem: str | None = None) -> R
 def counter(target: int = 4) -> tuple[ToolEnvironment, CounterEnv, Observation]:
     inner = CounterEnv()
     environment = tool_environment(inner)
-    begun = environment.reset({"target": target, "other": "column"})
-    assert isinstance(begun, Observation)
+    begun = reset(environment, {"target": target, "other": "column"})
     return environment, inner, begun
 
 
+def reset(environment: ToolEnvironment, row: dict[str, Any]) -> Observation:
+    return asyncio.run(environment.reset(row))
+
+
 def step_of(environment: ToolEnvironment, reply: Reply) -> Step:
-    step = environment.step(reply)
-    assert isinstance(step, Step)
-    return step
+    return asyncio.run(environment.step(reply))
 
 
 def results_of(step: Step) -> list[tuple[str, str, str]]:
@@ -175,8 +176,7 @@ def test_properties_are_not_looked_at() -> None:
             raise RuntimeError("not before the first call")
 
     environment = tool_environment(Shy())
-    begun = environment.reset({"target": 1})
-    assert isinstance(begun, Observation) and len(begun.tools) == 1
+    assert len(reset(environment, {"target": 1}).tools) == 1
 
 
 def test_close_is_the_objects() -> None:
@@ -193,14 +193,27 @@ def test_what_an_object_lacks_is_not_there() -> None:
 def test_async_tools_are_awaited() -> None:
     async def play() -> tuple[Observation, Step]:
         environment = tool_environment(LookupEnv())
-        begun = await await_if_needed(environment.reset({"prompt": "?"}))
+        begun = await environment.reset({"prompt": "?"})
         asked = calls(("look_up", {"word": "keel"}), ("count_letters", {"word": "keel"}))
-        return begun, await await_if_needed(environment.step(asked))
+        return begun, await environment.step(asked)
 
     begun, step = asyncio.run(play())
     assert begun.messages == ()
     results = [content for _, _, content in results_of(step)]
     assert results == ['{"word": "keel", "meaning": "ein Schiff – ⚓"}', "4"]
+
+
+def test_plain_tools_run_in_threads_and_keep_the_event_loop_free() -> None:
+    class Blocking:
+        def reset(self) -> None: ...
+
+        def block(self) -> str:
+            """Block."""
+            return threading.current_thread().name
+
+    environment = tool_environment(Blocking())
+    [(_, _, thread)] = results_of(step_of(environment, calls(("block", {}))))
+    assert thread != threading.main_thread().name
 
 
 def test_an_episodes_time_limit_reaches_through_a_tool() -> None:
@@ -214,7 +227,7 @@ def test_an_episodes_time_limit_reaches_through_a_tool() -> None:
     async def play() -> None:
         environment = tool_environment(Slow())
         async with asyncio.timeout(0.05):
-            await await_if_needed(environment.step(calls(("wait", {}))))
+            await environment.step(calls(("wait", {})))
 
     with pytest.raises(TimeoutError):
         asyncio.run(play())
@@ -237,8 +250,7 @@ def test_functions_alone_and_beside_methods() -> None:
     ]
     both = tool_environment(CounterEnv(), [add])
     for environment, names in ((alone, ["add"]), (both, ["add", "increment"])):
-        begun = environment.reset({"target": 1})
-        assert isinstance(begun, Observation)
+        begun = reset(environment, {"target": 1})
         assert [tool["function"]["name"] for tool in begun.tools] == names
 
 
@@ -248,7 +260,7 @@ def test_reset_without_keywords_gets_what_it_takes() -> None:
             self.target = target
 
     inner = Small()
-    tool_environment(inner).reset({"target": 3, "prompt": "?", "source": ""})
+    reset(tool_environment(inner), {"target": 3, "prompt": "?", "source": ""})
     assert inner.target == 3
 
 
@@ -290,7 +302,7 @@ def test_reset_that_gives_no_text_is_refused() -> None:
             return 7
 
     with pytest.raises(ConfigError, match=r"reset gave 7 \(int\)"):
-        tool_environment(Wrong()).reset({"target": 1})
+        reset(tool_environment(Wrong()), {"target": 1})
 
 
 def test_a_tool_that_leaves_the_process_does_not() -> None:

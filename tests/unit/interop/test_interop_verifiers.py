@@ -161,7 +161,7 @@ def test_giving_an_episode_up_ends_a_process_in_which_nothing_moves(
             async with asyncio.timeout(0.3):
                 await play_one(player, name)
 
-    async def play() -> tuple[bool, list[BaseException | AgentResult]]:
+    async def play() -> tuple[bool, list[object]]:
         player = process()
         await play_all(player, ["fails"])  # so that it has started
         other = asyncio.create_task(play_one(player, "first"))
@@ -170,7 +170,7 @@ def test_giving_an_episode_up_ends_a_process_in_which_nothing_moves(
         await give_up(player, "blocks")
         result = await asyncio.gather(other, return_exceptions=True)
         await player.close()
-        return was_over, result
+        return was_over, [*result]
 
     was_over, [error] = asyncio.run(play())
     assert not was_over and isinstance(error, EnvironmentFailed)
