@@ -16,7 +16,7 @@ from typing import Any
 
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import bind_options, resolve_choice
-from plimsoll.config.files import load_named
+from plimsoll.config.files import load_named, nearest
 from plimsoll.errors import ConfigError
 
 REWARDS = "plimsoll.reward"
@@ -59,7 +59,13 @@ def reward_function(choice: Choice) -> partial[Any]:
     """
     adapter = named_adapter(choice.name)
     if adapter is None:
-        return resolve_choice(choice, REWARDS, "reward", awaited=True, adapted=_adapt_if_foreign)
+        try:
+            return resolve_choice(
+                choice, REWARDS, "reward", awaited=True, adapted=_adapt_if_foreign
+            )
+        except ConfigError as error:
+            names = [] if ":" in choice.name else [known.name for known in reward_adapters()]
+            raise ConfigError(f"{error}{nearest(choice.name, names)}") from error
     options = dict(choice.options)
     path, function = options.pop("path", None), options.pop("function", adapter.function)
     if not isinstance(path, str):

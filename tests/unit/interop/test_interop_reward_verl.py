@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from plimsoll.config.reward import RewardConfig
+from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.score import open_rewards
 
 FILE = """
@@ -48,6 +50,11 @@ def test_its_name_may_be_another_and_it_sees_extra_info(tmp_path: Path) -> None:
     file.write_text(FILE.replace("{DEF}", "def").replace("{GIVES}", "found"))
     asked = (trajectory("a", None), trajectory("a", None, extra_info={"index": 7}))
     assert rewards_of(file, *asked, function="other") == [-1.0, 7.0]
+
+
+def test_a_misspelt_name_is_reported_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'verl_function'"):
+        reward_function(RewardConfig(name="verl_functon"))
 
 
 def test_a_function_of_this_form_is_recognised(tmp_path: Path) -> None:
