@@ -23,7 +23,7 @@ from plimsoll.environment.calls import (
 )
 from plimsoll.environment.protocol import Reply
 from plimsoll.environment.tool_environment import AsyncToolEnvironment, ToolEnvironment
-from plimsoll.reward.functions.calls import in_thread
+from plimsoll.process.threads import in_thread
 from plimsoll.reward.outcome import Failed
 
 T = TypeVar("T")

@@ -43,6 +43,7 @@ _SETTINGS: Code = "reward-settings"
 _ATTRIBUTE = "check_reference"
 _VOTING = "voting"
 _ASKED = "processes_asked"
+_MACHINE = "needs_machine"
 _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
 
@@ -73,6 +74,17 @@ def _text_check(check: Callable[..., object]) -> Callable[..., object]:
         return check(reference_text(reference), **options)
 
     return check_text
+
+
+def needs_machine(missing: Callable[..., str], fix: str) -> Callable[[_Reward], _Reward]:
+    """Mark a reward that cannot run on every machine, which is checked before a run.
+
+    Args:
+        missing: Takes by keyword those of the reward's options that it names; returns what is
+            missing on this machine and why that matters, in sentences; "" if nothing is.
+        fix: What to do if something is.
+    """
+    return _marked(_MACHINE, (missing, fix))
 
 
 @dataclass(frozen=True)
@@ -186,7 +198,14 @@ def check_rewards(
         except ConfigError as error:
             yield unusable(f"rewards.{name}", part, error)
         else:
+            yield from _machine_problems(f"rewards.{name}", part, reward)
             yield from _of_trls_form(f"rewards.{name}", part, taken(reward), environments)
+
+
+def _machine_problems(key: str, part: Choice, reward: partial[Any]) -> Iterator[Problem]:
+    missing, fix = getattr(reward.func, _MACHINE, (None, ""))
+    if missing is not None and (why := _with_options(missing, reward)()):
+        yield invalid(key, part.name, why, fix, code="package-missing")
 
 
 def _of_trls_form(

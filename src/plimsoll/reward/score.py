@@ -18,8 +18,8 @@ from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory
-from plimsoll.reward.functions.calls import Here, Setup, is_coroutine, takes_many
-from plimsoll.reward.functions.processes import ProcessPool
+from plimsoll.reward.functions.calls import FunctionHere, is_coroutine, takes_many
+from plimsoll.reward.functions.processes import open_in_processes
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit
 from plimsoll.reward.price import MOST_PROCESSES
 from plimsoll.reward.references import processes_asked
@@ -74,11 +74,8 @@ def _function_call(
     stack: AsyncExitStack,
 ) -> Call:
     if not config.process:
-        return Here(function, batch, is_coroutine(function), limit)
-    memory = None if config.memory_gib is None else int(config.memory_gib * 1024**3)
-    pool = ProcessPool(Setup(config.name, config.options, batch, memory), limit, at_once)
-    stack.push_async_callback(pool.close)
-    return pool
+        return FunctionHere(function, batch, is_coroutine(function), limit)
+    return open_in_processes(config, batch, limit, at_once, stack)
 
 
 def _client() -> httpx.AsyncClient:

@@ -14,7 +14,7 @@ from plimsoll.data.template import Template
 from plimsoll.environment.agents.endpoint import Endpoint
 from plimsoll.environment.agents.executor import ExecutorAgent
 from plimsoll.environment.agents.play import Agent, ServedAgent, play_agent
-from plimsoll.environment.apart import Apart, Setup, processes
+from plimsoll.environment.apart import Apart, environment_pool
 from plimsoll.environment.episode import Table, play
 from plimsoll.environment.opening import AgentFunction, Factory, opened, opened_functions
 from plimsoll.environment.openrlhf import AgentExecutorBase
@@ -151,11 +151,9 @@ def _player(table: Table, kind: Kind, scorer: Scorer, endpoint: Endpoint | None)
 def _seat(config: EnvironmentConfig, kind: Factory, scorer: Scorer) -> Callable[[], Seat]:
     if not config.process:
         return partial(Here, partial(kind.make, **config.options), config.call_seconds)
-    memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
-    setup = Setup(config.name, config.options, config.tools, memory)
-    children = processes(setup, processes_of(config, usable_cores()))
-    scorer.held.push_async_callback(children.close)
-    return partial(Apart, children, config.call_seconds)
+    pool = environment_pool(config, processes_of(config, usable_cores()))
+    scorer.held.callback(pool.close)
+    return partial(Apart, pool, config.call_seconds)
 
 
 def _table(spec: RunSpec[RlConfig], name: str, kind: Kind) -> Table:

@@ -19,7 +19,7 @@ import psutil
 from plimsoll.environment.verifiers import venv
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.meter import count_as_own
-from plimsoll.reward.functions.children import ended_how, gone
+from plimsoll.process.child import describe_exit
 
 _START_SECONDS = 300.0
 _END_SECONDS = 10.0
@@ -27,6 +27,15 @@ _END_SECONDS = 10.0
 _LONGEST_LINE = 2**28
 
 Message = Mapping[str, Any]
+
+
+async def gone(process: Process) -> None:
+    """Wait until a process has ended, and its pipes are closed."""
+    assert process.stdin is not None
+    await process.wait()
+    process.stdin.close()
+    with suppress(OSError):
+        await process.stdin.wait_closed()
 
 
 @dataclass
@@ -59,7 +68,7 @@ class _Running:
         except ValueError:  # a line beyond all bounds, or none of JSON
             self.end()
         self.over = True
-        how = ended_how(await self.ends())
+        how = describe_exit(await self.ends())
         for queue in self.heard.values():
             queue.put_nowait({"failed": f"'s process {how}"})
 
@@ -173,7 +182,7 @@ class VerifiersProcess:
         if "ready" not in found:
             running.end()
             await gone(process)
-            why = found.get("refused") or ended_how(await process.wait())
+            why = found.get("refused") or describe_exit(await process.wait())
             raise PlimsollError(
                 f"The process for the environment {self._name} did not start: {why}"
             )
