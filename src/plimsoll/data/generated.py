@@ -17,7 +17,7 @@ from plimsoll.config.data import GenerateConfig, SourceConfig
 from plimsoll.config.problems import Problem, Section
 from plimsoll.data.report import BadRow, Row
 from plimsoll.errors import ConfigError
-from plimsoll.process.child import Child, ChildEnded, ChildRefused, serving
+from plimsoll.process.child import Child, ChildEnded, ChildRefused, Program, our_environment
 
 LIBRARY = "reasoning_gym"
 COLUMNS = ("question", "answer", "task", LIBRARY)
@@ -53,10 +53,10 @@ def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
-    """Yield rows of all tasks, one of each in turn. A row that a task fails to generate is a bad
-    row.
+    """Yield rows of all tasks, one of each in turn.
 
-    Raises ConfigError for a task or an option that cannot be used.
+    A row that a task fails to generate is a bad row. Raises ConfigError for a task or an option
+    that cannot be used.
     """
     assert source.generate is not None
     lines = count(1)
@@ -96,12 +96,9 @@ def _generator(generate: GenerateConfig) -> Iterator[Child]:
     Raises ChildRefused for a task or an option that cannot be used, and ChildEnded.
     """
     setup = {"tasks": generate.options(), "size": generate.size, "seed": generate.seed}
-    program = serving(
-        open_generator,
-        "json",
-        {"PYTHONHASHSEED": "0"},
-        what=f"The process for rows of {LIBRARY}",
-        setup=setup,
+    what, environment = f"The process for rows of {LIBRARY}", our_environment()
+    program = Program(
+        open_generator, what, setup, environment=environment | {"PYTHONHASHSEED": "0"}
     )
     child = Child(program)
     try:

@@ -68,8 +68,11 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _values(name: str, options: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of an entry. The entry is kept as Python writes it, too: tasks score by tuples
-    and by numbers as keys, which JSON has not."""
+    """Return the row of an entry.
+
+    The entry is kept as Python writes it, too: tasks score by tuples and by numbers as keys, which
+    JSON has not.
+    """
     whole = repr(_plain(entry))
     ast.literal_eval(whole)  # raises for what could not be read back
     scored_by = {"task": name, "options": dict(options), "entry": whole}

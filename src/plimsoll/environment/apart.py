@@ -24,7 +24,7 @@ from plimsoll.environment.calls import (
 )
 from plimsoll.environment.opening import Factory, opened, opened_functions
 from plimsoll.environment.protocol import Reply
-from plimsoll.process.child import Child, ChildEnded, serving
+from plimsoll.process.child import Child, ChildEnded, Program
 from plimsoll.process.pool import Pool
 from plimsoll.process.threads import in_thread
 from plimsoll.reward.outcome import Failed
@@ -57,11 +57,11 @@ class MethodCall:
 def environment_pool(config: EnvironmentConfig, size: int) -> Pool:
     """Return at most `size` processes, each for one episode at a time."""
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
-    program = serving(
+    program = Program(
         open_environment,
-        "pickle",
         what=f"The process for environment {config.name}",
         setup=EnvironmentSetup(config.name, config.options, config.tools),
+        codec="plimsoll.process.pickled",
         memory_bytes=memory,
     )
     return Pool(program, size)

@@ -9,7 +9,7 @@ from typing import Any
 from plimsoll.data.pieces import Tools
 from plimsoll.environment.protocol import Message, Observation, Step
 from plimsoll.reward import outcome
-from plimsoll.reward.outcome import Failed, finite, shown
+from plimsoll.reward.outcome import Failed, finite, short_repr
 
 Rewarded = float | tuple[float, ...] | None
 """Of an episode; or of each sampled token; None: the environment gives none of the whole."""
@@ -44,7 +44,7 @@ class EnvironmentFailed(Exception):
 
 def raised(error: BaseException) -> Failed:
     """Of an environment's method that raised."""
-    found = outcome.raised(error)
+    found = outcome.error_outcome(error)
     return found if isinstance(found, Failed) else Failed(found.said, kind=found.kind)
 
 
@@ -124,7 +124,7 @@ def _message(one: object) -> Message | None:
 
 
 def _wrong(method: str, given: object, wanted: str) -> Failed:
-    return Failed(f"'s {method} gave {shown(given)} ({type(given).__name__}), not {wanted}")
+    return Failed(f"'s {method} gave {short_repr(given)} ({type(given).__name__}), not {wanted}")
 
 
 def method_of(environment: object, name: str) -> Callable[..., Any] | None:

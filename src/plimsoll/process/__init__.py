@@ -1,2 +1,1 @@
-"""Child processes: start them, feed them, limit them, end them; and a sandbox for programs that
-nobody trusts."""
+"""Child processes: how to start, feed, limit and end them; and a sandbox."""

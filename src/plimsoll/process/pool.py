@@ -34,8 +34,10 @@ class Pool:
             self.give_back(child)
 
     def take(self) -> Child:
-        """Return a child for the caller alone, until it is given back; wait for one if all are in
-        use. Raises PlimsollError if none can be started."""
+        """Return a child for the caller alone, until it is given back; wait if all are in use.
+
+        Raises PlimsollError if none can be started.
+        """
         child = self._idle.get()
         if child is not None and not child.has_ended():
             return child

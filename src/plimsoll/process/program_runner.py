@@ -3,7 +3,7 @@
 Each case runs in a fork of this process, which bounds itself, runs the program and the case, and
 writes what they gave to a file in memory. Whatever a fork does to this process costs the program
 alone: programs.py believes nothing that is said here but for the case in question. Imports the
-standard library alone, apart from serve.py.
+standard library alone.
 """
 
 from __future__ import annotations
@@ -19,31 +19,26 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from plimsoll.process.frames import JSON
-from plimsoll.process.serve import serve
-
 _OUTPUT_BYTES = 4 * 1024**2
 _RESULT = 3  # where a fork writes what a call gave
 
 
-def main() -> None:
-    """Serve one program."""
+def open_program(setup: dict[str, Any]) -> Callable[[dict[str, Any]], list[str]]:
+    """Return what answers in the process: a case to how it ended and its output."""
     site.setquit()  # programs call exit()
-    serve(_open, JSON)
+    return partial(_run, setup)
 
 
-def _open(job: dict[str, Any]) -> Callable[[Any], object]:
-    return partial(_run, job)
+def _run(setup: dict[str, Any], case: dict[str, Any]) -> list[str]:
+    """Return how a case ended, and its output.
 
-
-def _run(job: dict[str, Any], case: dict[str, Any]) -> list[str]:
-    """Return how a case ended, and its output. A check that came to its end has written a word that
-    only its fork knew."""
+    A check that came to its end has written a word that only its fork knew.
+    """
     result, word = os.memfd_create("result"), os.urandom(16).hex()
     child = os.fork()
     if child == 0:
         try:
-            _run_case(job, case, result, word)
+            _run_case(setup, case, result, word)
         finally:
             os._exit(1)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -55,13 +50,13 @@ def _run(job: dict[str, Any], case: dict[str, Any]) -> list[str]:
     return ["error" if code or unfinished else "done", output]
 
 
-def _run_case(job: dict[str, Any], case: dict[str, Any], result: int, word: str) -> None:
+def _run_case(setup: dict[str, Any], case: dict[str, Any], result: int, word: str) -> None:
     """Run a case in the fork, which never returns to the process's own work."""
     _open_streams(str(case.get("input", "")), result, to_output="input" in case)
-    _limit(math.ceil(job["seconds"]), job["memory_bytes"])
+    _limit(math.ceil(setup["seconds"]), setup["memory_bytes"])
     space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     try:
-        exec(compile(job["program"], "response", "exec"), space)
+        exec(compile(setup["program"], "response", "exec"), space)
         if "call" in case:
             _write(_call(space, case["call"], case["arguments"]))
         elif "check" in case:

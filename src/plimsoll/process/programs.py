@@ -10,7 +10,8 @@ from typing import Literal
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.process.child import Child, ChildEnded, Program
-from plimsoll.process.sandbox import Sandbox, python_environment, python_words
+from plimsoll.process.program_runner import open_program
+from plimsoll.process.sandbox import Sandbox, sandbox_environment, sandboxed_python
 
 REMEDY = (
     "`apt install bubblewrap`, and allow user namespaces (docs/rewards.md, Code); or write "
@@ -73,8 +74,10 @@ def run_program(
 
 @cache
 def sandbox_trouble() -> str:
-    """Return why bubblewrap's sandbox does not work on this machine, in sentences; "" if it does.
-    A small program is run in it, once in each process."""
+    """Return why the sandbox does not work on this machine, in sentences; "" if it does.
+
+    A small program is run in the sandbox, once in each process.
+    """
     try:
         (result,) = _run(_TRIAL, [{"input": "1"}], Bounds(5.0, 20.0, 2**30), "bwrap")
     except FileNotFoundError:
@@ -89,8 +92,11 @@ def sandbox_trouble() -> str:
 def _run(
     program: str, cases: Sequence[Mapping[str, object]], bounds: Bounds, sandbox: Sandbox
 ) -> list[CaseResult]:
-    """Run the cases by one runner. A case that ends the runner, or whose time is over, costs itself
-    alone: the next case gets another runner."""
+    """Run the cases by one runner.
+
+    A case that ends the runner, or whose time is over, costs itself alone: the next case gets
+    another runner.
+    """
     runner, results = _start(program, bounds, sandbox), list[CaseResult]()
     until = time.monotonic() + bounds.total_seconds
     try:
@@ -105,19 +111,25 @@ def _run(
 
 
 def _start(program: str, bounds: Bounds, sandbox: Sandbox) -> Child:
-    words = python_words("from plimsoll.process.program_runner import main; main()", sandbox)
+    what = "The process that runs programs"
     setup = {
         "program": program,
         "seconds": bounds.seconds,
         "memory_bytes": bounds.memory_bytes,
     }
-    what = "The process that runs programs"
-    runner = Child(Program(words, what, setup, python_environment(), forwards=False))
+    runner = Child(
+        Program(
+            *(open_program, what, setup),
+            python=sandboxed_python(sandbox),
+            environment=sandbox_environment(),
+            forwards=False,
+        )
+    )
     try:
         runner.open(_START_SECONDS)
     except (ChildEnded, TimeoutError) as error:
-        lines = error.lines if isinstance(error, ChildEnded) else f"no answer in {_START_SECONDS} s"
-        raise PlimsollError(f"{what} did not start: {lines or error}") from error
+        how = error.lines or error if isinstance(error, ChildEnded) else "it took too long"
+        raise PlimsollError(f"{what} did not start: {how}") from error
     return runner
 
 

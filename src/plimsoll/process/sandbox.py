@@ -17,50 +17,47 @@ from typing import Literal
 Sandbox = Literal["bwrap", "none"]
 """How a program is kept from the rest of the machine: by bubblewrap, or not at all."""
 
-FOLDER = "/tmp"
+_FOLDER = "/tmp"
 _FOLDER_BYTES = 64 * 2**20
 _HOUSE = Path(__file__).parents[1]
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
-def python_words(code: str, sandbox: Sandbox) -> tuple[str, ...]:
-    """Return the command that runs Python code by this interpreter, in the sandbox.
+def sandboxed_python(sandbox: Sandbox) -> tuple[str, ...]:
+    """Return the command that starts this Python in the sandbox.
 
     Raises FileNotFoundError if bubblewrap is not installed.
     """
-    python = os.path.realpath(sys.executable)
-    words = (python, "-S", "-B", "-P", "-c", code)  # -S: what *.pth files do takes its time
-    return words if sandbox == "none" else (*_bwrap_words(), *words)
+    # Without -S what *.pth files do would take its time at each start.
+    python = (os.path.realpath(sys.executable), "-S", "-B", "-P")
+    if sandbox == "none":
+        return python
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise FileNotFoundError("bwrap")
+    read_only = dict.fromkeys((sys.base_prefix, *_packages(), str(_HOUSE)))
+    return (
+        *(bwrap, "--unshare-all", "--die-with-parent", "--new-session"),
+        *("--size", str(_FOLDER_BYTES), "--tmpfs", _FOLDER),  # first: packages may lie within
+        *(word for path in _SYSTEM for word in ("--ro-bind-try", path, path)),
+        *(word for path in read_only for word in ("--ro-bind", path, path)),
+        *(word for path in _DEVICES for word in ("--dev-bind", path, path)),
+        *("--remount-ro", "/", "--chdir", _FOLDER, "--", *python),
+    )
 
 
-def python_environment() -> Mapping[str, str]:
+def sandbox_environment() -> Mapping[str, str]:
     """Return the environment variables of a program in the sandbox: none of this process's."""
     return {
         "PATH": "/usr/bin:/bin",
         "LANG": "C.UTF-8",
-        "HOME": FOLDER,
+        "HOME": _FOLDER,
         "PYTHONPATH": os.pathsep.join((str(_HOUSE.parent), *_packages())),
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
-
-
-def _bwrap_words() -> Sequence[str]:
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        raise FileNotFoundError("bwrap")
-    read_only = (sys.base_prefix, *_packages(), str(_HOUSE))
-    return (
-        bwrap,
-        *("--unshare-all", "--die-with-parent", "--new-session"),
-        *("--size", str(_FOLDER_BYTES), "--tmpfs", FOLDER),  # first: packages may lie within
-        *(word for path in _SYSTEM for word in ("--ro-bind-try", path, path)),
-        *(word for path in dict.fromkeys(read_only) for word in ("--ro-bind", path, path)),
-        *(word for path in _DEVICES for word in ("--dev-bind", path, path)),
-        *("--remount-ro", "/", "--chdir", FOLDER, "--"),
-    )
 
 
 def _packages() -> Sequence[str]:

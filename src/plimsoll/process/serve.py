@@ -1,7 +1,8 @@
-"""The child's side: answer the parent's messages, one at a time. child.py is the parent's side.
+"""The child's side: answer the parent's messages, one at a time; child.py is the parent's side.
 
-As a program: `python -m plimsoll.process.serve json|pickle MODULE FUNCTION`, where the function
-takes the first message and returns the function that answers all later ones.
+`python -m plimsoll.process.serve CODEC MODULE FUNCTION`: FUNCTION of MODULE takes the first message
+and returns the function that answers all later ones; the module CODEC writes each as one line.
+Imports the standard library alone, as it runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from plimsoll.errors import PlimsollError
-from plimsoll.process.frames import JSON, Codec, frame, read_frame
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Answer = Callable[[Any], object]
 
 
-def serve(open_: Callable[[Any], Answer], codec: Codec) -> None:
+def serve(codec: Any, open_: Callable[[Any], Answer]) -> None:
     """Answer messages until standard input is closed.
 
     The loop consumes messages on standard input, waits for nothing else, is unblocked by each of
@@ -31,8 +31,8 @@ def serve(open_: Callable[[Any], Answer], codec: Codec) -> None:
     error. The kernel ends the process when the parent dies.
 
     Args:
+        codec: What writes and reads lines: a module with `dumps` and `loads`.
         open_: Takes the setup and returns what answers messages; raises PlimsollError to refuse.
-        codec: How messages are written.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     messages, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -40,10 +40,10 @@ def serve(open_: Callable[[Any], Answer], codec: Codec) -> None:
     os.dup2(2, 1)
 
     def reply(value: object) -> None:
-        replies.write(frame(codec.dumps(value)))
+        replies.write(codec.dumps(value).encode() + b"\n")
         replies.flush()
 
-    first = codec.loads(read_frame(messages.read))
+    first = codec.loads(messages.readline())
     try:
         answer = open_(first["setup"])
     except PlimsollError as error:
@@ -51,8 +51,8 @@ def serve(open_: Callable[[Any], Answer], codec: Codec) -> None:
         return
     _limit_memory(first["memory_bytes"])
     reply(None)
-    while messages.peek(1):
-        message = codec.loads(read_frame(messages.read))
+    for line in messages:
+        message = codec.loads(line)
         signal.setitimer(signal.ITIMER_PROF, first["cpu_seconds"] or 0)  # ended by SIGPROF
         value = answer(message)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -69,15 +69,6 @@ def _limit_memory(more_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def main(codec: str, module: str, function: str) -> None:
-    """Serve by a function of a module."""
-    if codec == "pickle":  # a tenth of the start
-        from plimsoll.process.pickled import PICKLE
-
-        serve(getattr(importlib.import_module(module), function), PICKLE)
-    else:
-        serve(getattr(importlib.import_module(module), function), JSON)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _, codec, module, function = sys.argv
+    serve(importlib.import_module(codec), getattr(importlib.import_module(module), function))

@@ -72,8 +72,10 @@ def reward(
 
 
 def program_in(response: str) -> str:
-    """Return the last block of Python code; without a block the text of the last
-    `<answer>...</answer>`, or else the whole response."""
+    """Return the last block of Python code in a response.
+
+    Without a block: the text of the last `<answer>...</answer>`, or else the whole response.
+    """
     blocks: list[str] = _BLOCK.findall(response)
     return blocks[-1] if blocks else last_within(response, ANSWER_TAG) or response
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import usable_cores
-from plimsoll.process.child import ChildEnded, serving
+from plimsoll.process.child import ChildEnded, Program
 from plimsoll.process.pool import Pool
 from plimsoll.reward.math_form import BOX
 
@@ -59,9 +59,8 @@ def verify(reference: str, answer: str) -> Verdict:
 
 @functools.cache
 def _pool() -> Pool:
-    program = serving(
+    program = Program(
         open_comparison,
-        "json",
         what="The process that checks mathematical answers",
         setup=None,
         memory_bytes=_MEMORY_BYTES,
@@ -78,8 +77,10 @@ def open_comparison(setup: None) -> Callable[[Sequence[str]], Verdict]:
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
 
     def read(text: str) -> list[Any]:
-        """Return expressions, and their text, which is all for what math-verify does not
-        understand. Of a box that it does not understand, it would take the last number."""
+        """Return expressions, and their text, which is all if math-verify understands nothing.
+
+        Of a box that it does not understand, math-verify would take the last number.
+        """
         boxed = {"extraction_config": [LatexExtractionConfig()]} if text.startswith(BOX) else {}
         # No timeout: math-verify's would take the place of ours, and cannot interrupt C code.
         return list(parse(text, parsing_timeout=None, **boxed))

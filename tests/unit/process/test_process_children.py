@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.process.child import Child, ChildEnded, ChildRefused, Program, serving
+from plimsoll.process.child import Child, ChildEnded, ChildRefused, Program
 from plimsoll.process.pool import Pool
 from plimsoll.process.threads import in_thread
 
@@ -57,7 +57,7 @@ def open_echo(setup: dict[str, str]) -> Callable[[Any], Any]:
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    return serving(open_echo, "json", what="The process of the test", setup=SETUP)
+    return Program(open_echo, "The process of the test", SETUP)
 
 
 @pytest.fixture
@@ -67,11 +67,11 @@ def pool(program: Program) -> Iterator[Pool]:
     pool.close()
 
 
-@pytest.mark.parametrize(("codec", "answer"), [("json", [1]), ("pickle", (1,))])
+@pytest.mark.parametrize(("codec", "answer"), [("json", [1]), ("plimsoll.process.pickled", (1,))])
 def test_a_child_answers_in_its_codec(
-    program: Program, codec: Literal["json", "pickle"], answer: object
+    program: Program, codec: Literal["json", "plimsoll.process.pickled"], answer: object
 ) -> None:
-    child = Child(serving(open_echo, codec, what="", setup=SETUP))
+    child = Child(replace(program, codec=codec))
     child.open()
     assert child.ask((1,), 10.0) == ["hello", answer]
     large = "a" * 5_000_000
@@ -126,7 +126,7 @@ import sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from threading import Thread
 from test_process_children import *
-pool = Pool(serving(open_echo, "json", what="", setup=SETUP), 1)
+pool = Pool(Program(open_echo, "", SETUP), 1)
 for message in ("pid", "pid"):
     thread = Thread(target=lambda: print(pool.ask(message, 10.0), flush=True))
     thread.start()
@@ -150,15 +150,15 @@ def test_what_a_child_cannot_open_is_refused_in_its_words(program: Program) -> N
         Child(refusing).open()
     with pytest.raises(PlimsollError, match="The process of the test did not start: there is no"):
         Pool(refusing, 1).ask("hi", 10.0)
-    broken = replace(program, words=(sys.executable, "-c", "import nothing_of_this_name"))
+    broken = replace(program, python=(sys.executable, "-c", "import nothing_of_this_name"))
     with pytest.raises(PlimsollError, match="No module named 'nothing_of_this_name'"):
         Pool(broken, 1).ask("hi", 10.0)
 
 
-@pytest.mark.parametrize("sent", [b"\xff" * 8, b"\0\0\0\0\0\0\0\1{", b"\0\0"])
+@pytest.mark.parametrize("sent", [b"{\n", b"[" * 100_000 + b"\n", b"\xff\n", b"1"])
 def test_what_is_no_message_ends_the_child(program: Program, sent: bytes) -> None:
     script = f"import os; os.write(1, {sent!r})"
-    child = Child(replace(program, words=(sys.executable, "-c", script)))
+    child = Child(replace(program, python=(sys.executable, "-c", script)))
     with pytest.raises(ChildEnded):
         child.open()
 

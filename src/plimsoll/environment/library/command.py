@@ -13,7 +13,7 @@ from typing import Any
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.process.child import describe_exit, end, last_lines, start
 from plimsoll.process.threads import in_thread
-from plimsoll.reward.outcome import finite, shown
+from plimsoll.reward.outcome import finite, short_repr
 
 
 async def command(
@@ -61,5 +61,5 @@ def _reward(text: str) -> float | None:
         return None
     value = finite(last["reward"])
     if value is None:
-        raise PlimsollError(f"its reward is {shown(last['reward'])}, not a finite number")
+        raise PlimsollError(f"its reward is {short_repr(last['reward'])}, not a finite number")
     return value

@@ -11,7 +11,7 @@ from typing import Any, get_origin, get_type_hints
 
 from plimsoll.process.threads import in_thread
 from plimsoll.records import Trajectory
-from plimsoll.reward.outcome import Outcome, TimeLimit, number, numbers, raised
+from plimsoll.reward.outcome import Outcome, TimeLimit, error_outcome, number, numbers
 
 Function = Callable[[Any], Any]
 """Takes a trajectory, or a list of them."""
@@ -32,22 +32,21 @@ def call_function(
     try:
         value = function([*trajectories] if batch else trajectories[0])
     except BaseException as error:  # noqa: BLE001  the user's code may do anything
-        return [raised(error)] * len(trajectories)
+        return [error_outcome(error)] * len(trajectories)
     return _outcomes(value, len(trajectories), batch)
 
 
 async def await_function(
     function: Function, trajectories: Sequence[Trajectory], batch: bool
 ) -> list[Outcome]:
-    """Return what came of a call of an `async def`, as `call_function`. If this is cancelled, so is
-    the function."""
+    """Return what came of a call of an `async def`; a cancellation cancels the function, too."""
     task = asyncio.current_task()
     try:
         value = await function([*trajectories] if batch else trajectories[0])
     except BaseException as error:
         if task is not None and task.cancelling():
             raise
-        return [raised(error)] * len(trajectories)
+        return [error_outcome(error)] * len(trajectories)
     return _outcomes(value, len(trajectories), batch)
 
 
@@ -100,4 +99,4 @@ class FunctionHere:
             async with asyncio.timeout(self.limit.seconds):
                 return await work
         except TimeoutError:
-            return [self.limit.exceeded(after=left)] * len(trajectories)
+            return [self.limit.failure(after=left)] * len(trajectories)

@@ -11,7 +11,7 @@ from typing import Any
 
 from plimsoll.config.base import Choice, OptionValue
 from plimsoll.config.reward import RewardConfig
-from plimsoll.process.child import ChildEnded, serving
+from plimsoll.process.child import ChildEnded, Program
 from plimsoll.process.pool import Pool
 from plimsoll.process.threads import in_thread
 from plimsoll.records import Trajectory
@@ -47,7 +47,7 @@ class FunctionInProcesses:
                 partial(self.pool.ask, sent, self.limit.seconds)
             )
         except TimeoutError:
-            failed = self.limit.exceeded(after="; its process was ended")
+            failed = self.limit.failure(after="; its process was ended")
         except ChildEnded as ended:
             failed = Failed(f"'s process {ended}", ended.lines)
         else:
@@ -68,11 +68,11 @@ def open_in_processes(
         stack: What ends the processes.
     """
     memory = None if config.memory_gib is None else int(config.memory_gib * 1024**3)
-    program = serving(
+    program = Program(
         open_function,
-        "pickle",
         what=f"The process for reward function {config.name}",
         setup=FunctionSetup(config.name, config.options, batch),
+        codec="plimsoll.process.pickled",
         memory_bytes=memory,
     )
     pool = Pool(program, size)
