@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from itertools import count
 from typing import Any
 
@@ -17,13 +17,14 @@ from plimsoll.config.data import GenerateConfig, SourceConfig
 from plimsoll.config.problems import Problem, Section
 from plimsoll.data.report import BadRow, Row
 from plimsoll.errors import ConfigError
-from plimsoll.process.child import Child, ChildEnded, ChildRefused, Program, our_environment
+from plimsoll.process.child import ChildEnded, Program, our_environment
+from plimsoll.process.pool import Pool
 
 LIBRARY = "reasoning_gym"
 COLUMNS = ("question", "answer", "task", LIBRARY)
 """The columns of generated rows: texts; the task's name; what the task's reward scores by."""
 INSTALL = "pip install 'reasoning-gym>=0.1.25,<0.2'"
-_ROW_SECONDS = 3600.0  # some tasks search
+_ROW_SECONDS = 1e6  # some tasks search for long
 
 
 def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
@@ -53,25 +54,21 @@ def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
-    """Yield rows of all tasks, one of each in turn.
+    """Yield rows of all tasks, one of each in turn; a bad row for what a task fails to generate.
 
-    A row that a task fails to generate is a bad row. Raises ConfigError for a task or an option
-    that cannot be used.
+    Raises ConfigError for a task or an option that cannot be used.
     """
     assert source.generate is not None
     lines = count(1)
-    try:
-        with _generator(source.generate) as child:
-            for index in range(source.generate.size):
-                for entry in child.ask(index, _ROW_SECONDS):
-                    yield _row(source.path, next(lines), entry)
-    except ChildRefused as refused:
-        raise ConfigError(f"{LIBRARY}: {refused}") from refused
-    except ChildEnded as ended:
-        said = f"{LIBRARY} {ended} while it generated rows.\n{ended.lines}"
-        raise ConfigError(said.rstrip()) from ended
-    except TimeoutError as error:
-        raise ConfigError(f"{LIBRARY} took over {_ROW_SECONDS:g} s for one row.") from error
+    with closing(_process(source.generate)) as process:
+        for index in range(source.generate.size):
+            try:
+                entries = process.ask(index, _ROW_SECONDS)
+            except ChildEnded as ended:
+                said = f"{LIBRARY} {ended} while it generated rows.\n{ended.lines}"
+                raise ConfigError(said.rstrip()) from ended
+            for entry in entries:
+                yield _row(source.path, next(lines), entry)
 
 
 def _row(path: str, line: int, entry: dict[str, Any]) -> Row | BadRow:
@@ -82,34 +79,27 @@ def _row(path: str, line: int, entry: dict[str, Any]) -> Row | BadRow:
 
 def _refusal(generate: GenerateConfig) -> str:
     """Return what the library says of tasks and options that it does not take; "" if it does."""
-    try:
-        with _generator(generate.model_copy(update={"size": 1})):
-            return ""
-    except ChildRefused as refused:
-        return str(refused)
+    with closing(_process(generate.model_copy(update={"size": 1}))) as process:
+        try:
+            process.take()
+        except ConfigError as error:
+            return str(error)
+    return ""
 
 
-@contextmanager
-def _generator(generate: GenerateConfig) -> Iterator[Child]:
-    """Yield a child that generates the rows of an index, and end it.
-
-    Raises ChildRefused for a task or an option that cannot be used, and ChildEnded.
-    """
-    setup = {"tasks": generate.options(), "size": generate.size, "seed": generate.seed}
-    what, environment = f"The process for rows of {LIBRARY}", our_environment()
+def _process(generate: GenerateConfig) -> Pool:
+    """Return the process that generates the rows of an index."""
     program = Program(
-        open_generator, what, setup, environment=environment | {"PYTHONHASHSEED": "0"}
+        open_generator,
+        what=f"The process for rows of {LIBRARY}",
+        setup={"tasks": generate.options(), "size": generate.size, "seed": generate.seed},
+        environment=our_environment() | {"PYTHONHASHSEED": "0"},
     )
-    child = Child(program)
-    try:
-        child.open()
-        yield child
-    finally:
-        child.end()
+    return Pool(program, 1)
 
 
 def open_generator(setup: dict[str, Any]) -> Any:
-    """Return what answers in the child: an index to the rows there, one of each task."""
+    """Return what answers in the process: an index to the rows there, one of each task."""
     from plimsoll.data.generator import rows_at  # the library takes seconds
 
     return rows_at(setup)

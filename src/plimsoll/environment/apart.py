@@ -37,21 +37,8 @@ _READ: dict[str, Callable[[Any], object]] = {
 }
 
 
-@dataclass(frozen=True)
-class EnvironmentSetup:
-    """The first message to a process: the environment to make, as the config names it."""
-
-    name: str
-    options: Mapping[str, Any]
-    tools: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class MethodCall:
-    """A call of a method of the environment. `reset` makes a new environment before."""
-
-    method: str
-    arguments: tuple[Any, ...] = ()
+MethodCall = tuple[str, tuple[Any, ...]]
+"""A method of the environment and its arguments; before `reset` a new environment is made."""
 
 
 def environment_pool(config: EnvironmentConfig, size: int) -> Pool:
@@ -60,18 +47,18 @@ def environment_pool(config: EnvironmentConfig, size: int) -> Pool:
     program = Program(
         open_environment,
         what=f"The process for environment {config.name}",
-        setup=EnvironmentSetup(config.name, config.options, config.tools),
+        setup=config,
         codec="plimsoll.process.pickled",
         memory_bytes=memory,
     )
     return Pool(program, size)
 
 
-def open_environment(setup: EnvironmentSetup) -> Callable[[MethodCall], object]:
+def open_environment(config: EnvironmentConfig) -> Callable[[MethodCall], object]:
     """Return what answers in the process: calls of methods, one episode after another."""
-    factory = opened(setup.name, opened_functions(setup.tools))
+    factory = opened(config.name, opened_functions(config.tools))
     assert isinstance(factory, Factory), "the config was looked at before"
-    return _Player(partial(factory, **setup.options)).answer
+    return _Player(partial(factory, **config.options)).answer
 
 
 class _Player:
@@ -83,16 +70,17 @@ class _Player:
 
     def answer(self, call: MethodCall) -> object:
         """Return what a method gave, or how it failed."""
+        name, arguments = call
         try:
-            if call.method == "reset":
+            if name == "reset":
                 self._environment = self._make()
-            method = method_of(self._environment, call.method)
-            value = None if method is None else method(*call.arguments)
+            method = method_of(self._environment, name)
+            value = None if method is None else method(*arguments)
             if inspect.isawaitable(value):
                 value = self._loop.run_until_complete(value)
         except BaseException as error:  # noqa: BLE001  the user's code may do anything
             return raised(error)
-        return _READ[call.method](value)
+        return _READ[name](value)
 
 
 @dataclass
@@ -107,37 +95,35 @@ class Apart:
 
     async def reset(self, row: Mapping[str, Any]) -> Begun:
         self._child = await in_thread(self.pool.take, self.pool.give_back)
-        begun_: Begun = await self._call(MethodCall("reset", (row,)))
+        begun_: Begun = await self._ask("reset", row)
         return begun_
 
     async def step(self, reply: Reply) -> Answer:
-        answer: Answer = await self._call(MethodCall("step", (reply,)))
+        answer: Answer = await self._ask("step", reply)
         return answer
 
     async def reward(self) -> Rewarded:
-        reward: Rewarded = await self._call(MethodCall("get_reward"))
+        reward: Rewarded = await self._ask("get_reward")
         return reward
 
     async def close(self) -> None:
-        child, self._child = self._child, None
-        if child is None:
+        if self._child is None:
             return
         try:
-            if child.is_idle:
+            if self._child.is_idle:
                 with suppress(EnvironmentFailed):  # the episode is over: nothing depends on this
-                    await self._ask(child, MethodCall("close"))
+                    await self._ask("close")
         finally:
-            self.pool.give_back(child)
+            self.pool.give_back(self._child)
+            self._child = None
 
-    async def _call(self, call: MethodCall) -> Any:
+    async def _ask(self, method: str, *arguments: object) -> Any:
         assert self._child is not None, "reset comes first"
-        return await self._ask(self._child, call)
-
-    async def _ask(self, child: Child, call: MethodCall) -> Any:
         try:
-            answer = await in_thread(partial(child.ask, call, self.seconds))
+            call = (method, arguments)
+            answer = await in_thread(partial(self._child.ask, call, self.seconds))
         except TimeoutError:
-            said = f"'s {call.method} took longer than call_seconds, which is {self.seconds:g}"
+            said = f"'s {method} took longer than call_seconds, which is {self.seconds:g}"
             said += "; its process was ended"
             raise EnvironmentFailed(Failed(said, unanswered=True)) from None
         except ChildEnded as ended:

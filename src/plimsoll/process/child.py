@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import IO, Any, Literal
 
+from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.process.serve import Answer
 
-START_SECONDS = 300.0
+_START_SECONDS = 300.0
 """How long a child may take to open: imports may take long on a slow disk."""
 _END_SECONDS = 10.0
 _LAST_LINES, _LAST_BYTES = 20, 8192
@@ -66,10 +67,6 @@ class Program:
         """Return the command that starts the child."""
         open_ = (self.open_.__module__, self.open_.__name__)
         return (*self.python, "-m", "plimsoll.process.serve", self.codec, *open_)
-
-
-class ChildRefused(Exception):
-    """A child could not open what its setup asks for; the text is what it said."""
 
 
 class ChildEnded(Exception):
@@ -135,17 +132,23 @@ class Child:
         self.is_idle = True
         """Whether the last message has been answered, so that another one may be sent."""
 
-    def open(self, seconds: float = START_SECONDS) -> None:
-        """Wait until the child is ready. Raises as `ask`, and ChildRefused; the child is ended."""
+    def open(self) -> None:
+        """Wait until the child is ready.
+
+        Raises ConfigError with the words of a child that refuses its setup, and PlimsollError if
+        the child does not start; it is then ended.
+        """
         program = self._program
         limits = {"memory_bytes": program.memory_bytes, "cpu_seconds": program.cpu_seconds}
         try:
-            refusal = self.ask({"setup": program.setup, **limits}, seconds)
-            if refusal is not None:
-                raise ChildRefused(refusal)
-        except BaseException:
+            refusal = self.ask({"setup": program.setup, **limits}, _START_SECONDS)
+        except (ChildEnded, TimeoutError) as error:
             self.end()
-            raise
+            how = f"{error}\n{error.lines}" if isinstance(error, ChildEnded) else "no answer"
+            raise PlimsollError(f"{program.what} did not start: {how}".rstrip()) from error
+        if refusal is not None:
+            self.end()
+            raise ConfigError(refusal)
 
     def ask(self, message: object, seconds: float) -> Any:
         """Return the child's answer to a message.
@@ -215,6 +218,6 @@ def _keep_last(stream: IO[bytes], last: bytearray, forwards: bool) -> None:
                     os.write(2, data)
 
 
-def last_lines(data: bytes) -> str:
+def last_lines(data: bytes | bytearray) -> str:
     """Return the last lines of what a process wrote."""
     return "\n".join(data.decode(errors="replace").splitlines()[-_LAST_LINES:])

@@ -5,9 +5,8 @@ from __future__ import annotations
 from queue import LifoQueue
 from typing import Any
 
-from plimsoll.errors import PlimsollError
 from plimsoll.machine.meter import count_as_own
-from plimsoll.process.child import Child, ChildEnded, ChildRefused, Program
+from plimsoll.process.child import Child, Program
 
 
 class Pool:
@@ -34,10 +33,7 @@ class Pool:
             self.give_back(child)
 
     def take(self) -> Child:
-        """Return a child for the caller alone, until it is given back; wait if all are in use.
-
-        Raises PlimsollError if none can be started.
-        """
+        """Return a child for the caller alone until it is given back; raises as `Child.open`."""
         child = self._idle.get()
         if child is not None and not child.has_ended():
             return child
@@ -67,16 +63,14 @@ class Pool:
         self._running.discard(child)
 
     def _start(self) -> Child:
-        what, child = self._program.what, Child(self._program)
+        child = Child(self._program)
         count_as_own(child.pid)
         self._running.add(child)
         if self._closed:  # by another thread, which may not have seen this child
             child.end()
         try:
             child.open()
-        except (ChildEnded, ChildRefused, TimeoutError) as error:
-            self._running.discard(child)
-            how = "did not open in time" if isinstance(error, TimeoutError) else str(error)
-            lines = error.lines if isinstance(error, ChildEnded) else ""
-            raise PlimsollError(f"{what} did not start: {how}\n{lines}".rstrip()) from error
+        except BaseException:
+            self._drop(child)
+            raise
         return child

@@ -51,7 +51,7 @@ def _run(setup: dict[str, Any], case: dict[str, Any]) -> list[str]:
 
 
 def _run_case(setup: dict[str, Any], case: dict[str, Any], result: int, word: str) -> None:
-    """Run a case in the fork, which never returns to the process's own work."""
+    """Run a case in the fork, which this ends."""
     _open_streams(str(case.get("input", "")), result, to_output="input" in case)
     _limit(math.ceil(setup["seconds"]), setup["memory_bytes"])
     space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
@@ -79,12 +79,10 @@ def _limit(cpu_seconds: int, memory_bytes: int) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_NPROC: 64,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
     }
     for kind, value in bounds.items():
         hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        value = value if hard < 0 else min(value, hard)  # below zero: there is no limit
         # SIGXCPU comes at the first bound; without a second one after it, SIGKILL instead.
         soft = min(cpu_seconds, value) if kind == resource.RLIMIT_CPU else value
         resource.setrlimit(kind, (soft, value))

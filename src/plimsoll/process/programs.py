@@ -18,10 +18,7 @@ REMEDY = (
     "`sandbox: none`, with which the programs of a policy may do all that you may"
 )
 """What to do if the sandbox does not work."""
-_START_SECONDS = 60.0
-_PURPOSE = "Programs of a policy run in a sandbox by bubblewrap."
-_TRIAL = "import threading\nt = threading.Thread(target=print, args=(int(input()) + 1,))\n"
-_TRIAL += "t.start(); t.join()"
+_TRIAL = "import threading\nthreading.Thread(target=print, args=(input(),)).start()"
 
 
 @dataclass(frozen=True)
@@ -78,15 +75,15 @@ def sandbox_trouble() -> str:
 
     A small program is run in the sandbox, once in each process.
     """
+    purpose = "Programs of a policy run in a sandbox by bubblewrap."
     try:
         (result,) = _run(_TRIAL, [{"input": "1"}], Bounds(5.0, 20.0, 2**30), "bwrap")
     except FileNotFoundError:
-        return f"{_PURPOSE} There is no `bwrap` on the PATH."
+        return f"{purpose} There is no `bwrap` on the PATH."
     except (OSError, PlimsollError) as error:
-        return f"{_PURPOSE} It does not work here: {str(error).rstrip('.')}."
-    if result != CaseResult("done", "2\n"):
-        return f"{_PURPOSE} A program in it, which adds 1 and 1 in a thread, gave {result}."
-    return ""
+        return f"{purpose} It does not work here: {str(error).rstrip('.')}."
+    good = result == CaseResult("done", "1\n")
+    return "" if good else f"{purpose} A program in it that prints 1 in a thread gave {result}."
 
 
 def _run(
@@ -111,25 +108,17 @@ def _run(
 
 
 def _start(program: str, bounds: Bounds, sandbox: Sandbox) -> Child:
-    what = "The process that runs programs"
-    setup = {
-        "program": program,
-        "seconds": bounds.seconds,
-        "memory_bytes": bounds.memory_bytes,
-    }
     runner = Child(
         Program(
-            *(open_program, what, setup),
+            open_program,
+            what="The process that runs programs",
+            setup={"program": program, **vars(bounds)},
             python=sandboxed_python(sandbox),
             environment=sandbox_environment(),
             forwards=False,
         )
     )
-    try:
-        runner.open(_START_SECONDS)
-    except (ChildEnded, TimeoutError) as error:
-        how = error.lines or error if isinstance(error, ChildEnded) else "it took too long"
-        raise PlimsollError(f"{what} did not start: {how}") from error
+    runner.open()
     return runner
 
 

@@ -104,7 +104,6 @@ def _case_of_item(test: object, function: str | None) -> Case:
 
 
 def _text(value: object) -> str:
-    """Return input or output as one text; some data sets have lists of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

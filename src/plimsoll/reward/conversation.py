@@ -13,10 +13,7 @@ from plimsoll.records import Trajectory
 def conversation_tokens(
     trajectory: Trajectory, template: Template, steps: StepsConfig | None = None
 ) -> Tokenized:
-    """Return the tokens of prompt and response, and marks of each step's last token, both [n].
-
-    They are rendered by the model's own template.
-    """
+    """Return the model's own tokens of a trajectory, and marks of steps' last tokens, both [n]."""
     pieces = _pieces(trajectory, template, steps)
     return tokenize(template.tokenizer, [pieces], template.begin, None)[0]
 

@@ -33,11 +33,7 @@ def check(reference: str, *, tag: str = ANSWER_TAG) -> None:
 
 
 def same(first: str, second: str) -> bool:
-    """Return whether two answers have one vote.
-
-    They have if they are written alike, or if the reward takes one of them as right when the other
-    is the reference.
-    """
+    """Return whether two answers are written alike, or one is right by the other as reference."""
     pairs = ((first, second), (second, first))
     return first == second or any(verify(*pair) is Verdict.EQUAL for pair in pairs)
 

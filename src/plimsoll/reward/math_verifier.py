@@ -21,6 +21,7 @@ from plimsoll.reward.math_form import BOX
 
 CPU_SECONDS = 1.0
 """Processor time for one comparison."""
+_WHAT = "The process that checks mathematical answers"
 _CLOCK_SECONDS = 300.0
 _MEMORY_BYTES = 4 * 1024**3
 _MOST_PROCESSES = 8  # each holds some 100 MB
@@ -48,20 +49,17 @@ def verify(reference: str, answer: str) -> Verdict:
     except ChildEnded as ended:
         if ended.code in _ENDED_BY_ANSWER:
             return Verdict.UNDECIDED
-        said = f"The process that checks mathematical answers {ended}"
-        raise PlimsollError(f"{said}\n{ended.lines}".rstrip()) from ended
+        raise PlimsollError(f"{_WHAT} {ended}\n{ended.lines}".rstrip()) from ended
     except TimeoutError as error:
-        raise PlimsollError(
-            f"The process that checks mathematical answers gave none in {_CLOCK_SECONDS:g} s. "
-            f"One takes {CPU_SECONDS:g} s of the processor at most: is this machine overloaded?"
-        ) from error
+        why = f"One takes {CPU_SECONDS:g} s of the processor at most: is this machine overloaded?"
+        raise PlimsollError(f"{_WHAT} gave none in {_CLOCK_SECONDS:g} s. {why}") from error
 
 
 @functools.cache
 def _pool() -> Pool:
     program = Program(
         open_comparison,
-        what="The process that checks mathematical answers",
+        what=_WHAT,
         setup=None,
         memory_bytes=_MEMORY_BYTES,
         cpu_seconds=CPU_SECONDS,

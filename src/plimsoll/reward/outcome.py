@@ -80,10 +80,7 @@ def number(value: object) -> Outcome:
 
 
 def numbers(values: object, wanted: int) -> list[Outcome]:
-    """Return the outcomes of what a reward gave for `wanted` trajectories.
-
-    It is a list, or an array of NumPy's or torch's.
-    """
+    """Return the outcomes of a list, or an array, that a reward gave for `wanted` trajectories."""
     tolist = getattr(values, "tolist", None)
     given = tolist() if callable(tolist) else values
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
@@ -97,10 +94,7 @@ def numbers(values: object, wanted: int) -> list[Outcome]:
 
 
 def error_outcome(error: BaseException) -> Failed | Broken:
-    """Return the outcome of a function that raised.
-
-    Call it where the function was called: the traceback begins after that line.
-    """
+    """Return the outcome of a function that raised; call this where it was called."""
     if isinstance(error, ConfigError):  # no other try would mend it
         return Broken(f": {str(error).rstrip('.')}", type(error))
     if isinstance(error, PlimsollError):

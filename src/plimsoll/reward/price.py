@@ -22,10 +22,7 @@ def process_items(rewards: Mapping[str, Choice], cores: int | None) -> Iterator[
     """Yield the memory of each reward's own processes, and of those that it waits for.
 
     Not counted: what a function of the user's loads and makes, and what programs of a policy take.
-
-    Args:
-        rewards: The parts of the reward by their names.
-        cores: The cores of the machine; None if they are not known.
+    cores: those of the machine, if they are known.
     """
     for name, part in rewards.items():
         if not isinstance(part, RewardConfig) or not part.name:
@@ -41,13 +38,9 @@ def process_items(rewards: Mapping[str, Choice], cores: int | None) -> Iterator[
 
 
 def _helpers(part: RewardConfig) -> HelperProcesses | None:
-    """Return the processes that a rule of ours waits for; None if there are none.
-
-    None, too, if the rule cannot be used, which is refused elsewhere.
-    """
     try:
         return processes_of(reward_function(part))
-    except ConfigError:
+    except ConfigError:  # which is refused elsewhere
         return None
 
 

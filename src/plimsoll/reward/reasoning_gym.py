@@ -24,10 +24,7 @@ Score = Callable[[str | None, Mapping[str, Any]], float]
 
 
 def answer(response: str, *, tag: str = ANSWER_TAG) -> str | None:
-    """Return the text of the last `<tag>...</tag>`, stripped, or None.
-
-    Without a tag: the whole response.
-    """
+    """Return the text of the last `<tag>...</tag>`, or None; without a tag the whole response."""
     return last_within(response, tag) if tag else response.strip()
 
 
@@ -36,11 +33,7 @@ def reward(trajectory: Trajectory, *, tag: str = ANSWER_TAG) -> float:
     """Return what the task's `score_answer` gives, from 0 to 1; some tasks give parts.
 
     Some tasks raise if they cannot read an answer. The answer is then worth 0, if the task can read
-    the right one.
-
-    Args:
-        trajectory: The response.
-        tag: The tag that marks the answer; `""`: the answer is the whole response.
+    the right one. `tag` marks the answer; with `""` it is the whole response.
 
     Raises DataError for a row that the library did not generate.
     """
@@ -62,7 +55,6 @@ def reward(trajectory: Trajectory, *, tag: str = ANSWER_TAG) -> float:
 
 @lru_cache
 def _score_of(task: str, options: str) -> Score:
-    """Return the score of a task, whose options are given as JSON."""
     try:
         from reasoning_gym.factory import create_dataset  # takes seconds
     except ModuleNotFoundError as error:

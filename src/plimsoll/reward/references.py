@@ -81,8 +81,8 @@ def needs_machine(missing: Callable[..., str], fix: str) -> Callable[[_Reward], 
 
     Args:
         missing: Takes by keyword those of the reward's options that it names; returns what is
-            missing on this machine and why that matters, in sentences; "" if nothing is.
-        fix: What to do if something is.
+            missing here, in sentences; "" if nothing is.
+        fix: What to do then.
     """
     return _marked(_MACHINE, (missing, fix))
 
@@ -185,12 +185,7 @@ def missing_key(judge: JudgeReward) -> bool:
 def check_rewards(
     rewards: Mapping[str, Choice], environments: Mapping[str, EnvironmentConfig] = _NONE
 ) -> Iterator[Problem]:
-    """Yield what is wrong with parts of a reward. Rules need no torch, so they are imported.
-
-    Args:
-        rewards: The parts by their names.
-        environments: The environments of the same run.
-    """
+    """Yield what is wrong with parts of a reward, beside the environments of the same run."""
     for name, part in rewards.items():
         if isinstance(part, RewardConfig) and part.judge is not None and missing_key(part.judge):
             why = "It names the environment variable of the judge's key, which is not set here."
@@ -251,12 +246,7 @@ def check_votes(
 def check_references(
     rewards: Mapping[str, Choice], sources: Mapping[str, SourceConfig]
 ) -> Iterator[Problem]:
-    """Yield sources without the references that rewards compare with.
-
-    Args:
-        rewards: The parts of the reward by their names.
-        sources: The sources by their keys in the config.
-    """
+    """Yield sources, by their keys in the config, without references that rewards need."""
     chosen = {name: reward_function(part) for name, part in rewards.items() if part.name}
     comparing = [name for name, reward in chosen.items() if reference_check(reward) is not None]
     for key, source in sources.items():

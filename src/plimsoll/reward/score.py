@@ -34,10 +34,7 @@ _COROUTINES = 64
 
 
 async def open_source(rule: Rule, stack: AsyncExitStack) -> RewardSource:
-    """Return what scores a rule; the stack ends what it holds.
-
-    Await it in the event loop that the source will work in.
-    """
+    """Return what scores a rule in the running event loop; the stack ends what it holds."""
     config, key = rule.config, f"rewards.{rule.name}"
     if (http := config.http) is not None:
         client = await stack.enter_async_context(_client())
@@ -80,7 +77,7 @@ def _function_call(
 
 
 def _client() -> httpx.AsyncClient:
-    """Return a client without bounds of its own: `at_once` and `time_limit` are the config's."""
+    # Without bounds of its own: `at_once` and `time_limit` are the config's.
     return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None))
 
 
@@ -204,20 +201,13 @@ class Scorer:
             scored.rule.check_reference(reference)
 
     def observe(self, trajectories: Sequence[Trajectory]) -> None:
-        """Add values of rewards that are normalised to their mean and deviation.
-
-        A step's values come at once, so the order in which they were scored changes nothing.
-        """
+        """Add a step's values of rewards that are normalised to their mean and deviation."""
         parts = [part for t in trajectories for part in t.rewards]
         for name, moments in self._moments().items():
             moments.add([part.value for part in parts if part.name == name])
 
     def normalize(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories with the values of normalised rewards normalised.
-
-        A value becomes its difference from the mean of the observed ones, over their standard
-        deviation.
-        """
+        """Return the trajectories with values less the observed mean, over the deviation."""
         moments = self._moments()
 
         def changed(part: RewardPart) -> RewardPart:

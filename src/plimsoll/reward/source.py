@@ -105,20 +105,13 @@ def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
     stops the loop and waits for its thread.
     """
     loop = asyncio.new_event_loop()
-    thread = Thread(target=_run, args=(loop,), name="rewards", daemon=True)
+    thread = Thread(target=loop.run_forever, name="rewards", daemon=True)
     thread.start()
     try:
         yield loop
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
         loop.close()
 
 

@@ -25,13 +25,8 @@ async def command(
     reads the row as one line of JSON from its standard input. The last line that it writes may be
     `{"reward": 1.0}`.
 
-    Args:
-        row: The row of the prompt.
-        base_url: The address of the policy's endpoint.
-        api_key: The endpoint's key for this episode.
-        command: The program and its arguments, as a shell writes them.
-
-    Raises PlimsollError if the program ends with another exit code than 0.
+    `command` is the program with its arguments, as a shell writes them. Raises PlimsollError if it
+    ends with another exit code than 0.
     """
     address = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
     streams = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}

@@ -22,12 +22,9 @@ _MANY = ("list[", "tuple[", "Sequence[", "collections.abc.Sequence[")
 def call_function(
     function: Function, trajectories: Sequence[Trajectory], batch: bool
 ) -> list[Outcome]:
-    """Return what came of a call of a plain function, whatever the function does.
+    """Return what came of a call of a plain function, whatever it does.
 
-    Args:
-        function: The function.
-        trajectories: What it is called with: one trajectory, unless it takes a list.
-        batch: Whether it takes a list.
+    batch: whether it takes the list of trajectories; else there is one trajectory.
     """
     try:
         value = function([*trajectories] if batch else trajectories[0])

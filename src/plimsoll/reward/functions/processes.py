@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from plimsoll.config.base import Choice, OptionValue
 from plimsoll.config.reward import RewardConfig
 from plimsoll.process.child import ChildEnded, Program
 from plimsoll.process.pool import Pool
@@ -18,15 +17,6 @@ from plimsoll.records import Trajectory
 from plimsoll.reward.functions.calls import await_function, call_function, is_coroutine
 from plimsoll.reward.outcome import Failed, Outcome, TimeLimit
 from plimsoll.reward.references import reward_function
-
-
-@dataclass(frozen=True)
-class FunctionSetup:
-    """Which reward function a process calls: its name and options, and whether it takes a list."""
-
-    name: str
-    options: Mapping[str, OptionValue]
-    batch: bool
 
 
 @dataclass(frozen=True)
@@ -60,18 +50,13 @@ def open_in_processes(
 ) -> FunctionInProcesses:
     """Return what calls a config's function in at most `size` processes, which end with the stack.
 
-    Args:
-        config: The function, and the memory that it may take.
-        batch: Whether the function takes a list.
-        limit: How long one call may take.
-        size: The number of processes.
-        stack: What ends the processes.
+    batch: whether the function takes a list.
     """
     memory = None if config.memory_gib is None else int(config.memory_gib * 1024**3)
     program = Program(
         open_function,
         what=f"The process for reward function {config.name}",
-        setup=FunctionSetup(config.name, config.options, batch),
+        setup=(config, batch),
         codec="plimsoll.process.pickled",
         memory_bytes=memory,
     )
@@ -80,10 +65,12 @@ def open_in_processes(
     return FunctionInProcesses(pool, limit)
 
 
-def open_function(setup: FunctionSetup) -> Callable[[Sequence[Trajectory]], list[Outcome]]:
+def open_function(
+    setup: tuple[RewardConfig, bool],
+) -> Callable[[Sequence[Trajectory]], list[Outcome]]:
     """Return what answers in the process: lists of trajectories to their outcomes."""
-    choice = Choice(name=setup.name, options=dict(setup.options))
-    return partial(_answer, reward_function(choice), setup.batch)
+    config, batch = setup
+    return partial(_answer, reward_function(config), batch)
 
 
 def _answer(

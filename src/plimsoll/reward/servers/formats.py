@@ -53,10 +53,7 @@ def openrlhf_request(texts: Texts) -> Ask:
 
 
 def vllm_request(tokens: Tokens) -> Ask:
-    """Return what makes requests to vLLM's `/classify`.
-
-    The server cuts the beginning of a conversation that is longer than its model takes.
-    """
+    """Return what makes requests to vLLM's `/classify`, which cuts the beginning if it must."""
 
     def request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         return {
@@ -76,12 +73,9 @@ def plain_texts(trajectory: Trajectory) -> tuple[str, str]:
 
 
 def texts_by(tokenizer: str | None) -> Texts:
-    """Return what gives prompt and response as the actor saw and wrote them.
+    """Return what gives the texts that a tokenizer decodes; for None, `plain_texts`.
 
-    That is with chat template and special tokens, as OpenRLHF decodes them
-    (openrlhf/utils/agent.py).
-
-    tokenizer: the model whose tokenizer decodes; None for `plain_texts`.
+    They have chat template and special tokens, as in OpenRLHF (openrlhf/utils/agent.py).
     """
     if tokenizer is None:
         return plain_texts
