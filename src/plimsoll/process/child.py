@@ -20,7 +20,7 @@ from threading import Thread
 from typing import IO, Any, Literal
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.process.serve import Answer
+from plimsoll.process.serve import Responder
 
 _START_SECONDS = 300.0
 """How long a child may take to open: imports may take long on a slow disk."""
@@ -53,7 +53,7 @@ class Program:
         forwards: Whether what the child prints appears on our standard error.
     """
 
-    open_: Callable[[Any], Answer]
+    open_: Callable[[Any], Responder]
     what: str
     setup: object
     codec: Literal["json", "plimsoll.process.pickled"] = "json"

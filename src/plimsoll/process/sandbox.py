@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -39,12 +41,20 @@ def sandboxed_python(sandbox: Sandbox) -> tuple[str, ...]:
     read_only = dict.fromkeys((sys.base_prefix, *_packages(), str(_HOUSE)))
     return (
         *(bwrap, "--unshare-all", "--die-with-parent", "--new-session"),
-        *("--size", str(_FOLDER_BYTES), "--tmpfs", _FOLDER),  # first: packages may lie within
+        *_folder_words(bwrap),  # first: packages may lie within
         *(word for path in _SYSTEM for word in ("--ro-bind-try", path, path)),
         *(word for path in read_only for word in ("--ro-bind", path, path)),
         *(word for path in _DEVICES for word in ("--dev-bind", path, path)),
         *("--remount-ro", "/", "--chdir", _FOLDER, "--", *python),
     )
+
+
+@cache
+def _folder_words(bwrap: str) -> Sequence[str]:
+    """Return the options for the folder; before 0.7 bubblewrap cannot bound a writable one."""
+    help_ = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
+    sized = ("--size", str(_FOLDER_BYTES), "--tmpfs", _FOLDER)
+    return sized if "--size" in help_ else ("--dir", _FOLDER)
 
 
 def sandbox_environment() -> Mapping[str, str]:

@@ -20,10 +20,10 @@ from plimsoll.errors import PlimsollError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-Answer = Callable[[Any], object]
+Responder = Callable[[Any], object]
 
 
-def serve(codec: Any, open_: Callable[[Any], Answer]) -> None:
+def serve(codec: Any, open_: Callable[[Any], Responder]) -> None:
     """Answer messages until standard input is closed.
 
     The loop consumes messages on standard input, waits for nothing else, is unblocked by each of

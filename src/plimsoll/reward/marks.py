@@ -24,5 +24,5 @@ def last_within(text: str, tag: str) -> str | None:
 
 def after_last(text: str, marker: str) -> str | None:
     """Return the text after the last marker, stripped; None if there is no marker."""
-    _, found, after = text.rpartition(marker)
-    return after.strip() if found else None
+    _, mark, after = text.rpartition(marker)
+    return after.strip() if mark else None

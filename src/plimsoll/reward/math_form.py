@@ -77,7 +77,7 @@ def as_math(text: str) -> str | None:
 
 def last_box(text: str) -> str | None:
     r"""Return the last `\boxed{...}` that is closed and not empty, as `as_math` does, or None."""
-    for begin in reversed([found.end() for found in re.finditer(re.escape(BOX), text)]):
+    for begin in reversed([box.end() for box in re.finditer(re.escape(BOX), text)]):
         depths = accumulate({"{": 1, "}": -1}.get(character, 0) for character in text[begin:])
         end = next((i for i, depth in enumerate(depths) if depth < 0), None)
         if end is not None and (inside := text[begin : begin + end].strip()):

@@ -99,8 +99,8 @@ def error_outcome(error: BaseException) -> Failed | Broken:
         return Broken(f": {str(error).rstrip('.')}", type(error))
     if isinstance(error, PlimsollError):
         return Failed(f": {str(error).rstrip('.')}", "", type(error))
-    told, lines = told_of(error)
-    return Failed(f" raised {told}", lines, FunctionFailed)
+    text, lines = told_of(error)
+    return Failed(f" raised {text}", lines, FunctionFailed)
 
 
 def finite(value: object) -> float | None:

@@ -211,8 +211,8 @@ class Scorer:
         moments = self._moments()
 
         def changed(part: RewardPart) -> RewardPart:
-            own = moments.get(part.name)
-            return part if own is None else replace(part, value=own.normalize(part.value))
+            observed = moments.get(part.name)
+            return part if observed is None else replace(part, value=observed.normalize(part.value))
 
         return [replace(t, rewards=tuple(map(changed, t.rewards))) for t in trajectories]
 

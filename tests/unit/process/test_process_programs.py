@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,21 @@ def test_time_memory_and_output_are_bounded() -> None:
         "while True: pass", [{"input": ""}] * 50, Bounds(0.3, 1.0, 2**30), "bwrap"
     )
     assert [result.how for result in results] == ["time"] * 50
+
+
+@works
+def test_an_older_bubblewrap_gives_no_folder_to_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = f"""#!/bin/sh
+case "$*" in *--size*) echo 'bwrap: Unknown option --size' >&2; exit 1;; esac
+[ "$1" = --help ] || exec {shutil.which("bwrap")} "$@"
+"""
+    (tmp_path / "bwrap").write_text(older)
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    program = "try: open('file', 'w')\nexcept OSError: print('refused')"
+    assert run(program) == CaseResult("done", "refused\n")
 
 
 @pytest.fixture
