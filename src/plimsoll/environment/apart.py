@@ -43,13 +43,12 @@ MethodCall = tuple[str, tuple[Any, ...]]
 
 def environment_pool(config: EnvironmentConfig, size: int) -> Pool:
     """Return at most `size` processes, each for one episode at a time."""
-    memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
     program = Program(
         open_environment,
         what=f"The process for environment {config.name}",
         setup=config,
         codec="plimsoll.process.pickled",
-        memory_bytes=memory,
+        memory_gib=config.memory_gib,
     )
     return Pool(program, size)
 

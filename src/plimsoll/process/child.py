@@ -48,7 +48,7 @@ class Program:
         codec: The module that writes messages: `json`, or pickled.py for trusted children.
         python: The command that starts Python.
         environment: All environment variables of the child.
-        memory_bytes: How much memory the child may take beyond what it has once it is open.
+        memory_gib: How much memory the child may take beyond what it has once it is open.
         cpu_seconds: How much processor time the child has for each answer, before it is ended.
         forwards: Whether what the child prints appears on our standard error.
     """
@@ -59,7 +59,7 @@ class Program:
     codec: Literal["json", "plimsoll.process.pickled"] = "json"
     python: Sequence[str] = (sys.executable,)
     environment: Mapping[str, str] = field(default_factory=our_environment)
-    memory_bytes: int | None = None
+    memory_gib: float | None = None
     cpu_seconds: float | None = None
     forwards: bool = True
 
@@ -139,7 +139,7 @@ class Child:
         the child does not start; it is then ended.
         """
         program = self._program
-        limits = {"memory_bytes": program.memory_bytes, "cpu_seconds": program.cpu_seconds}
+        limits = {"memory_gib": program.memory_gib, "cpu_seconds": program.cpu_seconds}
         try:
             refusal = self.ask({"setup": program.setup, **limits}, _START_SECONDS)
         except (ChildEnded, TimeoutError) as error:

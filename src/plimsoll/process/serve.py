@@ -49,7 +49,7 @@ def serve(codec: Any, open_: Callable[[Any], Responder]) -> None:
     except PlimsollError as error:
         reply(str(error))
         return
-    _limit_memory(first["memory_bytes"])
+    _limit_memory(first["memory_gib"])
     reply(None)
     for line in messages:
         message = codec.loads(line)
@@ -59,13 +59,13 @@ def serve(codec: Any, open_: Callable[[Any], Responder]) -> None:
         reply(value)
 
 
-def _limit_memory(more_bytes: int | None) -> None:
-    """Let this process take no more than so many bytes beyond what it has now."""
+def _limit_memory(more_gib: float | None) -> None:
+    """Let this process take no more than so much beyond what it has now."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if more_bytes is not None:
+    if more_gib is not None:
         with open("/proc/self/statm", encoding="ascii") as file:
             pages = int(file.read().split()[0])
-        limit = pages * resource.getpagesize() + more_bytes
+        limit = pages * resource.getpagesize() + int(more_gib * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 

@@ -23,7 +23,7 @@ CPU_SECONDS = 1.0
 """Processor time for one comparison."""
 _WHAT = "The process that checks mathematical answers"
 _CLOCK_SECONDS = 300.0
-_MEMORY_BYTES = 4 * 1024**3
+_MEMORY_GIB = 4.0
 _MOST_PROCESSES = 8  # each holds some 100 MB
 
 # What an answer can do to the process: run out of time, of stack, of memory.
@@ -61,7 +61,7 @@ def _pool() -> Pool:
         open_comparison,
         what=_WHAT,
         setup=None,
-        memory_bytes=_MEMORY_BYTES,
+        memory_gib=_MEMORY_GIB,
         cpu_seconds=CPU_SECONDS,
         forwards=False,  # what a parser prints about a response is of no interest to the run
     )

@@ -198,14 +198,10 @@ def check_rewards(
         except ConfigError as error:
             yield unusable(f"rewards.{name}", part, error)
         else:
-            yield from _machine_problems(f"rewards.{name}", part, reward)
+            missing, fix = getattr(reward.func, _MACHINE, (None, ""))
+            if missing is not None and (why := _with_options(missing, reward)()):
+                yield invalid(f"rewards.{name}", part.name, why, fix, code="package-missing")
             yield from _of_trls_form(f"rewards.{name}", part, taken(reward), environments)
-
-
-def _machine_problems(key: str, part: Choice, reward: partial[Any]) -> Iterator[Problem]:
-    missing, fix = getattr(reward.func, _MACHINE, (None, ""))
-    if missing is not None and (why := _with_options(missing, reward)()):
-        yield invalid(key, part.name, why, fix, code="package-missing")
 
 
 def _of_trls_form(

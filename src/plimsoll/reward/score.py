@@ -51,7 +51,9 @@ async def open_source(rule: Rule, stack: AsyncExitStack) -> RewardSource:
     batch = takes_many(rule.function) if config.batch is None else config.batch
     at_once = config.at_once or _calls_at_once(config, rule.function)
     limit = TimeLimit(config.time_limit, f"{key}.time_limit")
-    call = _function_call(config, rule.function, batch, at_once, limit, stack)
+    call: Call = FunctionHere(rule.function, batch, is_coroutine(rule.function), limit)
+    if config.process:
+        call = open_in_processes(config, batch, limit, at_once, stack)
     size = None if batch else 1
     return RewardSource(call, size, config.retries, _FUNCTION_WAIT, asyncio.Semaphore(at_once))
 
@@ -61,19 +63,6 @@ def _calls_at_once(config: RewardConfig, function: partial[Any]) -> int:
     if config.process or processes_of(function):
         return min(usable_cores(), MOST_PROCESSES)
     return _COROUTINES if is_coroutine(function) else 1
-
-
-def _function_call(
-    config: RewardConfig,
-    function: partial[Any],
-    batch: bool,
-    at_once: int,
-    limit: TimeLimit,
-    stack: AsyncExitStack,
-) -> Call:
-    if not config.process:
-        return FunctionHere(function, batch, is_coroutine(function), limit)
-    return open_in_processes(config, batch, limit, at_once, stack)
 
 
 def _client() -> httpx.AsyncClient:

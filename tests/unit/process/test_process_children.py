@@ -102,7 +102,7 @@ def test_the_last_words_appear_on_our_standard_error(
 
 
 def test_memory_and_processor_time_are_limited(program: Program) -> None:
-    pool = Pool(replace(program, memory_bytes=2**30, cpu_seconds=0.2), 1)
+    pool = Pool(replace(program, memory_gib=1.0, cpu_seconds=0.2), 1)
     with pytest.raises(ChildEnded) as death:
         pool.ask("spin", 30.0)
     assert death.value.code == -signal.SIGPROF

@@ -52,13 +52,12 @@ def open_in_processes(
 
     batch: whether the function takes a list.
     """
-    memory = None if config.memory_gib is None else int(config.memory_gib * 1024**3)
     program = Program(
         open_function,
         what=f"The process for reward function {config.name}",
         setup=(config, batch),
         codec="plimsoll.process.pickled",
-        memory_bytes=memory,
+        memory_gib=config.memory_gib,
     )
     pool = Pool(program, size)
     stack.callback(pool.close)
