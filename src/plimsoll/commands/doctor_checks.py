@@ -18,6 +18,7 @@ from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, way_to_have
 from plimsoll.machine.versions import LIGER, check_version
+from plimsoll.process.programs import REMEDY
 from plimsoll.run.counting import bytes_text, counted
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
@@ -266,6 +267,13 @@ def _ray(machine: Machine) -> Iterator[Problem]:
         yield checked("ray address", "error", f"{view.address}: no answer", view.silence, fix)
 
 
+def _sandbox(machine: Machine) -> Iterator[Problem]:
+    """Yield whether programs of a policy can be run in the sandbox, which only `code` needs."""
+    state: Severity = "warning" if machine.sandbox_trouble else "ok"
+    what = "bwrap does not work" if machine.sandbox_trouble else "bwrap"
+    yield checked("sandbox", state, what, machine.sandbox_trouble, REMEDY)
+
+
 def _verifiers(machine: Machine) -> Iterator[Problem]:
     """Its virtual environment, which only `verifiers:` environments need."""
     found, fix = machine.verifiers, f"`{SETUP}`, which mends it"
@@ -295,6 +303,7 @@ MACHINE_RULES = (
     _compilers,
     _libnuma,
     _ray,
+    _sandbox,
     _verifiers,
 )
 """In the order in which their findings are best read."""

@@ -29,6 +29,7 @@ from plimsoll.machine.host import HostMemory, live_host, usable_cores
 from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
 from plimsoll.machine.tools import system_tools
 from plimsoll.machine.versions import PACKAGES, installed_version
+from plimsoll.process.programs import sandbox_trouble
 
 _PATIENCE = 60.0  # seconds for one import
 _SEE_TORCH = """
@@ -100,7 +101,8 @@ class Machine:
     CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why the driver fails.
     locked_bytes, address_bytes, processes: None for no limit. caches: where packages keep what they
     compile and download. allocator: as `named_settings` reads it. tools: as `system_tools` finds
-    them. verifiers: its virtual environment.
+    them. sandbox_trouble: why programs of a policy cannot be run in it, "" if they can. verifiers:
+    its virtual environment.
     """
 
     python: tuple[int, int, int]
@@ -125,6 +127,7 @@ class Machine:
     allocator: str
     tools: Mapping[str, str | None]
     ray: RayView
+    sandbox_trouble: str
     verifiers: VerifiersInstall
 
     @property
@@ -166,6 +169,7 @@ def observe(directory: str, address: str | None) -> Machine:
         allocator=named_settings(),
         tools=system_tools(),
         ray=RayView(ray[1], address, _silence(address)),
+        sandbox_trouble=sandbox_trouble(),
         verifiers=verifiers.result(),
     )
 

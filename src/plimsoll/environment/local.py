@@ -23,7 +23,7 @@ from plimsoll.environment.results import (
     read_step,
 )
 from plimsoll.environment.tool_environment import ToolEnvironment
-from plimsoll.reward.functions.calls import in_thread
+from plimsoll.process.threads import in_thread
 from plimsoll.reward.outcome import Failed
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 from plimsoll.data.pieces import Tools
 from plimsoll.environment.protocol import Message, Observation, Step
 from plimsoll.reward import outcome
-from plimsoll.reward.outcome import Failed, finite, shown
+from plimsoll.reward.outcome import Failed, finite, short_repr
 
 EpisodeReward = float | tuple[float, ...] | None
 """The reward of an episode; or of each sampled token; None: the environment gives none."""
@@ -47,7 +47,7 @@ def failure_of(error: BaseException) -> Failed:
     """Return the failure of an environment's or agent's code that raised."""
     if isinstance(error, EnvironmentFailed):
         return error.failed
-    given = outcome.raised(error)
+    given = outcome.error_outcome(error)
     return given if isinstance(given, Failed) else Failed(given.said, kind=given.kind)
 
 
@@ -132,7 +132,7 @@ def _read_message(item: object) -> Message | None:
 
 
 def _wrong(method: str, given: object, wanted: str) -> Failed:
-    return Failed(f"'s {method} gave {shown(given)} ({type(given).__name__}), not {wanted}")
+    return Failed(f"'s {method} gave {short_repr(given)} ({type(given).__name__}), not {wanted}")
 
 
 def method_of(environment: object, name: str) -> Callable[..., Any] | None:

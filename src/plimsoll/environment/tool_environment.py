@@ -33,8 +33,8 @@ from plimsoll.environment.protocol import (
 from plimsoll.environment.schemas import Tool, check_tool, tools_by_name
 from plimsoll.environment.tool_calls import figures_of
 from plimsoll.errors import ConfigError
-from plimsoll.reward.functions.calls import in_thread
-from plimsoll.reward.outcome import shown
+from plimsoll.process.threads import in_thread
+from plimsoll.reward.outcome import short_repr
 
 RESERVED = ("reset", "get_reward", "close")
 MAX_CHARACTERS = 20_000
@@ -90,7 +90,7 @@ def schema_of(function: Function) -> Tool:
         TypeError,
         ValueError,
     ) as error:
-        name = getattr(function, "__qualname__", shown(function))
+        name = getattr(function, "__qualname__", short_repr(function))
         raise ConfigError(
             f"{name} cannot be a tool: {error} A tool needs a docstring with a line on what it "
             f"does and, under `Args:`, one on each argument, and each argument a type. A method "
@@ -191,7 +191,8 @@ def _first_observation(given: object, tools: Toolbox) -> Observation:
     text = "" if given is None else given if isinstance(given, str) else _block_text(given, "reset")
     if text is None:
         raise ConfigError(
-            f"reset gave {shown(given)} ({type(given).__name__}), not text or None to begin with."
+            f"reset gave {short_repr(given)} ({type(given).__name__}), not text or "
+            "None to begin with."
         )
     return Observation((Message("user", text),) if text else (), tools.schemas)
 

@@ -14,7 +14,7 @@ from plimsoll.data.template import Template
 from plimsoll.environment.adapters import EnvironmentFactory, EpisodeAgent
 from plimsoll.environment.agents.endpoint import Endpoint
 from plimsoll.environment.agents.play import ServedAgent, play_agent
-from plimsoll.environment.apart import Apart, Setup, processes
+from plimsoll.environment.apart import Apart, environment_pool
 from plimsoll.environment.episode import EpisodeRules
 from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment
 from plimsoll.environment.opening import load_functions, open_environment
@@ -140,11 +140,9 @@ def _environment(
 ) -> Callable[[], EpisodeEnvironment]:
     if not config.process:
         return partial(LocalEnvironment, partial(kind.make, **config.options), config.call_seconds)
-    memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
-    setup = Setup(config.name, config.options, config.tools, memory)
-    children = processes(setup, processes_of(config, usable_cores()))
-    scorer.held.push_async_callback(children.close)
-    return partial(Apart, children, config.call_seconds)
+    pool = environment_pool(config, processes_of(config, usable_cores()))
+    scorer.held.callback(pool.close)
+    return partial(Apart, pool, config.call_seconds)
 
 
 def _rules(spec: RunSpec[RlConfig], name: str, kind: Kind) -> EpisodeRules:

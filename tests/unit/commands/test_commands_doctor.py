@@ -65,6 +65,7 @@ SOUND = Machine(
     allocator="",
     tools=dict.fromkeys((*COMPILERS, "Python.h", LIBNUMA), "/usr/bin"),
     ray=RayView("", None, ""),
+    sandbox_trouble="",
     verifiers=VerifiersInstall(Path("/venv-verifiers"), exists=False),
 )
 
@@ -247,6 +248,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("libnuma", replace(CPU, tools={**SOUND.tools, LIBNUMA: None}), "error", "libnuma1"),
         ("ray import", replace(SOUND, ray=RayView("no libprotobuf", None, "")), "error", "libpr"),
         ("ray address", replace(SOUND, ray=RayView("", "a:1", "refused")), "error", "ray start"),
+        ("sandbox", replace(SOUND, sandbox_trouble="There is none."), "warning", "apt install bub"),
     ],
 )
 def test_what_is_wrong_is_found_with_its_mending(

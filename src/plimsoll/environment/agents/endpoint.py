@@ -35,7 +35,7 @@ from plimsoll.environment.agents.messages import (
 from plimsoll.environment.episode import CallRefused, ChatTurn, Episode
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Trajectory
-from plimsoll.reward.outcome import shown
+from plimsoll.reward.outcome import short_repr
 from plimsoll.run.output import tell
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ async def _chat(episode: Episode, body: Mapping[str, Any]) -> Response:
 async def _generate(episode: Episode, body: Mapping[str, Any]) -> Response:
     tokens = body.get("prompt_token_ids")
     if not isinstance(tokens, list) or not tokens or not all(map(_is_token, tokens)):
-        raise DataError(f"prompt_token_ids is {shown(tokens)}, not a list of tokens.")
+        raise DataError(f"prompt_token_ids is {short_repr(tokens)}, not a list of tokens.")
     sample = await episode.sample(tokens, read_max_tokens(body), read_stop(body))
     return _json(
         {
@@ -179,7 +179,7 @@ async def _read_body(request: Request) -> Mapping[str, Any]:
     except ValueError as error:
         raise DataError(f"The request is not valid JSON: {error}.") from error
     if not isinstance(body, Mapping):
-        raise DataError(f"The request is {shown(body)}, and a JSON object is needed.")
+        raise DataError(f"The request is {short_repr(body)}, and a JSON object is needed.")
     return body
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from plimsoll.data.pieces import Messages
 from plimsoll.environment.protocol import Reply
 from plimsoll.errors import DataError
-from plimsoll.reward.outcome import shown
+from plimsoll.reward.outcome import short_repr
 
 _ROLES = {"developer": "system"}
 """Names that other models have for a role of chat templates."""
@@ -25,13 +25,13 @@ def read_messages(given: object) -> Messages:
     Raises DataError, which names the message and its key, if they cannot be rendered.
     """
     if not isinstance(given, list) or not given:
-        raise DataError(f"messages is {shown(given)}, and a list of at least one is needed.")
+        raise DataError(f"messages is {short_repr(given)}, and a list of at least one is needed.")
     return [_read_message(message, f"messages[{i}]") for i, message in enumerate(given)]
 
 
 def _read_message(given: object, where: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
-        raise DataError(f"{where} is {shown(given)}, and needs a role.")
+        raise DataError(f"{where} is {short_repr(given)}, and needs a role.")
     role = given["role"]
     message: dict[str, Any] = {
         "role": _ROLES.get(role, role),
@@ -50,7 +50,7 @@ def _read_text(content: object, where: str) -> str:
     texts = []
     for i, part in enumerate(content if isinstance(content, list) else [content]):
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            raise DataError(f"{where}[{i}] is {shown(part)}, and only text can be read.")
+            raise DataError(f"{where}[{i}] is {short_repr(part)}, and only text can be read.")
         texts.append(part["text"])
     return "".join(texts)
 
@@ -58,7 +58,7 @@ def _read_text(content: object, where: str) -> str:
 def _read_call(given: object, where: str) -> dict[str, Any]:
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or not isinstance(function, Mapping):
-        raise DataError(f"{where} is {shown(given)}, and needs a function.")
+        raise DataError(f"{where} is {short_repr(given)}, and needs a function.")
     arguments = function.get("arguments") or "{}"
     try:
         values = json.loads(arguments) if isinstance(arguments, str) else arguments
@@ -77,7 +77,7 @@ def read_tools(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(tools, list) or not all(
         isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
     ):
-        raise DataError(f"tools is {shown(tools)}, not a list of objects with a function.")
+        raise DataError(f"tools is {short_repr(tools)}, not a list of objects with a function.")
     return () if request.get("tool_choice") == "none" else tuple(tools)
 
 
@@ -90,7 +90,9 @@ def read_count(request: Mapping[str, Any], name: str) -> int | None:
     """Return a whole number of 1 or more; None: the request does not give it."""
     value = request.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise DataError(f"{name} is {shown(value)}, and a whole number of 1 or more is needed.")
+        raise DataError(
+            f"{name} is {short_repr(value)}, and a whole number of 1 or more is needed."
+        )
     return value
 
 
@@ -99,7 +101,7 @@ def read_stop(request: Mapping[str, Any]) -> tuple[str, ...]:
     given = request.get("stop") or ()
     stops = (given,) if isinstance(given, str) else tuple(given)
     if not all(isinstance(stop, str) and stop for stop in stops):
-        raise DataError(f"stop is {shown(given)}, and texts are needed.")
+        raise DataError(f"stop is {short_repr(given)}, and texts are needed.")
     return stops
 
 

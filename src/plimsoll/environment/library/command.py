@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
-import signal
-from asyncio.subprocess import PIPE
 from collections.abc import Mapping
-from contextlib import suppress
+from functools import partial
+from subprocess import PIPE
 from typing import Any
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.reward.outcome import finite, shown
-
-_LINES = 20
-"""The last lines of a failed command's errors that are shown."""
+from plimsoll.process.child import describe_exit, end, last_lines, start
+from plimsoll.process.threads import in_thread
+from plimsoll.reward.outcome import finite, short_repr
 
 
 async def command(
@@ -35,31 +32,24 @@ async def command(
         command: the program and its arguments, as a shell writes them.
     """
     address = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
+    streams = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}
     try:
-        process = await asyncio.create_subprocess_exec(
-            *shlex.split(command),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            env={**os.environ, **address},
-            start_new_session=True,  # Ctrl-C is for the run; and to end what it starts itself
-        )
+        process = start(shlex.split(command), {**os.environ, **address}, **streams)
     except OSError as error:
         raise ConfigError(f"the command {command!r} cannot be started: {error}.") from error
+    line = json.dumps(dict(row), default=str) + "\n"
     try:
-        line = json.dumps(dict(row), default=str) + "\n"
-        out, err = await process.communicate(line.encode())
+        out, err = await in_thread(partial(process.communicate, line.encode()))
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        end(process)
     if process.returncode != 0:
-        last = "\n".join(err.decode(errors="replace").splitlines()[-_LINES:])
-        raise PlimsollError(f"{command!r} ended with exit code {process.returncode}:\n{last}")
+        how = describe_exit(process.returncode)
+        raise PlimsollError(f"{command!r} {how}:\n{last_lines(err)}")
     return _read_reward(out.decode(errors="replace"))
 
 
 def _read_reward(text: str) -> float | None:
+    """Return the reward of the last line, if that is an object with a reward; else None."""
     lines = text.strip().splitlines()
     try:
         last = json.loads(lines[-1]) if lines else None
@@ -67,7 +57,7 @@ def _read_reward(text: str) -> float | None:
         return None
     if not isinstance(last, dict) or "reward" not in last:
         return None
-    reward = finite(last["reward"])
-    if reward is None:
-        raise PlimsollError(f"its reward is {shown(last['reward'])}, not a finite number")
-    return reward
+    value = finite(last["reward"])
+    if value is None:
+        raise PlimsollError(f"its reward is {short_repr(last['reward'])}, not a finite number")
+    return value

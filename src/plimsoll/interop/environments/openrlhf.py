@@ -27,7 +27,7 @@ from plimsoll.environment.protocol import (
     await_if_needed,
 )
 from plimsoll.errors import ConfigError
-from plimsoll.reward.outcome import finite, shown
+from plimsoll.reward.outcome import finite, short_repr
 
 PROMPT_TEXT = "prompt_text"
 """The column in which an agent's row has the prompt as the policy sees it, after the chat template.
@@ -129,7 +129,7 @@ class AgentEnvironment:
         if not isinstance(prompt, str):
             raise ConfigError(
                 f"An agent of OpenRLHF begins with a prompt as text, and the row has "
-                f"{shown(prompt)}. Give the column {PROMPT_TEXT}, with the prompt after the "
+                f"{short_repr(prompt)}. Give the column {PROMPT_TEXT}, with the prompt after the "
                 f"template."
             )
         self._label = row.get("label", row.get("reference_value"))
@@ -139,7 +139,8 @@ class AgentEnvironment:
         )
         if not self._text.startswith(prompt):
             raise ConfigError(
-                f"The agent's reset replaced the prompt by {shown(self._text)}. What it gives as "
+                f"The agent's reset replaced the prompt by {short_repr(self._text)}. What "
+                "it gives as "
                 f"`observation` must begin with the one it was given: write the beginning into the "
                 f"data's prompts."
             )
@@ -178,7 +179,8 @@ class AgentEnvironment:
             if getattr(params, "__dict__", None) != self._sampling:
                 raise ConfigError(
                     f"The agent's step wants other sampling parameters for the next turn: "
-                    f"{shown(params)}, and had {shown(SimpleNamespace(**self._sampling))}. All "
+                    f"{short_repr(params)}, and had "
+                    f"{short_repr(SimpleNamespace(**self._sampling))}. All "
                     f"turns are sampled as rollout.sampling says: set them there."
                 )
 
@@ -189,7 +191,7 @@ def _raw_messages(text: str) -> tuple[Message, ...]:
 
 def _entry(answer: object, key: str, method: str) -> Any:
     if not isinstance(answer, Mapping) or key not in answer:
-        given = ", ".join(map(str, answer)) if isinstance(answer, Mapping) else shown(answer)
+        given = ", ".join(map(str, answer)) if isinstance(answer, Mapping) else short_repr(answer)
         raise ConfigError(f"The agent's {method} must give a dict with {key!r}, and gave: {given}.")
     return answer[key]
 
@@ -197,7 +199,7 @@ def _entry(answer: object, key: str, method: str) -> Any:
 def _text_entry(answer: object, key: str, method: str) -> str:
     value = _entry(answer, key, method)
     if not isinstance(value, str):
-        given = f"{shown(value)} ({type(value).__name__})"
+        given = f"{short_repr(value)} ({type(value).__name__})"
         raise ConfigError(f"The agent's {method} gave {given} as {key!r}, not text.")
     return value
 
@@ -206,7 +208,7 @@ def _number(value: Any, name: str) -> float:
     """Return a number of Python's, NumPy's, or torch's with one element."""
     number = finite(value)
     if number is None:
-        raise ConfigError(f"The agent gave {shown(value)} as {name}, not a finite number.")
+        raise ConfigError(f"The agent gave {short_repr(value)} as {name}, not a finite number.")
     return number
 
 

@@ -17,7 +17,7 @@ from plimsoll.environment.results import EnvironmentFailed
 from plimsoll.errors import PlimsollError
 from plimsoll.interop.verifiers import venv
 from plimsoll.machine.meter import count_as_own
-from plimsoll.reward.functions.children import ended_how, gone
+from plimsoll.process.child import describe_exit
 from plimsoll.reward.outcome import Failed
 
 _TASK = "task"
@@ -63,7 +63,7 @@ class PlayerProcess:
             await _kill_if_stuck(process, player)
             raise
         except (httpx.HTTPError, ValueError):
-            how = ended_how(await _wait_for_end(process))
+            how = describe_exit(await _wait_for_end(process))
             raise EnvironmentFailed(Failed(f"'s process {how}")) from None
         if "reward" not in answer:
             raise EnvironmentFailed(Failed(answer["failed"], answer.get("lines", "")))
@@ -76,7 +76,7 @@ class PlayerProcess:
             assert process.stdin is not None
             process.stdin.close()
             await _wait_for_end(process)
-            await gone(process)
+            await _close_pipes(process)
             await player.aclose()
 
     async def _start(self, options: Mapping[str, Any]) -> tuple[Process, httpx.AsyncClient]:
@@ -101,15 +101,24 @@ class PlayerProcess:
             text = b""
         answer = json.loads(text) if text else {}
         if "ready" not in answer:
-            why = answer.get("refused") or ended_how(await _wait_for_end(process))
+            why = answer.get("refused") or describe_exit(await _wait_for_end(process))
             _kill(process)
-            await gone(process)
+            await _close_pipes(process)
             raise PlimsollError(
                 f"The process for the environment {self._name} did not start: {why}"
             )
         url = f"http://127.0.0.1:{answer['port']}"
         limits = httpx.Limits(max_connections=None)
         return process, httpx.AsyncClient(base_url=url, timeout=None, limits=limits)
+
+
+async def _close_pipes(process: Process) -> None:
+    """Wait until a process has ended, and its pipes are closed."""
+    assert process.stdin is not None
+    await process.wait()
+    process.stdin.close()
+    with suppress(OSError):
+        await process.stdin.wait_closed()
 
 
 async def _kill_if_stuck(process: Process, player: httpx.AsyncClient) -> None:
