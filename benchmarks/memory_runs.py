@@ -191,7 +191,7 @@ def _untouched(spec: RunSpec[Any]) -> int:
 
 def _count_tensors(case: RunCase, home: Path) -> int:
     """Of a run in this process. Tensors without storages of their own (views) count nothing."""
-    from plimsoll.commands.trace import LiveBytes
+    from live_bytes import LiveBytes
 
     config = _validated(case, home)
     directory = f"{config.run.directory}-tensors"

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from live_bytes import measure
 from plimsoll.algorithm.preference import in_pairs
 from plimsoll.algorithm.sequences import sums
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.trace import measure
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_pairs
 from plimsoll.model.load import load_policy

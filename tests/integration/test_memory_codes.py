@@ -8,8 +8,8 @@ from unittest.mock import patch
 from engine_cases import VOCAB, Setting, make_batch, sft_step, zero_stage
 from ranks import RankProcesses
 
+from live_bytes import LiveBytes
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.trace import LiveBytes
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, ZeroConfig
 from plimsoll.engine.process_group import Place

@@ -11,7 +11,7 @@ import torch
 from choice import slow
 from torch import Tensor, UntypedStorage, nn
 
-from plimsoll.commands.trace import LiveBytes
+from live_bytes import LiveBytes
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.process_group import Place, free_port, join, leave
 from plimsoll.engine.zero.engine import ZeroEngine

@@ -13,10 +13,10 @@ import pages
 import pytest
 from pages import Page, expect
 
-from plimsoll.commands.report.report import report_run
+from plimsoll.commands.report import report_run
 from plimsoll.commands.watch import Reader, answers
 from plimsoll.page.html import RUNS, View, page, script
-from plimsoll.page.watched import watched
+from plimsoll.page.watched import watch_runs
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row, write_rows
@@ -44,7 +44,7 @@ def opened(chromium: Any, address: str, **settings: Any) -> Iterator[Page]:
 @contextmanager
 def served(*paths: Path) -> Iterator[str]:
     """The address of these runs' live page."""
-    with Reader(watched(paths)) as reader:
+    with Reader(watch_runs(paths)) as reader:
         text = page(", ".join(run.name for run in reader.runs), None, RUNS)
         with pages.served(text, answers(lambda: reader.runs)) as address:
             yield address

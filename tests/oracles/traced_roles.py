@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from plimsoll.commands.trace import Traced, trace
+from live_bytes import Traced, trace
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError

@@ -86,15 +86,9 @@ def _plan_parser() -> Parser:
     )
     parser.add_argument("-o", "--out", metavar="FILE", help="write that config to a file")
     parser.add_argument("--force", action="store_true", help="over the file that is there")
-    parser.add_argument("--svg", metavar="FILE", help="write a picture, too")
+    parser.add_argument("--html", metavar="FILE", help="write the plan as a page, too")
     parser.add_argument(
         "--suggest", action="store_true", help="search for changes that would fit, or be faster"
-    )
-    parser.add_argument(
-        "--trace",
-        action="store_true",
-        help="check the activations by a forward and backward on fake tensors; takes PyTorch "
-        "and some seconds for each role",
     )
     parser.add_argument(
         "--open",
@@ -116,7 +110,6 @@ def plan(words: list[str]) -> None:
         advise_job,
         plan_job,
         plan_json,
-        plan_svg,
         refuse_conflicts,
         shown_plan,
         whole_plan,
@@ -141,15 +134,12 @@ def plan(words: list[str]) -> None:
         return
     plan = plan_job(spec)
     advice = advise_job(spec) if options.suggest else None
-    traced = {}
-    if options.trace:
-        from plimsoll.commands.trace_models import trace_activations
-
-        traced = {role: trace_activations(spec, role) for role in spec.models}
     shown = plan_json if options.json else whole_plan if options.all else shown_plan
-    show(shown(plan, advice, traced))
-    if options.svg:
-        write_whole(Path(options.svg), plan_svg(plan, options.config))
+    show(shown(plan, advice))
+    if options.html:
+        from plimsoll.commands.plan_page import plan_html
+
+        write_whole(Path(options.html), plan_html(options.config, flags, plan))
     refuse_conflicts(plan.problems)
     if plan.verdict == "does not fit":
         raise DoesNotFit(f"{options.config} does not fit")
@@ -158,10 +148,8 @@ def plan(words: list[str]) -> None:
 def _check_together(options: Namespace) -> None:
     """Raise ConfigError for options that say nothing beside the others, and for a file that is
     there."""
-    if options.apply is not None and (options.svg or options.trace):
-        raise ConfigError(
-            "--apply prints a config and no plan. Plan that config with --svg or --trace."
-        )
+    if options.apply is not None and options.html:
+        raise ConfigError("--apply prints a config and no plan. Plan that config with --html.")
     if options.out is None and options.force:
         raise ConfigError("--force is for the file of -o, and none is given.")
     if options.out is not None and options.apply is None:
@@ -196,7 +184,7 @@ def report(words: list[str]) -> None:
     parser.add_argument("run", help="a run.directory")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.report.report import report_run
+    from plimsoll.commands.report import report_run
 
     show(report_run(Path(options.run)))
 
@@ -363,7 +351,7 @@ def evaluate(words: list[str]) -> None:
         description="Measure a model on data.eval as the config's job does: likelihood (sft, "
         "distill), preference accuracy (dpo, kto), accuracy and calibration of scores (rm, prm), "
         "or the rewards of sampled answers, and of several to a prompt pass@k and maj@k (ppo, "
-        "grpo, ...). Writes eval.json, and eval-calibration.png (rm, prm) or the answers to "
+        "grpo, ...). Writes eval.json, and eval-calibration.svg (rm, prm) or the answers to "
         "eval-answers.parquet (ppo, grpo, ...).",
     )
     parser.add_argument("source", metavar="CONFIG|RUN", help="a config, or a run.directory")

@@ -28,18 +28,19 @@ from plimsoll.commands.arithmetic import (
     write_problems,
 )
 from plimsoll.commands.planning import local_host_of, plan_run, refuse_conflicts
-from plimsoll.commands.report.curves import draw_curves
 from plimsoll.commands.run import run
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
 from plimsoll.machine.versions import installed_version
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.page.metrics import phase_panel, total_seconds
+from plimsoll.page.answers import frozen
+from plimsoll.page.html import RUNS, page
+from plimsoll.page.metrics import total_seconds
+from plimsoll.page.watched import read_whole_run, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
-from plimsoll.run.json_lines import Row, read_rows
+from plimsoll.run.json_lines import read_rows
 from plimsoll.run.output import silence
-from plimsoll.spec.job import Panel
 from plimsoll.spec.load import load_spec
 from plimsoll.spec.rules.machine import local_host_rules, missing_needs
 
@@ -202,7 +203,7 @@ def _device() -> str:
 
 
 def tell(home: Path, console: Console, seconds: float) -> Outcome:
-    """Print before and after, some answers, where the time went, and the picture's path."""
+    """Print before and after, some answers, where the time went, and the path of the page."""
     runs = {name: RunDirectory(home / name) for name in _RUNS}
     rows = {name: read_rows(one.metrics_path) for name, one in runs.items()}
     ppo, grpo = rows["ppo"], rows["grpo"]
@@ -216,41 +217,17 @@ def tell(home: Path, console: Console, seconds: float) -> Outcome:
     console.print(_answers(runs["ppo"], steps[0], "some answers of PPO's first step"))
     console.print(_answers(runs["ppo"], steps[-1], "and of its last"))
     console.print(_times({name.upper(): own for name, own in rows.items()}))
-    picture = home / "curves.png"
-    together = _side_by_side({"PPO": ppo, "GRPO": grpo})
-    draw_curves(together, picture, _panels(together))
+    page_path = home / "curves.html"
+    read = [read_whole_run(run) for run in watch_runs([home / "ppo", home / "grpo"])]
+    write_whole(page_path, page("PPO and GRPO", frozen(read, ()), RUNS))
     directories = ", ".join(str(one.path) for one in runs.values())
-    console.print(f"\n{seconds:.0f} s in all. Curves: {picture}. Run directories: {directories}")
+    console.print(f"\n{seconds:.0f} s in all. Curves: {page_path}. Run directories: {directories}")
     write_whole(
         home / "report.txt",
         f"exact match after SFT: {outcome.sft:.4f}\nafter PPO: {outcome.ppo:.4f}\n"
         f"after GRPO: {outcome.grpo:.4f}\nseconds: {seconds:.0f}\n",
     )
     return outcome
-
-
-def _side_by_side(runs: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """The rows of several runs by step; each metric is called by its run's name and its own."""
-    found: dict[int, dict[str, Any]] = {}
-    for name, rows in runs.items():
-        for row in rows:
-            own = {f"{name}/{key}": value for key, value in row.items()}
-            found.setdefault(row["step"], {"step": row["step"]}).update(own)
-    return [found[step] for step in sorted(found)]
-
-
-def _panels(rows: Sequence[Row]) -> Sequence[Panel]:
-    def both(title: str, unit: str, metric: str) -> Panel:
-        return Panel(title, unit, {f"{name}/{metric}": name for name in ("PPO", "GRPO")})
-
-    return (
-        both("Right answers in training", "share", "reward"),
-        both("Right answers, held out", "share", "eval/correct"),
-        both("Length of responses", "tokens per response", "response_tokens"),
-        Panel("KL from the model after SFT", "nats per response", {"PPO/kl": "PPO"}),
-        phase_panel("Time of a step of PPO", rows, "PPO/seconds/"),
-        phase_panel("Time of a step of GRPO", rows, "GRPO/seconds/"),
-    )
 
 
 def _answers(run: RunDirectory, step: int, title: str) -> Table:

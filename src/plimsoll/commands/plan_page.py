@@ -18,6 +18,7 @@ from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
+from plimsoll.memory.plan.plan import Plan
 from plimsoll.page.controls import controls, flags_from, laid_over
 from plimsoll.page.html import PLAN, page
 from plimsoll.page.plan import advice_shown, peaks, plan_shown
@@ -35,6 +36,21 @@ def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
     load_any(path, flags)
     text = page(f"plan of {path}", None, PLAN)
     serve(text, lambda name, query: answer(path, flags, name, query), host, port)
+
+
+def plan_html(path: str, flags: Sequence[str], plan: Plan) -> str:
+    """Return the page of a plan as one HTML file, without settings to change."""
+    spec = load_any(path, flags)
+    values = {
+        "config": path,
+        "job": spec.job.name,
+        "controls": [],
+        "before": None,
+        "refusal": None,
+        "plan": plan_shown(plan),
+        "copies": _copies(path, parse_flags(flags)),
+    }
+    return page(f"plan of {path}", {"plan": values}, PLAN)
 
 
 def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str, Any]:

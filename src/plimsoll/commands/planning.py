@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.flags import apply_flags, parse_flags
@@ -38,18 +37,12 @@ from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import plan_text, problem_text, short_text, verdict_text
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.plan.svg import draw_svg
 from plimsoll.memory.remedies.changes import flags_of
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.readings import Footprints, Planned
 from plimsoll.spec.rules.machine import local_host_rules
 from plimsoll.spec.run_spec import RunSpec
-
-if TYPE_CHECKING:
-    from plimsoll.commands.trace_models import TracedRole
-
-_NONE: Mapping[str, TracedRole] = MappingProxyType({})
 
 
 def plan_job(spec: RunSpec[Any]) -> Plan:
@@ -144,7 +137,7 @@ def planned(spec: RunSpec[Any], plan: Plan | str) -> Planned:
     if isinstance(plan, str):
         return Planned(predicted=predicted_peaks(spec))
     return Planned(
-        (plan_json(plan), plan_svg(plan, spec.job.name)),
+        plan_json(plan),
         process_peaks(plan.job),
         fits=plan.verdict != "does not fit",
         tokens_at_peak=tokens_at_peak(plan.job),
@@ -177,27 +170,19 @@ def require_fit(plan: Plan) -> None:
         )
 
 
-def shown_plan(
-    plan: Plan, advice: Advice | None = None, traced: Mapping[str, TracedRole] = _NONE
-) -> str:
+def shown_plan(plan: Plan, advice: Advice | None = None) -> str:
     """The plan in short, with what was traced, and the answers beside it, as text."""
     parts = [short_text(plan)]
-    if traced:
-        parts.append(_trace_table(traced))
     if advice is not None:
         parts.append(answers_text(advice, plan))
     return "\n\n".join(parts)
 
 
-def whole_plan(
-    plan: Plan, advice: Advice | None = None, traced: Mapping[str, TracedRole] = _NONE
-) -> str:
+def whole_plan(plan: Plan, advice: Advice | None = None) -> str:
     """Every item of the plan, what was traced, and all advice, as text; drawn with blocks where
     standard output is a terminal that has them."""
     blocks = sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf")
     parts = [plan_text(plan, unicode=blocks)]
-    if traced:
-        parts.append(_trace_table(traced))
     if advice is not None:
         parts.append(advice_text(advice))
     return "\n\n".join(parts)
@@ -235,39 +220,9 @@ def fitted(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, object] |
     )
 
 
-def _trace_table(traced: Mapping[str, TracedRole]) -> str:
-    """Bytes of one micro-batch on fake tensors, beside those of the formulas."""
-    rows = [
-        f"  {role:<10} {one.work.tokens:>8,} {gigabytes(one.traced.activations):>12} "
-        f"{gigabytes(one.predicted_activations):>12} {one.error:>+8.1%}"
-        for role, one in traced.items()
-    ]
-    head = f"  {'role':<10} {'tokens':>8} {'traced GB':>12} {'formula GB':>12} {'error':>8}"
-    return "\n".join(["activations of one micro-batch, traced on fake tensors", head, *rows])
-
-
-def plan_json(
-    plan: Plan, advice: Advice | None = None, traced: Mapping[str, TracedRole] = _NONE
-) -> str:
+def plan_json(plan: Plan, advice: Advice | None = None) -> str:
     """The plan, with what was advised and traced, as JSON text."""
-    values = plan_values(plan) | advice_values(advice)
-    if traced:
-        values["traced"] = [
-            {
-                "role": role,
-                "tokens": one.work.tokens,
-                "activation_bytes": one.traced.activations,
-                "gradient_bytes": one.traced.gradients,
-                "predicted_activation_bytes": one.predicted_activations,
-            }
-            for role, one in traced.items()
-        ]
-    return json.dumps(values, indent=1) + "\n"
-
-
-def plan_svg(plan: Plan, title: str) -> str:
-    """The plan as a picture."""
-    return draw_svg(f"{title}: {plan.verdict}", plan.stores)
+    return json.dumps(plan_values(plan) | advice_values(advice), indent=1) + "\n"
 
 
 def _free_disk(run: RunDirectory) -> int:

@@ -18,7 +18,7 @@ from plimsoll.page.comparison import (
     without_lone_nodes,
 )
 from plimsoll.page.html import RUNS, page
-from plimsoll.page.watched import watched, whole
+from plimsoll.page.watched import read_whole_run, watch_runs
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.directory import RunDirectory, existing_run
 from plimsoll.run.ending import read_end
@@ -46,7 +46,7 @@ def report_run(path: Path) -> str:
     comparisons = fullest_of_kinds(every)
     remarks = [*_several(every), nearest_text(*nearest(rows))]
     remarks += [f"Leak: {leak.text}." for leak in find_leaks(rows)]
-    seen = [whole(one) for one in watched([path])]
+    seen = [read_whole_run(one) for one in watch_runs([path])]
     write_whole(run.report_path, page(str(path), frozen(seen, remarks), RUNS))
     written = f"Written to {run.report_path}."
     return "\n".join([*failure, table_text(comparisons), "", *remarks, written])

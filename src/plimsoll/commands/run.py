@@ -33,7 +33,7 @@ def leave_report(directory: Path) -> None:
     """Write the report of a run that has ended. All that it is made of is saved: where it cannot be
     written, that is told, and is no failure of the run."""
     # It draws, which is no part of what a run holds in memory.
-    from plimsoll.commands.report.report import report_run
+    from plimsoll.commands.report import report_run
 
     try:
         report_run(directory)

@@ -18,7 +18,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.page.answers import answer
 from plimsoll.page.html import RUNS, page
 from plimsoll.page.serve import Answer, Query, require_server, serve
-from plimsoll.page.watched import Watched, watched
+from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 
 _EVERY = 0.25
@@ -33,7 +33,7 @@ def watch(paths: Sequence[Path], host: str, port: int) -> None:
     require_server()
     for path in paths:
         refuse_no_run(path)
-    runs = watched(paths)
+    runs = watch_runs(paths)
     text = page(", ".join(run.name for run in runs), None, RUNS)
     with Reader(runs) as reader:
         serve(text, answers(lambda: reader.runs), host, port)

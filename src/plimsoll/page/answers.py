@@ -69,8 +69,7 @@ def _sampled(run: Watched, place: int) -> dict[str, Any]:
 def pictures(run: Watched) -> list[dict[str, str]]:
     """What a run drew itself, as addresses that hold it."""
     found = [
-        ("The plan", run.run.plan_svg_path, "svg+xml"),
-        ("Calibration: do predicted probabilities come true?", run.run.calibration_path, "png"),
+        ("Calibration: do predicted probabilities come true?", run.run.calibration_path, "svg+xml"),
     ]
     return [
         {

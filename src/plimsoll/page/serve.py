@@ -36,7 +36,7 @@ def require_server() -> None:
         raise ConfigError(
             f"A page is served by {' and '.join(missing)}, which is not installed. Install "
             f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`. `plimsoll report`, and "
-            f"`plimsoll plan` with --svg, write files without it."
+            f"`plimsoll plan` with --html, write files without it."
         )
 
 

@@ -153,7 +153,7 @@ class Watched:
         return named_job(self.config)
 
 
-def watched(paths: Sequence[Path]) -> tuple[Watched, ...]:
+def watch_runs(paths: Sequence[Path]) -> tuple[Watched, ...]:
     """The runs of these directories, of which nothing has been read; by the shortest ends of their
     paths that tell them apart.
 
@@ -173,7 +173,7 @@ def _told_apart(paths: Sequence[Sequence[str]]) -> list[str]:
     return [f"{parts[-1]} ({i})" for i, parts in enumerate(paths, start=1)]
 
 
-def whole(run: Watched) -> Watched:
+def read_whole_run(run: Watched) -> Watched:
     """All of a run. Raises what keeps it from being read."""
     seen = run.look()
     while (after := seen.look()).unread < seen.unread:

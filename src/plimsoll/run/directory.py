@@ -50,8 +50,6 @@ class RunDirectory:
     gives one."""
     plan_path = _Item("plan.json")
     """The plan of memory; not there for a model whose shape is not known."""
-    plan_svg_path = _Item("plan.svg")
-    """The plan's drawing."""
     metrics_path = _Item("metrics.jsonl")
     """The metrics, a line per step."""
     ledger_path = _Item("ledger.jsonl")
@@ -60,7 +58,7 @@ class RunDirectory:
     """Why the run ran out of memory; there only where it did."""
     report_path = _Item("report.html")
     """What a run writes at its end, and `plimsoll report`."""
-    calibration_path = _Item("calibration.png")
+    calibration_path = _Item("calibration.svg")
     """How well a reward model's predictions came true at the last evaluation."""
     reference_logprobs_path = _Item("reference-logprobs.parquet")
     """The reference's log-probs, where they were computed before training."""
@@ -115,10 +113,9 @@ class RunDirectory:
             write_whole(self.template_path, template)
         write_whole(self.config_path, text)
 
-    def write_plan(self, values: str, picture: str) -> None:
-        """Write the plan of memory, as JSON and as SVG."""
-        write_whole(self.plan_path, values)
-        write_whole(self.plan_svg_path, picture)
+    def write_plan(self, plan: str) -> None:
+        """Write the plan of memory, which is JSON."""
+        write_whole(self.plan_path, plan)
 
     def sync_rows(self) -> None:
         """Have the system put metrics and ledger on the disk. Before a checkpoint: where the power

@@ -141,13 +141,13 @@ Footprints = dict[str, Footprint]
 class Planned:
     """What was planned of a run before it began, as far as the run needs it.
 
-    plan: as JSON and as SVG; None where there is none. predicted: what each process should hold at
+    plan: as JSON; None where there is none. predicted: what each process should hold at
     its fullest, by process and phase. fits: False for a run that was forced, though its plan does
     not fit. tokens_at_peak: a second, if its cards multiplied at their peak; None where that is not
     known, as on CPUs.
     """
 
-    plan: tuple[str, str] | None = None
+    plan: str | None = None
     predicted: Mapping[str, Footprints] = field(default_factory=dict)
     fits: bool = True
     tokens_at_peak: float | None = None

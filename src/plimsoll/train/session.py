@@ -254,7 +254,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
         if latest is None:
             directory.write_config(config_text(spec), template)
         if planned.plan is not None:
-            directory.write_plan(*planned.plan)
+            directory.write_plan(planned.plan)
         stop = stack.enter_context(StopRequest())
         settings = spec.config.model_dump(mode="json")
         first_step = state.step + 1 if latest else 0

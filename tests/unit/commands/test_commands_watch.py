@@ -11,7 +11,7 @@ from plimsoll.cli import main
 from plimsoll.commands.watch import Reader, answers
 from plimsoll.page.html import RUNS, page
 from plimsoll.page.serve import app
-from plimsoll.page.watched import watched
+from plimsoll.page.watched import watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
 
@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_only_who_knows_the_token_is_answered(run: RunDirectory) -> None:
-    runs = [one.look() for one in watched([run.path])]
+    runs = [one.look() for one in watch_runs([run.path])]
     client = testclient.TestClient(app(page("a", None, RUNS), answers(lambda: runs), "word"))
     shown = client.get("/word/")
     assert shown.status_code == 200 and "connect-src &#39;self&#39;" in shown.text
@@ -42,7 +42,7 @@ def test_only_who_knows_the_token_is_answered(run: RunDirectory) -> None:
 
 
 def test_what_a_run_writes_is_read_on_until_the_end(run: RunDirectory) -> None:
-    with Reader(watched([run.path])) as reader:
+    with Reader(watch_runs([run.path])) as reader:
         for step in (2, 3):
             append_row(run.metrics_path, {"step": step, "reward": 0.5})
             deadline = time.monotonic() + 60

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from traced_roles import MicroBatchStep, TraceForm
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from plimsoll.commands.trace import measure
-from plimsoll.commands.trace_models import MicroBatchStep, TraceForm
+from live_bytes import measure
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.model.adapters import add_adapter

@@ -12,7 +12,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.page.answers import answer, frozen
 from plimsoll.page.html import PLAN, RUNS, View, page, script
 from plimsoll.page.settings import settings
-from plimsoll.page.watched import Watched, watched
+from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
 
@@ -25,7 +25,7 @@ def runs(tmp_path: Path) -> tuple[Watched, ...]:
         run = RunDirectory(tmp_path / name)
         run.write_config(f"# ppo\n{config}")
         append_row(run.metrics_path, {"step": 1, "reward": 1.0, "eval/reward": None})
-    return tuple(run.look() for run in watched([tmp_path / name for name in configs]))
+    return tuple(run.look() for run in watch_runs([tmp_path / name for name in configs]))
 
 
 def test_settings_of_runs_are_compared_key_by_key(runs: tuple[Watched, ...]) -> None:

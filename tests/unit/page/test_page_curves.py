@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plimsoll.page.curves import SECTIONS, curves, extremes
-from plimsoll.page.watched import Watched, watched
+from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import Row, write_rows
 from plimsoll.run.ledger import LedgerRow, write_ledger
@@ -24,7 +24,7 @@ def run_of(path: Path, rows: list[Row], config: str = "# ppo\nrun: {steps: 9}\n"
     run = RunDirectory(path)
     run.write_config(config)
     write_rows(run.metrics_path, rows)
-    (found,) = watched([path])
+    (found,) = watch_runs([path])
     return found.look()
 
 

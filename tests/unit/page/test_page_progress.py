@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plimsoll.page.progress import progress, seconds
-from plimsoll.page.watched import Watched, watched
+from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.now import Now, read_now, write_now
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def shown(run: RunDirectory, at: float | None = None) -> dict[str, Any]:
-    (seen,) = watched([run.path])
+    (seen,) = watch_runs([run.path])
     return progress(seen.look(), at)
 
 
@@ -107,7 +107,7 @@ def test_what_is_not_healthy_is_told_with_what_to_try(run: RunDirectory) -> None
 def test_seconds_are_told_by_phase(run: RunDirectory) -> None:
     append_row(run.metrics_path, {"step": 1, "seconds/load": 3.0, "seconds/rollout": 2.0})
     append_row(run.metrics_path, {"step": 2, "seconds/rollout": 2.5, "seconds/save": 1.0})
-    (seen,) = watched([run.path])
+    (seen,) = watch_runs([run.path])
     assert isinstance(seen, Watched)
     assert seconds(seen.look()) == {"before": {"load": 3.0}, "steps": {"rollout": 4.5, "save": 1.0}}
 

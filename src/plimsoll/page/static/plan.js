@@ -1,7 +1,7 @@
 // A plan and the settings that decide it: each change is planned anew, and kept in the address.
 
 import { bytes, element, fill } from "./dom.js";
-import { load } from "./source.js";
+import { live, load } from "./source.js";
 import { opened, placeOf } from "./memory.js";
 import { makeControls } from "./controls.js";
 import { whatFits } from "./answers.js";
@@ -97,8 +97,8 @@ function copyOf({ title, text }) {
 }
 
 const main = document.getElementById("main");
-nav.append(verdict, asking, undo);
-fill(main, told, fitting, part("settings", "Settings", fields, about),
+nav.append(verdict, ...(live ? [asking, undo] : []));
+fill(main, told, fitting, live ? part("settings", "Settings", fields, about) : null,
   element("div", { id: "planned" }, part("memory", "Memory", element("p", { class: "quiet" }, "Hatched: by how much the prediction may be too low."), memory),
     part("problems", "Problems", problems), part("config", "Config", copies)));
 fields.addEventListener("focusin", (event) => {
