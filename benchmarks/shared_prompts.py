@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from live_bytes import measure
 from plimsoll.algorithm.preference import in_pairs
 from plimsoll.algorithm.sequences import sums
 from plimsoll.commands.arithmetic import make_tokenizer
@@ -31,6 +30,7 @@ from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Pair, Sample, samples_of
+from traced_bytes import measure
 
 VOCABULARY = 8192
 CASES = {

@@ -17,12 +17,12 @@ from statistics import fmean
 
 from plimsoll.algorithm.interval import mean_interval
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.run.chart import Chart, Line, draw_charts
+from plimsoll.run.chart import Chart, ChartLine, draw_charts
 from plimsoll.run.directory import existing_run
 from plimsoll.run.files import write_whole
-from plimsoll.run.json_lines import Row, read_rows
+from plimsoll.run.json_lines import JsonRow, read_rows
 
-Runs = Sequence[Sequence[Row]]
+Runs = Sequence[Sequence[JsonRow]]
 """The rows of metrics of each."""
 
 
@@ -65,7 +65,7 @@ def told(label: str, runs: Runs, metric: str) -> str:
     return f"{label}, {metric}: {each}; difference {fmean(differences):+.3f}{band}"
 
 
-def _values(run: Sequence[Row], metric: str) -> list[float]:
+def _values(run: Sequence[JsonRow], metric: str) -> list[float]:
     return [row[metric] for row in run if row.get(metric) is not None]
 
 
@@ -79,7 +79,7 @@ def charts_of(labelled: Mapping[str, Runs], metrics: Sequence[str]) -> list[Char
     return [chart for chart in charts if chart.lines]
 
 
-def _line(label: str, runs: Runs, name: str) -> Line:
+def _line(label: str, runs: Runs, name: str) -> ChartLine:
     """Return the mean of runs at each step, with its interval."""
     steps = sorted({row["step"] for run in runs for row in run})
     means = {
@@ -91,10 +91,10 @@ def _line(label: str, runs: Runs, name: str) -> Line:
         for step, mean in means.items()
         if f"{name}_low" in mean
     ]
-    return Line(label, [(step, mean[name]) for step, mean in means.items()], intervals)
+    return ChartLine(label, [(step, mean[name]) for step, mean in means.items()], intervals)
 
 
-def _mean(rows: Sequence[Row], name: str) -> Mapping[str, float]:
+def _mean(rows: Sequence[JsonRow], name: str) -> Mapping[str, float]:
     """Over runs, with its interval; of a single run with the run's own."""
     if len(rows) == 1:
         keys = (name, f"{name}_low", f"{name}_high")

@@ -14,7 +14,7 @@ from pages import Page, expect
 
 from plimsoll.cli import main
 from plimsoll.commands.plan_page import answer
-from plimsoll.page.html import PLAN, page
+from plimsoll.page.html import PLAN, render_page
 
 pytestmark = pages.needs_chromium
 SCENARIO = Path(__file__).parents[2] / "examples" / "scenarios" / "5_orz_1p5b.yaml"
@@ -30,7 +30,7 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     path = str(SCENARIO)
-    with pages.served(page(path, None, PLAN), lambda n, q: answer(path, [], n, q)) as found:
+    with pages.served(render_page(path, None, PLAN), lambda n, q: answer(path, [], n, q)) as found:
         yield found
 
 

@@ -111,8 +111,8 @@ def plan(words: list[str]) -> None:
         plan_job,
         plan_json,
         refuse_conflicts,
-        shown_plan,
-        whole_plan,
+        render_short_plan,
+        render_whole_plan,
     )
     from plimsoll.jobs.which import load_any
     from plimsoll.run.files import write_whole
@@ -134,8 +134,8 @@ def plan(words: list[str]) -> None:
         return
     plan = plan_job(spec)
     advice = advise_job(spec) if options.suggest else None
-    shown = plan_json if options.json else whole_plan if options.all else shown_plan
-    show(shown(plan, advice))
+    render = plan_json if options.json else render_whole_plan if options.all else render_short_plan
+    show(render(plan, advice))
     if options.html:
         from plimsoll.commands.plan_page import plan_html
 
@@ -164,10 +164,10 @@ def _check_together(options: Namespace) -> None:
 
 def _apply(options: Namespace, flags: list[str], spec: RunSpec[Any]) -> None:
     """Print or write the config with an answer in it."""
-    from plimsoll.commands.planning import advise_job, applied
+    from plimsoll.commands.planning import advise_job, apply_answer
     from plimsoll.run.files import write_whole
 
-    text = applied(options.config, flags, advise_job(spec), options.apply)
+    text = apply_answer(options.config, flags, advise_job(spec), options.apply)
     if options.out is None:
         show(text.removesuffix("\n"))
         return
@@ -222,11 +222,11 @@ def rollouts(words: list[str]) -> None:
 
     from rich.console import Console
 
-    from plimsoll.commands.rollouts import Wanted, show_rollouts
+    from plimsoll.commands.rollouts import RolloutQuery, show_rollouts
 
     path, console = Path(options.pop("run")), Console(file=sys.stdout)
     side_by_side = sys.stdout.isatty() and not console.is_dumb_terminal
-    show(show_rollouts(path, Wanted(**options), console if side_by_side else None))
+    show(show_rollouts(path, RolloutQuery(**options), console if side_by_side else None))
 
 
 def calibrate(words: list[str]) -> None:
@@ -261,10 +261,10 @@ def doctor(words: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.doctor import examine, refuse_wrong, shown
+    from plimsoll.commands.doctor import examine, refuse_wrong, render_findings
 
     findings = examine(options.directory, options.address)
-    show(shown(findings, options.json))
+    show(render_findings(findings, options.json))
     refuse_wrong(findings)
 
 
@@ -398,10 +398,10 @@ def serve_reward(words: list[str]) -> None:
     rest, flags = split_flags(words)
     options = parser.parse_args(rest)
 
-    from plimsoll.commands.serve_reward import chosen_rewards, refuse_without_packages, serve
+    from plimsoll.commands.serve_reward import choose_rewards, refuse_without_packages, serve
 
     refuse_without_packages()
-    serve(chosen_rewards(options.config, flags, options.reward), options.host, options.port)
+    serve(choose_rewards(options.config, flags, options.reward), options.host, options.port)
 
 
 def watch(words: list[str]) -> None:

@@ -29,7 +29,7 @@ END = "<end>"
 
 
 @dataclass(frozen=True)
-class Problem:
+class SumProblem:
     """Two numbers with the same number of digits."""
 
     a: int
@@ -57,7 +57,7 @@ class Problem:
         return f" {' '.join(steps)} #### {answer}"
 
 
-def problems(count: int, digits: int, seed: int) -> Iterator[Problem]:
+def problems(count: int, digits: int, seed: int) -> Iterator[SumProblem]:
     """Different problems whose last digits carry, in a fixed random order."""
     assert count <= 10 ** (2 * digits) * 45 // 100
     rng = np.random.default_rng(seed)
@@ -66,10 +66,10 @@ def problems(count: int, digits: int, seed: int) -> Iterator[Problem]:
         a, b = (int(x) for x in rng.integers(10**digits, size=2))
         if a % 10 + b % 10 > 9 and (a, b) not in seen:
             seen.add((a, b))
-            yield Problem(a, b, digits)
+            yield SumProblem(a, b, digits)
 
 
-def write_problems(path: Path, found: Sequence[Problem], careless: float, seed: int) -> None:
+def write_problems(path: Path, found: Sequence[SumProblem], careless: float, seed: int) -> None:
     """A JSON line a problem: prompt, a demonstration, and the true answer.
 
     careless: the share of demonstrations by careless teachers.
@@ -82,7 +82,7 @@ def write_problems(path: Path, found: Sequence[Problem], careless: float, seed: 
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_pairs(path: Path, found: Sequence[Problem]) -> None:
+def write_pairs(path: Path, found: Sequence[SumProblem]) -> None:
     """A JSON line a problem: prompt, a careful answer, and a careless one."""
     rows = [
         {"prompt": p.prompt, "careful": p.worked(True), "careless": p.worked(False)} for p in found

@@ -34,7 +34,7 @@ from plimsoll.jobs import JOBS
 from plimsoll.machine.versions import installed_version
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.page.answers import frozen
-from plimsoll.page.html import RUNS, page
+from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.metrics import total_seconds
 from plimsoll.page.watched import read_whole_run, watch_runs
 from plimsoll.run.directory import RunDirectory
@@ -219,7 +219,7 @@ def tell(home: Path, console: Console, seconds: float) -> Outcome:
     console.print(_times({name.upper(): own for name, own in rows.items()}))
     page_path = home / "curves.html"
     read = [read_whole_run(run) for run in watch_runs([home / "ppo", home / "grpo"])]
-    write_whole(page_path, page("PPO and GRPO", frozen(read, ()), RUNS))
+    write_whole(page_path, render_page("PPO and GRPO", frozen(read, ()), RUNS))
     directories = ", ".join(str(one.path) for one in runs.values())
     console.print(f"\n{seconds:.0f} s in all. Curves: {page_path}. Run directories: {directories}")
     write_whole(

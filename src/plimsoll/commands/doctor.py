@@ -32,7 +32,7 @@ def diagnose(machine: Machine) -> list[Problem]:
     return list(find(MACHINE_RULES, machine))
 
 
-def shown(findings: Sequence[Problem], as_json: bool) -> str:
+def render_findings(findings: Sequence[Problem], as_json: bool) -> str:
     """The table, in colours on a terminal, or JSON."""
     if as_json:
         return json.dumps(report(findings), indent=2)

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from plimsoll.commands.planning import fitted, hardware_of
+from plimsoll.commands.planning import fit_values, hardware_of
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.flags import Flag, apply_flags, parse_flags
@@ -34,7 +34,7 @@ from plimsoll.spec.load import spec_of
 from plimsoll.spec.model_files import check_missing, check_model, lacks_template
 from plimsoll.spec.run_spec import RunSpec
 
-Row = Mapping[str, Any]
+DataRow = Mapping[str, Any]
 Dotted = dict[str, object]
 """Values by dotted key."""
 
@@ -84,7 +84,7 @@ CHARACTERS = 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class InitRequest:
     """What a first config is made of.
 
     model, data, held_out: as in `actor.model.path` and `data.train.path`. cluster, host_memory: of
@@ -100,21 +100,21 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Made:
+class NewConfig:
     """text: of the config. said: what was found and decided, a line each."""
 
     text: str
     said: tuple[str, ...]
 
 
-def make_config(job: Job[Any], asked: Asked) -> Made:
+def make_config(job: Job[Any], asked: InitRequest) -> NewConfig:
     """A config that fits.
 
     Raises ConfigError for data without a row, or whose columns the job does not take, and for a
     key that is wrong; DoesNotFit where nothing that was tried would fit.
     """
     rows = _first_rows(asked.data)
-    columns = guessed(job, asked, rows[0])
+    columns = guess_columns(job, asked, rows[0])
     first = [Flag(tuple(k.split(".")), v) for k, v in _first(job, asked, columns, rows).items()]
     parsed = parse_flags(asked.flags)
     spec, _ = spec_of(job, apply_flags(Tree({}, {}), [*first, *parsed]))
@@ -122,10 +122,10 @@ def make_config(job: Job[Any], asked: Asked) -> Made:
     values = apply_flags(Tree({}, {}), [*first, *step, *parsed]).values
     said = [f"{key} is the column {column!r}" for key, column in columns.items()]
     try:
-        fitting = fitted(spec, values)
+        fitting = fit_values(spec, values)
     except ConfigError as error:
         why, *_ = str(error).splitlines()
-        return Made(_text(job, values), (*said, f"it has no plan of memory: {why}"))
+        return NewConfig(_text(job, values), (*said, f"it has no plan of memory: {why}"))
     where = asked.cluster or "this machine"
     if fitting is None:
         raise DoesNotFit(
@@ -139,7 +139,7 @@ def make_config(job: Job[Any], asked: Asked) -> Made:
         said += [f"  {'.'.join(path)}: {show(value)}" for path, value in changed.items()]
     else:
         said.append(f"it fits on {where} as it is")
-    return Made(_text(job, fitting), tuple(said))
+    return NewConfig(_text(job, fitting), tuple(said))
 
 
 def _step_sizes(spec: RunSpec[Any]) -> Dotted:
@@ -163,7 +163,7 @@ def check_given(name: str, given: str) -> None:
         refuse(filter(None, [check_missing(f"--{name}", given, "dataset")]))
 
 
-def guessed(job: Job[Any], asked: Asked, row: Row) -> dict[str, str]:
+def guess_columns(job: Job[Any], asked: InitRequest, row: DataRow) -> dict[str, str]:
     """The columns of a row that the job takes, by setting. Raises ConfigError where it takes none
     that are known by name."""
     for way in WAYS:
@@ -180,11 +180,11 @@ def guessed(job: Job[Any], asked: Asked, row: Row) -> dict[str, str]:
     )
 
 
-def _called(setting: str, row: Row) -> str | None:
+def _called(setting: str, row: DataRow) -> str | None:
     return next((name for name in NAMES[setting] if name in row), None)
 
 
-def _first_rows(path: str) -> list[Row]:
+def _first_rows(path: str) -> list[DataRow]:
     rows = list(islice(read_rows(SourceConfig(path=path), whole=True), LOOKED_AT))
     good = [row.values for row in rows if not isinstance(row, BadRow)]
     if not good:
@@ -192,7 +192,9 @@ def _first_rows(path: str) -> list[Row]:
     return good
 
 
-def _first(job: Job[Any], asked: Asked, columns: Mapping[str, str], rows: Sequence[Row]) -> Dotted:
+def _first(
+    job: Job[Any], asked: InitRequest, columns: Mapping[str, str], rows: Sequence[DataRow]
+) -> Dotted:
     """What is there before the planner has looked at it."""
     cards = _cards(asked)
     tokens = _tokens(rows)
@@ -224,12 +226,12 @@ def _first(job: Job[Any], asked: Asked, columns: Mapping[str, str], rows: Sequen
     return found
 
 
-def _cards(asked: Asked) -> int:
+def _cards(asked: InitRequest) -> int:
     given = {"hardware": asked.cluster, "host_memory": asked.host_memory}
     return hardware_of(ClusterConfig.model_validate(given)).cards
 
 
-def _tokens(rows: Sequence[Row]) -> int:
+def _tokens(rows: Sequence[DataRow]) -> int:
     """Enough for almost all rows, as a power of two."""
     sizes = sorted(len(json.dumps(row, ensure_ascii=False, default=str)) for row in rows)
     most = max(1, sizes[int(0.99 * (len(sizes) - 1))] / CHARACTERS)

@@ -20,8 +20,8 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.page.controls import controls, flags_from, laid_over
-from plimsoll.page.html import PLAN, page
-from plimsoll.page.plan import advice_shown, peaks, plan_shown
+from plimsoll.page.html import PLAN, render_page
+from plimsoll.page.plan import describe_advice, describe_plan, peaks
 from plimsoll.page.serve import Query, require_server, serve
 from plimsoll.spec.run_spec import RunSpec
 
@@ -34,7 +34,7 @@ def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
     """
     require_server()
     load_any(path, flags)
-    text = page(f"plan of {path}", None, PLAN)
+    text = render_page(f"plan of {path}", None, PLAN)
     serve(text, lambda name, query: answer(path, flags, name, query), host, port)
 
 
@@ -47,10 +47,10 @@ def plan_html(path: str, flags: Sequence[str], plan: Plan) -> str:
         "controls": [],
         "before": None,
         "refusal": None,
-        "plan": plan_shown(plan),
+        "plan": describe_plan(plan),
         "copies": _copies(path, parse_flags(flags)),
     }
-    return page(f"plan of {path}", {"plan": values}, PLAN)
+    return render_page(f"plan of {path}", {"plan": values}, PLAN)
 
 
 def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str, Any]:
@@ -79,13 +79,13 @@ def _plan(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
         plan = plan_job(load_any(path, _words(made)))
     except PlimsollError as error:
         return found | {"refusal": str(error), "plan": None, "copies": []}
-    return found | {"refusal": None, "plan": plan_shown(plan), "copies": _copies(path, made)}
+    return found | {"refusal": None, "plan": describe_plan(plan), "copies": _copies(path, made)}
 
 
 def _fits(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
     """Raises PlimsollError where a changed key is refused."""
     made = _made(load_any(path, flags), flags, query)
-    return advice_shown(advise_job(load_any(path, _words(made))))
+    return describe_advice(advise_job(load_any(path, _words(made))))
 
 
 _ANSWERS: Mapping[str, Callable[[str, Sequence[str], Query], dict[str, Any]]] = {

@@ -119,7 +119,7 @@ def constants_of(cluster: ClusterConfig) -> Constants:
     return Constants().calibrated(f"fixed segments: {settings}", allocator_gap=FIXED_SEGMENTS_GAP)
 
 
-def predicted_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:
+def predict_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:
     """What each process of a run should hold at its fullest, by process and phase; nothing for a
     model whose shape is not known (`plan_run` says why).
 
@@ -132,10 +132,10 @@ def predicted_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:
         return {}
 
 
-def planned(spec: RunSpec[Any], plan: Plan | str) -> Planned:
+def summarize_plan(spec: RunSpec[Any], plan: Plan | str) -> Planned:
     """What a run needs of its plan; without one, at least what its processes should hold."""
     if isinstance(plan, str):
-        return Planned(predicted=predicted_peaks(spec))
+        return Planned(predicted=predict_peaks(spec))
     return Planned(
         plan_json(plan),
         process_peaks(plan.job),
@@ -170,7 +170,7 @@ def require_fit(plan: Plan) -> None:
         )
 
 
-def shown_plan(plan: Plan, advice: Advice | None = None) -> str:
+def render_short_plan(plan: Plan, advice: Advice | None = None) -> str:
     """The plan in short, with what was traced, and the answers beside it, as text."""
     parts = [short_text(plan)]
     if advice is not None:
@@ -178,7 +178,7 @@ def shown_plan(plan: Plan, advice: Advice | None = None) -> str:
     return "\n\n".join(parts)
 
 
-def whole_plan(plan: Plan, advice: Advice | None = None) -> str:
+def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:
     """Every item of the plan, what was traced, and all advice, as text; drawn with blocks where
     standard output is a terminal that has them."""
     blocks = sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf")
@@ -188,7 +188,7 @@ def whole_plan(plan: Plan, advice: Advice | None = None) -> str:
     return "\n\n".join(parts)
 
 
-def applied(path: str, flags: Sequence[str], advice: Advice, number: int) -> str:
+def apply_answer(path: str, flags: Sequence[str], advice: Advice, number: int) -> str:
     """The text of a config with an answer in it, and the flags that it was planned with.
 
     number: the answer's. Raises ConfigError for one that there is not, and for a file whose layout
@@ -205,7 +205,7 @@ def applied(path: str, flags: Sequence[str], advice: Advice, number: int) -> str
     return write_flags(read_config_text(path), path, [*parse_flags(flags), *made])
 
 
-def fitted(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, object] | None:
+def fit_values(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, object] | None:
     """The values of a config, nested as they are written, with the least change with which it fits
     on its machines (`cluster.hardware`, or what is here): in what is learned first, as answers are
     in order. The same values where it fits; None where nothing that was tried does.

@@ -12,12 +12,12 @@ from plimsoll.page.answers import frozen
 from plimsoll.page.comparison import (
     Comparison,
     compare,
+    drop_lone_nodes,
     fullest_of_kinds,
-    kind_of,
-    nearest,
-    without_lone_nodes,
+    nearest_to_line,
+    process_kind,
 )
-from plimsoll.page.html import RUNS, page
+from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.watched import read_whole_run, watch_runs
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.directory import RunDirectory, existing_run
@@ -41,13 +41,13 @@ def report_run(path: Path) -> str:
         rows = read_ledger(run.ledger_path)
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *failure])) from error
-    shown = without_lone_nodes(rows)
+    shown = drop_lone_nodes(rows)
     every = compare(shown)
     comparisons = fullest_of_kinds(every)
-    remarks = [*_several(every), nearest_text(*nearest(rows))]
+    remarks = [*_several(every), nearest_text(*nearest_to_line(rows))]
     remarks += [f"Leak: {leak.text}." for leak in find_leaks(rows)]
     seen = [read_whole_run(one) for one in watch_runs([path])]
-    write_whole(run.report_path, page(str(path), frozen(seen, remarks), RUNS))
+    write_whole(run.report_path, render_page(str(path), frozen(seen, remarks), RUNS))
     written = f"Written to {run.report_path}."
     return "\n".join([*failure, table_text(comparisons), "", *remarks, written])
 
@@ -83,7 +83,7 @@ def _cells(one: Comparison) -> tuple[str, ...]:
 def _several(comparisons: Iterable[Comparison]) -> Iterator[str]:
     """What is said where not every process is shown."""
     processes = {one.process for one in comparisons}
-    if len({kind_of(process) for process in processes}) < len(processes):
+    if len({process_kind(process) for process in processes}) < len(processes):
         yield "Of several processes of a kind each phase's fullest; ledger.jsonl has all of them."
 
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from plimsoll.commands.rollouts_mask import masked
+from plimsoll.commands.rollouts_mask import mark_learned_tokens
 from plimsoll.commands.rollouts_text import (
-    Placed,
+    StepGroup,
     compared_columns,
     compared_text,
     group_columns,
@@ -29,7 +29,7 @@ from plimsoll.run.responses import ResponseGroup, read_groups
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RolloutQuery:
     """What a person asks for.
 
     step: None for the last. group: its number in the step. prompt: a text that it holds. order: by
@@ -46,7 +46,7 @@ class Wanted:
     mask: bool = False
 
 
-def show_rollouts(path: Path, wanted: Wanted, terminal: Console | None) -> str:
+def show_rollouts(path: Path, wanted: RolloutQuery, terminal: Console | None) -> str:
     """What is asked for, as text. path: a run.directory, or a file of trajectories. terminal: to
     put responses side by side on; None: one under another.
 
@@ -68,7 +68,7 @@ def show_rollouts(path: Path, wanted: Wanted, terminal: Console | None) -> str:
     if len(groups) > wanted.count:
         return overview_text(step, groups, None if terminal is None else terminal.width)
     if wanted.mask:
-        groups = masked(groups, steps[step])
+        groups = mark_learned_tokens(groups, steps[step])
     if terminal is None:
         return "\n\n".join(group_text(step, group) for group in groups)
     return "\n\n".join(group_columns(step, group, terminal) for group in groups)
@@ -117,7 +117,9 @@ def _spans(numbers: Iterable[int]) -> str:
     return ", ".join(" to ".join(map(str, span)) for span in spans)
 
 
-def _chosen(groups: Sequence[ResponseGroup], step: int, wanted: Wanted) -> list[ResponseGroup]:
+def _chosen(
+    groups: Sequence[ResponseGroup], step: int, wanted: RolloutQuery
+) -> list[ResponseGroup]:
     found = list(groups)
     if wanted.group is not None:
         found = [group for group in found if group.number == wanted.group]
@@ -139,13 +141,13 @@ def _chosen(groups: Sequence[ResponseGroup], step: int, wanted: Wanted) -> list[
     return found
 
 
-Compared = tuple[Placed, Placed]
+GroupPair = tuple[StepGroup, StepGroup]
 """A prompt's groups in an earlier and a later step."""
 
 
-def _masked(steps: Mapping[int, Path], placed: Placed) -> Placed:
+def _masked(steps: Mapping[int, Path], placed: StepGroup) -> StepGroup:
     step, group = placed
-    [found] = masked([group], steps[step])
+    [found] = mark_learned_tokens([group], steps[step])
     return step, found
 
 
@@ -154,8 +156,8 @@ def _pairs(
     steps: Mapping[int, Path],
     step: int,
     groups: Sequence[ResponseGroup],
-    wanted: Wanted,
-) -> list[Compared]:
+    wanted: RolloutQuery,
+) -> list[GroupPair]:
     """Of prompts that both steps have, those whose mean reward changed most."""
     assert wanted.diff is not None
     others = {_prompt(group): group for group in _read(path, steps, wanted.diff)}

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from plimsoll.errors import ConfigError
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.responses import Piece, ResponseGroup, SampledResponse
+from plimsoll.run.responses import ResponseGroup, SampledResponse, TextPiece
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TOKENS = ("group", "sample_index", "prompt_tokens", "tokens", "loss_mask")
 
 
-def masked(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
+def mark_learned_tokens(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
     """The same, each response as the text of all its tokens after the prompt's, special ones too.
     Lines of tokens that are learned from begin with `+`. file: they are of, in a run.directory.
 
@@ -60,16 +60,18 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
     return load_tokenizer(model.path, model.trust_remote_code)
 
 
-def _branches(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
+def _branches(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
     """Of a response, or of each branch of an episode."""
     branches = [*(row.get("earlier") or ()), row]
     for number, branch in enumerate(branches, 1):
         if len(branches) > 1:
-            yield Piece("\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch")
+            yield TextPiece(
+                "\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch"
+            )
         yield from _pieces(branch, tokenizer)
 
 
-def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
+def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
     tokens = [*row["prompt_tokens"], *row["tokens"]]
     learned = [*[False] * len(row["prompt_tokens"]), *row["loss_mask"]]
     spans = [[*span] for _, span in groupby(range(len(tokens)), learned.__getitem__)]
@@ -77,4 +79,4 @@ def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Itera
         text = str(tokenizer.decode([tokens[i] for i in span], skip_special_tokens=False))
         mark, kind = ("+ ", "learned") if learned[span[0]] else ("  ", "other")
         lines = "\n".join(f"{mark}{line}" for line in text.split("\n"))
-        yield Piece(lines + "\n" * (number + 1 < len(spans)), kind)
+        yield TextPiece(lines + "\n" * (number + 1 < len(spans)), kind)

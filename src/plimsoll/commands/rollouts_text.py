@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plimsoll.run.counting import counted
-from plimsoll.run.responses import ResponseGroup, SampledResponse, excerpt, visible
+from plimsoll.run.responses import ResponseGroup, SampledResponse, escape_controls, excerpt
 
 _NARROWEST = 36
 """Of a column of responses, characters."""
@@ -28,7 +28,7 @@ _STYLES = {
 }
 _OTHERS = "blue"
 """Of who else speaks in an episode."""
-Placed = tuple[int, ResponseGroup]
+StepGroup = tuple[int, ResponseGroup]
 """A group and its step."""
 
 
@@ -64,7 +64,7 @@ def group_text(step: int, group: ResponseGroup) -> str:
     return "\n".join([_title(step, group), *_asked(group), "", *_answers(group)])
 
 
-def compared_text(earlier: Placed, later: Placed) -> str:
+def compared_text(earlier: StepGroup, later: StepGroup) -> str:
     """A prompt's groups of two steps, one after the other."""
     lines = [_change(earlier, later), *_asked(later[1]), ""]
     for step, group in (earlier, later):
@@ -89,7 +89,7 @@ def group_columns(step: int, group: ResponseGroup, terminal: Console) -> str:
     return _drawn(terminal, Text(_title(step, group), style="bold"), *_shown_asked(group), table)
 
 
-def compared_columns(earlier: Placed, later: Placed, terminal: Console) -> str:
+def compared_columns(earlier: StepGroup, later: StepGroup, terminal: Console) -> str:
     """A prompt's groups of two steps side by side, each from its highest reward to its lowest."""
     table = _columns(2)
     table.add_row(*(Text(_title(*placed), style="bold") for placed in (earlier, later)))
@@ -109,12 +109,12 @@ def _columns(count: int) -> Table:
 def _cell(one: SampledResponse) -> Text:
     found = Text().append(f"[{one.sample_index}] {_figures(one)}\n\n", style="cyan")
     for piece in one.shown:
-        found.append(visible(piece.text), style=_STYLES.get(piece.kind, _OTHERS))
+        found.append(escape_controls(piece.text), style=_STYLES.get(piece.kind, _OTHERS))
     return found
 
 
 def _text(one: SampledResponse) -> str:
-    return "".join(visible(piece.text) for piece in one.shown)
+    return "".join(escape_controls(piece.text) for piece in one.shown)
 
 
 def _drawn(terminal: Console, *shown: RenderableType) -> str:
@@ -134,7 +134,7 @@ def _title(step: int, group: ResponseGroup) -> str:
     return f"Step {step}, group {group.number}: {count}, mean reward {group.reward:.4g}{spread}"
 
 
-def _change(earlier: Placed, later: Placed) -> str:
+def _change(earlier: StepGroup, later: StepGroup) -> str:
     before, after = earlier[1].reward, later[1].reward
     return (
         f"Mean reward {before:.4g} in step {earlier[0]}, {after:.4g} in step {later[0]} "
@@ -146,9 +146,9 @@ def _asked(group: ResponseGroup) -> list[str]:
     """The prompt, and what else its row says."""
     first = group.responses[0]
     lines = [f"Prompt {first.prompt_index}{f' of {first.source}' if first.source else ''}"]
-    lines.append(indent(visible(first.prompt), "    "))
+    lines.append(indent(escape_controls(first.prompt), "    "))
     if first.reference is not None:
-        lines.append(f"Reference: {visible(first.reference)}")
+        lines.append(f"Reference: {escape_controls(first.reference)}")
     return lines
 
 

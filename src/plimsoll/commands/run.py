@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from plimsoll.commands.planning import constants_of, hardware_of, planned
+from plimsoll.commands.planning import constants_of, hardware_of, summarize_plan
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.memory.explain.as_text import explanation_text
@@ -25,7 +25,7 @@ def run(spec: RunSpec[Any], plan: Plan | str) -> None:
     """Train what the spec says; resumes where `run.resume` says so. plan: of its memory, or why
     there is none."""
     with explaining_shortage(spec):
-        spec.job.load_loop().run(spec, planned(spec, plan))
+        spec.job.load_loop().run(spec, summarize_plan(spec, plan))
     leave_report(Path(spec.run.directory))
 
 

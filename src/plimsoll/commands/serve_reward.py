@@ -23,7 +23,7 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
-from plimsoll.page.serve import bound
+from plimsoll.page.serve import bind_socket
 from plimsoll.records import Trajectory
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("fastapi", "uvicorn")
 
-Answer = tuple[int, dict[str, Any]]
+HttpReply = tuple[int, dict[str, Any]]
 """An HTTP status, and what is answered as JSON."""
 
 
@@ -50,7 +50,7 @@ def refuse_without_packages() -> None:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ServedRewards:
     """What is served: parts of the reward, and reward models of this run, by their names."""
 
     spec: RunSpec[RlConfig]
@@ -58,7 +58,7 @@ class Chosen:
     models: tuple[str, ...]
 
 
-def chosen_rewards(config: str, flags: Sequence[str], name: str | None) -> Chosen:
+def choose_rewards(config: str, flags: Sequence[str], name: str | None) -> ServedRewards:
     """The rewards and reward models of a config, or the one of this name.
 
     Raises ConfigError where there is none, and where one cannot be used.
@@ -77,10 +77,10 @@ def chosen_rewards(config: str, flags: Sequence[str], name: str | None) -> Chose
         raise ConfigError(f"{config} has no reward {name!r}. It has: {known}.")
     chosen = {key: reward for key, reward in rewards.items() if name in (None, key)}
     refuse(check_rewards(chosen))
-    return Chosen(spec, chosen, tuple(key for key in models if name in (None, key)))
+    return ServedRewards(spec, chosen, tuple(key for key in models if name in (None, key)))
 
 
-def serve(chosen: Chosen, host: str, port: int) -> None:
+def serve(chosen: ServedRewards, host: str, port: int) -> None:
     """Answer until it is interrupted.
 
     Raises ConfigError where the address cannot be had.
@@ -88,7 +88,7 @@ def serve(chosen: Chosen, host: str, port: int) -> None:
     import uvicorn
 
     with ExitStack() as stack:
-        place = stack.enter_context(bound(host, port))
+        place = stack.enter_context(bind_socket(host, port))
         served: dict[str, Score] = {
             name: replace(
                 stack.enter_context(open_rewards({name: reward})), source="the request"
@@ -103,7 +103,7 @@ def serve(chosen: Chosen, host: str, port: int) -> None:
         uvicorn.Server(settings).run(sockets=[place])
 
 
-async def answer(submit: Score, body: bytes) -> Answer:
+async def answer(submit: Score, body: bytes) -> HttpReply:
     """What a request is answered: 200 with the rewards; 500 where OpenRLHF's format has no place
     for one that failed; 422 where the request, or what the reward gave, is wrong."""
     try:

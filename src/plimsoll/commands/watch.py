@@ -16,8 +16,8 @@ from pyarrow import ArrowException
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.page.answers import answer
-from plimsoll.page.html import RUNS, page
-from plimsoll.page.serve import Answer, Query, require_server, serve
+from plimsoll.page.html import RUNS, render_page
+from plimsoll.page.serve import AnswerFunction, Query, require_server, serve
 from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 
@@ -34,12 +34,12 @@ def watch(paths: Sequence[Path], host: str, port: int) -> None:
     for path in paths:
         refuse_no_run(path)
     runs = watch_runs(paths)
-    text = page(", ".join(run.name for run in runs), None, RUNS)
+    text = render_page(", ".join(run.name for run in runs), None, RUNS)
     with Reader(runs) as reader:
-        serve(text, answers(lambda: reader.runs), host, port)
+        serve(text, answer_with(lambda: reader.runs), host, port)
 
 
-def answers(runs: Callable[[], Sequence[Watched]]) -> Answer:
+def answer_with(runs: Callable[[], Sequence[Watched]]) -> AnswerFunction:
     """What the page of runs is answered. runs: as they are now."""
 
     def found(name: str, query: Query) -> Any:

@@ -8,7 +8,7 @@ from functools import reduce
 from itertools import groupby
 from typing import Literal, get_args
 
-from plimsoll.run.ledger import LedgerRow, grouped, is_node
+from plimsoll.run.ledger import LedgerRow, group_rows, is_node
 from plimsoll.run.readings import largest
 
 Measure = Literal["host", "allocated", "reserved", "device"]
@@ -39,8 +39,8 @@ def compare(rows: Iterable[LedgerRow]) -> list[Comparison]:
     """In the order in which processes and phases first came; nodes last."""
     return [
         comparison
-        for own in grouped(sorted(rows, key=is_node), lambda row: row.process).values()
-        for together in grouped(own, lambda row: row.phase).values()
+        for own in group_rows(sorted(rows, key=is_node), lambda row: row.process).values()
+        for together in group_rows(own, lambda row: row.phase).values()
         for comparison in _comparisons(together)
     ]
 
@@ -55,7 +55,7 @@ def _comparisons(rows: Sequence[LedgerRow]) -> Iterable[Comparison]:
             yield Comparison(last.process, last.phase, measure, predicted, size, seconds)
 
 
-def without_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
+def drop_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     """Without the rows of nodes that have one process: they say again what its own rows say."""
     processes: dict[str, set[str]] = {}
     for row in rows:
@@ -64,7 +64,7 @@ def without_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     return [row for row in rows if not is_node(row) or len(processes[row.node]) > 1]
 
 
-def kind_of(process: str) -> str:
+def process_kind(process: str) -> str:
     """Such as `critic rank` of `critic rank 3`."""
     return process.rstrip("0123456789").rstrip()
 
@@ -74,14 +74,14 @@ def fullest_of_kinds(comparisons: Iterable[Comparison]) -> list[Comparison]:
     line is held against."""
     fullest: dict[tuple[str, str], list[Comparison]] = {}
     for (process, phase), group in groupby(comparisons, lambda one: (one.process, one.phase)):
-        own, key = list(group), (kind_of(process), phase)
+        own, key = list(group), (process_kind(process), phase)
         # The last is of the card, if there is one.
         if key not in fullest or own[-1].measured > fullest[key][-1].measured:
             fullest[key] = own
     return [one for own in fullest.values() for one in own]
 
 
-def nearest(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
+def nearest_to_line(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
     """When a card or a node was nearest its line: the process that held most there then, and the
     row of the card or node. Of cards what they show as used counts, of nodes only what this run
     held."""

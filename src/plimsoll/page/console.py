@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.page.watched import Watched
-from plimsoll.run.responses import visible
+from plimsoll.run.responses import escape_controls
 
 LOG = "run.log"
 """The file in a run's directory that holds what the run printed."""
@@ -36,7 +36,11 @@ def console(run: Watched) -> dict[str, Any]:
     lines = lines[:-1] if lines and not lines[-1] else lines
     shown = lines[-_MOST_LINES:]
     cut = begin > 0 or len(shown) < len(lines)
-    return {"bytes": size, "cut": cut, "lines": [visible(line.rstrip("\r")) for line in shown]}
+    return {
+        "bytes": size,
+        "cut": cut,
+        "lines": [escape_controls(line.rstrip("\r")) for line in shown],
+    }
 
 
 def _path(run: Watched) -> Path:

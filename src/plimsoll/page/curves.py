@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.jobs import JOBS
-from plimsoll.page.comparison import kind_of, without_lone_nodes
+from plimsoll.page.comparison import drop_lone_nodes, process_kind
 from plimsoll.page.metrics import curve_panels, metric_names, time_panels
 from plimsoll.page.watched import Column, Watched
 from plimsoll.run.health_ranges import RANGES
-from plimsoll.run.json_lines import Row
+from plimsoll.run.json_lines import JsonRow
 from plimsoll.run.step_report import BEFORE_STEPS
 from plimsoll.spec.job import Panel
 
@@ -24,7 +24,7 @@ SECTIONS: tuple[Section, ...] = get_args(Section)
 BUCKETS = 400
 """Of a curve that is longer: of each bucket of steps its lowest and its highest value are kept."""
 _DIGITS = 6
-Bounds = tuple[float | None, float | None]
+HealthyBand = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def curves(
     return found
 
 
-def _drawn(run: Watched, section: Section, compared: Sequence[Row]) -> Curves:
+def _drawn(run: Watched, section: Section, compared: Sequence[JsonRow]) -> Curves:
     """compared: the names of the metrics of all runs."""
     if section == "memory":
         return _peaks(run)
@@ -75,14 +75,14 @@ def _drawn(run: Watched, section: Section, compared: Sequence[Row]) -> Curves:
 def _peaks(run: Watched) -> Curves:
     """Of each kind of process; of nodes where one has several processes."""
     steps, peaks = run.ledger.peaks_by_step()
-    told = {kind_of(row.process) for row in without_lone_nodes(run.ledger.rows)}
+    told = {process_kind(row.process) for row in drop_lone_nodes(run.ledger.rows)}
     nothing = np.full(len(steps), np.nan)
     series = {kind: kind for kind in peaks if kind in told}
     panel = Panel("Memory at its fullest", "GB", series, from_zero=True)
     return Curves(steps, lambda name: peaks.get(name, nothing) / 1e9, [panel])
 
 
-def _panels(run: Watched, section: Section, compared: Sequence[Row]) -> list[Panel]:
+def _panels(run: Watched, section: Section, compared: Sequence[JsonRow]) -> list[Panel]:
     """Every metric is drawn in one section, those of phases before the steps in none. The only
     reward of a run has a panel where runs that it is compared with have others."""
     names = run.metrics.names
@@ -124,7 +124,7 @@ def _described(panel: Panel, run: Watched) -> dict[str, Any]:
     }
 
 
-def _band(panel: Panel, run: Watched) -> Bounds | None:
+def _band(panel: Panel, run: Watched) -> HealthyBand | None:
     """The healthy range of a panel's first metric, as it is at the last step; None: an end that
     does not matter."""
     healthy = RANGES.get(next(iter(panel.series)))

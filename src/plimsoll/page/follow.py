@@ -16,35 +16,37 @@ _BLOCK = 4 * 2**20
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePosition:
     """How far a file has been read, in bytes. inode: which file it was. size: when last seen."""
 
     inode: int = 0
     offset: int = 0
     size: int = 0
 
-    def seen(self, path: Path) -> Place:
+    def seen(self, path: Path) -> FilePosition:
         """The same place in the file as it is now; its beginning where another file has its name,
         as after a run was resumed."""
         try:
             found = path.stat()
         except FileNotFoundError:
-            return Place()
+            return FilePosition()
         if found.st_ino != self.inode or found.st_size < self.offset:
-            return Place(found.st_ino, 0, found.st_size)
+            return FilePosition(found.st_ino, 0, found.st_size)
         return replace(self, size=found.st_size)
 
 
 @dataclass(frozen=True)
-class More:
+class NewRows:
     """Rows that have been read, and the lines that they were; behind them is `place`."""
 
     rows: pa.Table
     lines: bytes
-    place: Place
+    place: FilePosition
 
 
-def read_on(path: Path, place: Place, most: int, schema: pa.Schema | None = None) -> More | None:
+def read_on(
+    path: Path, place: FilePosition, most: int, schema: pa.Schema | None = None
+) -> NewRows | None:
     """The next whole rows of at most so many bytes. None where there are none: a line that is half
     written waits for its end. schema: of what is read; default: all.
 
@@ -65,10 +67,10 @@ def read_on(path: Path, place: Place, most: int, schema: pa.Schema | None = None
         for _ in iter_rows(path):  # names the line
             pass
         raise PlimsollError(f"{path}: its rows cannot be read together: {error}.") from error
-    return More(table, data, replace(place, offset=place.offset + len(data)))
+    return NewRows(table, data, replace(place, offset=place.offset + len(data)))
 
 
-def _whole_lines(path: Path, place: Place, most: int) -> bytes:
+def _whole_lines(path: Path, place: FilePosition, most: int) -> bytes:
     """At least one, where there is one."""
     if place.offset >= place.size:
         return b""

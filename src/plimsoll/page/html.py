@@ -42,11 +42,11 @@ PLAN = View(
 )
 
 
-def page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
+def render_page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
     """The whole file. title: of the window. data: the answers of a frozen page, by what it asks
     for; None for one that asks its server."""
     style = "\n".join(map(_asset, view.styles))
-    libraries, own = [*map(_asset, view.libraries)], script(view)
+    libraries, own = [*map(_asset, view.libraries)], join_scripts(view)
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     text: str = environment.from_string(_asset("index.html.j2")).render(
         title=title,
@@ -59,7 +59,7 @@ def page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
     return text
 
 
-def script(view: View) -> str:
+def join_scripts(view: View) -> str:
     """Our modules as one: what they import of one another is in the same scope."""
     return "\n".join(_alone(_asset(f"{name}.js")) for name in view.modules)
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from plimsoll.errors import PlimsollError
-from plimsoll.page.follow import Place, read_on
+from plimsoll.page.follow import FilePosition, read_on
 from plimsoll.run.ledger import LedgerRow, read_ledger
 from plimsoll.run.readings import Footprint, Line
 
@@ -44,7 +44,7 @@ class LedgerSums:
     """sums: a row for each process and phase. peaks: for each step and kind of process its largest
     peak, bytes; a step's may come in several rows."""
 
-    place: Place = field(default_factory=Place)
+    place: FilePosition = field(default_factory=FilePosition)
     sums: pa.Table | None = None
     peaks: pa.Table | None = None
 

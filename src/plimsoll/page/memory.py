@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, get_args
 
-from plimsoll.page.comparison import compare, fullest_of_kinds, kind_of, without_lone_nodes
+from plimsoll.page.comparison import compare, drop_lone_nodes, fullest_of_kinds, process_kind
 from plimsoll.page.watched import Watched
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.ledger import LedgerRow, is_node
 
-Item = Mapping[str, Any]
+PlanItem = Mapping[str, Any]
 _PLACES = {phase: place for place, phase in enumerate(get_args(TimedPhase))}
 
 
@@ -55,10 +55,10 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
         totals = _totals(predicted)
         here = own if len(kinds) == 1 else [row for row in own if _agrees(row, totals)]
         title = name if len(cards) == 1 else f"{name}, and {len(cards) - 1} like it"
-        places.append(place(title, capacity, predicted, _fullest(here, "device")))
+        places.append(describe_place(title, capacity, predicted, _fullest(here, "device")))
     if not kinds and own:
         capacity = max(row.line.capacity for row in own)
-        places.append(place("cards", capacity, (), _fullest(own, "device")))
+        places.append(describe_place("cards", capacity, (), _fullest(own, "device")))
     return places
 
 
@@ -67,7 +67,7 @@ def _hosts(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
     planned = {f"node {host['node']}": host["capacity_bytes"] for host in plan.get("hosts", ())}
     lines = {row.process: row.line.capacity for row in rows if is_node(row)}
     return [
-        place(
+        describe_place(
             name,
             lines.get(name) or planned.get(name),
             items.get(name, ()),
@@ -77,10 +77,10 @@ def _hosts(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
     ]
 
 
-def place(
+def describe_place(
     name: str,
     capacity: int | None,
-    predicted: Iterable[Item],
+    predicted: Iterable[PlanItem],
     measured: Iterable[tuple[LedgerRow, int]] = (),
 ) -> dict[str, Any]:
     """A card or host. capacity: None where it is not known. phases: in the order in which they
@@ -101,19 +101,19 @@ def place(
     return {"name": name, "capacity": capacity, "phases": [phases[own] for own in ordered]}
 
 
-def _by_device(plan: Mapping[str, Any]) -> dict[str, list[Item]]:
-    found: dict[str, list[Item]] = {}
+def _by_device(plan: Mapping[str, Any]) -> dict[str, list[PlanItem]]:
+    found: dict[str, list[PlanItem]] = {}
     for item in plan.get("items", ()):
         if item["where"] != "disk":
             found.setdefault(item["device"], []).append(item)
     return found
 
 
-def _contents(items: Iterable[Item]) -> list[list[Any]]:
+def _contents(items: Iterable[PlanItem]) -> list[list[Any]]:
     return sorted([item["phase"], item["role"], item["item"], item["bytes"]] for item in items)
 
 
-def _totals(items: Iterable[Item]) -> dict[str, int]:
+def _totals(items: Iterable[PlanItem]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for item in items:
         totals[item["phase"]] = totals.get(item["phase"], 0) + item["bytes"]
@@ -136,14 +136,14 @@ def _fullest(rows: Iterable[LedgerRow], measure: str) -> list[tuple[LedgerRow, i
 def _table_rows(rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
     """Of each kind of process in each phase the one that was fullest. several: how many processes
     of the kind there are. measures: by name, [predicted or None, measured, over or None]."""
-    shown = without_lone_nodes(rows)
-    kinds = [kind_of(process) for process in {row.process for row in shown}]
+    shown = drop_lone_nodes(rows)
+    kinds = [process_kind(process) for process in {row.process for row in shown}]
     together = groupby(fullest_of_kinds(compare(shown)), lambda one: (one.process, one.phase))
     return [
         {
             "process": process,
             "phase": phase,
-            "several": kinds.count(kind_of(process)),
+            "several": kinds.count(process_kind(process)),
             "measures": {o.measure: [o.predicted, o.measured, o.over] for o in own},
         }
         for (process, phase), own in together

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from math import isnan, nan
 
-from plimsoll.run.json_lines import Row
+from plimsoll.run.json_lines import JsonRow
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, figures
 from plimsoll.spec.job import Panel
 
 
-def metric_names(rows: Iterable[Row], prefix: str) -> list[str]:
+def metric_names(rows: Iterable[JsonRow], prefix: str) -> list[str]:
     """Those that begin so, in the order in which they first came."""
     found = dict.fromkeys(name for row in rows for name in row)
     return [name for name in found if name.startswith(prefix)]
 
 
-def total_seconds(rows: Iterable[Row]) -> dict[str, float]:
+def total_seconds(rows: Iterable[JsonRow]) -> dict[str, float]:
     """The seconds of each phase together, in the order in which phases first came."""
     totals: dict[str, float] = {}
     for row in rows:
@@ -26,7 +26,7 @@ def total_seconds(rows: Iterable[Row]) -> dict[str, float]:
     return totals
 
 
-def evaluations(rows: Iterable[Row], best_step: int | None) -> dict[str, Row]:
+def evaluations(rows: Iterable[JsonRow], best_step: int | None) -> dict[str, JsonRow]:
     """The first evaluation, that of the best step if there is one, and the last, by what they are;
     none twice."""
     found = {row["step"]: row for row in rows if metric_names([row], "eval/")}
@@ -38,7 +38,7 @@ def evaluations(rows: Iterable[Row], best_step: int | None) -> dict[str, Row]:
     return {f"{name}, step {step}": found[step] for name, step in zip(names, shown, strict=True)}
 
 
-def held_out_figures(shown: Collection[Row]) -> dict[str, list[Figure | None]]:
+def held_out_figures(shown: Collection[JsonRow]) -> dict[str, list[Figure | None]]:
     """By metric: its figure in each of the evaluations, None in those that do not have it."""
     found = [
         figures({n: nan if row[n] is None else row[n] for n in metric_names([row], "eval/")})
@@ -60,13 +60,13 @@ def bounds_text(figure: Figure) -> str:
     return "{:.3g} to {:.3g}".format(*figure.interval)
 
 
-def curve_panels(own: Sequence[Panel], rows: Sequence[Row]) -> tuple[Panel, ...]:
+def curve_panels(own: Sequence[Panel], rows: Sequence[JsonRow]) -> tuple[Panel, ...]:
     """What a job learns by, and the parts of the reward, each in a unit of its own; those that have
     data are drawn. own: the job's. rows: of all runs that are compared, whose names count alone."""
     return (*own[:1], *_parts(rows), *own[1:])
 
 
-def _parts(rows: Sequence[Row]) -> Sequence[Panel]:
+def _parts(rows: Sequence[JsonRow]) -> Sequence[Panel]:
     """A single part is the reward itself, but for its weight."""
     names = [name.removeprefix("reward/") for name in metric_names(rows, "reward/")]
     drawn = {n: {f"reward/{n}": "training", f"eval/{n}": "held out"} for n in names}
@@ -74,7 +74,7 @@ def _parts(rows: Sequence[Row]) -> Sequence[Panel]:
     return parts if len(parts) > 1 else ()
 
 
-def time_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
+def time_panels(rows: Sequence[JsonRow]) -> tuple[Panel, ...]:
     """Where the time of the steps went, how much came of it, and how busy cards were with it."""
     return (
         phase_panel("Time of a step by phase", rows, "seconds/"),
@@ -83,7 +83,7 @@ def time_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
     )
 
 
-def phase_panel(title: str, rows: Iterable[Row], start: str) -> Panel:
+def phase_panel(title: str, rows: Iterable[JsonRow], start: str) -> Panel:
     """The seconds of each phase of a step, whose names begin so; reading data and loading are no
     part of any step."""
     phases = {name: name.removeprefix(start) for name in metric_names(rows, start)}

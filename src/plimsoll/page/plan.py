@@ -13,14 +13,14 @@ from plimsoll.memory.advise.suggestion import Suggestion
 from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdict_of
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.remedies.changes import Value
-from plimsoll.page.memory import place
+from plimsoll.page.memory import describe_place
 from plimsoll.run.counting import gigabytes_text
 
 _ELSEWHERE = "more or other machines"
 _OF_PROBLEMS = ("severity", "code", "what", "why", "fix")
 
 
-def plan_shown(plan: Plan) -> dict[str, Any]:
+def describe_plan(plan: Plan) -> dict[str, Any]:
     """All that is shown of it. says: what decides the verdict. peaks: bytes of the fullest card and
     host."""
     return {
@@ -32,7 +32,7 @@ def plan_shown(plan: Plan) -> dict[str, Any]:
     }
 
 
-def advice_shown(advice: Advice) -> dict[str, Any]:
+def describe_advice(advice: Advice) -> dict[str, Any]:
     """Return what would make a plan fit, or, where it fits, what would be faster: the answers on
     the machines given, then other machines. changes: of keys, from a text to a text; an empty one
     unsets the key. seconds: of a step, over those of the config as it is."""
@@ -103,7 +103,7 @@ def _place(store: Store, plan: Plan) -> dict[str, Any]:
         for use in store.phases
         for item in use.items
     ]
-    found = place(store.name, store.capacity, predicted)
+    found = describe_place(store.name, store.capacity, predicted)
     likely = {use.moment.phase: round(likely_worst(use, plan.band)) for use in store.phases}
     phases = [one | {"likely": likely[one["name"]]} for one in found["phases"]]
     says, verdict = _says(store, plan), verdict_of(store, plan.band)

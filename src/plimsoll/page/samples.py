@@ -31,7 +31,7 @@ _EXCERPT = 160
 _ENDS = 3
 """Responses that are shown as the best of a step, and as the worst."""
 _COLUMNS = ("sample_index", "tokens", "loss_mask", "advantages", "turns", "earlier", "response")
-Piece = tuple[str, float | None]
+ScoredText = tuple[str, float | None]
 """A text, and the advantage of its tokens; None where they are not learned."""
 
 
@@ -157,7 +157,7 @@ def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[dict
     whole = {"role": "assistant", "begin": 0, "end": len(row["tokens"]), "text": row["response"]}
     for turn in row.get("turns") or [whole]:
         span = slice(turn["begin"], turn["end"])
-        pieces: list[Piece] = [(turn["text"], None)]
+        pieces: list[ScoredText] = [(turn["text"], None)]
         if turn["role"] == "assistant" and tokenizer is not None and row.get("advantages"):
             pieces = _pieces(row, span, tokenizer)
         yield {
@@ -168,7 +168,7 @@ def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[dict
         }
 
 
-def _pieces(row: Mapping[str, Any], span: slice, tokenizer: Tokenizer) -> list[Piece]:
+def _pieces(row: Mapping[str, Any], span: slice, tokenizer: Tokenizer) -> list[ScoredText]:
     """The tokens as text, neighbours of the same advantage as one. A token that ends within a
     character belongs to the one that completes it."""
     stream = DecodeStream(skip_special_tokens=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 Query = Mapping[str, str]
-Answer = Callable[[str, Query], Any]
+AnswerFunction = Callable[[str, Query], Any]
 """From a name that the page asks for, and its query, to JSON. Raises PlimsollError for what there
 is none of."""
 
@@ -40,20 +40,20 @@ def require_server() -> None:
         )
 
 
-def serve(text: str, answer: Answer, host: str, port: int) -> None:
+def serve(text: str, answer: AnswerFunction, host: str, port: int) -> None:
     """Serve a page until it is interrupted. text: its HTML. Raises ConfigError where the address
     cannot be had."""
     import uvicorn
 
     token = secrets.token_urlsafe(16)
-    with bound(host, port) as place:
+    with bind_socket(host, port) as place:
         shown = f"[{host}]" if ":" in host else host
         print(f"http://{shown}:{place.getsockname()[1]}/{token}/  (Ctrl-C ends it)", flush=True)
-        settings = uvicorn.Config(app(text, answer, token), log_level="warning")
+        settings = uvicorn.Config(make_app(text, answer, token), log_level="warning")
         uvicorn.Server(settings).run(sockets=[place])
 
 
-def app(text: str, answer: Answer, token: str) -> Starlette:
+def make_app(text: str, answer: AnswerFunction, token: str) -> Starlette:
     """The page at /TOKEN/, and what it asks for at /TOKEN/data/NAME."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
@@ -83,7 +83,7 @@ def app(text: str, answer: Answer, token: str) -> Starlette:
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, compresslevel=3)])
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """A socket that listens there. Raises ConfigError where it cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import named_job
-from plimsoll.page.follow import Place, read_on
+from plimsoll.page.follow import FilePosition, read_on
 from plimsoll.page.ledger_sums import LedgerSums
 from plimsoll.run.directory import RunDirectory, existing_run
-from plimsoll.run.ending import End, read_end
-from plimsoll.run.json_lines import Row, read_rows
+from plimsoll.run.ending import RunEnd, read_end
+from plimsoll.run.json_lines import JsonRow, read_rows
 from plimsoll.run.ledger import read_ledger
-from plimsoll.run.now import Now, read_now
+from plimsoll.run.now import CurrentPhase, read_current_phase
 
 AT_ONCE = 16 * 2**20
 """That is read of a file before anything is shown of it; bytes."""
@@ -31,17 +31,17 @@ Column = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Metrics:
+class MetricsTable:
     """The rows of metrics.jsonl.
 
     rows: `step` as whole numbers and all other numbers as floats. last: the last row as it is
     written, with None for NaN; so are the figures of all evaluations.
     """
 
-    place: Place = field(default_factory=Place)
+    place: FilePosition = field(default_factory=FilePosition)
     rows: pa.Table = field(default_factory=lambda: pa.table({"step": pa.array([], pa.int64())}))
-    last: Row = field(default_factory=dict)
-    evaluated: tuple[Row, ...] = ()
+    last: JsonRow = field(default_factory=dict)
+    evaluated: tuple[JsonRow, ...] = ()
 
     @property
     def names(self) -> dict[str, None]:
@@ -55,17 +55,17 @@ class Metrics:
         column: Column = self.rows[name].to_numpy().astype(np.float64)
         return column
 
-    def read_on(self, path: Path, most: int) -> Metrics:
+    def read_on(self, path: Path, most: int) -> MetricsTable:
         """With at most so many bytes more."""
         place = self.place.seen(path)
         more = read_on(path, place, most)
-        before = self if place.offset else Metrics()
+        before = self if place.offset else MetricsTable()
         if more is None:
             return replace(before, place=place)
         rows = pa.concat_tables([before.rows, _numbers(more.rows)], promote_options="default")
         lines = more.lines.splitlines()
         evaluated = [_evaluation(json.loads(line)) for line in lines if b'"eval/' in line]
-        return Metrics(
+        return MetricsTable(
             more.place,
             rows.combine_chunks(),
             json.loads(lines[-1]),
@@ -73,7 +73,7 @@ class Metrics:
         )
 
 
-def _evaluation(row: Row) -> Row:
+def _evaluation(row: JsonRow) -> JsonRow:
     return {name: row[name] for name in row if name == "step" or name.startswith("eval/")}
 
 
@@ -98,12 +98,12 @@ class Watched:
 
     run: RunDirectory
     name: str
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: MetricsTable = field(default_factory=MetricsTable)
     ledger: LedgerSums = field(default_factory=LedgerSums)
     config: str = ""
     latest: int | None = None
-    now: Now | None = None
-    end: End | None = None
+    now: CurrentPhase | None = None
+    end: RunEnd | None = None
     problem: str = ""
 
     def look(self, most: int = AT_ONCE) -> Watched:
@@ -114,7 +114,7 @@ class Watched:
             self,
             config=path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "",
             latest=latest and latest[0],
-            now=read_now(self.run.now_path),
+            now=read_current_phase(self.run.now_path),
             end=read_end(self.run.end_path),
             problem="",
         )

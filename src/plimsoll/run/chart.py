@@ -18,7 +18,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A line of a chart with its name in the legend."""
 
     label: str
@@ -37,7 +37,7 @@ class Chart:
     title: str
     x_label: str
     y_label: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     x_range: Range | None = None
     y_range: Range | None = None
     """What an axis shows; None for the range of the points."""
@@ -83,7 +83,7 @@ def _legend(chart: Chart) -> Iterator[str]:
             left += 32 + 7 * len(line.label)
 
 
-def _line(line: Line, colour: str, chart: Chart) -> Iterator[str]:
+def _line(line: ChartLine, colour: str, chart: Chart) -> Iterator[str]:
     if line.intervals:
         lows = [(x, low) for x, low, _ in line.intervals]
         highs = [(x, high) for x, _, high in line.intervals]

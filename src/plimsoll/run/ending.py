@@ -21,7 +21,7 @@ RESUME = "run the same command with --run.resume auto"
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """How a run ended. A process that was killed leaves none.
 
     Attributes:
@@ -38,10 +38,10 @@ class End:
         return f"failed: {self.why}" if self.how == "failed" else self.how
 
 
-def read_end(path: Path) -> End | None:
+def read_end(path: Path) -> RunEnd | None:
     """Return how the run ended; None where that is not known, or not of this version."""
     try:
-        return End(**json.loads(path.read_bytes()))
+        return RunEnd(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -56,11 +56,11 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
         yield
     except Interrupted as error:
         log.add(str(error))
-        _write(run.end_path, End("stopped", _first_line(str(error))))
+        _write(run.end_path, RunEnd("stopped", _first_line(str(error))))
         raise
     except KeyboardInterrupt as error:
         log.add("".join(traceback.format_exception(error)))  # what was waited for
-        _write(run.end_path, End("stopped", "interrupted"))
+        _write(run.end_path, RunEnd("stopped", "interrupted"))
         raise
     except BaseException as error:
         if advice := how_to_go_on(run):
@@ -70,9 +70,9 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
             error.add_note(f"  Log, with the traceback: {run.log_path}")
         kind = "" if isinstance(error, PlimsollError) else f"unexpected {type(error).__name__}: "
         text = f"{kind}{error}"
-        _write(run.end_path, End("failed", _first_line(text)))
+        _write(run.end_path, RunEnd("failed", _first_line(text)))
         raise
-    _write(run.end_path, End("done"))
+    _write(run.end_path, RunEnd("done"))
 
 
 def how_to_go_on(run: RunDirectory) -> str:
@@ -101,7 +101,7 @@ def _first_line(text: str) -> str:
     return next(iter(text.strip().splitlines()), "")
 
 
-def _write(path: Path, end: End) -> None:
+def _write(path: Path, end: RunEnd) -> None:
     """Write the file. The end itself is the news: a disk that is full does not hide it."""
     try:
         write_whole(path, json.dumps(asdict(end)) + "\n")

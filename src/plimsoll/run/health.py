@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 
-from plimsoll.run.health_ranges import RANGES, Advice
+from plimsoll.run.health_ranges import RANGES, HealthAdvice
 
 QUIET = 20
 """A figure is warned of again after so many steps within its range: one that comes and goes at an
@@ -24,7 +24,7 @@ class HealthWarning:
     low: float
     high: float
     what: str
-    advice: Advice
+    advice: HealthAdvice
 
     def __str__(self) -> str:
         return (
@@ -53,7 +53,7 @@ def warnings_of(metrics: Mapping[str, float]) -> list[HealthWarning]:
     return found
 
 
-_NOT_A_NUMBER = Advice(
+_NOT_A_NUMBER = HealthAdvice(
     "Something was divided by 0, or grew past what its dtype holds; it spreads from here.",
     "the responses of this step (plimsoll rollouts RUN), a reward or loss of one's own, a lower "
     "learning rate.",

@@ -11,30 +11,30 @@ from typing import Any
 from plimsoll.errors import PlimsollError
 from plimsoll.run.files import append_whole, whole_file, write_whole
 
-Row = Mapping[str, Any]
+JsonRow = Mapping[str, Any]
 
 
-def row_line(row: Row) -> str:
+def row_line(row: JsonRow) -> str:
     """The row as one line of strict JSON. JSON has no NaN or infinity: they become null."""
     return json.dumps(_strict(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def document(row: Row) -> str:
+def document(row: JsonRow) -> str:
     """The same as a file of its own, for people too."""
     return json.dumps(_strict(row), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
+def write_rows(path: Path, rows: Iterable[JsonRow]) -> None:
     """Write a whole file of rows."""
     write_whole(path, "".join(map(row_line, rows)))
 
 
-def append_row(path: Path, row: Row) -> None:
+def append_row(path: Path, row: JsonRow) -> None:
     """Add a row at the end; see `append_rows`."""
     append_rows(path, [row])
 
 
-def append_rows(path: Path, rows: Iterable[Row]) -> None:
+def append_rows(path: Path, rows: Iterable[JsonRow]) -> None:
     """Add rows at the end. If the disk is full, the file keeps the rows that it had."""
     append_whole(path, "".join(map(row_line, rows)).encode())
 

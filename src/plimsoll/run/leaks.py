@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.run.counting import counted, gigabytes_text
-from plimsoll.run.ledger import LedgerRow, grouped, is_node
+from plimsoll.run.ledger import LedgerRow, group_rows, is_node
 from plimsoll.run.readings import Line
 
 Where = Literal["host", "device"]
@@ -118,7 +118,9 @@ class LeakWatch:
     def add(self, rows: Iterable[LedgerRow]) -> list[Leak]:
         """Take the rows of a step; returns the leaks that these show."""
         found: list[Leak] = []
-        by_process = grouped((row for row in rows if row.phase != "save"), lambda row: row.process)
+        by_process = group_rows(
+            (row for row in rows if row.phase != "save"), lambda row: row.process
+        )
         for process, own in by_process.items():
             if is_node(own[0]):
                 continue

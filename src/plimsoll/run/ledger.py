@@ -15,7 +15,7 @@ from typing import Any
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.counting import use_text
-from plimsoll.run.json_lines import Row, append_rows, iter_rows
+from plimsoll.run.json_lines import JsonRow, append_rows, iter_rows
 from plimsoll.run.readings import Footprint, Footprints, Line, Reading, Share, largest, total
 
 
@@ -49,7 +49,7 @@ def is_node(row: LedgerRow) -> bool:
     return row.process.startswith("node ")
 
 
-def grouped(
+def group_rows(
     rows: Iterable[LedgerRow], key: Callable[[LedgerRow], str]
 ) -> dict[str, list[LedgerRow]]:
     """In the order in which keys first came."""
@@ -74,7 +74,7 @@ class MemoryUse:
 
 def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
     """By process, and at the end by node, its largest over the phases."""
-    together = grouped(sorted(rows, key=is_node), lambda row: row.process)
+    together = group_rows(sorted(rows, key=is_node), lambda row: row.process)
     used: dict[str, MemoryUse] = {}
     for name, own in together.items():
         predicted = [row.predicted.fullest for row in own if row.predicted is not None]
@@ -187,7 +187,7 @@ def write_ledger(path: Path, rows: Iterable[LedgerRow]) -> None:
     append_rows(path, map(_row_values, rows))
 
 
-def _row_values(row: LedgerRow) -> Row:
+def _row_values(row: LedgerRow) -> JsonRow:
     return {
         "step": row.step,
         "phase": row.phase,

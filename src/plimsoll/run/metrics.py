@@ -11,7 +11,7 @@ from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.loggers.open import Loggers
 from plimsoll.run.progress import Progress
-from plimsoll.run.responses import read_groups, widest
+from plimsoll.run.responses import read_groups, widest_group
 from plimsoll.run.step_report import StepReport
 
 
@@ -34,7 +34,7 @@ class MetricsSink:
         if sampled.is_file():
             self.loggers.responses(report.step, sampled, self.progress.note)
             if self.progress.shows_responses:
-                self.progress.sampled(widest(read_groups(sampled)))
+                self.progress.sampled(widest_group(read_groups(sampled)))
         self.progress.update(report)
         if self.health is not None:
             for warning in self.health.add(report.step, report.metrics):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Now:
+class CurrentPhase:
     """A phase that goes on.
 
     step: that it belongs to; 0: the evaluation before training, and what comes before that. steps:
@@ -33,7 +33,7 @@ class Now:
         return self.host == socket.gethostname() and not Path(f"/proc/{self.pid}").exists()
 
 
-def write_now(path: Path, now: Now) -> None:
+def write_current_phase(path: Path, now: CurrentPhase) -> None:
     """Whole, but without waiting for the disk: it is of use only while the run goes on. A disk that
     is full is told by what must be written."""
     partial = path.with_name(f".{path.name}.partial-{now.pid}")
@@ -42,9 +42,9 @@ def write_now(path: Path, now: Now) -> None:
         partial.replace(path)
 
 
-def read_now(path: Path) -> Now | None:
+def read_current_phase(path: Path) -> CurrentPhase | None:
     """None where no run goes on, or none that is of this version."""
     try:
-        return Now(**json.loads(path.read_bytes()))
+        return CurrentPhase(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None

@@ -22,7 +22,7 @@ _SHOWN_AS_CODES = {"Cc", "Cf", "Cs"}
 characters."""
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """The text with its control codes escaped, such as `\\x1b`, but for tabs and ends of lines:
     shown as they are, they would be commands to the terminal."""
 
@@ -36,7 +36,7 @@ def visible(text: str) -> str:
 def excerpt(text: str, length: int) -> str:
     """On one line, at most so many characters: of a longer text its beginning and its end, which is
     where an answer stands."""
-    line = visible(" ".join(text.split()))
+    line = escape_controls(" ".join(text.split()))
     if len(line) <= length:
         return line
     if length <= 2 * len(_GAP):
@@ -53,7 +53,7 @@ _READ = (
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """Part of what is shown of a response. kind: the role of who said it; `call`, of the policy's
     tool calls; `wrong`, of what is wrong with them; or whether its tokens are `learned` from, or
     `other`."""
@@ -88,12 +88,12 @@ class SampledResponse:
     tokens: int
     version: int | None
     cut_off: bool
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[TextPiece, ...] = ()
 
     @property
-    def shown(self) -> tuple[Piece, ...]:
+    def shown(self) -> tuple[TextPiece, ...]:
         """The response in pieces."""
-        return self.pieces or (Piece(self.response, "assistant"),)
+        return self.pieces or (TextPiece(self.response, "assistant"),)
 
 
 @dataclass(frozen=True)
@@ -154,31 +154,33 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
     )
 
 
-def _branches(row: Mapping[str, Any]) -> Iterator[Piece]:
+def _branches(row: Mapping[str, Any]) -> Iterator[TextPiece]:
     """Of an episode's turns, or of its branches; none of a response without an environment."""
     branches = [*(row.get("earlier") or ()), row]
     for number, branch in enumerate(branches, 1):
         turns = branch.get("turns") or ()
         if len(branches) > 1:
-            yield Piece("\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch")
-            yield from _pieces(turns) if turns else (Piece(branch["response"], "assistant"),)
+            yield TextPiece(
+                "\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch"
+            )
+            yield from _pieces(turns) if turns else (TextPiece(branch["response"], "assistant"),)
         else:
             yield from _pieces(turns)
 
 
-def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[Piece]:
+def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[TextPiece]:
     """All that was said, each turn under who said it."""
     for number, turn in enumerate(turns):
         role, end = turn["role"], 0
         reward = f", reward {turn['reward']:.4g}" if turn["reward"] else ""
         text = "\n" * (number > 0) + f"[{role}{reward}] {turn['text']}"
         for call in _CALL.finditer(text) if role == "assistant" else ():
-            yield Piece(text[end : call.start()], role)
-            yield Piece(call[0], "call")
+            yield TextPiece(text[end : call.start()], role)
+            yield TextPiece(call[0], "call")
             end = call.end()
-        yield Piece(text[end:], role)
+        yield TextPiece(text[end:], role)
         if turn["problem"]:
-            yield Piece(f" (wrong: {turn['problem']})", "wrong")
+            yield TextPiece(f" (wrong: {turn['problem']})", "wrong")
 
 
 def read_groups(path: Path) -> list[ResponseGroup]:
@@ -187,7 +189,7 @@ def read_groups(path: Path) -> list[ResponseGroup]:
     return [ResponseGroup(list(own)) for _, own in groupby(ordered, lambda one: one.group)]
 
 
-def widest(groups: Sequence[ResponseGroup]) -> ResponseGroup:
+def widest_group(groups: Sequence[ResponseGroup]) -> ResponseGroup:
     """The first of those whose rewards are furthest apart: what is learned most from."""
     return max(groups, key=lambda group: group.spread)
 
@@ -196,7 +198,7 @@ def read_some(path: Path, count: int) -> list[SampledResponse]:
     """Of a step so many, or all: the best first, the worst last, and between them others at even
     distances in that order."""
     ordered = sorted(read_responses(path), key=lambda one: -one.reward)
-    return [ordered[place] for place in evenly(len(ordered), count)]
+    return [ordered[place] for place in pick_evenly(len(ordered), count)]
 
 
 def best_and_worst(
@@ -221,7 +223,7 @@ def best_and_worst(
     return best, sorted(lowest, key=lambda one: (one.reward, one.prompt in shown))[:count]
 
 
-def evenly(length: int, count: int) -> list[int]:
+def pick_evenly(length: int, count: int) -> list[int]:
     """Of so many places so many, or all: the first, the last, and between them others at even
     distances."""
     shown = min(count, length)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from plimsoll.algorithm.calibration import Calibration
-from plimsoll.run.chart import Chart, Line, draw_charts
+from plimsoll.run.chart import Chart, ChartLine, draw_charts
 from plimsoll.run.files import write_whole
 
 PICTURE = "eval-calibration.svg"
@@ -25,7 +25,10 @@ def show_calibration(calibration: Calibration, of_what: str, output_svg: Path) -
     counts = [f"{count:,}" for count in calibration.counts_K.tolist()]
     points = [*zip(predicted, observed, strict=True)]
     title = f"{of_what}; calibration error {calibration.error:.3f}"
-    lines = (Line("model", points, notes=counts), Line("calibrated", [(0, 0), (1, 1)], dashed=True))
+    lines = (
+        ChartLine("model", points, notes=counts),
+        ChartLine("calibrated", [(0, 0), (1, 1)], dashed=True),
+    )
     chart = Chart(title, "predicted probability", "observed share", lines, (0, 1), (0, 1))
     write_whole(output_svg, draw_charts([chart]))
     return {"calibration_error": calibration.error}

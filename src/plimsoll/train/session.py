@@ -36,7 +36,7 @@ from plimsoll.run.ledger import Ledger, busy_share, memory_use
 from plimsoll.run.log import RunLog, console_to
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.now import Now, write_now
+from plimsoll.run.now import CurrentPhase, write_current_phase
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
@@ -111,8 +111,8 @@ class Session:
         # The first sync belongs to loading: until steps begin, nothing is lost.
         self.stop.at_once = name in ("data", "load") or (name == "sync" and self.stop.at_once)
         self.progress.enter(name)
-        now = Now(self.step_under_way, self.progress.steps, name)
-        write_now(self.directory.now_path, now)
+        now = CurrentPhase(self.step_under_way, self.progress.steps, name)
+        write_current_phase(self.directory.now_path, now)
         with self.clock.phase(name), _telling_where(name, self.step_under_way):
             if cluster is not None and name in _SELDOM:
                 on_all_ranks(cluster, Worker.release_heap)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli import main
-from plimsoll.commands.watch import Reader, answers
-from plimsoll.page.html import RUNS, page
-from plimsoll.page.serve import app
+from plimsoll.commands.watch import Reader, answer_with
+from plimsoll.page.html import RUNS, render_page
+from plimsoll.page.serve import make_app
 from plimsoll.page.watched import watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
@@ -28,7 +28,9 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_only_who_knows_the_token_is_answered(run: RunDirectory) -> None:
     runs = [one.look() for one in watch_runs([run.path])]
-    client = testclient.TestClient(app(page("a", None, RUNS), answers(lambda: runs), "word"))
+    client = testclient.TestClient(
+        make_app(render_page("a", None, RUNS), answer_with(lambda: runs), "word")
+    )
     shown = client.get("/word/")
     assert shown.status_code == 200 and "connect-src &#39;self&#39;" in shown.text
     assert shown.headers["cache-control"] == "no-store"

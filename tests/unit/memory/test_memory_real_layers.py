@@ -15,7 +15,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from traced_roles import MicroBatchStep, TraceForm
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from live_bytes import measure
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.model.adapters import add_adapter
@@ -27,6 +26,7 @@ from plimsoll.model.price.form import activation_form
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
+from traced_bytes import measure
 
 torch.set_num_threads(1)
 

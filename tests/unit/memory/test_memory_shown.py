@@ -11,7 +11,7 @@ from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.plan.as_text import draw_bars, store_table, wrapped
+from plimsoll.memory.plan.as_text import draw_bars, store_table, wrap_lines
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import PHASES
 from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Moment
@@ -105,4 +105,4 @@ def test_every_item_has_a_kind() -> None:
 
 def test_a_path_stays_whole_however_long() -> None:
     path = f"runs/{'long-name_' * 12}/model"
-    assert path in wrapped(f"the directory {path} is full", "  ").split()
+    assert path in wrap_lines(f"the directory {path} is full", "  ").split()

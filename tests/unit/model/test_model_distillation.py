@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live_bytes import LiveBytes
 from torch import Tensor
 
-from live_bytes import LiveBytes
 from plimsoll.algorithm.choice import divergence
 from plimsoll.config.base import Choice
 from plimsoll.model.distillation import Distilled, Lesson, distil

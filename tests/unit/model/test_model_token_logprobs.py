@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live_bytes import LiveBytes
 from torch import Tensor
 
-from live_bytes import LiveBytes
 from plimsoll.model.logit_chunks import BLOCK_ELEMENTS_CPU, LogitForm
 from plimsoll.model.token_logprobs import Entropy, TokenLogprobs, token_logprobs, token_nll
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.page.follow import Place, read_on
+from plimsoll.page.follow import FilePosition, read_on
 from plimsoll.page.watched import Watched, read_whole_run, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row, write_rows
@@ -63,12 +63,12 @@ def test_a_file_that_was_written_anew_is_read_anew(run: Watched) -> None:
 def test_much_is_read_in_parts_of_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write_rows(path, [{"step": step} for step in range(10)])  # of 12 bytes each
-    place, read = Place().seen(path), []
+    place, read = FilePosition().seen(path), []
     while more := read_on(path, place, most=30):
         read.append(more.rows["step"].to_pylist())
         place = more.place
     assert read == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-    one = read_on(path, Place().seen(path), most=3)
+    one = read_on(path, FilePosition().seen(path), most=3)
     assert one is not None and one.rows["step"].to_pylist() == [0]
 
 

@@ -34,7 +34,7 @@ _SHORT: Mapping[Phase, str] = {
 }
 """Names of phases in a narrow column."""
 
-_Row = tuple[str, Mapping[Phase, int]]
+_TableRow = tuple[str, Mapping[Phase, int]]
 
 _BAR = 56
 _UNICODE = "█▓▒░▞▤▪·"
@@ -74,9 +74,9 @@ def verdict_text(plan: Plan, *, sources: bool = False) -> str:
         disk += f", {gigabytes(plan.free_disk)} GB free"
     problems = [problem_text(problem) for problem in plan.problems]
     source = plan.band.source if sources else "which predictions may be off by"
-    band = wrapped(f"band: {plan.band.share:.0%}, {source}", "      ")
+    band = wrap_lines(f"band: {plan.band.share:.0%}, {source}", "      ")
     measured = [
-        wrapped(f"calibrated: {', '.join(names)}, {source}", "      ")
+        wrap_lines(f"calibrated: {', '.join(names)}, {source}", "      ")
         for source, names in plan.constants.calibrations().items()
     ]
     lines = [disk, *_not_verified(plan), band, *measured, *problems]
@@ -95,9 +95,9 @@ def problem_text(problem: Problem) -> str:
     """One problem, as a block."""
     return "\n".join(
         [
-            wrapped(f"{problem.severity} {problem.code}: {problem.what}", "    "),
-            wrapped(f"    {problem.why}", "    "),
-            wrapped(f"    -> {problem.fix}", "       "),
+            wrap_lines(f"{problem.severity} {problem.code}: {problem.what}", "    "),
+            wrap_lines(f"    {problem.why}", "    "),
+            wrap_lines(f"    -> {problem.fix}", "       "),
         ]
     )
 
@@ -115,10 +115,10 @@ def _store_line(store: Store, plan: Plan) -> str:
     if store.capacity is not None:
         room, verdict = f" of {gigabytes(store.capacity)}", verdict_of(store, plan.band)
     words = f"peak {gigabytes(peak.bytes)}{room} GB in {peak.moment.phase}; {verdict}"
-    return wrapped(f"{store.name}: {words}", "  ")
+    return wrap_lines(f"{store.name}: {words}", "  ")
 
 
-def wrapped(text: str, indent: str, width: int = WIDTH) -> str:
+def wrap_lines(text: str, indent: str, width: int = WIDTH) -> str:
     """Return lines of at most so many columns, indented from the second on. A longer word, such as
     a path, stays whole."""
     return textwrap.fill(
@@ -146,7 +146,7 @@ def store_table(store: Store, most: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def _rows(store: Store, most: int | None) -> Iterable[_Row]:
+def _rows(store: Store, most: int | None) -> Iterable[_TableRow]:
     sizes: dict[str, dict[Phase, int]] = {}
     for use in store.phases:
         for item in use.items:
