@@ -1,9 +1,8 @@
-"""A first config of a job: of a model and data, for the machine at hand.
+"""Write a first config of a job, for a model and data, on the machine at hand.
 
-    plimsoll init grpo --model Qwen/Qwen2.5-0.5B-Instruct --data prompts.jsonl
+`plimsoll init grpo --model Qwen/Qwen2.5-0.5B-Instruct --data prompts.jsonl`
 
-Columns are guessed from the first row by their names, and taken where the job takes them. The
-planner changes what would not fit.
+Columns are guessed from the names in the first row. The planner changes what would not fit.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "label": ("label", "desirable"),
     "reference": ("reference", "answer", "ground_truth", "solution", "label", "target"),
 }
-"""What columns are usually called, the likeliest first."""
+"""Usual names of columns, the likeliest first."""
 
 WAYS = (
     ("prompt", "steps", "labels"),
@@ -65,58 +64,60 @@ WAYS = (
     ("prompt",),
     ("text",),
 )
-"""Columns that rows are read from together; of those that a job takes, the first."""
+"""Columns that rows are read from together; the first that the job accepts is taken."""
 
 _SIZES = ("prompts", "responses", "sequences", "pairs")
-"""Under `batch`: what a step holds."""
+"""Keys under `batch` for what a step holds."""
 
 _WIDTH = 96
 _CLAUSE = re.compile(r"; |(?<=[.:])\s+(?=[A-Z`])|(?<=\.)\s+(?=\w+: )")
-"""Between what a key's text says, one thing after another."""
+"""Separates the statements in a key's text."""
 _NAMED = re.compile(r"`?(?P<name>\w+)(?:`:?|:) ")
-"""A value before what it means."""
+"""A value before its meaning."""
 
 LOOKED_AT = 500
-"""Rows whose lengths are looked at."""
+"""Number of rows whose lengths are looked at."""
 SHORTEST, LONGEST = 256, 4096
 CHARACTERS = 3
-"""Of a token, at least, in most languages."""
+"""Minimum characters of a token in most languages."""
 
 
 @dataclass(frozen=True)
 class InitRequest:
-    """What a first config is made of.
-
-    model, data, held_out: as in `actor.model.path` and `data.train.path`. cluster, host_memory: of
-    other machines than this one. flags: further keys, such as `["--run.steps", "100"]`.
-    """
+    """What a first config is made of."""
 
     model: str
+    """As in `actor.model.path`."""
     data: str
+    """As in `data.train.path`."""
     held_out: str | None = None
+    """As in `data.eval.path`."""
     cluster: str | None = None
+    """Hardware of other machines than this one, with its `host_memory`."""
     host_memory: str | None = None
     flags: Sequence[str] = ()
+    """Further keys, such as `["--run.steps", "100"]`."""
 
 
 @dataclass(frozen=True)
 class NewConfig:
-    """text: of the config. said: what was found and decided, a line each."""
+    """A first config."""
 
     text: str
     said: tuple[str, ...]
+    """What was found and decided, one line each."""
 
 
-def make_config(job: Job[Any], asked: InitRequest) -> NewConfig:
-    """A config that fits.
+def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
+    """Return a config that fits.
 
-    Raises ConfigError for data without a row, or whose columns the job does not take, and for a
-    key that is wrong; DoesNotFit where nothing that was tried would fit.
+    Raises ConfigError if the data have no row or the job does not accept their columns, or for a
+    wrong key; DoesNotFit if nothing that was tried fits.
     """
-    rows = _first_rows(asked.data)
-    columns = guess_columns(job, asked, rows[0])
-    first = [Flag(tuple(k.split(".")), v) for k, v in _first(job, asked, columns, rows).items()]
-    parsed = parse_flags(asked.flags)
+    rows = _first_rows(request.data)
+    columns = guess_columns(job, request, rows[0])
+    first = [Flag(tuple(k.split(".")), v) for k, v in _first(job, request, columns, rows).items()]
+    parsed = parse_flags(request.flags)
     spec, _ = spec_of(job, apply_flags(Tree({}, {}), [*first, *parsed]))
     step = [Flag(("batch", name), size) for name, size in _step_sizes(spec).items()]
     values = apply_flags(Tree({}, {}), [*first, *step, *parsed]).values
@@ -126,10 +127,10 @@ def make_config(job: Job[Any], asked: InitRequest) -> NewConfig:
     except ConfigError as error:
         why, *_ = str(error).splitlines()
         return NewConfig(_text(job, values), (*said, f"it has no plan of memory: {why}"))
-    where = asked.cluster or "this machine"
+    where = request.cluster or "this machine"
     if fitting is None:
         raise DoesNotFit(
-            f"{asked.model} does not fit on {where}, and nothing that was tried would make it. "
+            f"{request.model} does not fit on {where}, and nothing that was tried would make it. "
             "Take a smaller model, or other cards: --cluster 8xA100-80GB."
         )
     before = leaves(values)
@@ -143,18 +144,16 @@ def make_config(job: Job[Any], asked: InitRequest) -> NewConfig:
 
 
 def _step_sizes(spec: RunSpec[Any]) -> Dotted:
-    """Return how much a step holds, by the names under `batch`: what users change first."""
+    """Return what a step holds, by the names under `batch`, which users change first."""
     batch = spec.config.batch
     return {name: getattr(batch, name) for name in _SIZES if name in type(batch).model_fields}
 
 
 def check_given(name: str, given: str) -> None:
-    """Raise ConfigError for a model or data that is not there, before anything is made of it.
+    """Raise ConfigError for a model or data that does not exist.
 
-    A model whose shape is known may be named where the hub cannot be asked.
-
-    Args:
-        name: of the option: "model", "data" or "eval".
+    `name` is that of the option: "model", "data" or "eval". A model of known shape may be named
+    even if the hub cannot be asked.
     """
     if name == "model":
         if given not in known_models():
@@ -163,24 +162,26 @@ def check_given(name: str, given: str) -> None:
         refuse(filter(None, [check_missing(f"--{name}", given, "dataset")]))
 
 
-def guess_columns(job: Job[Any], asked: InitRequest, row: DataRow) -> dict[str, str]:
-    """The columns of a row that the job takes, by setting. Raises ConfigError where it takes none
-    that are known by name."""
+def guess_columns(job: Job[Any], request: InitRequest, row: DataRow) -> dict[str, str]:
+    """Return the columns of a row that the job accepts, by setting.
+
+    Raises ConfigError if no columns have known names.
+    """
     for way in WAYS:
-        found = {setting: column for setting in way if (column := _called(setting, row))}
-        if len(found) == len(way) == len(set(found.values())):
-            source = SourceConfig.model_validate({"path": asked.data, **found})
+        columns = {setting: column for setting in way if (column := _column_for(setting, row))}
+        if len(columns) == len(way) == len(set(columns.values())):
+            source = SourceConfig.model_validate({"path": request.data, **columns})
             if not any(True for _ in job.columns("data.train", source)):
-                return found
-    if any(flag.path[:2] == ("data", "train") for flag in parse_flags(asked.flags)):
+                return columns
+    if any(flag.path[:2] == ("data", "train") for flag in parse_flags(request.flags)):
         return {}
     raise ConfigError(
-        f"{asked.data}: which columns `plimsoll {job.name}` is to read cannot be told from their "
+        f"{request.data}: which columns `plimsoll {job.name}` is to read cannot be told from their "
         f"names: {', '.join(row)}. Name them, such as --data.train.prompt COLUMN."
     )
 
 
-def _called(setting: str, row: DataRow) -> str | None:
+def _column_for(setting: str, row: DataRow) -> str | None:
     return next((name for name in NAMES[setting] if name in row), None)
 
 
@@ -193,53 +194,53 @@ def _first_rows(path: str) -> list[DataRow]:
 
 
 def _first(
-    job: Job[Any], asked: InitRequest, columns: Mapping[str, str], rows: Sequence[DataRow]
+    job: Job[Any], request: InitRequest, columns: Mapping[str, str], rows: Sequence[DataRow]
 ) -> Dotted:
-    """What is there before the planner has looked at it."""
-    cards = _cards(asked)
+    """Return the values of the config before the planner changes them."""
+    cards = _cards(request)
     tokens = _tokens(rows)
     train = {f"data.train.{setting}": column for setting, column in columns.items()}
-    found: Dotted = {"run.directory": f"runs/{job.name}", "run.steps": 200, "run.save_every": 50}
-    found |= {"run.keep_checkpoints": 2, "run.save_model": True, "run.resume": "auto"}
-    found |= {"cluster.where": "ray" if cards else "local"}
-    found |= {"cluster.ranks": cards} if cards else {}
-    found |= {"cluster.hardware": asked.cluster} if asked.cluster else {}
-    found |= {"cluster.host_memory": asked.host_memory} if asked.host_memory else {}
-    found |= {"data.train.path": asked.data, **train}
-    if asked.held_out is not None:
-        found |= {"run.eval_every": 50, "data.eval.path": asked.held_out}
-        found |= {key.replace("train", "eval", 1): column for key, column in train.items()}
-    if lacks_template(asked.model):
-        found["data.chat_template"] = "none"
-    found |= {"data.max_tokens": tokens, "batch.micro_batch_tokens": max(4096, 2 * tokens)}
-    start = {key: asked.model if value == MODEL else value for key, value in job.start.items()}
-    found |= {"actor.model.path": asked.model, **start}
+    values: Dotted = {"run.directory": f"runs/{job.name}", "run.steps": 200, "run.save_every": 50}
+    values |= {"run.keep_checkpoints": 2, "run.save_model": True, "run.resume": "auto"}
+    values |= {"cluster.where": "ray" if cards else "local"}
+    values |= {"cluster.ranks": cards} if cards else {}
+    values |= {"cluster.hardware": request.cluster} if request.cluster else {}
+    values |= {"cluster.host_memory": request.host_memory} if request.host_memory else {}
+    values |= {"data.train.path": request.data, **train}
+    if request.held_out is not None:
+        values |= {"run.eval_every": 50, "data.eval.path": request.held_out}
+        values |= {key.replace("train", "eval", 1): column for key, column in train.items()}
+    if lacks_template(request.model):
+        values["data.chat_template"] = "none"
+    values |= {"data.max_tokens": tokens, "batch.micro_batch_tokens": max(4096, 2 * tokens)}
+    start = {key: request.model if value == MODEL else value for key, value in job.start.items()}
+    values |= {"actor.model.path": request.model, **start}
     fields = job.config.model_fields
     if "rollout" in fields:
-        found |= {"rollout.engine": "vllm" if cards else "transformers"}
-        found |= {"rollout.engines": cards} if cards else {}
+        values |= {"rollout.engine": "vllm" if cards else "transformers"}
+        values |= {"rollout.engines": cards} if cards else {}
     if "rewards" in fields and "reference" in columns:
-        found |= {"rewards.correct.name": "math_answer"}
+        values |= {"rewards.correct.name": "math_answer"}
     if cards:
-        models = [key for key in found if key.endswith(".model.path")]
-        found |= {key.replace(".path", ".gradient_checkpointing"): True for key in models}
-    return found
+        models = [key for key in values if key.endswith(".model.path")]
+        values |= {key.replace(".path", ".gradient_checkpointing"): True for key in models}
+    return values
 
 
-def _cards(asked: InitRequest) -> int:
-    given = {"hardware": asked.cluster, "host_memory": asked.host_memory}
+def _cards(request: InitRequest) -> int:
+    given = {"hardware": request.cluster, "host_memory": request.host_memory}
     return hardware_of(ClusterConfig.model_validate(given)).cards
 
 
 def _tokens(rows: Sequence[DataRow]) -> int:
-    """Enough for almost all rows, as a power of two."""
+    """Return a length that is enough for almost all rows, as a power of two."""
     sizes = sorted(len(json.dumps(row, ensure_ascii=False, default=str)) for row in rows)
     most = max(1, sizes[int(0.99 * (len(sizes) - 1))] / CHARACTERS)
     return int(min(LONGEST, max(SHORTEST, 2 ** math.ceil(math.log2(most)))))
 
 
 def _text(job: Job[Any], values: dict[str, Any]) -> str:
-    """As YAML; each key with what it means."""
+    """Return the values as YAML, each key with its meaning."""
     keys = tuple(keys_of(job.config))
     lines = [f"# {job.name}: every key is in `plimsoll {job.name} --help`"]
     path: list[str] = []
@@ -247,19 +248,18 @@ def _text(job: Job[Any], values: dict[str, Any]) -> str:
         name, _, value = line.partition(":")
         path = [*path[: (len(name) - len(name.lstrip())) // 2], name.strip()]
         key = find_key(keys, tuple(path))
-        told = describe_value(key, value.strip()) if key is not None and value else ()
-        fitting = (one for one in told if len(line) + len(one) < _WIDTH)
+        meanings = describe_value(key, value.strip()) if key is not None and value else ()
+        fitting = (meaning for meaning in meanings if len(line) + len(meaning) < _WIDTH)
         comment = next(fitting, "")
         lines.append(f"{line}  # {comment}" if comment else line)
     return "\n".join(lines) + "\n"
 
 
 def describe_value(key: Key, value: str) -> tuple[str, ...]:
-    """Return what can be said of a key with a value, the most telling first: the first sentence
-    about the key with what the value means; that sentence alone. Never what another value means.
+    """Return what can be said of a key with a value, the most specific first.
 
-    Args:
-        value: as YAML.
+    First comes the sentence about the key with the meaning of the value, then that sentence alone.
+    The meaning of another value is never included. `value` is YAML.
     """
     about: list[str] = []
     means = ""

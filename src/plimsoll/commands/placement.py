@@ -17,7 +17,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def placement(spec: RunSpec[Any]) -> str:
-    """The processes of the run and the size of a step, for a person to read."""
+    """Return the processes of the run and the size of a step as text."""
     return _table("Processes", _processes(spec)) + _table("A step", _step(spec))
 
 
@@ -63,11 +63,11 @@ def _auto_dtype(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
 
 
 def _roles(spec: RunSpec[Any]) -> list[str]:
-    others = [role for role in spec.roles.values() if role.trained is None]
+    frozen = [role for role in spec.roles.values() if role.trained is None]
     return [
         *(_trained(name, role) for name, role in spec.trained.items()),
-        *(_reference(role) for role in others if role.name == "reference"),
-        *(_frozen(role) for role in others if role.name != "reference"),
+        *(_reference(role) for role in frozen if role.name == "reference"),
+        *(_frozen(role) for role in frozen if role.name != "reference"),
     ]
 
 
@@ -150,7 +150,7 @@ def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str
 
 
 def _optimizer_steps(spec: RunSpec[Any]) -> list[tuple[str, str]]:
-    """None where nothing is trained."""
+    """Return the rows about optimizer steps; none if nothing is trained."""
     work = spec.workload
     updates = f"{work.updates:,}, of {counted(work.units, 'sequence')} each"
     return [_micro_batch(spec), ("optimizer steps", updates)] if spec.trained else []

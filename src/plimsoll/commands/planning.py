@@ -1,4 +1,4 @@
-"""The plan of a job: on the hardware that its config names, or on what is here."""
+"""The plan of a job on the hardware that its config names, or on this machine."""
 
 from __future__ import annotations
 
@@ -46,37 +46,42 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def plan_job(spec: RunSpec[Any]) -> Plan:
-    """The plan on `cluster.hardware`, or on `cluster.nodes` machines like this one.
+    """Return the plan on `cluster.hardware`, or on `cluster.nodes` machines like this one.
 
-    Raises ConfigError for hardware, a calibration or a model's shape that is not known.
+    Raises ConfigError if hardware, calibration or the model's shape is unknown.
     """
     return make_plan(spec, _ground(spec))
 
 
 def advise_job(spec: RunSpec[Any]) -> Advice:
-    """What would make it fit there, or faster. Raises as `plan_job`."""
+    """Return what would make the job fit, or faster.
+
+    Raises as `plan_job`.
+    """
     return advise(spec, _ground(spec))
 
 
 def _ground(spec: RunSpec[Any]) -> Ground:
-    """The machines that the config names; or this one, with its free disk and surroundings."""
+    """Return the machines that the config names, or this one with its disk and surroundings."""
     cluster = spec.cluster
     ground = Ground(hardware_of(cluster), constants_of(cluster))
     return ground if cluster.hardware is not None else _at_hand(spec, ground)
 
 
 def _at_hand(spec: RunSpec[Any], ground: Ground) -> Ground:
-    """With what a run would meet here."""
+    """Return the ground with what a run would find on this machine."""
     free_disk = _free_disk(RunDirectory(Path(spec.run.directory)))
     return replace(ground, free_disk=free_disk, host=local_host_of(spec.cluster))
 
 
 def plan_run(spec: RunSpec[Any]) -> Plan | str:
-    """The plan of a run that is about to start, held against this machine; or why there is none:
-    the model's shape is not known, or the hardware of the Ray cluster that it joins.
+    """Return the plan of a run that is about to start, checked against this machine.
 
-    Raises ConfigError for hardware or a calibration that is not known, and SettingsConflict where
-    there is no plan and the machine cannot do what the config asks for.
+    If the model's shape or the hardware of the joined Ray cluster is unknown, return why there is
+    no plan.
+
+    Raises ConfigError for unknown hardware or calibration, and SettingsConflict if there is no plan
+    and the machine cannot do what the config asks for.
     """
     cluster = spec.cluster
     ground = _at_hand(spec, Ground(hardware_of(cluster), constants_of(cluster)))
@@ -100,7 +105,10 @@ def plan_run(spec: RunSpec[Any]) -> Plan | str:
 
 
 def hardware_of(cluster: ClusterConfig) -> Hardware:
-    """What a plan is for. Raises ConfigError for what is not known."""
+    """Return the hardware that a plan is for.
+
+    Raises ConfigError if it is unknown.
+    """
     memory = None if cluster.host_memory is None else parse_bytes(cluster.host_memory)
     if cluster.hardware is not None:
         return parse_cluster(cluster.hardware, cluster.nodes, memory)
@@ -109,8 +117,10 @@ def hardware_of(cluster: ClusterConfig) -> Hardware:
 
 
 def constants_of(cluster: ClusterConfig) -> Constants:
-    """Return what the plan reckons with: the constants of `cluster.calibration`, or the shipped
-    ones, with the gap of fixed segments if the user's environment chooses those."""
+    """Return the constants of `cluster.calibration`, or the shipped ones.
+
+    The shipped ones get the gap of fixed segments if the environment selects those.
+    """
     if cluster.calibration is not None:
         return read_constants(Path(cluster.calibration))
     settings = named_settings()
@@ -120,10 +130,11 @@ def constants_of(cluster: ClusterConfig) -> Constants:
 
 
 def predict_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:
-    """What each process of a run should hold at its fullest, by process and phase; nothing for a
-    model whose shape is not known (`plan_run` says why).
+    """Return the peak of each process of a run, by process and phase.
 
-    Raises ConfigError for hardware or a calibration that cannot be read.
+    It is empty for a model of unknown shape (`plan_run` says why).
+
+    Raises ConfigError if hardware or calibration cannot be read.
     """
     hardware, constants = hardware_of(spec.cluster), constants_of(spec.cluster)
     try:
@@ -133,7 +144,7 @@ def predict_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:
 
 
 def summarize_plan(spec: RunSpec[Any], plan: Plan | str) -> Planned:
-    """What a run needs of its plan; without one, at least what its processes should hold."""
+    """Return what a run needs of its plan; without a plan, at least the predicted peaks."""
     if isinstance(plan, str):
         return Planned(predicted=predict_peaks(spec))
     return Planned(
@@ -145,24 +156,24 @@ def summarize_plan(spec: RunSpec[Any], plan: Plan | str) -> Planned:
 
 
 def local_host_of(cluster: ClusterConfig) -> LocalHost:
-    """This machine's; what is free on its cards only where the ranks will be here."""
+    """Return this machine, with the free bytes of its cards only if ranks run here."""
     host = read_local_host()
     return host if cluster.address is None else replace(host, free_bytes=())
 
 
 def refuse_conflicts(problems: Iterable[Problem]) -> None:
-    """Raises SettingsConflict (exit code 4) with every problem that no room would mend."""
-    if found := [problem_text(problem) for problem in problems if problem.is_conflict]:
-        raise SettingsConflict("\n".join(["what the config asks for cannot work", *found]))
+    """Raise SettingsConflict with every problem that more memory would not solve."""
+    if conflicts := [problem_text(problem) for problem in problems if problem.is_conflict]:
+        raise SettingsConflict("\n".join(["what the config asks for cannot work", *conflicts]))
 
 
 def warnings_of(plan: Plan) -> list[str]:
-    """What a run may start with all the same, for a person to read."""
+    """Return the warnings with which a run may start all the same."""
     return [problem_text(p) for p in plan.problems if p.severity == "warning"]
 
 
 def require_fit(plan: Plan) -> None:
-    """Raises DoesNotFit (exit code 3) with what breaks the plan, and the way out."""
+    """Raise DoesNotFit with the errors of the plan and their remedies."""
     if plan.verdict == "does not fit":
         raise DoesNotFit(
             f"the run does not fit\n{verdict_text(plan)}\n"
@@ -171,7 +182,7 @@ def require_fit(plan: Plan) -> None:
 
 
 def render_short_plan(plan: Plan, advice: Advice | None = None) -> str:
-    """The plan in short, with what was traced, and the answers beside it, as text."""
+    """Return the plan in short as text, with the answers."""
     parts = [short_text(plan)]
     if advice is not None:
         parts.append(answers_text(advice, plan))
@@ -179,8 +190,10 @@ def render_short_plan(plan: Plan, advice: Advice | None = None) -> str:
 
 
 def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:
-    """Every item of the plan, what was traced, and all advice, as text; drawn with blocks where
-    standard output is a terminal that has them."""
+    """Return every item of the plan and all advice as text.
+
+    Bars are drawn with blocks if standard output is a terminal that has them.
+    """
     blocks = sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf")
     parts = [plan_text(plan, unicode=blocks)]
     if advice is not None:
@@ -189,10 +202,9 @@ def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:
 
 
 def apply_answer(path: str, flags: Sequence[str], advice: Advice, number: int) -> str:
-    """The text of a config with an answer in it, and the flags that it was planned with.
+    """Return the text of a config with an answer in it, and with the flags of the plan.
 
-    number: the answer's. Raises ConfigError for one that there is not, and for a file whose layout
-    cannot be edited.
+    Raises ConfigError if there is no answer of this number, or the file's layout cannot be edited.
     """
     answers = advice.numbered
     if not 0 < number <= len(answers):
@@ -201,16 +213,17 @@ def apply_answer(path: str, flags: Sequence[str], advice: Advice, number: int) -
             f"--apply {number}: there is no such answer. "
             f"{there if answers else 'Nothing that was tried would do'}."
         )
-    made = flags_of(answers[number - 1].changes)
-    return write_flags(read_config_text(path), path, [*parse_flags(flags), *made])
+    changes = flags_of(answers[number - 1].changes)
+    return write_flags(read_config_text(path), path, [*parse_flags(flags), *changes])
 
 
 def fit_values(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, object] | None:
-    """The values of a config, nested as they are written, with the least change with which it fits
-    on its machines (`cluster.hardware`, or what is here): in what is learned first, as answers are
-    in order. The same values where it fits; None where nothing that was tried does.
+    """Return the config's values with the smallest change with which it fits, or None.
 
-    spec: of these values. Raises as `plan_job`.
+    Changes that keep what is learned come first, as in the answers. The same values return if they
+    fit. `spec` is the spec of these values.
+
+    Raises as `plan_job`.
     """
     if plan_job(spec).verdict == "fits":  # what would be faster is not looked for
         return values
@@ -221,29 +234,31 @@ def fit_values(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, objec
 
 
 def plan_json(plan: Plan, advice: Advice | None = None) -> str:
-    """The plan, with what was advised and traced, as JSON text."""
+    """Return the plan with its advice as JSON text."""
     return json.dumps(plan_values(plan) | advice_values(advice), indent=1) + "\n"
 
 
 def _free_disk(run: RunDirectory) -> int:
-    """Where the run is or will be. What a run that is there has saved counts as free: it is among
-    what a run that goes on keeps, or replaces."""
+    """Return the free bytes of the run's disk.
+
+    What an existing run has saved counts as free, since a resumed run keeps or replaces it.
+    """
     absolute = run.path.absolute()
     existing = next(path for path in (absolute, *absolute.parents) if path.exists())
     return shutil.disk_usage(existing).free + run.saved_bytes()
 
 
 def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[Problem]:
-    """What the config's hardware has and this machine has not."""
+    """Yield what the config's hardware has and this machine lacks."""
     if cluster.device != "cpu" and len(live.cards) < len(given.cards):
         yield _problem(
             f"{counted(len(given.cards), 'GPU')}, and this machine has {len(live.cards)}"
         )
-    for wanted, found in zip(given.cards, live.cards, strict=False):
-        if 0 < found.usable_bytes < wanted.usable_bytes:
+    for card, found_card in zip(given.cards, live.cards, strict=False):
+        if 0 < found_card.usable_bytes < card.usable_bytes:
             yield _problem(
-                f"GPUs of {gigabytes(wanted.usable_bytes)} GB, and this machine's {found.name} "
-                f"has {gigabytes(found.usable_bytes)} GB"
+                f"GPUs of {gigabytes(card.usable_bytes)} GB, and this machine's {found_card.name} "
+                f"has {gigabytes(found_card.usable_bytes)} GB"
             )
             break
     if given.host_bytes and live.host_bytes and live.host_bytes < given.host_bytes:

@@ -1,4 +1,4 @@
-"""Responses by their tokens, those that are learned from marked: `plimsoll rollouts --mask`."""
+"""Responses by tokens, with those marked that are learned from: `plimsoll rollouts --mask`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ _TOKENS = ("group", "sample_index", "prompt_tokens", "tokens", "loss_mask")
 
 
 def mark_learned_tokens(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
-    """The same, each response as the text of all its tokens after the prompt's, special ones too.
-    Lines of tokens that are learned from begin with `+`. file: they are of, in a run.directory.
+    """Return the groups with each response as the text of all its tokens.
 
-    Raises ConfigError where the tokenizer of the run cannot be found, and for files of older
-    versions, which have no masks.
+    Special tokens and those of the prompt are included. Lines of tokens that are learned from begin
+    with `+`. `file` has the trajectories, in a run.directory.
+
+    Raises ConfigError if the run's tokenizer is not found, or the file is of an older version,
+    without masks.
     """
     tokenizer = _tokenizer(file)
     try:
@@ -37,13 +39,13 @@ def mark_learned_tokens(groups: Sequence[ResponseGroup], file: Path) -> list[Res
             f"{file} has not the columns {', '.join(_TOKENS)}. An older version wrote it; leave "
             "--mask out."
         ) from error
-    known = {(row["group"], row["sample_index"]): row for row in rows}
+    by_response = {(row["group"], row["sample_index"]): row for row in rows}
 
-    def shown(one: SampledResponse) -> SampledResponse:
-        row = known[one.group, one.sample_index]
-        return replace(one, pieces=tuple(_branches(row, tokenizer)))
+    def with_marks(response: SampledResponse) -> SampledResponse:
+        row = by_response[response.group, response.sample_index]
+        return replace(response, pieces=tuple(_branches(row, tokenizer)))
 
-    return [ResponseGroup([*map(shown, group.responses)]) for group in groups]
+    return [ResponseGroup([*map(with_marks, group.responses)]) for group in groups]
 
 
 def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
@@ -61,7 +63,7 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
 
 def _branches(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
-    """Of a response, or of each branch of an episode."""
+    """Yield the pieces of a response, or of each branch of an episode."""
     branches = [*(row.get("earlier") or ()), row]
     for number, branch in enumerate(branches, 1):
         if len(branches) > 1:

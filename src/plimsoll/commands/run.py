@@ -1,5 +1,7 @@
-"""A checked and planned run, from its first process to its last word. One that runs out of memory
-ends with why, and with what would have fitted."""
+"""A checked and planned run, from its first process to its report.
+
+A run that runs out of memory ends with an explanation, and with what would have fitted.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,21 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def run(spec: RunSpec[Any], plan: Plan | str) -> None:
-    """Train what the spec says; resumes where `run.resume` says so. plan: of its memory, or why
-    there is none."""
+    """Train as the spec says, resuming if `run.resume` says so.
+
+    `plan` is the plan of memory, or why there is none.
+    """
     with explaining_shortage(spec):
         spec.job.load_loop().run(spec, summarize_plan(spec, plan))
     leave_report(Path(spec.run.directory))
 
 
 def leave_report(directory: Path) -> None:
-    """Write the report of a run that has ended. All that it is made of is saved: where it cannot be
-    written, that is told, and is no failure of the run."""
+    """Write the report of a run that has ended.
+
+    All its data are saved, so a report that cannot be written is reported and does not fail the
+    run.
+    """
     # It draws, which is no part of what a run holds in memory.
     from plimsoll.commands.report import report_run
 
@@ -43,7 +50,7 @@ def leave_report(directory: Path) -> None:
 
 @contextmanager
 def explaining_shortage(spec: RunSpec[Any]) -> Iterator[None]:
-    """Within: OutOfMemory is raised with its explanation, which is in the run directory, too."""
+    """Add an explanation to an OutOfMemory of the block, and write it to the run directory."""
     try:
         yield
     except OutOfMemory as error:
@@ -60,7 +67,7 @@ def explaining_shortage(spec: RunSpec[Any]) -> Iterator[None]:
 
 
 def explanation_of(spec: RunSpec[Any], incident: Incident, phase: str) -> str:
-    """The explanation as text; for a model whose shape is not known, why there is none."""
+    """Return the explanation as text, or why there is none if the model's shape is unknown."""
     hardware, constants = hardware_of(spec.cluster), constants_of(spec.cluster)
     try:
         return explanation_text(explain(spec, hardware, constants, incident, phase))

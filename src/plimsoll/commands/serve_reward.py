@@ -1,10 +1,10 @@
 """The rewards and reward models of a config over HTTP.
 
-    plimsoll serve-reward CONFIG.yaml
+`plimsoll serve-reward CONFIG.yaml`
 
-Each at its name: POST http://HOST:PORT/NAME; where only one is served, at /score and /get_reward
-too. Both request formats are read (reward/servers/formats.py). Values are those before weight and
-normalisation, which are the asking run's own.
+Each has its name: POST http://HOST:PORT/NAME; a single one is also at /score and /get_reward. Both
+request formats are read (reward/servers/formats.py). Values come before weight and normalisation,
+which belong to the run that asks.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 _PACKAGES = ("fastapi", "uvicorn")
 
 HttpReply = tuple[int, dict[str, Any]]
-"""An HTTP status, and what is answered as JSON."""
+"""An HTTP status, and JSON."""
 
 
 def refuse_without_packages() -> None:
-    """Raises ConfigError where what serves is not installed."""
+    """Raise ConfigError if the packages of the server are not installed."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -51,7 +51,7 @@ def refuse_without_packages() -> None:
 
 @dataclass(frozen=True)
 class ServedRewards:
-    """What is served: parts of the reward, and reward models of this run, by their names."""
+    """What is served: parts of the reward and reward models of this run, by name."""
 
     spec: RunSpec[RlConfig]
     rewards: Mapping[str, RewardConfig]
@@ -59,9 +59,9 @@ class ServedRewards:
 
 
 def choose_rewards(config: str, flags: Sequence[str], name: str | None) -> ServedRewards:
-    """The rewards and reward models of a config, or the one of this name.
+    """Return the rewards and reward models of a config, or the one of this name.
 
-    Raises ConfigError where there is none, and where one cannot be used.
+    Raises ConfigError if there is none, or one cannot be used.
     """
     spec = load_any(config, flags)
     loaded = spec.config
@@ -73,17 +73,17 @@ def choose_rewards(config: str, flags: Sequence[str], name: str | None) -> Serve
             f"of plimsoll rl."
         )
     if name is not None and name not in (*rewards, *models):
-        known = ", ".join((*rewards, *models))
-        raise ConfigError(f"{config} has no reward {name!r}. It has: {known}.")
+        names = ", ".join((*rewards, *models))
+        raise ConfigError(f"{config} has no reward {name!r}. It has: {names}.")
     chosen = {key: reward for key, reward in rewards.items() if name in (None, key)}
     refuse(check_rewards(chosen))
     return ServedRewards(spec, chosen, tuple(key for key in models if name in (None, key)))
 
 
 def serve(chosen: ServedRewards, host: str, port: int) -> None:
-    """Answer until it is interrupted.
+    """Answer requests until it is interrupted.
 
-    Raises ConfigError where the address cannot be had.
+    Raises ConfigError if the address cannot be used.
     """
     import uvicorn
 
@@ -104,33 +104,38 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
 
 
 async def answer(submit: Score, body: bytes) -> HttpReply:
-    """What a request is answered: 200 with the rewards; 500 where OpenRLHF's format has no place
-    for one that failed; 422 where the request, or what the reward gave, is wrong."""
+    """Return the reply to a request.
+
+    It is 200 with the rewards; 500 if OpenRLHF's format has no place for one that failed; 422 if
+    the request, or what the reward returned, is wrong.
+    """
     try:
-        asked = json.loads(body)
-        if not isinstance(asked, Mapping):
+        request = json.loads(body)
+        if not isinstance(request, Mapping):
             raise ValueError("an object is needed")
-        given = [replace(t, group=place) for place, t in enumerate(read_request(asked))]
-        scored = await asyncio.wrap_future(submit(given))
+        trajectories = [replace(t, group=place) for place, t in enumerate(read_request(request))]
+        scored = await asyncio.wrap_future(submit(trajectories))
     except (ValueError, PlimsollError) as error:
         return 422, {"detail": str(error)}
-    if "trajectories" in asked:
-        return 200, {"rewards": _rewards(given, scored)}
+    if "trajectories" in request:
+        return 200, {"rewards": _rewards(trajectories, scored)}
     if scored.failures:
         return 500, {"detail": str(scored.failures[0])}
     rewards = [t.rewards[0].value for t in scored.trajectories]
     return 200, {"rewards": rewards, "scores": rewards, "extra_logs": {}}
 
 
-def _rewards(asked: Sequence[Trajectory], scored: Scored) -> list[object]:
-    """A number for each, or what its reward said where it failed."""
+def _rewards(trajectories: Sequence[Trajectory], scored: Scored) -> list[object]:
+    """Return a number for each trajectory, or the error of its reward."""
     values: dict[int, object] = {t.group: t.rewards[0].value for t in scored.trajectories}
-    failed: dict[int, object] = {one.group: {"failed": str(one)} for one in scored.failures}
-    return [(values | failed)[trajectory.group] for trajectory in asked]
+    failed: dict[int, object] = {
+        failure.group: {"failed": str(failure)} for failure in scored.failures
+    }
+    return [(values | failed)[trajectory.group] for trajectory in trajectories]
 
 
 def _paths(served: Mapping[str, Score]) -> dict[str, Score]:
-    """Where each is served."""
+    """Return the reward at each path."""
     paths = {f"/{name}": submit for name, submit in served.items()}
     if len(served) == 1:
         (only,) = served.values()

@@ -1,8 +1,8 @@
 """`plimsoll watch RUN...`: the page of runs, live.
 
-    plimsoll watch runs/ppo runs/grpo
+`plimsoll watch runs/ppo runs/grpo`
 
-A thread reads on what the runs write; requests are answered from what has been read.
+A thread reads what the runs write; requests are answered from what has been read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 
 _EVERY = 0.25
-"""Seconds between two looks at runs of which all has been read."""
+"""Seconds between two looks at runs that are read completely."""
 
 
 def watch(paths: Sequence[Path], host: str, port: int) -> None:
     """Serve the page of these runs until it is interrupted.
 
-    Raises ConfigError where one holds no run, or the address cannot be had.
+    Raises ConfigError if a path holds no run, or the address cannot be used.
     """
     require_server()
     for path in paths:
@@ -40,24 +40,24 @@ def watch(paths: Sequence[Path], host: str, port: int) -> None:
 
 
 def answer_with(runs: Callable[[], Sequence[Watched]]) -> AnswerFunction:
-    """What the page of runs is answered. runs: as they are now."""
+    """Return the function that answers the page's requests; `runs` returns the current runs."""
 
-    def found(name: str, query: Query) -> Any:
+    def answer_request(name: str, query: Query) -> Any:
         try:
             return answer(runs(), name, query)
         except ArrowException as error:
             raise PlimsollError(str(error)) from error
 
-    return found
+    return answer_request
 
 
 def refuse_no_run(path: Path) -> None:
-    """Raises ConfigError where a directory holds no run; the message names those below it."""
+    """Raise ConfigError if a directory holds no run; the message names runs below it."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
     run = RunDirectory(path)
     if not (run.config_path.is_file() or run.metrics_path.is_file()):
-        below = sorted(str(one.parent) for one in path.glob("*/config.yaml"))
+        below = sorted(str(config.parent) for config in path.glob("*/config.yaml"))
         near = f" Below it are: {', '.join(below[:8])}." if below else ""
         raise ConfigError(
             f"{path} holds no run: it has no config.yaml, which a run writes when it begins. "
@@ -66,10 +66,10 @@ def refuse_no_run(path: Path) -> None:
 
 
 class Reader:
-    """The runs as far as they have been read; a context manager, within which a thread reads on.
+    """Runs as far as they have been read; a context manager, in which a thread reads on.
 
-    It consumes what the runs write to their directories, waits for nothing else, looks four times a
-    second (at once where more is there), and produces `runs`. It ends with the block.
+    It consumes what the runs write, waits for nothing else, looks four times a second (at once if
+    there is more), and produces `runs`. It ends with the block.
     """
 
     def __init__(self, runs: tuple[Watched, ...]) -> None:

@@ -1,5 +1,6 @@
-"""The server of a page. Its address has a random word in it: who does not know it is told
-nothing.
+"""The server of a page.
+
+Its address contains a random token. Requests without the token are answered with 404.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 
 Query = Mapping[str, str]
 AnswerFunction = Callable[[str, Query], Any]
-"""From a name that the page asks for, and its query, to JSON. Raises PlimsollError for what there
-is none of."""
+"""Takes the name and query of a request, and returns JSON.
+
+Raises PlimsollError if there is no answer.
+"""
 
 _PACKAGES = ("starlette", "uvicorn")
 _HEADERS = {
@@ -30,7 +33,7 @@ _HEADERS = {
 
 
 def require_server() -> None:
-    """Raises ConfigError where what serves is not installed."""
+    """Raise ConfigError if the packages of the server are not installed."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -41,20 +44,26 @@ def require_server() -> None:
 
 
 def serve(text: str, answer: AnswerFunction, host: str, port: int) -> None:
-    """Serve a page until it is interrupted. text: its HTML. Raises ConfigError where the address
-    cannot be had."""
+    """Serve a page until it is interrupted.
+
+    `text`: its HTML.
+
+    Raises ConfigError if the address cannot be used.
+    """
     import uvicorn
 
     token = secrets.token_urlsafe(16)
-    with bind_socket(host, port) as place:
-        shown = f"[{host}]" if ":" in host else host
-        print(f"http://{shown}:{place.getsockname()[1]}/{token}/  (Ctrl-C ends it)", flush=True)
+    with bind_socket(host, port) as listening:
+        address = f"[{host}]" if ":" in host else host
+        print(
+            f"http://{address}:{listening.getsockname()[1]}/{token}/  (Ctrl-C ends it)", flush=True
+        )
         settings = uvicorn.Config(make_app(text, answer, token), log_level="warning")
-        uvicorn.Server(settings).run(sockets=[place])
+        uvicorn.Server(settings).run(sockets=[listening])
 
 
 def make_app(text: str, answer: AnswerFunction, token: str) -> Starlette:
-    """The page at /TOKEN/, and what it asks for at /TOKEN/data/NAME."""
+    """Return the application with the page at /TOKEN/ and its data at /TOKEN/data/NAME."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -67,24 +76,27 @@ def make_app(text: str, answer: AnswerFunction, token: str) -> Starlette:
         if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
             raise HTTPException(404)
 
-    def shown(request: Request) -> HTMLResponse:
+    def show_page(request: Request) -> HTMLResponse:
         check(request)
         return HTMLResponse(text, headers=_HEADERS)
 
     def data(request: Request) -> JSONResponse:
         check(request)
         try:
-            found = answer(request.path_params["name"], request.query_params)
+            reply = answer(request.path_params["name"], request.query_params)
         except (PlimsollError, OSError) as error:
             return JSONResponse({"detail": str(error)}, 404, headers=_HEADERS)
-        return JSONResponse(found, headers=_HEADERS)
+        return JSONResponse(reply, headers=_HEADERS)
 
-    routes = [Route("/{token}/", shown), Route("/{token}/data/{name}", data)]
+    routes = [Route("/{token}/", show_page), Route("/{token}/data/{name}", data)]
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, compresslevel=3)])
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises ConfigError where it cannot be had."""
+    """Return a socket that listens at an address.
+
+    Raises ConfigError if the address cannot be used.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

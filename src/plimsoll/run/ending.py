@@ -1,4 +1,4 @@
-"""How a run ended, written down for who looks later; and what a failed one says of going on."""
+"""How a run ended, written for later readers, and how to resume a failed run."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ RESUME = "run the same command with --run.resume auto"
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended. A process that was killed leaves none.
+    """How a run ended.
 
-    Attributes:
-        how: it is done, was asked to stop, or failed.
-        why: the first line of the error; "" where it is done.
-        at: when, in seconds since 1970.
+    A process that was killed writes none.
     """
 
     how: Literal["done", "stopped", "failed"]
+    """Done, stopped on request, or failed."""
     why: str = ""
+    """First line of the error; empty if the run is done."""
     at: float = field(default_factory=time.time)
+    """Time of the end, in seconds since 1970."""
 
     def __str__(self) -> str:
         return f"failed: {self.why}" if self.how == "failed" else self.how
 
 
 def read_end(path: Path) -> RunEnd | None:
-    """Return how the run ended; None where that is not known, or not of this version."""
+    """Return how a run ended, or None if that is unknown or written by another version."""
     try:
         return RunEnd(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -48,9 +48,9 @@ def read_end(path: Path) -> RunEnd | None:
 
 @contextmanager
 def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
-    """Write down how the block ends: in `end.json`, and a failure with its traceback in the log.
+    """Write how the block ends to `end.json`, and a failure's traceback to the log.
 
-    An error that passes gets notes (PEP 678) on how to go on, and where its traceback is.
+    An error gets notes (PEP 678) that say how to resume and where its traceback is.
     """
     try:
         yield
@@ -76,8 +76,10 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
 
 
 def how_to_go_on(run: RunDirectory) -> str:
-    """Return what to do after a failure; "" for a run that got nowhere, so that the same command
-    begins it."""
+    """Return how to continue after a failure.
+
+    The text is empty for a run that wrote nothing: the same command starts it.
+    """
     latest = run.latest_checkpoint()
     if latest is not None:
         step, path = latest
@@ -88,7 +90,7 @@ def how_to_go_on(run: RunDirectory) -> str:
 
 
 def _needs_traceback(error: BaseException) -> bool:
-    """Return whether more than the message may be wanted; not where a setting is wrong."""
+    """Return whether a traceback may help; it does not if a setting is wrong."""
     return not isinstance(error, PlimsollError) or error.exit_code == PlimsollError.exit_code
 
 
@@ -102,7 +104,7 @@ def _first_line(text: str) -> str:
 
 
 def _write(path: Path, end: RunEnd) -> None:
-    """Write the file. The end itself is the news: a disk that is full does not hide it."""
+    """Write the file; a full disk is reported and does not replace the error itself."""
     try:
         write_whole(path, json.dumps(asdict(end)) + "\n")
     except PlimsollError as error:

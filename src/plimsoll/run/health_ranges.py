@@ -1,4 +1,4 @@
-"""The healthy range of each figure, and what leaving it on either side usually means."""
+"""The healthy range of each figure, and what it usually means to leave it on either side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class HealthAdvice:
-    """What something usually means, and what to try."""
+    """What a value usually means, and what to try."""
 
     means: str
     attempt: str
@@ -21,14 +21,18 @@ class HealthAdvice:
 
 @dataclass(frozen=True)
 class HealthyRange:
-    """what: what the figure is, with its unit. bounds: lowest and highest, both healthy. below,
-    above: what it means to be there. settles: steps at a run's beginning that are not looked at."""
+    """The healthy range of a figure."""
 
     what: str
+    """What the figure is, with its unit."""
     bounds: Callable[[StepMetrics], Bounds]
+    """Returns the lowest and the highest healthy value."""
     below: HealthAdvice
+    """Advice for a value below the range."""
     above: HealthAdvice
+    """Advice for a value above the range."""
     settles: int = 0
+    """Number of first steps that are not checked."""
 
 
 def _fixed(low: float, high: float) -> Callable[[StepMetrics], Bounds]:
@@ -39,9 +43,12 @@ _KL_NOISE, _KL_OF_SHORT, _KL_A_TOKEN = -1.0, 20.0, 0.1
 
 
 def _kl_bounds(metrics: StepMetrics) -> Bounds:
-    """Rewards of a model are over-optimised from some ten nats on (Gao et al. 2022,
-    arXiv:2210.10760, figure 1: responses of some fifty tokens); long answers with rewards that can
-    be verified come to hundreds without harm, so that these count by the token."""
+    """Return the range of the KL: at least 20 nats, and 0.1 nats per token of longer responses.
+
+    Rewards of a model are over-optimised from some ten nats on (Gao et al. 2022, arXiv:2210.10760,
+    figure 1: responses of some fifty tokens). Long answers with verifiable rewards reach hundreds
+    of nats without harm, so their limit is per token.
+    """
     return _KL_NOISE, max(_KL_OF_SHORT, _KL_A_TOKEN * metrics.get("response_tokens", 0.0))
 
 
@@ -49,9 +56,12 @@ _LONG_PROMPT, _CACHED = 512, 0.8
 
 
 def _cache_bounds(metrics: StepMetrics) -> Bounds:
-    """Of the prompts of n turns, each as long as the one before and as much again, 1 - 2 / n was in
-    the cache before; a fifth less is allowed for. Of short prompts nothing is asked, as whole
-    blocks are cached."""
+    """Return the range of the prefix cache's hits.
+
+    If each of n prompts is as long as the one before and as much again, 1 - 2 / n of their tokens
+    were cached before; the range allows a fifth less. Short prompts have no lower limit, as caches
+    hold whole blocks.
+    """
     turns = metrics.get("episode/turns", 0.0)
     prompts = metrics.get("episode/prompt_tokens", 0.0)
     long = turns > 2 and prompts >= _LONG_PROMPT * turns

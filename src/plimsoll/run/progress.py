@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""What a user sees of a run in progress."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from plimsoll.run.displays import Advance, LoggedDisplay, display_for
 from plimsoll.run.responses import ResponseGroup
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass
 class _Phase:
-    """What goes on now. done: how many of its calls that are counted."""
+    """The current phase."""
 
     name: TimedPhase
     start: float
     done: int = 0
+    """Number of its counted calls that have ended."""
 
     def __str__(self) -> str:
         done = f", {self.done:,} done" if self.done else ""
@@ -36,12 +37,9 @@ class _Phase:
 class Progress:
     """Shows a run's progress; a context manager.
 
-    Args:
-        job: what runs, such as `ppo`.
-        steps: how many the whole run has; None until that is known.
-        directory: where it writes.
-        stream: where to show; default: standard output.
-        log: takes the lines that are shown, too.
+    `job` is the name of the job; `steps` the steps of the whole run, None until they are known;
+    `directory` where it writes; `stream` where it shows, standard output by default; `log` takes
+    each line that is shown.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class Progress:
         return self
 
     def lasts(self, steps: int) -> None:
-        """Now it is known how many steps the run has."""
+        """Set the number of steps of the run, once it is known."""
         self._steps = steps
 
     def __exit__(self, *_: object) -> None:
@@ -79,8 +77,10 @@ class Progress:
         self._display.close()
 
     def update(self, report: StepReport) -> None:
-        """Show a step that has just ended; or step 0, an evaluation before training, which says
-        nothing of how long steps take."""
+        """Show a step that has just ended.
+
+        Step 0 is an evaluation before training, which says nothing about the time of steps.
+        """
         self._last |= headline(report.metrics)
         left = None
         if report.step > 0:
@@ -93,30 +93,30 @@ class Progress:
 
     @property
     def steps(self) -> int:
-        """How many the whole run has; 0 until that is known."""
+        """Steps of the whole run; 0 until they are known."""
         return self._steps
 
     @property
     def shows_responses(self) -> bool:
-        """Whether there is a place for sampled ones."""
+        """Whether the display has a place for sampled responses."""
         return self._display.shows_responses
 
     def sampled(self, group: ResponseGroup) -> None:
-        """Have responses to one prompt shown from the next step's end on."""
+        """Show responses to one prompt from the end of the next step on."""
         self._sampled = group
 
     def enter(self, phase: TimedPhase) -> None:
-        """Show what goes on from here, and for how long."""
+        """Show that a phase begins."""
         self._phase = _Phase(phase, time.monotonic())
 
-    def counted(self, function: Callable[Given, Made]) -> Callable[Given, Made]:
-        """Return the same function, whose calls are counted in the phase that goes on."""
+    def counted(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return the function with its calls counted in the current phase."""
 
-        def call(*given: Given.args, **named: Given.kwargs) -> Made:
-            made = function(*given, **named)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            result = function(*args, **kwargs)
             if self._phase is not None:
                 self._phase.done += 1
-            return made
+            return result
 
         return call
 
@@ -125,6 +125,8 @@ class Progress:
         self._display.note(text)
 
     def counting(self, what: str, total: int | None) -> AbstractContextManager[Advance]:
-        """Show how far something is that comes before the steps; within: a function that takes how
-        many more are done. total: None where it is not known."""
+        """Show a count before the first step; the block gets a function that advances it.
+
+        The total is None if it is unknown.
+        """
         return self._display.counting(what, total)

@@ -28,7 +28,7 @@ from plimsoll.run.clock import PhaseClock, TimedPhase
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RESUME, recording_end
-from plimsoll.run.health import HealthWatch, health_after
+from plimsoll.run.health import HealthWatch
 from plimsoll.run.interrupt import StopRequest
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
@@ -302,7 +302,7 @@ def _health(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:
     if spec.sampling is None:
         return None
     path = directory.metrics_path
-    return HealthWatch(health_after(read_rows(path) if path.is_file() else []))
+    return HealthWatch(read_rows(path) if path.is_file() else ())
 
 
 def evaluates_first(spec: RunSpec[Any], state: RunState) -> bool:
