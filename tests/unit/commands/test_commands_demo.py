@@ -94,6 +94,4 @@ def test_the_end_has_results_and_one_page_of_ppo_and_grpo(tmp_path: Path) -> Non
     (reward, *_) = page["curves?section=learning"]
     assert [table["run"] for table in reward["tables"]] == [0, 1]
     rows = [line.split() for line in printed.getvalue().splitlines()]
-    assert [name for name in ("SFT", "PPO", "GRPO") if [name, "train_actor", "4.0"] in rows] == [
-        *("SFT", "PPO", "GRPO")
-    ]
+    assert all([name, "train_actor", "4.0"] in rows for name in ("SFT", "PPO", "GRPO"))
