@@ -45,7 +45,7 @@ def init(words: list[str]) -> None:
     )
     made = make_config(job, asked)
     write_whole(out, made.text)
-    show("\n".join(made.said))
+    show("\n".join(made.remarks))
     show(
         f"\n{out} is written. Look at it, and then:\n"
         f"  plimsoll plan {out}             # its memory, by role, phase and item\n"

@@ -87,11 +87,11 @@ def processes(machine: Machine) -> Iterator[Problem]:
 
 
 def _limit(
-    key: str, limit: int | None, least: int, shown: Callable[[int], str], why: str, fix: str
+    key: str, limit: int | None, least: int, text_of: Callable[[int], str], why: str, fix: str
 ) -> Problem:
     if limit is None:
         return checked(key, "ok", "unlimited")
-    return checked(key, "warning" if limit < least else "ok", shown(limit), why, fix)
+    return checked(key, "warning" if limit < least else "ok", text_of(limit), why, fix)
 
 
 def shared_memory(machine: Machine) -> Iterator[Problem]:

@@ -193,8 +193,8 @@ def _child(script: str) -> tuple[str, str]:
 def _torch_view(printed: str, trouble: str) -> TorchView:
     if trouble:
         return TorchView(False, None, False, (), trouble)
-    cuda, available, kernels, said = json.loads(printed)
-    return TorchView(True, cuda, available, tuple(kernels), said)
+    cuda, available, kernels, warned = json.loads(printed)
+    return TorchView(True, cuda, available, tuple(kernels), warned)
 
 
 def _shadowed() -> Iterator[Shadowed]:

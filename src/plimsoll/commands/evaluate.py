@@ -21,14 +21,14 @@ from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.tokenizers import check_tokenizers
 
 
-def run_eval(found: FoundModel) -> str:
+def run_eval(model: FoundModel) -> str:
     """Measure a model, write `eval.json`, and return the numbers as text.
 
     Raises ConfigError if the model has other tokens than the one it is compared with, or nothing is
     held out, and PlimsollError if the directory cannot be written to.
     """
-    path, directory = found.path, found.directory
-    measured = _with_model(found.spec, path)
+    path, directory = model.path, model.directory
+    measured = _with_model(model.spec, path)
     compared = comparison_role(measured)
     check_tokenizers(measured.actor.model, [] if compared is None else [compared])
     with explained(directory):  # before what may take hours
@@ -36,8 +36,8 @@ def run_eval(found: FoundModel) -> str:
         TemporaryFile(dir=directory).close()  # it may be there already, and not be ours to write to
     start = time.monotonic()
     metrics = measured.job.load_loop().measure(measured, directory)
-    written = {"model": path, **metrics, "seconds": time.monotonic() - start}
-    write_whole(directory / "eval.json", document(written))
+    results = {"model": path, **metrics, "seconds": time.monotonic() - start}
+    write_whole(directory / "eval.json", document(results))
     values = [
         f"  {name:<24} {figure.value:>12,.6g}{figure.interval_text}"
         for name, figure in figures(metrics).items()

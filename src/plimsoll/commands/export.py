@@ -32,7 +32,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def export_checkpoint(
-    found: FoundCheckpoint, to: Path, dtype: Dtype | None, *, merge: bool
+    checkpoint: FoundCheckpoint, to: Path, dtype: Dtype | None, *, merge: bool
 ) -> None:
     """Write the actor of a checkpoint.
 
@@ -41,16 +41,16 @@ def export_checkpoint(
 
     Raises ConfigError if the checkpoint does not fit the model that its config names.
     """
-    role = found.spec.actor
+    role = checkpoint.spec.actor
     kind = "master" if role.ema is None else "average"
-    weights = read_weights(found.path / "actor", kind)
+    weights = read_weights(checkpoint.path / "actor", kind)
     dtype = dtype or role.model.dtype
-    module = _load(found.spec, dtype, merge=merge)
-    _fill(module, weights, found.path)
+    module = _load(checkpoint.spec, dtype, merge=merge)
+    _fill(module, weights, checkpoint.path)
     tokenizer = load_tokenizer(role.model.path, role.model.trust_remote_code)
-    beside = companions(module.lm, tokenizer, given_template(found.spec.data))
+    beside = companions(module.lm, tokenizer, given_template(checkpoint.spec.data))
     if role.adapter is None or merge:
-        template = found.spec.data.chat_template
+        template = checkpoint.spec.data.chat_template
         write_plain(module, getattr(torch, dtype), beside, to, template)
     else:
         parts = {name: module.get_parameter(name).detach() for name in weights}

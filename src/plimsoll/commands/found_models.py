@@ -141,8 +141,8 @@ def _spec_of(run: RunDirectory, flags: list[str]) -> RunSpec[Any]:
     """
     spec = load_any(str(run.config_path), flags)
     key = ("data", "chat_template")
-    given = any(flag.path == key[: len(flag.path)] for flag in parse_flags(flags))
-    if given or not run.template_path.is_file():
+    is_given = any(flag.path == key[: len(flag.path)] for flag in parse_flags(flags))
+    if is_given or not run.template_path.is_file():
         return spec
     template = run.template_path.read_text(encoding="utf-8")
     data = spec.data.model_copy(update={"chat_template": template})

@@ -104,7 +104,7 @@ class NewConfig:
     """A first config."""
 
     text: str
-    said: tuple[str, ...]
+    remarks: tuple[str, ...]
     """What was found and decided, one line each."""
 
 
@@ -121,12 +121,12 @@ def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
     spec, _ = spec_of(job, apply_flags(Tree({}, {}), [*first, *parsed]))
     step = [Flag(("batch", name), size) for name, size in _step_sizes(spec).items()]
     values = apply_flags(Tree({}, {}), [*first, *step, *parsed]).values
-    said = [f"{key} is the column {column!r}" for key, column in columns.items()]
+    remarks = [f"{key} is the column {column!r}" for key, column in columns.items()]
     try:
         fitting = fit_values(spec, values)
     except ConfigError as error:
         why, *_ = str(error).splitlines()
-        return NewConfig(_text(job, values), (*said, f"it has no plan of memory: {why}"))
+        return NewConfig(_text(job, values), (*remarks, f"it has no plan of memory: {why}"))
     where = request.cluster or "this machine"
     if fitting is None:
         raise DoesNotFit(
@@ -136,11 +136,11 @@ def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
     before = leaves(values)
     changed = {path: value for path, value in leaves(fitting).items() if before.get(path) != value}
     if changed:
-        said.append(f"it fits on {where} with these changes:")
-        said += [f"  {'.'.join(path)}: {show(value)}" for path, value in changed.items()]
+        remarks.append(f"it fits on {where} with these changes:")
+        remarks += [f"  {'.'.join(path)}: {show(value)}" for path, value in changed.items()]
     else:
-        said.append(f"it fits on {where} as it is")
-    return NewConfig(_text(job, fitting), tuple(said))
+        remarks.append(f"it fits on {where} as it is")
+    return NewConfig(_text(job, fitting), tuple(remarks))
 
 
 def _step_sizes(spec: RunSpec[Any]) -> Dotted:
@@ -149,17 +149,17 @@ def _step_sizes(spec: RunSpec[Any]) -> Dotted:
     return {name: getattr(batch, name) for name in _SIZES if name in type(batch).model_fields}
 
 
-def check_given(name: str, given: str) -> None:
+def check_given(name: str, name_or_path: str) -> None:
     """Raise ConfigError for a model or data that does not exist.
 
     `name` is that of the option: "model", "data" or "eval". A model of known shape may be named
     even if the hub cannot be asked.
     """
     if name == "model":
-        if given not in known_models():
-            refuse(check_model("--model", given, tokenizer=True))
-    elif not Path(given).exists():
-        refuse(filter(None, [check_missing(f"--{name}", given, "dataset")]))
+        if name_or_path not in known_models():
+            refuse(check_model("--model", name_or_path, tokenizer=True))
+    elif not Path(name_or_path).exists():
+        refuse(filter(None, [check_missing(f"--{name}", name_or_path, "dataset")]))
 
 
 def guess_columns(job: Job[Any], request: InitRequest, row: DataRow) -> dict[str, str]:
@@ -228,8 +228,8 @@ def _first(
 
 
 def _cards(request: InitRequest) -> int:
-    given = {"hardware": request.cluster, "host_memory": request.host_memory}
-    return hardware_of(ClusterConfig.model_validate(given)).cards
+    machine = {"hardware": request.cluster, "host_memory": request.host_memory}
+    return hardware_of(ClusterConfig.model_validate(machine)).cards
 
 
 def _tokens(rows: Sequence[DataRow]) -> int:

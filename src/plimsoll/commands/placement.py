@@ -163,8 +163,8 @@ def _micro_batch(spec: RunSpec[Any]) -> tuple[str, str]:
 def _of_the_run(spec: RunSpec[Any], count: int, unit: str) -> tuple[str, str]:
     steps = spec.known_steps
     if steps is None:
-        known = "its steps are known once the rows are read"
-        return "of the run", f"run.epochs: {spec.run.epochs:g}; {known}"
+        later = "its steps are known once the rows are read"
+        return "of the run", f"run.epochs: {spec.run.epochs:g}; {later}"
     return "of the run", f"{counted(steps, 'step')}, {counted(steps * count, unit)}"
 
 

@@ -227,7 +227,7 @@ def fit_values(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, objec
     """
     if plan_job(spec).verdict == "fits":  # what would be faster is not looked for
         return values
-    answer = next((one for one in advise_job(spec).answers if one.verdict == "fits"), None)
+    answer = next((answer for answer in advise_job(spec).answers if answer.verdict == "fits"), None)
     return (
         None if answer is None else apply_flags(Tree(values, {}), flags_of(answer.changes)).values
     )

@@ -98,7 +98,7 @@ def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
     if source.generate is not None:
         yield from check_generated(key, source)
         return
-    at, path, known = Section(key, source), Path(source.path), ", ".join(SUFFIXES)
+    at, path, suffixes = Section(key, source), Path(source.path), ", ".join(SUFFIXES)
     if source.name is not None and path.exists():
         why = f"Only data sets of the hub have configurations, and {path} is here."
         yield at.invalid("name", why, f"leave {key}.name out")
@@ -108,13 +108,13 @@ def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
     if path.is_dir():
         saved = any((path / name).is_file() for name in _SAVED_DATASET)
         if not saved and not any(map(is_data, path.iterdir())):
-            why = f"The directory has no files that end in {known}, and is no saved data set."
+            why = f"The directory has no files that end in {suffixes}, and is no saved data set."
             yield at.invalid("path", why, "give the directory that holds the files")
     elif not path.is_file():
         if problem := check_missing(f"{key}.path", source.path, "dataset"):
             yield problem
     elif not path.name.lower().endswith(SUFFIXES):
-        why = f"The format is told by the file's name, which must end in {known}."
+        why = f"The format is told by the file's name, which must end in {suffixes}."
         yield at.invalid("path", why, "rename or convert the file")
     elif path.stat().st_size == 0:
         yield at.invalid("path", "The file is empty.", "give a file that has rows")
@@ -162,15 +162,15 @@ def _read(spec: RunSpec[Any], key: str, source: SourceConfig, row: Row | BadRow)
     answered = {s.key: s.sampling for s in spec.eval_sets}
     try:
         read_row(row, source, answered.get(key, sampling), environments)
-    except RowProblem as found:
-        return BadRow(row.file, row.line, found.field, found.problem)
+    except RowProblem as problem:
+        return BadRow(row.file, row.line, problem.field, problem.problem)
     return None
 
 
 def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Problem]:
     """Compare the longest sequence with what the model can take."""
     settings = read_model_json(model.path)
-    longest, written = spec.longest_of("actor" if key == "actor.model" else "critic")
+    longest, how = spec.longest_of("actor" if key == "actor.model" else "critic")
     positions, named = settings.get("max_position_embeddings"), "max_position_embeddings"
     beyond, remedy = "", "more positions"
     original = longrope_positions(settings)
@@ -179,7 +179,7 @@ def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Proble
         beyond = " Beyond them its longrope takes other angles, for all of a pack alike."
     if isinstance(positions, int) and longest > positions:
         why = f"The model has {positions} positions ({named}), and a sequence may "
-        why += f"be {longest} tokens long ({written}).{beyond}"
+        why += f"be {longest} tokens long ({how}).{beyond}"
         fix = f"lower these lengths, or take a model with {remedy}"
         yield conflict(f"{key}.path", show(model.path), why, fix, code="sequence-over-positions")
 

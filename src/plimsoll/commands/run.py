@@ -59,8 +59,8 @@ def explaining_shortage(spec: RunSpec[Any]) -> Iterator[None]:
         directory = RunDirectory(Path(spec.run.directory))
         text = f"{error}\n{explanation_of(spec, error.incident, error.incident.phase)}"
         write_whole(directory.out_of_memory_path, f"{text}\n")
-        written = f"{text}\nThis is in {directory.out_of_memory_path}, too."
-        explained = OutOfMemory(written, error.incident)
+        full_text = f"{text}\nThis is in {directory.out_of_memory_path}, too."
+        explained = OutOfMemory(full_text, error.incident)
         for note in notes_of(error):
             explained.add_note(note)
         raise explained from error

@@ -120,7 +120,7 @@ def _groups(path: Path) -> Sequence[ResponseGroup]:
 
 
 @lru_cache(maxsize=4)
-def _groups_of(path: Path, written: int) -> Sequence[ResponseGroup]:
+def _groups_of(path: Path, modified: int) -> Sequence[ResponseGroup]:
     return read_groups(path)
 
 

@@ -142,8 +142,8 @@ class Watched:
         """A text that differs whenever anything but the current phase differs."""
         offsets = (self.metrics.place, self.ledger.place)
         marks = [f"{place.inode}.{place.offset}" for place in offsets]
-        others = (str(self.latest), str(hash(self.config)), str(self.end), self.problem)
-        return "-".join([*marks, *others])
+        rest = (str(self.latest), str(hash(self.config)), str(self.end), self.problem)
+        return "-".join([*marks, *rest])
 
     @cached_property
     def settings(self) -> Any:

@@ -130,13 +130,13 @@ def _widen(values: Sequence[float]) -> Range:
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
-def _ticks(shown: Range) -> list[float]:
+def _ticks(interval: Range) -> list[float]:
     """Return up to nine round numbers within a range."""
-    least = (shown[1] - shown[0]) / 8
+    least = (interval[1] - interval[0]) / 8
     magnitude = 10.0 ** floor(log10(least))
     step = next(n * magnitude for n in (1, 2, 5, 10) if n * magnitude >= least)
-    first = -floor(-shown[0] / step)
-    return [round(i * step, 12) for i in range(first, floor(shown[1] / step) + 1)]
+    first = -floor(-interval[0] / step)
+    return [round(i * step, 12) for i in range(first, floor(interval[1] / step) + 1)]
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", weight: str = "normal") -> str:

@@ -281,11 +281,11 @@ def lock_directory(path: Path) -> FileLock:
     return lock
 
 
-def _owner(written: str) -> str:
+def _owner(number: str) -> str:
     """Return a name for the process that holds the lock.
 
     A process takes the lock before it writes its number, so the file may be empty or have the
     number of an earlier process.
     """
-    alive = written.isdecimal() and Path(f"/proc/{written}").exists()
-    return f"process {written}" if alive else "another process"
+    alive = number.isdecimal() and Path(f"/proc/{number}").exists()
+    return f"process {number}" if alive else "another process"

@@ -59,9 +59,9 @@ def append_whole(path: Path, data: bytes) -> None:
         with path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
-                written = file.write(data)
-                while written < len(data):
-                    written += file.write(data[written:])
+                count = file.write(data)
+                while count < len(data):
+                    count += file.write(data[count:])
             except OSError:
                 file.truncate(end)
                 raise

@@ -131,8 +131,8 @@ def _lacking_after(plan: Plan, ground: Ground, move: Move) -> tuple[Shortage, ..
         return None
     weighed = weigh(spec, ground.under(spec))
     broken = {problem.code for problem in _others(weighed) if problem.severity == "error"}
-    known = {problem.code for problem in _others(plan)}
-    return _shortages(weighed) if broken <= known else None
+    codes = {problem.code for problem in _others(plan)}
+    return _shortages(weighed) if broken <= codes else None
 
 
 def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:

@@ -33,7 +33,7 @@ class MlflowLogger:
     def __init__(self, about: About) -> None:
         with failing(*_FAILURES):
             self._client: Any = MlflowClient()
-            self.identity = about.known or self._begin(about)
+            self.identity = about.identity or self._begin(about)
             self._client.update_run(self.identity, status="RUNNING")
             self._client.log_dict(self.identity, dict(about.settings), "config.yaml")
 

@@ -88,12 +88,12 @@ def open_loggers(
     loggers: list[Logger] = []
     if config.tensorboard:
         loggers.append(TensorBoardLogger(directory.tensorboard_path, first_step))
-    known = _known(directory)
+    identities = _read_identities(directory)
     for name in dict.fromkeys(config.loggers):
         if name != "tensorboard":
-            logger = _open_logger(name, config, directory, settings, known.get(name))
-            known[name] = logger.identity
-            write_whole(directory.loggers_path, document(known))
+            logger = _open_logger(name, config, directory, settings, identities.get(name))
+            identities[name] = logger.identity
+            write_whole(directory.loggers_path, document(identities))
             loggers.append(logger)
     opened = Loggers(loggers, table_every=_table_every(config))
     failed = True
@@ -104,17 +104,17 @@ def open_loggers(
         opened.close(lambda line: print(line, file=sys.stderr), failed=failed)
 
 
-def _known(directory: RunDirectory) -> dict[str, str]:
+def _read_identities(directory: RunDirectory) -> dict[str, str]:
     path = directory.loggers_path
     if not path.is_file():
         return {}
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        identities = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(
             f"{path} is not JSON ({error}). Remove it to have the loggers begin a new run."
         ) from error
-    return {str(name): str(identity) for name, identity in known.items()}
+    return {str(name): str(identity) for name, identity in identities.items()}
 
 
 def _open_logger(
@@ -122,14 +122,18 @@ def _open_logger(
     config: RunConfig,
     directory: RunDirectory,
     settings: Mapping[str, Any],
-    known: str | None,
+    identity: str | None,
 ) -> Logger:
     path = directory.path
-    about = About(config.logger_project, path.resolve().name, path, settings, known)
+    about = About(config.logger_project, path.resolve().name, path, settings, identity)
     try:
         logger: Logger = _load(name)(about)
     except LoggerFailed as error:
-        again = f", or {known} out of {directory.loggers_path} to begin a new one" if known else ""
+        again = (
+            f", or {identity} out of {directory.loggers_path} to begin a new one"
+            if identity
+            else ""
+        )
         raise ConfigError(
             f"run.loggers: {name} cannot be opened: {error}. Correct what it says, or leave {name} "
             f"out of run.loggers{again}."

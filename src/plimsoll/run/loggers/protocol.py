@@ -56,7 +56,7 @@ class About:
     """Directory for the logger's own files."""
     settings: Mapping[str, Any]
     """The resolved config."""
-    known: str | None
+    identity: str | None
     """Identity of a run that resumes; None for a new one."""
 
 

@@ -22,7 +22,7 @@ class TrackioLogger:
     has_tables = True
 
     def __init__(self, about: About) -> None:
-        self.identity = about.known or f"{about.name}-{uuid4().hex[:8]}"
+        self.identity = about.identity or f"{about.name}-{uuid4().hex[:8]}"
         with failing(*_FAILURES):
             self._run: Any = trackio.init(
                 project=about.project,

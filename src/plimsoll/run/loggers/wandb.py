@@ -25,7 +25,7 @@ class WandbLogger:
     has_tables = True
 
     def __init__(self, about: About) -> None:
-        self.identity = about.known or uuid4().hex[:8]
+        self.identity = about.identity or uuid4().hex[:8]
         with failing(*_FAILURES):
             self._run: Any = wandb.init(
                 project=about.project,
