@@ -398,9 +398,10 @@ def serve_reward(words: list[str]) -> None:
     rest, flags = split_flags(words)
     options = parser.parse_args(rest)
 
-    from plimsoll.commands.serve_reward import choose_rewards, refuse_without_packages, serve
+    from plimsoll.commands.serve_reward import choose_rewards, serve
+    from plimsoll.page.serve import require_server
 
-    refuse_without_packages()
+    require_server()
     serve(choose_rewards(options.config, flags, options.reward), options.host, options.port)
 
 

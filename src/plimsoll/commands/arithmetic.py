@@ -69,10 +69,7 @@ def problems(count: int, digits: int, seed: int) -> Iterator[SumProblem]:
 
 
 def write_problems(path: Path, chosen: Sequence[SumProblem], careless: float, seed: int) -> None:
-    """Write a JSON line per problem: prompt, a demonstration, and the true answer.
-
-    `careless` is the share of demonstrations that forget carries.
-    """
+    """Write a JSON line per problem: prompt, demonstration (a share careless), true answer."""
     draws = np.random.default_rng(seed).random(len(chosen))
     rows = [
         {"prompt": p.prompt, "response": p.worked(careful=draw >= careless), "answer": p.answer}

@@ -122,20 +122,14 @@ def _missing_on_host(
             yield c.measured - c.predicted
 
 
-def _worker_process(run: CalibrationRun) -> Iterator[float]:
-    """Yield values from ranks on CPU; on a card, CUDA's libraries cannot be told apart."""
-    for missing in _missing_on_host(run, _RANKS, card=False):
-        yield run.constants.worker_process + missing
+def _moved(name: str, processes: str | tuple[str, ...], *, card: bool) -> Values:
+    """Return the values of a constant of these processes: as planned, and what they exceeded."""
 
+    def values(run: CalibrationRun) -> Iterator[float]:
+        for missing in _missing_on_host(run, processes, card=card):
+            yield getattr(run.constants, name) + missing
 
-def _cuda_libraries(run: CalibrationRun) -> Iterator[float]:
-    for missing in _missing_on_host(run, _RANKS, card=True):
-        yield run.constants.cuda_libraries + missing
-
-
-def _controller_process(run: CalibrationRun) -> Iterator[float]:
-    for missing in _missing_on_host(run, "recipe", card=False):
-        yield run.constants.controller_process + missing
+    return values
 
 
 def _vllm_process(run: CalibrationRun) -> Iterator[float]:
@@ -160,9 +154,10 @@ def _allocator_gap(run: CalibrationRun) -> Iterator[float]:
 
 
 _FITTED: Mapping[str, Values] = {
-    "worker_process": _worker_process,
-    "cuda_libraries": _cuda_libraries,
-    "controller_process": _controller_process,
+    # On a card, what CUDA's libraries add could not be told from the process.
+    "worker_process": _moved("worker_process", _RANKS, card=False),
+    "cuda_libraries": _moved("cuda_libraries", _RANKS, card=True),
+    "controller_process": _moved("controller_process", "recipe", card=False),
     "vllm_process": _vllm_process,
     "cuda_context": _cuda_context,
     "allocator_gap": _allocator_gap,

@@ -155,10 +155,7 @@ class _PatientConsole(Console):
 
 
 def run_demo(directory: str, seed: int) -> Outcome:
-    """Run the demo below a directory.
-
-    An interrupted demo is continued; a finished one starts again.
-    """
+    """Run the demo below a directory; an interrupted one continues, a finished one starts anew."""
     home = Path(directory)
     console = _PatientConsole(highlight=False)
     started = time.monotonic()
@@ -199,10 +196,7 @@ def prepare(home: Path, seed: int) -> None:
 
 
 def _device() -> str:
-    """Return `cluster.device` for the configs.
-
-    vLLM has kernels for one kind of device, and its build for CPUs leaves a GPU alone.
-    """
+    """Return `cluster.device` for the configs: vLLM's build for CPUs leaves a GPU alone."""
     return "cpu" if installed_version("vllm") is None else "auto"
 
 

@@ -20,10 +20,7 @@ _COLOURS: Mapping[Severity, str] = {"ok": "32", "warning": "33", "error": "31"}
 
 
 def examine(directory: str, address: str | None) -> list[Problem]:
-    """Return the findings about this machine, without changing it.
-
-    Runs are to be written to `directory`; a Ray cluster should answer at `address`.
-    """
+    """Return the findings about this machine, `directory` for runs, and a Ray `address`."""
     return diagnose(observe(directory, address))
 
 

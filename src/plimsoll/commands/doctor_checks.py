@@ -57,10 +57,7 @@ def _python(machine: Machine) -> Iterator[Problem]:
 
 
 def _modules(machine: Machine) -> Iterator[Problem]:
-    """Check where packages are imported from.
-
-    A folder on PYTHONPATH alone is no finding.
-    """
+    """Check where packages are imported from; a folder on PYTHONPATH alone is no finding."""
     differing = [package for package in machine.shadowed if package.differs]
     if shadowed := differing or machine.shadowed:
         names = [
@@ -188,10 +185,7 @@ def _holder(process: CardProcess) -> str:
 
 
 def _gpu_kernels(index: int, capability: tuple[int, int], kernels: tuple[str, ...]) -> Problem:
-    """Check that a card has bfloat16 and packed attention, and that torch was compiled for it.
-
-    `kernels` are those of torch.cuda.get_arch_list; empty if it cannot be asked.
-    """
+    """Check a card's bfloat16 and packed attention, and that torch has `kernels` for it."""
     key, (major, minor) = f"gpu {index} bf16", capability
     what = f"compute capability {major}.{minor}"
     if kernels and not any(_runs_on(kernel, capability) for kernel in kernels):

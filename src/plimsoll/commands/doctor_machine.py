@@ -139,10 +139,7 @@ class Machine:
 
 
 def observe(directory: str, address: str | None) -> Machine:
-    """Return what is seen of this machine, without changing it.
-
-    Runs are to be written to `directory`; a Ray cluster should answer at `address`.
-    """
+    """Return what is seen of this machine, `directory` for runs, and a Ray `address`."""
     versions = {package.name: installed_version(package.name) for package in PACKAGES}
     with ThreadPoolExecutor() as pool:
         verifiers = pool.submit(look, place())

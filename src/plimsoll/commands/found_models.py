@@ -135,10 +135,7 @@ def comparison_role(spec: RunSpec[Any]) -> Role | None:
 
 
 def _spec_of(run: RunDirectory, flags: list[str]) -> RunSpec[Any]:
-    """Return a run's config, with the chat template that the run was trained with.
-
-    The file of the template may have changed since; flags take precedence.
-    """
+    """Return a run's config with the chat template of its training, unless flags give one."""
     spec = load_any(str(run.config_path), flags)
     key = ("data", "chat_template")
     is_given = any(flag.path == key[: len(flag.path)] for flag in parse_flags(flags))

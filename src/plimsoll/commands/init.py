@@ -163,10 +163,7 @@ def check_given(name: str, name_or_path: str) -> None:
 
 
 def guess_columns(job: Job[Any], request: InitRequest, row: DataRow) -> dict[str, str]:
-    """Return the columns of a row that the job accepts, by setting.
-
-    Raises ConfigError if no columns have known names.
-    """
+    """Return the columns of a row that the job accepts, by setting, or raise ConfigError."""
     for way in WAYS:
         columns = {setting: column for setting in way if (column := _column_for(setting, row))}
         if len(columns) == len(way) == len(set(columns.values())):

@@ -83,10 +83,7 @@ def write_plain(
     out: Path,
     chat_template: str | None = None,
 ) -> None:
-    """Write the model without adapters and quantization, each weight merged out of place.
-
-    `chat_template` is as in `padding_token`.
-    """
+    """Write the model without adapters and quantization, each weight merged out of place."""
     names = hf_state_names(module)
     state = {name: plain_weight(module, own).to(dtype) for own, name in names.items()}
     state |= saved_buffers(module)

@@ -34,14 +34,14 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     if cluster.where == "local":
         sampler = ["rollout (transformers)"] if spec.engines is not None else []
         return [
-            ("this process", "the recipe, rank 0 of 1, no Ray"),
+            ("this process", "the controller with rank 0 of 1, no Ray"),
             *(("", role) for role in [*roles, *sampler]),
             ("device, threads", f"{cluster.device}, {cluster.threads or 'all cores'}"),
             *_auto_dtype(cluster),
         ]
     where = "this machine" if cluster.address is None else cluster.address
     rows = [
-        ("this process", f"the recipe; Ray on {where}"),
+        ("this process", f"the controller; Ray on {where}"),
         (_several("rank", cluster.ranks), f"device {cluster.device}"),
         *_auto_dtype(cluster),
         *(("", role) for role in roles if role != critic or cluster.critic_ranks is None),

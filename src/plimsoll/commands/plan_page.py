@@ -31,7 +31,7 @@ def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
     Raises ConfigError or SettingsConflict if the config cannot be loaded, and ConfigError if the
     address cannot be used.
     """
-    require_server()
+    require_server(" `plimsoll plan --html` writes a file without it.")
     load_any(path, flags)
     text = render_page(f"plan of {path}", None, PLAN)
     serve(text, lambda name, query: answer(path, flags, name, query), host, port)
@@ -65,10 +65,7 @@ def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str
 
 
 def _plan(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
-    """Return the plan with the changes, or why they are refused.
-
-    `before` describes the plan as written; it is None if there is none.
-    """
+    """Return the plan with the changes, or why they are refused; and the plan as written."""
     spec = load_any(path, flags)
     values = {
         "config": path,
@@ -89,10 +86,7 @@ def _plan(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
 
 
 def _fits(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
-    """Return what would fit with the changes.
-
-    Raises PlimsollError if a changed key is refused.
-    """
+    """Return what would fit with the changes, or raise PlimsollError if one is refused."""
     flags_made = _changed_flags(load_any(path, flags), flags, query)
     return describe_advice(advise_job(load_any(path, _words(flags_made))))
 
@@ -121,10 +115,7 @@ def _words(flags: Sequence[Flag]) -> list[str]:
 
 
 def _copies(path: str, flags: Sequence[Flag]) -> list[dict[str, str]]:
-    """Return the config with the flags in it, and the command with them.
-
-    A config whose layout cannot be edited gives only the command.
-    """
+    """Return the command with the flags, after the config with them if that can be edited."""
     command = shlex.join(["plimsoll", "plan", path, *_words(flags)])
     copies = [{"title": "The command with these settings", "text": command}]
     try:

@@ -54,10 +54,7 @@ def plan_job(spec: RunSpec[Any]) -> Plan:
 
 
 def advise_job(spec: RunSpec[Any]) -> Advice:
-    """Return what would make the job fit, or faster.
-
-    Raises as `plan_job`.
-    """
+    """Return what would make the job fit, or faster; raise as `plan_job`."""
     return advise(spec, _ground(spec))
 
 
@@ -105,10 +102,7 @@ def plan_run(spec: RunSpec[Any]) -> Plan | str:
 
 
 def hardware_of(cluster: ClusterConfig) -> Hardware:
-    """Return the hardware that a plan is for.
-
-    Raises ConfigError if it is unknown.
-    """
+    """Return the hardware that a plan is for, or raise ConfigError if it is unknown."""
     memory = None if cluster.host_memory is None else parse_bytes(cluster.host_memory)
     if cluster.hardware is not None:
         return parse_cluster(cluster.hardware, cluster.nodes, memory)
@@ -117,10 +111,7 @@ def hardware_of(cluster: ClusterConfig) -> Hardware:
 
 
 def constants_of(cluster: ClusterConfig) -> Constants:
-    """Return the constants of `cluster.calibration`, or the shipped ones.
-
-    The shipped ones get the gap of fixed segments if the environment selects those.
-    """
+    """Return the constants of `cluster.calibration`, or those of the environment."""
     if cluster.calibration is not None:
         return read_constants(Path(cluster.calibration))
     settings = named_settings()
@@ -190,10 +181,7 @@ def render_short_plan(plan: Plan, advice: Advice | None = None) -> str:
 
 
 def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:
-    """Return every item of the plan and all advice as text.
-
-    Bars are drawn with blocks if standard output is a terminal that has them.
-    """
+    """Return every item and all advice as text, with blocks on terminals that have them."""
     blocks = sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf")
     parts = [plan_text(plan, unicode=blocks)]
     if advice is not None:
@@ -239,10 +227,7 @@ def plan_json(plan: Plan, advice: Advice | None = None) -> str:
 
 
 def _free_disk(run: RunDirectory) -> int:
-    """Return the free bytes of the run's disk.
-
-    What an existing run has saved counts as free, since a resumed run keeps or replaces it.
-    """
+    """Return the free bytes of the run's disk, and those that the run itself has saved there."""
     absolute = run.path.absolute()
     existing = next(path for path in (absolute, *absolute.parents) if path.exists())
     return shutil.disk_usage(existing).free + run.saved_bytes()

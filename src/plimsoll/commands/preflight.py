@@ -123,10 +123,7 @@ def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def check_first_columns(key: str, source: SourceConfig, on_bad_row: str) -> Iterator[Problem]:
-    """Yield the columns that a source's schema or first rows lack.
-
-    If bad rows are skipped, later rows may have them.
-    """
+    """Yield columns that a source lacks; of skipped rows, later ones may have them."""
     first = first_columns(source)
     if first is None or not (first.all or on_bad_row == "stop"):
         return
@@ -231,10 +228,7 @@ INPUT_RULES = (
 
 
 def check_rows(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
-    """Raise ConfigError with all sources whose first rows cannot be read.
-
-    This is for a dry run; a run reads all rows before it loads a model.
-    """
+    """Raise ConfigError with all sources whose first rows cannot be read, for a dry run."""
     refuse(find((_rows,), spec), origins)
 
 

@@ -24,21 +24,14 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def run(spec: RunSpec[Any], plan: Plan | str) -> None:
-    """Train as the spec says, resuming if `run.resume` says so.
-
-    `plan` is the plan of memory, or why there is none.
-    """
+    """Train as the spec says; `plan` is the plan of memory, or why there is none."""
     with explaining_shortage(spec):
         spec.job.load_loop().run(spec, summarize_plan(spec, plan))
     leave_report(Path(spec.run.directory))
 
 
 def leave_report(directory: Path) -> None:
-    """Write the report of a run that has ended.
-
-    All its data are saved, so a report that cannot be written is reported and does not fail the
-    run.
-    """
+    """Write the report of a run that has ended; an error is reported, and fails nothing."""
     # It draws, which is no part of what a run holds in memory.
     from plimsoll.commands.report import report_run
 

@@ -10,7 +10,6 @@ which belong to the run that asks.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
-from plimsoll.page.serve import bind_socket
+from plimsoll.page.serve import bind_socket, run_app
 from plimsoll.records import Trajectory
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
@@ -31,22 +30,10 @@ from plimsoll.reward.servers.formats import read_request
 from plimsoll.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-_PACKAGES = ("fastapi", "uvicorn")
+    from starlette.applications import Starlette
 
 HttpReply = tuple[int, dict[str, Any]]
 """An HTTP status, and JSON."""
-
-
-def refuse_without_packages() -> None:
-    """Raise ConfigError if the packages of the server are not installed."""
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"plimsoll serve-reward needs {' and '.join(missing)}, which is not installed. Install "
-            f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`."
-        )
 
 
 @dataclass(frozen=True)
@@ -59,10 +46,7 @@ class ServedRewards:
 
 
 def choose_rewards(config: str, flags: Sequence[str], name: str | None) -> ServedRewards:
-    """Return the rewards and reward models of a config, or the one of this name.
-
-    Raises ConfigError if there is none, or one cannot be used.
-    """
+    """Return the rewards and reward models of a config (or of one name), or raise ConfigError."""
     spec = load_any(config, flags)
     loaded = spec.config
     rewards = loaded.rewards if isinstance(loaded, RlConfig) else {}
@@ -81,12 +65,7 @@ def choose_rewards(config: str, flags: Sequence[str], name: str | None) -> Serve
 
 
 def serve(chosen: ServedRewards, host: str, port: int) -> None:
-    """Answer requests until it is interrupted.
-
-    Raises ConfigError if the address cannot be used.
-    """
-    import uvicorn
-
+    """Answer requests until it is interrupted, or raise ConfigError if the address is taken."""
     with ExitStack() as stack:
         place = stack.enter_context(bind_socket(host, port))
         served: dict[str, Score] = {
@@ -99,8 +78,7 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
             served |= stack.enter_context(open_models(chosen.spec, chosen.models))
         for path in _paths(served):
             print(f"POST http://{host}:{place.getsockname()[1]}{path}", flush=True)
-        settings = uvicorn.Config(_app(_paths(served)), log_level="warning")
-        uvicorn.Server(settings).run(sockets=[place])
+        run_app(_app(_paths(served)), place)
 
 
 async def answer(submit: Score, body: bytes) -> HttpReply:
@@ -143,12 +121,11 @@ def _paths(served: Mapping[str, Score]) -> dict[str, Score]:
     return paths
 
 
-def _app(paths: Mapping[str, Score]) -> FastAPI:
-    from fastapi import FastAPI
-    from fastapi.responses import JSONResponse
+def _app(paths: Mapping[str, Score]) -> Starlette:
+    from starlette.applications import Starlette
     from starlette.requests import Request
-
-    app = FastAPI(title="Plimsoll's rewards")
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
@@ -157,7 +134,5 @@ def _app(paths: Mapping[str, Score]) -> FastAPI:
         status, content = await answer(paths[request.url.path], await request.body())
         return JSONResponse(content, status)
 
-    app.add_route("/health", health, methods=["GET"])
-    for path in paths:
-        app.add_route(path, score, methods=["POST"])
-    return app
+    scored = [Route(path, score, methods=["POST"]) for path in paths]
+    return Starlette(routes=[Route("/health", health), *scored])

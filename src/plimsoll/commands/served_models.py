@@ -25,10 +25,7 @@ Score = Callable[[Sequence[Trajectory]], Future[Scored]]
 
 @contextmanager
 def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[str, Score]]:
-    """Yield functions that score trajectories by each of these models.
-
-    Raises the errors of loading a model.
-    """
+    """Yield functions that score trajectories by each of these models."""
     here = spec.cluster.model_copy(update={"where": "local", "ranks": 1, "critic_ranks": None})
     alone = resolve(spec.job, spec.config.model_copy(update={"cluster": here}))
     with ThreadPoolExecutor(1) as thread:  # what begins in a thread goes on in it, as torch's do
@@ -52,10 +49,7 @@ def _load_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> LocalCluster:
 def _score(
     name: str, spec: RunSpec[RlConfig], cluster: LocalCluster, trajectories: Sequence[Trajectory]
 ) -> Scored:
-    """Return the trajectories with their scores.
-
-    Raises ValueError if the model cannot read a trajectory.
-    """
+    """Return the trajectories with their scores, or raise ValueError if one cannot be read."""
     model = spec.config.scoring_models[name]
     readable = [_make_readable(trajectory, model) for trajectory in trajectories]
     scores = model_scores(readable, name, spec, cluster) if readable else []

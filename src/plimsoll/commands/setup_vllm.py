@@ -48,10 +48,7 @@ def setup_vllm(backend: str) -> None:
 
 
 def needed_packages(requirements: Iterable[str]) -> list[str]:
-    """Return the requirements that hold here, without what is left out.
-
-    torch may be any build of the version.
-    """
+    """Return the requirements that hold here and are not left out; torch of any build."""
     parsed = [Requirement(r) for r in requirements]
     valid = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
     return [str(r).replace("+cpu", "") for r in valid if r.name.lower() not in LEFT_OUT]

@@ -26,11 +26,8 @@ _EVERY = 0.25
 
 
 def watch(paths: Sequence[Path], host: str, port: int) -> None:
-    """Serve the page of these runs until it is interrupted.
-
-    Raises ConfigError if a path holds no run, or the address cannot be used.
-    """
-    require_server()
+    """Serve the page of runs until it is interrupted, or raise ConfigError if that cannot begin."""
+    require_server(" `plimsoll report` writes a file without it.")
     for path in paths:
         refuse_no_run(path)
     runs = watch_runs(paths)

@@ -35,10 +35,7 @@ class Comparison:
 
 
 def compare(rows: Iterable[LedgerRow]) -> list[Comparison]:
-    """Return the comparisons in the order in which processes and phases first appear.
-
-    Nodes come last.
-    """
+    """Return the comparisons in the order of first appearance; those of nodes are last."""
     return [
         comparison
         for process_rows in group_rows(sorted(rows, key=is_node), lambda row: row.process).values()
@@ -58,10 +55,7 @@ def _comparisons(rows: Sequence[LedgerRow]) -> Iterable[Comparison]:
 
 
 def drop_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """Return the rows without those of nodes that run a single process.
-
-    Such a row repeats what the row of the process says.
-    """
+    """Return the rows without those of nodes that run one process, which only repeat it."""
     processes: dict[str, set[str]] = {}
     for row in rows:
         if not is_node(row):

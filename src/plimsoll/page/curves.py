@@ -70,10 +70,7 @@ def curves(
 
 
 def _curves_of(run: Watched, section: Section, compared: Sequence[JsonRow]) -> Curves:
-    """Return the curves of a run in a section.
-
-    `compared`: the metric names of all runs on the page.
-    """
+    """Return a run's curves in a section; `compared` has the metric names of all runs."""
     if section == "memory":
         return _peaks(run)
     metrics = run.metrics
@@ -139,10 +136,7 @@ def _describe_panel(panel: Panel, run: Watched) -> dict[str, Any]:
 
 
 def _band(panel: Panel, run: Watched) -> HealthyBand | None:
-    """Return the healthy range of a panel's first metric at the last step.
-
-    An end that is not bounded is None.
-    """
+    """Return the healthy range of a panel's first metric at the last step; None for an open end."""
     healthy = RANGES.get(next(iter(panel.series)))
     if healthy is None:
         return None

@@ -26,10 +26,7 @@ class FilePosition:
     """Size of the file when it was last looked at."""
 
     def seen(self, path: Path) -> FilePosition:
-        """Return the same position in the file as it is now.
-
-        The position is 0 if another file has the name, as after a run was resumed.
-        """
+        """Return the position in the file as it is now; 0 if another file has its name."""
         try:
             status = path.stat()
         except FileNotFoundError:

@@ -75,10 +75,7 @@ def _without_imports(module: str) -> str:
 
 
 def policy(style: str, scripts: list[str], *, live: bool) -> str:
-    """Return the Content-Security-Policy: these scripts, this style, embedded pictures.
-
-    A live page may also ask its own server.
-    """
+    """Return the Content-Security-Policy: only this content, and a live page's own server."""
     hashes = " ".join(map(_hash, scripts))
     return "; ".join(
         [

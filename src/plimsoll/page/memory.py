@@ -45,10 +45,7 @@ def _plan(run: Watched) -> Mapping[str, Any]:
 
 
 def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
-    """Return one entry for each kind of card; cards with equal planned contents are one kind.
-
-    A process belongs to the kind whose planned bytes its rows have.
-    """
+    """Return an entry for each kind of card, with the processes whose planned bytes it has."""
     card_rows = [row for row in rows if row.measured.device is not None]
     items = _by_device(plan)
     kinds: dict[str, list[Mapping[str, Any]]] = {}
@@ -91,10 +88,7 @@ def describe_place(
     predicted: Iterable[PlanItem],
     measured: Iterable[tuple[LedgerRow, int]] = (),
 ) -> dict[str, Any]:
-    """Return a card or host with its phases in the order in which they run.
-
-    `capacity`: bytes that it can hold; None if unknown.
-    """
+    """Return a card or host with its phases in order; an unknown capacity is None."""
     phases: dict[str, dict[str, Any]] = {}
 
     def phase(name: str) -> dict[str, Any]:
@@ -139,10 +133,7 @@ def _agrees(row: LedgerRow, totals: Mapping[str, int]) -> bool:
 
 
 def _fullest(rows: Iterable[LedgerRow], measure: str) -> list[tuple[LedgerRow, int]]:
-    """Return the row with the largest measure of each phase.
-
-    A card shows what all processes on it use, so its rows are not added up.
-    """
+    """Return the row with the largest measure of each phase: a card shows all its processes."""
     ordered = sorted(rows, key=lambda row: row.phase)
     return [
         max(((row, getattr(row.measured, measure)) for row in phase_rows), key=lambda pair: pair[1])

@@ -56,10 +56,7 @@ def bounds_text(figure: Figure) -> str:
 
 
 def curve_panels(job_panels: Sequence[Panel], rows: Sequence[JsonRow]) -> tuple[Panel, ...]:
-    """Return a job's panels, with a panel for each part of the reward after the first.
-
-    The rows are those of all runs on the page; only their names count.
-    """
+    """Return a job's panels, with one for each reward part in the rows after the first."""
     return (*job_panels[:1], *_parts(rows), *job_panels[1:])
 
 
@@ -72,10 +69,7 @@ def _parts(rows: Sequence[JsonRow]) -> Sequence[Panel]:
 
 
 def time_panels(rows: Sequence[JsonRow]) -> tuple[Panel, ...]:
-    """Return the panels of a step's time by phase, the speed, and the use of the cards.
-
-    Phases that come before the steps are left out.
-    """
+    """Return the panels of a step's time by phase, the speed, and the use of the cards."""
     phases = {name: name.removeprefix("seconds/") for name in metric_names(rows, "seconds/")}
     steps = {name: phase for name, phase in phases.items() if phase not in BEFORE_STEPS}
     return (

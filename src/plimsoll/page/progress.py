@@ -33,10 +33,7 @@ _SPEEDS = ("tokens_per_second", "mfu", "gpu_busy")
 
 
 def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
-    """Return the progress of a run.
-
-    `at`: the time in seconds since 1970; now if it is None.
-    """
+    """Return the progress of a run at a time in seconds since 1970, by default now."""
     at = time.time() if at is None else at
     settings, last = run.settings, run.metrics.last
     done = int(last.get("step", 0))
@@ -191,10 +188,7 @@ def held_out(run: Watched) -> dict[str, Any]:
 
 
 def _best_step(run: Watched) -> int | None:
-    """Return the step of the best evaluation, or None.
-
-    Only a run with `run.best` and a checkpoint knows it.
-    """
+    """Return the best evaluation's step; None without `run.best` or a checkpoint."""
     latest = run.run.latest_checkpoint()
     if latest is None or value_at(run.settings, ("run", "best")) is None:
         return None

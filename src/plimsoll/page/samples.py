@@ -37,10 +37,7 @@ ScoredText = tuple[str, float | None]
 
 
 def groups(run: Watched, step: int | None) -> dict[str, Any]:
-    """Return a summary of the groups of a step, and the steps that there are.
-
-    `step`: the last step if it is None.
-    """
+    """Return a summary of the groups of a step (None: the last), and the steps that there are."""
     steps = run.run.trajectories()
     if not steps and step is None:
         return {"step": None, "steps": [], "groups": []}
@@ -76,10 +73,7 @@ def group(run: Watched, step: int, number: int) -> dict[str, Any]:
 
 
 def ends(run: Watched, step: int) -> dict[str, Any]:
-    """Return the best and the worst responses of a step in full, with prompts and groups.
-
-    Their prompts differ as far as possible.
-    """
+    """Return the best and the worst responses of a step in full, of prompts that differ."""
     path = _file(run, step)
     tokenizer = _tokenizer(tuple(map(str, _tokenizer_files(run))))
     by_number = {response.number: response for response in _groups(path)}
@@ -164,10 +158,7 @@ def _response(
 
 
 def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
-    """Yield what each side said.
-
-    A response without turns is one turn of the assistant.
-    """
+    """Yield what each side said; a response without turns is one turn of the assistant."""
     whole = {"role": "assistant", "begin": 0, "end": len(row["tokens"]), "text": row["response"]}
     for turn in row.get("turns") or [whole]:
         span = slice(turn["begin"], turn["end"])

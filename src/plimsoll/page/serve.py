@@ -32,34 +32,32 @@ _HEADERS = {
 }
 
 
-def require_server() -> None:
-    """Raise ConfigError if the packages of the server are not installed."""
+def require_server(way_without: str = "") -> None:
+    """Raise ConfigError if a server's packages are not installed, with a way without them."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"A page is served by {' and '.join(missing)}, which is not installed. Install "
-            f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`. `plimsoll report`, and "
-            f"`plimsoll plan` with --html, write files without it."
+            f"The server needs {' and '.join(missing)}, which is not installed. Install "
+            f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`.{way_without}"
         )
 
 
 def serve(text: str, answer: AnswerFunction, host: str, port: int) -> None:
-    """Serve a page until it is interrupted.
-
-    `text`: its HTML.
-
-    Raises ConfigError if the address cannot be used.
-    """
-    import uvicorn
-
+    """Serve an HTML page until it is interrupted, or raise ConfigError if the address is taken."""
     token = secrets.token_urlsafe(16)
     with bind_socket(host, port) as listening:
         address = f"[{host}]" if ":" in host else host
         print(
             f"http://{address}:{listening.getsockname()[1]}/{token}/  (Ctrl-C ends it)", flush=True
         )
-        settings = uvicorn.Config(make_app(text, answer, token), log_level="warning")
-        uvicorn.Server(settings).run(sockets=[listening])
+        run_app(make_app(text, answer, token), listening)
+
+
+def run_app(app: Starlette, listening: socket.socket) -> None:
+    """Run an application on a socket until it is interrupted."""
+    import uvicorn
+
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
 
 
 def make_app(text: str, answer: AnswerFunction, token: str) -> Starlette:
@@ -93,10 +91,7 @@ def make_app(text: str, answer: AnswerFunction, token: str) -> Starlette:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address.
-
-    Raises ConfigError if the address cannot be used.
-    """
+    """Return a socket that listens at an address, or raise ConfigError if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

@@ -110,10 +110,7 @@ class Watched:
     """Why the run cannot be read further; empty if it can."""
 
     def look(self, most: int = AT_ONCE) -> Watched:
-        """Return the run with what was written since the last look.
-
-        `most`: number of bytes to read of each file.
-        """
+        """Return the run after reading at most `most` more bytes of each file."""
         path = self.run.config_path
         latest = self.run.latest_trajectories()
         seen = replace(
@@ -160,20 +157,14 @@ class Watched:
 
 
 def watch_runs(paths: Sequence[Path]) -> tuple[Watched, ...]:
-    """Return the runs of these directories, with nothing read yet.
-
-    Raises ConfigError if a path is no directory.
-    """
+    """Return the runs of directories, all still to be read; raise ConfigError if one is none."""
     runs = [existing_run(path) for path in paths]
     names = _distinct_names([run.path.resolve().parts for run in runs])
     return tuple(Watched(run, name) for run, name in zip(runs, names, strict=True))
 
 
 def _distinct_names(paths: Sequence[Sequence[str]]) -> list[str]:
-    """Return the shortest ends of the paths that differ.
-
-    The same directory twice gets numbers.
-    """
+    """Return the shortest ends of the paths that differ; equal paths get numbers."""
     for length in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-length:]) for parts in paths]
         if len(set(names)) == len(paths):
@@ -182,10 +173,7 @@ def _distinct_names(paths: Sequence[Sequence[str]]) -> list[str]:
 
 
 def read_whole_run(run: Watched) -> Watched:
-    """Return a run with all of it read.
-
-    Raises PlimsollError if a file cannot be read.
-    """
+    """Return a run with all of it read, or raise PlimsollError if that is not possible."""
     seen = run.look()
     while (after := seen.look()).unread < seen.unread:
         seen = after

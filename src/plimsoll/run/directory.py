@@ -124,10 +124,7 @@ class RunDirectory:
                     sync(path)
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
-        """Return the last step with a whole checkpoint and its path, or None.
-
-        Checkpoints get their names when they are complete, so a half-written one is never returned.
-        """
+        """Return the last step with a complete checkpoint and its path, or None."""
         return max(_by_step(self.path / "checkpoints"), default=None)
 
     def trajectories(self) -> dict[int, Path]:
@@ -162,10 +159,7 @@ class RunDirectory:
 
 
 def existing_run(path: Path) -> RunDirectory:
-    """Return the directory of a run, to read.
-
-    Raises ConfigError if it is no directory.
-    """
+    """Return the directory of a run, to read, or raise ConfigError if it is none."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
     return RunDirectory(path)

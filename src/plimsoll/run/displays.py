@@ -48,20 +48,14 @@ def counting(what: str, total: int, stream: TextIO) -> Iterator[Advance]:
 
 
 def count_bar(what: str, total: int | None, console: Console) -> tuple[Progress, Advance]:
-    """Return a progress bar and the function that advances it.
-
-    The total is None if it is unknown.
-    """
+    """Return a progress bar and the function that advances it; an unknown total is None."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console)
     return bar, partial(bar.advance, bar.add_task(what, total=total))
 
 
 def count_lines(what: str, total: int | None, say: Callable[[str], None]) -> Advance:
-    """Return a function that counts and writes a line at every tenth of the total.
-
-    If the total is unknown, it writes a line every `LINE_EVERY` items.
-    """
+    """Return a function that counts, and writes a line at every tenth or `LINE_EVERY` items."""
     lines, counted = (1, LINE_EVERY) if total is None else (10, total)
     done = 0
 
@@ -100,10 +94,7 @@ class Display(Protocol):
 
 
 def display_for(stream: TextIO, now: Callable[[], str]) -> Display:
-    """Return the display for a stream.
-
-    `now` returns what goes on now, or an empty text between phases.
-    """
+    """Return the display for a stream; `now` returns the current phase as text."""
     # rich alone would also take FORCE_COLOR for a terminal, and write codes into log files.
     if stream.isatty():
         console = Console(file=stream)

@@ -22,10 +22,7 @@ RESUME = "run the same command with --run.resume auto"
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended.
-
-    A process that was killed writes none.
-    """
+    """How a run ended; a process that was killed writes none."""
 
     how: Literal["done", "stopped", "failed"]
     """Done, stopped on request, or failed."""
@@ -76,10 +73,7 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
 
 
 def how_to_go_on(run: RunDirectory) -> str:
-    """Return how to continue after a failure.
-
-    The text is empty for a run that wrote nothing: the same command starts it.
-    """
+    """Return how to continue after a failure; empty for a run that wrote nothing."""
     latest = run.latest_checkpoint()
     if latest is not None:
         step, path = latest

@@ -39,22 +39,14 @@ def is_temporary(path: Path) -> bool:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that it holds either its old content or all of the new.
-
-    Text is encoded as UTF-8.
-
-    Raises PlimsollError if the disk is full or not writable.
-    """
+    """Write a file that holds either its old content or all of the new, or raise PlimsollError."""
     data = content.encode() if isinstance(content, str) else content
     with whole_file(path) as partial:
         partial.write_bytes(data)
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append records to a file: all of them, or none if an error occurs.
-
-    Raises PlimsollError if the disk is full or not writable.
-    """
+    """Append all records to a file; after an error append none, and raise PlimsollError."""
     try:
         with path.open("ab", buffering=0) as file:
             end = file.tell()
@@ -74,10 +66,7 @@ def append_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling to write to, which replaces the file at success.
-
-    On an error the sibling is removed and the old file stays as it was.
-    """
+    """Yield a temporary sibling to write to, which replaces the file at success only."""
     partial = _sibling(path)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)

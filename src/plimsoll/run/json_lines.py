@@ -45,18 +45,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def iter_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file, without a last line that a crash tore off.
-
-    Raises PlimsollError if another line is no JSON object.
-    """
+    """Yield the rows but a torn last line; raise PlimsollError if another is no JSON object."""
     return (row for _, row in _lines(path))
 
 
 def keep_rows_until(path: Path, step: int) -> None:
-    """Drop a torn last line and the rows of steps after `step`.
-
-    A file that does not exist is not made.
-    """
+    """Drop a torn last line and the rows of steps after `step`, if the file exists."""
     if path.exists():
         with whole_file(path) as partial, partial.open("wb") as kept:
             kept.writelines(line for line, row in _lines(path) if row["step"] <= step)

@@ -112,10 +112,7 @@ class _History:
 
 
 class LeakWatch:
-    """Follows the ledger, and reports each leak of a process on host or card once.
-
-    Checkpoints are left out, as not every step writes one.
-    """
+    """Follows the ledger without checkpoints; reports a process's leak on host or card once."""
 
     def __init__(self) -> None:
         self._histories: dict[tuple[str, Where], _History] = {}

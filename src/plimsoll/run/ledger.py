@@ -86,10 +86,7 @@ def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
 
 
 def busy_share(rows: Iterable[LedgerRow]) -> float | None:
-    """Return the share of time in which cards computed, or None if no process knows it.
-
-    It is the mean over the processes that know theirs.
-    """
+    """Return the mean share of time in which cards computed; None if no process knows it."""
     known_shares = [(row.busy, row.seconds) for row in rows if row.busy is not None]
     seconds = sum(s for _, s in known_shares)
     return sum(busy * s for busy, s in known_shares) / seconds if seconds else None
@@ -220,10 +217,7 @@ def _values(numbers: Footprint | Line) -> dict[str, int]:
 
 
 def read_ledger(path: Path) -> list[LedgerRow]:
-    """Return the rows of a ledger.jsonl.
-
-    Raises ConfigError if there are none, and PlimsollError if a line is no such row.
-    """
+    """Return the rows of a ledger.jsonl; raise ConfigError for none, PlimsollError for bad ones."""
     if not path.is_file():
         raise ConfigError(
             f"{path} is not there: no step of the run has ended yet, or {path.parent} is no run "

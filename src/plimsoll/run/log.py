@@ -69,10 +69,7 @@ class Tee:
         self._rest = ""
 
     def write(self, text: str) -> int:
-        r"""Write the text.
-
-        Of a line that is drawn several times (`\r`) only the last state is passed on.
-        """
+        r"""Write the text; of a line that is redrawn by `\r`, only the last state is passed on."""
         with self._lock:
             *lines, rest = (self._rest + text.replace("\r\n", "\n")).split("\n")
             self._rest = rest.rpartition("\r")[2]

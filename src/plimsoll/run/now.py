@@ -34,10 +34,7 @@ class CurrentPhase:
 
 
 def write_current_phase(path: Path, now: CurrentPhase) -> None:
-    """Write the file whole, without waiting for the disk.
-
-    It matters only while the run goes on, so a full disk is ignored here.
-    """
+    """Write the file whole, without waiting for the disk, and ignore a full one."""
     partial = path.with_name(f".{path.name}.partial-{now.pid}")
     with suppress(OSError):
         partial.write_text(json.dumps(asdict(now)), encoding="utf-8")

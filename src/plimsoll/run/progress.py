@@ -77,10 +77,7 @@ class Progress:
         self._display.close()
 
     def update(self, report: StepReport) -> None:
-        """Show a step that has just ended.
-
-        Step 0 is an evaluation before training, which says nothing about the time of steps.
-        """
+        """Show a step that has just ended; step 0 is the evaluation before training."""
         self._last |= headline(report.metrics)
         left = None
         if report.step > 0:
@@ -125,8 +122,5 @@ class Progress:
         self._display.note(text)
 
     def counting(self, what: str, total: int | None) -> AbstractContextManager[Advance]:
-        """Show a count before the first step; the block gets a function that advances it.
-
-        The total is None if it is unknown.
-        """
+        """Show a count before the first step; the block gets what advances it."""
         return self._display.counting(what, total)

@@ -37,10 +37,7 @@ def escape_controls(text: str) -> str:
 
 
 def excerpt(text: str, length: int) -> str:
-    """Return at most `length` characters of a text on one line.
-
-    Of a longer text the beginning and the end are kept: the answer is usually at the end.
-    """
+    """Return the beginning and the end of a text as one line of at most `length` characters."""
     line = escape_controls(" ".join(text.split()))
     if len(line) <= length:
         return line
@@ -138,10 +135,7 @@ def read_responses(path: Path) -> list[SampledResponse]:
 
 
 def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> SampledResponse:
-    """Return a row as a response.
-
-    In older files groups are told apart by the prompt's index in the data.
-    """
+    """Return a row as a response; older files have the prompt's index instead of a group."""
     pieces = tuple(_branches(row))
     return SampledResponse(
         group=row.get("group", row["prompt_index"]),
@@ -202,10 +196,7 @@ def widest_group(groups: Sequence[ResponseGroup]) -> ResponseGroup:
 
 
 def read_some(path: Path, count: int) -> list[SampledResponse]:
-    """Return `count` responses of a step, or all of them.
-
-    The best is first and the worst last; the others are at even distances in that order.
-    """
+    """Return `count` responses of a step, evenly from the best to the worst."""
     ordered = sorted(read_responses(path), key=lambda r: -r.reward)
     return [ordered[place] for place in pick_evenly(len(ordered), count)]
 
@@ -233,9 +224,6 @@ def best_and_worst(
 
 
 def pick_evenly(length: int, count: int) -> list[int]:
-    """Return `count` of the positions 0 to length - 1, or all.
-
-    The first and the last are included, the others are at even distances.
-    """
+    """Return `count` of the positions below `length`, from first to last at even distances."""
     kept = min(count, length)
     return [round(i * (length - 1) / max(kept - 1, 1)) for i in range(kept)]

@@ -62,10 +62,7 @@ class RunState:
 
     @classmethod
     def load(cls, path: Path) -> RunState:
-        """Return the state that `save` wrote.
-
-        Raises ConfigError if a field is missing, unknown or of a wrong type.
-        """
+        """Return the state that `save` wrote, or raise ConfigError if a field is wrong."""
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except OSError as error:
@@ -75,10 +72,7 @@ class RunState:
 
 
 def after_evaluation(config: BestConfig, state: RunState, metrics: Mapping[str, float]) -> RunState:
-    """Return the state after the evaluation of its step; NaN is never better.
-
-    Raises ConfigError if the evaluation has no such metric.
-    """
+    """Return the state after an evaluation; NaN is never better, no metric a ConfigError."""
     if config.metric not in metrics:
         names = ", ".join(sorted(name for name in metrics if name.startswith("eval/")))
         raise ConfigError(

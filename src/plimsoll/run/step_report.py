@@ -77,10 +77,7 @@ class Figure:
 
 
 def figures(metrics: Mapping[str, float]) -> dict[str, Figure]:
-    """Return the metrics with their intervals.
-
-    `<name>_low` and `<name>_high` together are the interval of `<name>`.
-    """
+    """Return the metrics, with `<name>_low` and `<name>_high` as the interval of `<name>`."""
     intervals = {
         name: (metrics[f"{name}_low"], metrics[f"{name}_high"])
         for name in metrics

@@ -85,10 +85,7 @@ def sequence_key(sample: Sample) -> bytes:
 
 
 def write_logprobs(path: Path, stored: StoredLogprobs) -> None:
-    """Write the file, whole or not at all.
-
-    Raises PlimsollError if the disk is full or not writable.
-    """
+    """Write the file whole, or raise PlimsollError if the disk is full or not writable."""
     columns = [list(stored.logprobs), list(stored.logprobs.values())]
     about = {_ABOUT: json.dumps({"fingerprint": stored.fingerprint})}
     table = pa.table(columns, schema=_SCHEMA).replace_schema_metadata(about)
@@ -97,10 +94,7 @@ def write_logprobs(path: Path, stored: StoredLogprobs) -> None:
 
 
 def read_logprobs(path: Path) -> StoredLogprobs:
-    """Return the log-probs of a file.
-
-    Raises ConfigError if the file is not one that `write_logprobs` wrote.
-    """
+    """Return the log-probs of a file, or raise ConfigError if it holds none."""
     try:
         table = pq.read_table(path)
         about = json.loads((table.schema.metadata or {})[_ABOUT])

@@ -200,10 +200,7 @@ def _reward_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """Return the trajectories that `write_trajectories` wrote, in order.
-
-    Raises ConfigError if columns are missing, as in files of older versions.
-    """
+    """Return the trajectories of a file; raise ConfigError if it lacks columns."""
     names = set(pq.read_schema(path).names)
     lacking = sorted(set(_WHOLE) - names)
     if lacking:

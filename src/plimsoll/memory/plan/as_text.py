@@ -65,10 +65,7 @@ def _fullness(store: Store, plan: Plan) -> float:
 
 
 def verdict_text(plan: Plan, *, sources: bool = False) -> str:
-    """Return the disk, the problems and the verdict.
-
-    `sources` adds the source of the band.
-    """
+    """Return the disk, the problems and the verdict, with the source of the band if asked."""
     saved = " and ".join(dict.fromkeys(item.name for item in plan.disk))
     disk = (
         f"disk: {gigabytes(plan.disk_bytes)} GB of {saved}" if saved else "disk: nothing is saved"
@@ -122,10 +119,7 @@ def _store_line(store: Store, plan: Plan) -> str:
 
 
 def wrap_lines(text: str, indent: str, width: int = WIDTH) -> str:
-    """Return the text in lines of at most `width` columns, indented from the second on.
-
-    A longer word, such as a path, stays whole.
-    """
+    """Return the text in lines of at most `width` columns, later ones indented; words whole."""
     return textwrap.fill(
         text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
@@ -177,10 +171,7 @@ def _line(name: str, sizes: Mapping[Phase, int], phases: Sequence[Phase], label:
 
 
 def draw_bars(store: Store, *, unicode: bool) -> str:
-    """Return one bar per phase, in 80 columns, with the load line where the store is full.
-
-    `unicode` draws with blocks instead of ASCII.
-    """
+    """Return a bar per phase in 80 columns, of blocks or ASCII, with the load line."""
     signs = dict(zip(KINDS, _UNICODE if unicode else _ASCII, strict=True))
     largest = max(store.peak.bytes, store.capacity or 0)
     limit = None if store.capacity is None else round(_BAR * store.capacity / largest)

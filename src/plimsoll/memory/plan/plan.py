@@ -122,10 +122,7 @@ def _others(plan: Plan) -> tuple[Problem, ...]:
 
 
 def _lacking_after(plan: Plan, ground: Ground, move: Move) -> tuple[Shortage, ...] | None:
-    """Return what is still lacking after a move.
-
-    It is None if the move cannot be made, or breaks a rule that the plan keeps.
-    """
+    """Return what is lacking after a move; None if it is impossible or breaks a rule."""
     spec = changed(plan.job.spec, changes_between(plan.job.spec, move))
     if spec is None:
         return None
@@ -145,10 +142,7 @@ def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
 
 
 def weigh_job(job: Job, ground: Ground) -> Plan:
-    """Return the same for a job that exists already.
-
-    `ground` has the job's hardware and constants.
-    """
+    """Return the same for a job; `ground` has the job's hardware and constants."""
     kinds = {alike(job, process): process for process in job.layout.processes}
     contents = {kind: held_by(job, process) for kind, process in kinds.items()}
     devices = tuple(_stores(job, contents, "device"))

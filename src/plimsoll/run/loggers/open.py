@@ -42,10 +42,7 @@ class Loggers:
         self._each(lambda logger: logger.scalars(step, values), say)
 
     def responses(self, step: int, path: Path, say: Say) -> None:
-        """Send some responses of a step to the loggers that have tables, if a table is due.
-
-        `path` is the file of the step's trajectories.
-        """
+        """Send some responses of a step's file to loggers with tables, if a table is due."""
         due = step == 1 or step % self._table_every == 0
         if due and any(logger.has_tables for logger in self._loggers):
             rows = read_some(path, _RESPONSES)

@@ -22,22 +22,13 @@ class Logger(Protocol):
     """Whether it takes responses."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep numbers of a step, which may be sent again and may be NaN.
-
-        Raises LoggerFailed if they cannot be kept.
-        """
+        """Keep numbers of a step, sent again or NaN as they may be, or raise LoggerFailed."""
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
-        """Keep some sampled responses of a step as a table.
-
-        Raises LoggerFailed if they cannot be kept.
-        """
+        """Keep some sampled responses of a step as a table, or raise LoggerFailed."""
 
     def close(self, *, failed: bool) -> None:
-        """Send what is left.
-
-        `failed` says whether the run ended with an error. Raises LoggerFailed.
-        """
+        """Send what is left of a run that may have failed, or raise LoggerFailed."""
 
 
 class LoggerFailed(Exception):

@@ -46,10 +46,7 @@ class TensorBoardLogger:
         write_whole(self._path, _record(head) + _record(begin))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers of a step.
-
-        Raises PlimsollError if the disk is full.
-        """
+        """Write numbers of a step, or raise PlimsollError if the disk is full."""
         summaries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=summaries))
         append_whole(self._path, _record(event))
