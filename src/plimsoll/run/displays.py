@@ -100,69 +100,46 @@ def display_for(stream: TextIO, now: Callable[[], str]) -> Display:
         console = Console(file=stream)
         if not console.is_dumb_terminal:
             return LiveDisplay(console, now)
-    return PlainDisplay(stream)
+    return PlainDisplay(write_lines_to(stream))
+
+
+def write_lines_to(stream: TextIO) -> Callable[[str], None]:
+    """Return a function that writes lines to a stream, until the stream cannot be written to."""
+
+    def write(line: str) -> None:
+        encoding = stream.encoding or "utf-8"
+        safe = line.encode(encoding, errors="backslashreplace").decode(encoding)
+        try:
+            stream.write(safe + "\n")
+            stream.flush()
+        except OSError as error:
+            silence(stream.fileno())
+            tell(_UNSEEN.format(why=error.strerror, pid=os.getpid()))
+
+    return write
 
 
 class PlainDisplay:
-    """A display with one line per step."""
+    """A display with one line per step, each passed to a function."""
 
     shows_responses = False
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
 
     def show(self, progress: RunProgress) -> None:
-        self.note(plain_line(progress))
+        self._say(plain_line(progress))
 
     def note(self, text: str) -> None:
-        encoding = self._stream.encoding or "utf-8"
-        safe = text.encode(encoding, errors="backslashreplace").decode(encoding)
-        try:
-            self._stream.write(safe + "\n")
-            self._stream.flush()
-        except OSError as error:
-            silence(self._stream.fileno())
-            tell(_UNSEEN.format(why=error.strerror, pid=os.getpid()))
+        self._say(text)
 
     @contextmanager
     def counting(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Print a line now and then."""
-        yield count_lines(what, total, self.note)
+        """Pass on a line now and then."""
+        yield count_lines(what, total, self._say)
 
     def close(self) -> None:
         """Do nothing: there is nothing to restore."""
-
-
-class LoggedDisplay:
-    """A display that also passes its lines to a function, as `PlainDisplay` formats them."""
-
-    def __init__(self, display: Display, add: Callable[[str], None]) -> None:
-        self._display = display
-        self._add = add
-        self.shows_responses = display.shows_responses
-
-    def show(self, progress: RunProgress) -> None:
-        self._add(plain_line(progress))
-        self._display.show(progress)
-
-    def note(self, text: str) -> None:
-        self._add(text)
-        self._display.note(text)
-
-    @contextmanager
-    def counting(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Show the count, and log a line now and then."""
-        add = count_lines(what, total, self._add)
-        with self._display.counting(what, total) as show:
-
-            def advance(more: int) -> None:
-                add(more)
-                show(more)
-
-            yield advance
-
-    def close(self) -> None:
-        self._display.close()
 
 
 def plain_line(progress: RunProgress) -> str:

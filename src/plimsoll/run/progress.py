@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TextIO, TypeVar
 
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counting import counted, duration_text
-from plimsoll.run.displays import Advance, LoggedDisplay, display_for
+from plimsoll.run.displays import Advance, Display, PlainDisplay, display_for
 from plimsoll.run.responses import ResponseGroup
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 
@@ -62,8 +62,11 @@ class Progress:
         self._phase: _Phase | None = None
 
     def __enter__(self) -> Progress:
-        display = display_for(self._stream, lambda: str(self._phase or ""))
-        self._display = display if self._log is None else LoggedDisplay(display, self._log)
+        logged = [] if self._log is None else [PlainDisplay(self._log)]
+        self._displays: list[Display] = [
+            *logged,
+            display_for(self._stream, lambda: str(self._phase or "")),
+        ]
         steps = f"{counted(self._steps, 'step')}, " if self._steps else ""
         self.note(f"{self._job}: {steps}written to {self._directory}")
         return self
@@ -74,7 +77,8 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._phase = None
-        self._display.close()
+        for display in self._displays:
+            display.close()
 
     def update(self, report: StepReport) -> None:
         """Show a step that has just ended; step 0 is the evaluation before training."""
@@ -84,9 +88,9 @@ class Progress:
             self._steps_seen += 1
             self._seconds += report.seconds_without(BEFORE_STEPS)
             left = (self._steps - report.step) * self._seconds / self._steps_seen
-        self._display.show(
-            RunProgress(self._job, self._steps, report, self._last, left, self._sampled)
-        )
+        progress = RunProgress(self._job, self._steps, report, self._last, left, self._sampled)
+        for display in self._displays:
+            display.show(progress)
 
     @property
     def steps(self) -> int:
@@ -96,7 +100,7 @@ class Progress:
     @property
     def shows_responses(self) -> bool:
         """Whether the display has a place for sampled responses."""
-        return self._display.shows_responses
+        return any(display.shows_responses for display in self._displays)
 
     def sampled(self, group: ResponseGroup) -> None:
         """Show responses to one prompt from the end of the next step on."""
@@ -119,8 +123,17 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line above the display."""
-        self._display.note(text)
+        for display in self._displays:
+            display.note(text)
 
-    def counting(self, what: str, total: int | None) -> AbstractContextManager[Advance]:
+    @contextmanager
+    def counting(self, what: str, total: int | None) -> Iterator[Advance]:
         """Show a count before the first step; the block gets what advances it."""
-        return self._display.counting(what, total)
+        with ExitStack() as stack:
+            counts = [stack.enter_context(d.counting(what, total)) for d in self._displays]
+
+            def advance(more: int) -> None:
+                for count in counts:
+                    count(more)
+
+            yield advance
