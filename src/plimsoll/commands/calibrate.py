@@ -61,7 +61,7 @@ def calibrate(paths: Sequence[Path], output: Path) -> str:
     if not fits:
         raise ConfigError(
             f"{_names(runs)}: the ledgers hold no phase that was predicted, so nothing can be "
-            "fitted. Give runs whose model the plan knows."
+            "fitted. Give runs whose model has a plan."
         )
     constants = Constants().calibrated(provenance(runs), **{fit.name: fit.value for fit in fits})
     write_constants(constants, output)

@@ -158,13 +158,13 @@ def _gpu_memory(card: LiveCard) -> Problem:
     key = f"gpu {card.index}"
     if card.instances:
         what = f"{card.name}, cut by MIG into {counted(len(card.instances), 'instance')}"
-        why = "Which of them a run would get is not told here: `plimsoll plan` cannot see it."
+        why = "The instance that a run would use is unknown here, and to `plimsoll plan`."
         fix = "CUDA_VISIBLE_DEVICES: its UUID; or cluster.hardware: its bytes, such as 9.5GiB"
         return checked(key, "warning", what, why, fix)
     if not card.total_bytes:
-        why = "The driver does not tell its bytes, as of one that shares the host's memory: "
+        why = "The driver does not report its memory, as for cards that share the host's memory: "
         fix = "cluster.hardware: the bytes that a run may fill, such as 90GiB"
-        return checked(key, "warning", card.name, why + "`plimsoll plan` cannot see them.", fix)
+        return checked(key, "warning", card.name, why + "`plimsoll plan` cannot use it.", fix)
     what = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
     if card.used_bytes <= _BUSY_BYTES and not card.processes:
         return checked(key, "ok", what)

@@ -67,8 +67,8 @@ def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
         checkpoint = latest[1]
     if not run.config_path.is_file():
         raise ConfigError(
-            f"{run.config_path} is not there, which says what model {checkpoint} is of. Give a "
-            f"checkpoint in the run.directory that wrote it."
+            f"{run.config_path} is missing, and the model of {checkpoint} is unknown without it. "
+            f"Give a checkpoint in the run.directory that wrote it."
         )
     spec = _spec_of(run, [])
     refuse(check_model("actor.model.path", spec.actor.model.path, tokenizer=True))

@@ -173,8 +173,8 @@ def guess_columns(job: Job[Any], request: InitRequest, row: DataRow) -> dict[str
     if any(flag.path[:2] == ("data", "train") for flag in parse_flags(request.flags)):
         return {}
     raise ConfigError(
-        f"{request.data}: which columns `plimsoll {job.name}` is to read cannot be told from their "
-        f"names: {', '.join(row)}. Name them, such as --data.train.prompt COLUMN."
+        f"{request.data}: the names of its columns do not say which ones `plimsoll {job.name}` "
+        f"reads: {', '.join(row)}. Name them, such as --data.train.prompt COLUMN."
     )
 
 

@@ -86,7 +86,7 @@ def plan_run(spec: RunSpec[Any]) -> Plan | str:
     if cluster.address is not None and cluster.hardware is None:
         refuse_conflicts(local_host_rules(spec, ground.host))
         return (
-            f"no plan of memory: what the cluster at {cluster.address} has is not said. Give "
+            f"no plan of memory: the hardware of the cluster at {cluster.address} is unknown. Give "
             "cluster.hardware, such as 8xA100-80GB, and cluster.host_memory"
         )
     try:

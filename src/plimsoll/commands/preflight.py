@@ -114,7 +114,7 @@ def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
         if problem := check_missing(f"{key}.path", source.path, "dataset"):
             yield problem
     elif not path.name.lower().endswith(SUFFIXES):
-        why = f"The format is told by the file's name, which must end in {suffixes}."
+        why = f"The file's name gives its format, and must end in {suffixes}."
         yield at.invalid("path", why, "rename or convert the file")
     elif path.stat().st_size == 0:
         yield at.invalid("path", "The file is empty.", "give a file that has rows")

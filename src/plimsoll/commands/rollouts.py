@@ -186,5 +186,5 @@ def _no_pair(
         if place != step
         and not indices.isdisjoint(pq.read_table(path, columns=["prompt_index"])[0].to_pylist())
     ]
-    where = f"Steps that have: {_spans(shared)}" if shared else "No other step has one, either"
-    return f"Step {other_step} has no prompt that step {step} has and that is asked for. {where}."
+    where = f"Steps that have some: {_spans(shared)}" if shared else "No other step has any"
+    return f"Step {other_step} has none of the requested prompts of step {step}. {where}."

@@ -98,5 +98,5 @@ def bind_socket(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:  # the latter of a port beyond 65535
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{host}:{port} cannot be served at: {why}. Give another --port, or 0 for a free one."
+            f"The server cannot use {host}:{port}: {why}. Give another --port, or 0 for a free one."
         ) from error

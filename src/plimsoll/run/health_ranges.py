@@ -68,7 +68,7 @@ def _cache_bounds(metrics: StepMetrics) -> Bounds:
     return (_CACHED * (1 - 2 / turns) if long else 0.0), 1.0
 
 
-_NEVER = HealthAdvice("It cannot be there.", "to report it: the figure is computed wrongly.")
+_NEVER = HealthAdvice("It cannot have this value.", "reporting it: the figure is computed wrongly.")
 
 _DIFFERENT = HealthAdvice(
     "The engine gives sampled tokens other probabilities than the trainer does: another dtype or "
@@ -90,8 +90,8 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
             ),
             HealthAdvice(
                 "The actor is far from where it began, most often because it has found a way to "
-                "please the reward that nobody meant.",
-                "to read what is rewarded (plimsoll rollouts RUN --best), a larger "
+                "please the reward that was not intended.",
+                "reading what is rewarded (plimsoll rollouts RUN --best), a larger "
                 "algorithm.kl.coefficient or an algorithm.kl.target, a lower learning rate.",
             ),
         ),
@@ -157,7 +157,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
             _fixed(1.5, inf),
             HealthAdvice(
                 "Responses are empty: the actor ends before it has said anything.",
-                "to read some (plimsoll rollouts RUN), the chat template, a reward for ending "
+                "reading some (plimsoll rollouts RUN), the chat template, a reward for ending "
                 "early that outweighs the answer's.",
             ),
             _NEVER,
@@ -212,7 +212,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
             _NEVER,
             HealthAdvice(
                 "The actor falls into loops, often after it was cut off and rewarded all the same.",
-                "a penalty for overlong responses, a higher entropy or KL, to read the worst "
+                "a penalty for overlong responses, a higher entropy or KL, reading the worst "
                 "(plimsoll rollouts RUN --worst).",
             ),
         ),

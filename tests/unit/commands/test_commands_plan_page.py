@@ -182,7 +182,7 @@ def test_only_who_knows_the_token_is_answered(config: str) -> None:
         (["--host", "127.0.0.1"], "of the page that --open serves"),
         (["--open", "--json", "--suggest"], "without --json and --suggest"),
         (["--open", "--actor.zero.stage", "7"], "actor.zero.stage: 7"),
-        (["--open", "--host", "192.0.2.1", "--port", "9"], "192.0.2.1:9 cannot be served at"),
+        (["--open", "--host", "192.0.2.1", "--port", "9"], "The server cannot use 192.0.2.1:9: "),
         (["--open", "--port", "70000"], "port must be 0-65535"),
     ],
 )

@@ -70,4 +70,4 @@ def test_an_address_that_cannot_be_had_is_refused(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["watch", str(run.path), "--host", "192.0.2.1", "--port", "9"]) == 2
-    assert "192.0.2.1:9 cannot be served at" in capsys.readouterr().err
+    assert "The server cannot use 192.0.2.1:9: " in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_every_figure_has_a_range_and_a_healthy_run_no_warning() -> None:
         ("zero_signal", 0.75, "teach nothing and cost as much"),
         ("explained_variance", -0.1, "worse than a constant"),
         ("repetition", 0.2, "falls into loops"),
-        ("rollout/prefix_cache_hits", 1.1, "It cannot be there"),
+        ("rollout/prefix_cache_hits", 1.1, "It cannot have this value"),
         ("reward", nan, "divided by 0"),
         ("kl", nan, "divided by 0"),
     ],
