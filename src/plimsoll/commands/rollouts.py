@@ -14,11 +14,9 @@ from rich.console import Console
 from plimsoll.commands.rollouts_mask import mark_learned_tokens
 from plimsoll.commands.rollouts_text import (
     StepGroup,
-    compared_columns,
-    compared_text,
-    group_columns,
-    group_text,
     overview_text,
+    render_group,
+    render_pair,
 )
 from plimsoll.errors import ConfigError
 from plimsoll.run.counting import counted
@@ -64,16 +62,12 @@ def show_rollouts(path: Path, query: RolloutQuery, terminal: Console | None) -> 
         pairs = _pairs(path, steps, step, groups, query)
         if query.mask:
             pairs = [(_mark_tokens(steps, a), _mark_tokens(steps, b)) for a, b in pairs]
-        if terminal is None:
-            return "\n\n".join(compared_text(*pair) for pair in pairs)
-        return "\n\n".join(compared_columns(*pair, terminal) for pair in pairs)
+        return "\n\n".join(render_pair(*pair, terminal) for pair in pairs)
     if len(groups) > query.count:
         return overview_text(step, groups, None if terminal is None else terminal.width)
     if query.mask:
         groups = mark_learned_tokens(groups, steps[step])
-    if terminal is None:
-        return "\n\n".join(group_text(step, group) for group in groups)
-    return "\n\n".join(group_columns(step, group, terminal) for group in groups)
+    return "\n\n".join(render_group(step, group, terminal) for group in groups)
 
 
 def _steps(path: Path) -> dict[int, Path]:

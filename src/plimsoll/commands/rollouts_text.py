@@ -59,43 +59,38 @@ def _ends(group: ResponseGroup) -> tuple[float, float]:
     return group.responses[-1].reward, group.responses[0].reward
 
 
-def group_text(step: int, group: ResponseGroup) -> str:
-    """Return a group in full, without codes for a terminal."""
-    return "\n".join([_title(step, group), *_prompt_lines(group), "", *_answers(group)])
+def render_group(step: int, group: ResponseGroup, terminal: Console | None) -> str:
+    """Return a group in full; on a terminal its responses stand side by side."""
+    if terminal is None:
+        return "\n".join([_title(step, group), *_prompt_lines(group), "", *_answers(group)])
+    columns = max(1, min(len(group.responses), terminal.width // _NARROWEST))
+    table = _columns(columns)
+    cells = [_cell(response) for response in group.responses]
+    for start in range(0, len(cells), columns):
+        table.add_row(*cells[start : start + columns])
+    title = Text(_title(step, group), style="bold")
+    return _capture(terminal, title, *map(Text, _prompt_lines(group)), table)
 
 
-def compared_text(earlier: StepGroup, later: StepGroup) -> str:
-    """Return a prompt's groups of two steps, one below the other."""
-    lines = [_change(earlier, later), *_prompt_lines(later[1]), ""]
-    for step, group in (earlier, later):
-        lines += [_title(step, group), "", *_answers(group)]
-    return "\n".join(lines)
+def render_pair(earlier: StepGroup, later: StepGroup, terminal: Console | None) -> str:
+    """Return a prompt's groups of two steps, on a terminal side by side, best responses first."""
+    if terminal is None:
+        lines = [_change(earlier, later), *_prompt_lines(later[1]), ""]
+        for step, group in (earlier, later):
+            lines += [_title(step, group), "", *_answers(group)]
+        return "\n".join(lines)
+    table = _columns(2)
+    table.add_row(*(Text(_title(*placed), style="bold") for placed in (earlier, later)))
+    for pair in zip_longest(earlier[1].responses, later[1].responses):
+        table.add_row(*(Text("") if r is None else _cell(r) for r in pair))
+    change = Text(_change(earlier, later), style="bold")
+    return _capture(terminal, change, *map(Text, _prompt_lines(later[1])), table)
 
 
 def _answers(group: ResponseGroup) -> list[str]:
     return [
         f"[{r.sample_index}] {_figures(r)}\n{indent(_text(r), '    ')}\n" for r in group.responses
     ]
-
-
-def group_columns(step: int, group: ResponseGroup, terminal: Console) -> str:
-    """Return a group in full, its responses side by side."""
-    columns = max(1, min(len(group.responses), terminal.width // _NARROWEST))
-    table = _columns(columns)
-    cells = [_cell(r) for r in group.responses]
-    for start in range(0, len(cells), columns):
-        table.add_row(*cells[start : start + columns])
-    return _capture(terminal, Text(_title(step, group), style="bold"), *_prompt_texts(group), table)
-
-
-def compared_columns(earlier: StepGroup, later: StepGroup, terminal: Console) -> str:
-    """Return a prompt's groups of two steps side by side, from the highest reward down."""
-    table = _columns(2)
-    table.add_row(*(Text(_title(*placed), style="bold") for placed in (earlier, later)))
-    for pair in zip_longest(earlier[1].responses, later[1].responses):
-        table.add_row(*(Text("") if r is None else _cell(r) for r in pair))
-    about = Text(_change(earlier, later), style="bold")
-    return _capture(terminal, about, *_prompt_texts(later[1]), table)
 
 
 def _columns(count: int) -> Table:
@@ -120,10 +115,6 @@ def _capture(terminal: Console, *parts: RenderableType) -> str:
     with terminal.capture() as capture:
         terminal.print(*parts, sep="\n")
     return capture.get().rstrip("\n")
-
-
-def _prompt_texts(group: ResponseGroup) -> list[RenderableType]:
-    return [Text(line) for line in _prompt_lines(group)]
 
 
 def _title(step: int, group: ResponseGroup) -> str:
