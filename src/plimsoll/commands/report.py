@@ -82,7 +82,7 @@ def _several(comparisons: Iterable[Comparison]) -> Iterator[str]:
     """Yield a remark if not every process is in the table."""
     processes = {c.process for c in comparisons}
     if len({process_kind(process) for process in processes}) < len(processes):
-        yield "Of several processes of a kind each phase's fullest; ledger.jsonl has all of them."
+        yield "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all of them."
 
 
 def nearest_text(who: LedgerRow, fullest: LedgerRow) -> str:
@@ -93,5 +93,5 @@ def nearest_text(who: LedgerRow, fullest: LedgerRow) -> str:
         f"Nearest the line: {who.process} in {who.phase}, step {who.step}. The run held "
         f"{gigabytes_text(held)} of its {what}'s {gigabytes_text(line.capacity)} "
         f"({held / line.capacity:.0%}); {gigabytes_text(line.used)} were in use by all "
-        "that ran there."
+        "processes there."
     )
