@@ -37,10 +37,12 @@ class SumProblem:
 
     @property
     def prompt(self) -> str:
+        """The problem, such as `47+85=`."""
         return f"{self.a:0{self.digits}d}+{self.b:0{self.digits}d}="
 
     @property
     def answer(self) -> str:
+        """The right sum."""
         return str(self.a + self.b)
 
     def worked(self, careful: bool) -> str:

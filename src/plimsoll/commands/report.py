@@ -82,7 +82,7 @@ def _several(comparisons: Iterable[Comparison]) -> Iterator[str]:
     """Yield a remark if not every process is in the table."""
     processes = {c.process for c in comparisons}
     if len({process_kind(process) for process in processes}) < len(processes):
-        yield "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all of them."
+        yield "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all."
 
 
 def nearest_text(who: LedgerRow, fullest: LedgerRow) -> str:

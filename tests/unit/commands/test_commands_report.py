@@ -137,7 +137,7 @@ def test_the_text_has_a_line_a_phase_and_names_what_is_nearest(run: RunDirectory
         "node 0         train_actor   host           8 GB      8 GB     +0%       2.5",
     ]
     assert lines[5:] == [
-        "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all of them.",
+        "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all.",
         "Nearest the line: rank 1 in train_actor, step 1. The run held 8 GB of its node's 10 GB "
         "(80%); 6 GB were in use by all processes there.",
         f"Written to {run.report_path}.",

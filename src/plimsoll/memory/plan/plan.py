@@ -72,6 +72,7 @@ class Plan:
 
     @property
     def constants(self) -> Constants:
+        """The constants that the plan was made with."""
         return self.job.constants
 
     @property
