@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from choice import slow
+from traced_roles import TraceForm, trace_form
 
-from plimsoll.commands.trace_models import TraceForm, trace_form
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.shapes.known_models import read_fields

@@ -162,7 +162,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
             "gpu 0",
             with_card(total_bytes=0, reserved_bytes=0),
             "warning",
-            "shares the host's memory",
+            "share the host's memory",
         ),
         (
             "gpu 0",

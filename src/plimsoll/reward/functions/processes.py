@@ -14,9 +14,9 @@ from plimsoll.process.child import ChildEnded, Program
 from plimsoll.process.pool import Pool
 from plimsoll.process.threads import in_thread
 from plimsoll.records import Trajectory
+from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.functions.calls import await_function, call_function, is_coroutine
 from plimsoll.reward.outcome import Failed, Outcome, TimeLimit
-from plimsoll.reward.adapters import reward_function
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,12 @@
-"""What is drawn of a run: which panels each job has, and the pictures."""
+"""What is drawn of a run: the panels of each job."""
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-
 import pytest
-from matplotlib.image import imread
 
-from plimsoll.commands.report.curves import draw_curves
-from plimsoll.errors import PlimsollError
 from plimsoll.jobs import JOBS
 from plimsoll.page.metrics import curve_panels, time_panels
 from plimsoll.spec.job import Panel
-
-REWARD = Panel("Reward", "per response", {"reward": "training", "eval/reward": "held out"})
-SECONDS = Panel("Time", "seconds", {"seconds/rollout": "rollout", "seconds/sync": "sync"}, True)
-
-
-def rows(steps: int) -> list[dict[str, float | None]]:
-    return [
-        {
-            "step": step,
-            "reward": 1 - math.exp(-step),
-            "kl": None if step == 2 else 0.1 * step,
-            "seconds/rollout": 1.0,
-            "seconds/sync": 0.5,
-        }
-        for step in range(1, steps + 1)
-    ]
 
 
 def test_every_job_has_curves_and_each_axis_one_unit() -> None:
@@ -76,28 +54,3 @@ def test_loading_is_no_part_of_a_steps_time() -> None:
         {"step": 1, "seconds/data": 1, "seconds/load": 9, "seconds/sync": 2, "seconds/save": 1}
     ]
     assert list(time_panels(found)[0].series.values()) == ["sync", "save"]
-
-
-@pytest.mark.parametrize("steps", [1, 2, 100, 2501])
-def test_curves_are_drawn(tmp_path: Path, steps: int) -> None:
-    picture = tmp_path / "curves.png"
-    draw_curves(rows(steps), picture, [REWARD, SECONDS])
-    pixels = imread(picture)
-    assert pixels.shape[0] > 300 and pixels.shape[1] > 1000
-    assert pixels[..., :3].min() < 0.2 and pixels[..., :3].max() == 1.0
-    assert [item.name for item in tmp_path.iterdir()] == ["curves.png"]
-
-
-def test_a_panel_takes_named_metrics_only(tmp_path: Path) -> None:
-    """A picture of `reward` alone is that of rows which have nothing else."""
-    draw_curves(rows(5), tmp_path / "all.png", [REWARD])
-    alone = [{"step": row["step"], "reward": row["reward"]} for row in rows(5)]
-    draw_curves(alone, tmp_path / "alone.png", [REWARD, SECONDS])
-    assert (imread(tmp_path / "all.png") == imread(tmp_path / "alone.png")).all()
-
-
-@pytest.mark.parametrize("given", [[], [{"step": 1, "other": 2.0}]])
-def test_nothing_to_draw_is_an_error(tmp_path: Path, given: list[dict[str, float]]) -> None:
-    with pytest.raises(PlimsollError, match=r"No curves to draw for .*curves\.png"):
-        draw_curves(given, tmp_path / "curves.png", [REWARD])
-    assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,4 @@
-"""`plimsoll report RUN`, and the end of a run: what it learned and what it took, as text and as one
-HTML file.
-"""
+"""`plimsoll report RUN`, and the end of a run: results and memory, as text and as one HTML file."""
 
 from __future__ import annotations
 
@@ -12,13 +10,13 @@ from plimsoll.page.answers import frozen
 from plimsoll.page.comparison import (
     Comparison,
     compare,
+    drop_lone_nodes,
     fullest_of_kinds,
-    kind_of,
-    nearest,
-    without_lone_nodes,
+    nearest_to_line,
+    process_kind,
 )
-from plimsoll.page.html import RUNS, page
-from plimsoll.page.watched import watched, whole
+from plimsoll.page.html import RUNS, render_page
+from plimsoll.page.watched import read_whole_run, watch_runs
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.directory import RunDirectory, existing_run
 from plimsoll.run.ending import read_end
@@ -31,9 +29,9 @@ _FORMAT = "{:<14} {:<13} {:<9} {:>9} {:>9} {:>7} {:>9}"
 
 
 def report_run(path: Path) -> str:
-    """Write RUN/report.html whole, and return what it says of memory for a terminal of 80 columns.
+    """Write RUN/report.html, and return what it says of memory for a terminal of 80 columns.
 
-    Raises ConfigError where there is no run or no ledger, PlimsollError for a broken line.
+    Raises ConfigError if there is no run or no ledger, PlimsollError for a broken line.
     """
     run = existing_run(path)
     failure = _failure(run)
@@ -41,19 +39,19 @@ def report_run(path: Path) -> str:
         rows = read_ledger(run.ledger_path)
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *failure])) from error
-    shown = without_lone_nodes(rows)
-    every = compare(shown)
-    comparisons = fullest_of_kinds(every)
-    remarks = [*_several(every), nearest_text(*nearest(rows))]
+    counted_rows = drop_lone_nodes(rows)
+    comparisons = compare(counted_rows)
+    fullest = fullest_of_kinds(comparisons)
+    remarks = [*_several(comparisons), nearest_text(*nearest_to_line(rows))]
     remarks += [f"Leak: {leak.text}." for leak in find_leaks(rows)]
-    seen = [whole(one) for one in watched([path])]
-    write_whole(run.report_path, page(str(path), frozen(seen, remarks), RUNS))
-    written = f"Written to {run.report_path}."
-    return "\n".join([*failure, table_text(comparisons), "", *remarks, written])
+    watched = [read_whole_run(run_read) for run_read in watch_runs([path])]
+    write_whole(run.report_path, render_page(str(path), frozen(watched, remarks), RUNS))
+    last_line = f"Written to {run.report_path}."
+    return "\n".join([*failure, table_text(fullest), "", *remarks, last_line])
 
 
 def _failure(run: RunDirectory) -> list[str]:
-    """Return what is said of a run that failed; nothing of others."""
+    """Return what is said of a failed run; nothing for others."""
     end = read_end(run.end_path)
     if end is None or end.how != "failed":
         return []
@@ -61,39 +59,39 @@ def _failure(run: RunDirectory) -> list[str]:
 
 
 def table_text(comparisons: Iterable[Comparison]) -> str:
-    """A line for each number of each process and phase; 80 columns."""
+    """Return a line for each comparison, in 80 columns."""
     return "\n".join(
         _FORMAT.format(*cells).rstrip() for cells in (_COLUMNS, *map(_cells, comparisons))
     )
 
 
-def _cells(one: Comparison) -> tuple[str, ...]:
-    """A comparison as a person reads it; what the plan does not say stays empty."""
+def _cells(c: Comparison) -> tuple[str, ...]:
+    """Return a comparison as texts; predicted values that are unknown stay empty."""
     return (
-        one.process,
-        one.phase,
-        one.measure,
-        "" if one.predicted is None else gigabytes_text(one.predicted),
-        gigabytes_text(one.measured),
-        "" if one.over is None else f"{one.over:+.0%}",
-        f"{one.seconds:.1f}",
+        c.process,
+        c.phase,
+        c.measure,
+        "" if c.predicted is None else gigabytes_text(c.predicted),
+        gigabytes_text(c.measured),
+        "" if c.over is None else f"{c.over:+.0%}",
+        f"{c.seconds:.1f}",
     )
 
 
 def _several(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    """What is said where not every process is shown."""
-    processes = {one.process for one in comparisons}
-    if len({kind_of(process) for process in processes}) < len(processes):
-        yield "Of several processes of a kind each phase's fullest; ledger.jsonl has all of them."
+    """Yield a remark if not every process is in the table."""
+    processes = {c.process for c in comparisons}
+    if len({process_kind(process) for process in processes}) < len(processes):
+        yield "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all."
 
 
 def nearest_text(who: LedgerRow, fullest: LedgerRow) -> str:
-    """What was nearest the line."""
+    """Return what was nearest to its load line, as sentences."""
     held, line = fullest.measured.fullest, fullest.line
     what = "node" if is_node(fullest) else "card"
     return (
         f"Nearest the line: {who.process} in {who.phase}, step {who.step}. The run held "
         f"{gigabytes_text(held)} of its {what}'s {gigabytes_text(line.capacity)} "
         f"({held / line.capacity:.0%}); {gigabytes_text(line.used)} were in use by all "
-        "that ran there."
+        "processes there."
     )

@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from plimsoll.commands.trace import Traced, trace
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
@@ -39,6 +38,7 @@ from plimsoll.shapes.known_models import read_fields, read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.spec.roles import HeadKind, RoleName
 from plimsoll.spec.run_spec import RunSpec
+from traced_bytes import Traced, trace
 
 _HEAD_ROWS = 256  # the head works row by row; more of them would only make the trace longer
 
