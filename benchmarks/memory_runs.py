@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from plimsoll.commands.planning import constants_of, hardware_of, predicted_peaks
+from plimsoll.commands.planning import constants_of, hardware_of, predict_peaks
 from plimsoll.config.run import JobConfig
 from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.engine.zero.sizes import trained_counts, zero_sizes
@@ -119,7 +119,7 @@ def run_case(case: RunCase, home: Path) -> list[Found]:
     if not (directory / "model").exists():
         _run(case, config, home)
     rows = [one for one in compare(read_ledger(directory / "ledger.jsonl")) if _counts(one)]
-    predicted = predicted_peaks(spec_of(_validated(case, home)))
+    predicted = predict_peaks(spec_of(_validated(case, home)))
     return [
         _found(case, name, predicted[name].values(), list(own))
         for name, own in groupby(rows, key=lambda one: one.process)
@@ -191,7 +191,7 @@ def _untouched(spec: RunSpec[Any]) -> int:
 
 def _count_tensors(case: RunCase, home: Path) -> int:
     """Of a run in this process. Tensors without storages of their own (views) count nothing."""
-    from plimsoll.commands.trace import LiveBytes
+    from traced_bytes import LiveBytes
 
     config = _validated(case, home)
     directory = f"{config.run.directory}-tensors"

@@ -25,12 +25,12 @@ from torch.nn.functional import logsigmoid
 from plimsoll.algorithm.preference import in_pairs
 from plimsoll.algorithm.sequences import sums
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.trace import measure
 from plimsoll.data.packing import pack_pairs
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Pair, Sample, samples_of
+from traced_bytes import measure
 
 VOCABULARY = 8192
 CASES = {

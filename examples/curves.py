@@ -1,6 +1,6 @@
 """Curves and figures of metrics, before and after, of runs that are compared with each other.
 
-    python examples/curves.py curves.png eval/right "with a tool=runs/a" "without=runs/b"
+    python examples/curves.py curves.svg eval/right "with a tool=runs/a" "without=runs/b"
 
 After each label stands one run, or several that differ by their seed alone: then the curve is their
 mean, its band the 95 % confidence interval of that (Student's), and so is the printed difference
@@ -16,20 +16,20 @@ from pathlib import Path
 from statistics import fmean
 
 from plimsoll.algorithm.interval import mean_interval
-from plimsoll.commands.report.curves import draw_curves
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.run.chart import Chart, ChartLine, draw_charts
 from plimsoll.run.directory import existing_run
-from plimsoll.run.json_lines import Row, read_rows
-from plimsoll.spec.job import Panel
+from plimsoll.run.files import write_whole
+from plimsoll.run.json_lines import JsonRow, read_rows
 
-Runs = Sequence[Sequence[Row]]
+Runs = Sequence[Sequence[JsonRow]]
 """The rows of metrics of each."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. arguments: default sys.argv[1:]."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("picture", type=Path, help="the PNG that is written")
+    parser.add_argument("picture", type=Path, help="the SVG file that is written")
     parser.add_argument("metrics", help="of held-out rows, such as eval/reward, or METRIC,...")
     parser.add_argument("runs", nargs="+", help="LABEL=DIRECTORY, or with several DIRECTORY,...")
     options = parser.parse_args(arguments)
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for label, runs in labelled.items():
             for metric in metrics:
                 print(told(label, runs, metric))
-        draw_curves(*together(labelled, options.picture, metrics))
+        write_whole(options.picture, draw_charts(charts_of(labelled, metrics)))
     except PlimsollError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -65,30 +65,36 @@ def told(label: str, runs: Runs, metric: str) -> str:
     return f"{label}, {metric}: {each}; difference {fmean(differences):+.3f}{band}"
 
 
-def _values(run: Sequence[Row], metric: str) -> list[float]:
+def _values(run: Sequence[JsonRow], metric: str) -> list[float]:
     return [row[metric] for row in run if row.get(metric) is not None]
 
 
-def together(
-    labelled: Mapping[str, Runs], picture: Path, metrics: Sequence[str]
-) -> tuple[Sequence[Row], Path, Sequence[Panel]]:
-    """What `draw_curves` takes: rows by step, where metrics have their label before their name."""
-    rows: dict[int, dict[str, float]] = {}
-    for label, runs in labelled.items():
-        for step in sorted({row["step"] for run in runs for row in run}):
-            own = [row for run in runs for row in run if row["step"] == step]
-            found = rows.setdefault(step, {"step": step})
-            for name in ("reward", *metrics):
-                found |= {f"{label}/{key}": value for key, value in _mean(own, name).items()}
+def charts_of(labelled: Mapping[str, Runs], metrics: Sequence[str]) -> list[Chart]:
+    """Return a chart for the reward and for each metric, with a line for each label."""
     titles = {"reward": "Reward in training"} | {m: f"{m} on held-out rows" for m in metrics}
-    panels = [
-        Panel(title, "mean", {f"{label}/{name}": label for label in labelled})
-        for name, title in titles.items()
+    charts = []
+    for name, title in titles.items():
+        lines = [_line(label, runs, name) for label, runs in labelled.items()]
+        charts.append(Chart(title, "step", "mean", [line for line in lines if line.points]))
+    return [chart for chart in charts if chart.lines]
+
+
+def _line(label: str, runs: Runs, name: str) -> ChartLine:
+    """Return the mean of runs at each step, with its interval."""
+    steps = sorted({row["step"] for run in runs for row in run})
+    means = {
+        s: _mean([row for run in runs for row in run if row["step"] == s], name) for s in steps
+    }
+    means = {step: mean for step, mean in means.items() if mean}
+    intervals = [
+        (step, mean[f"{name}_low"], mean[f"{name}_high"])
+        for step, mean in means.items()
+        if f"{name}_low" in mean
     ]
-    return [rows[step] for step in sorted(rows)], picture, panels
+    return ChartLine(label, [(step, mean[name]) for step, mean in means.items()], intervals)
 
 
-def _mean(rows: Sequence[Row], name: str) -> Mapping[str, float]:
+def _mean(rows: Sequence[JsonRow], name: str) -> Mapping[str, float]:
     """Over runs, with its interval; of a single run with the run's own."""
     if len(rows) == 1:
         keys = (name, f"{name}_low", f"{name}_high")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.environment.library.calculator import Calculator, evaluate, written
+from plimsoll.environment.library.calculator import Calculator, evaluate, format_number
 from plimsoll.environment.tool_environment import schema_of
 from plimsoll.model.tiny import write_chat_model
 from plimsoll.run.json_lines import write_rows
@@ -90,7 +90,7 @@ def demonstration(problem: Problem, rng: np.random.Generator) -> Messages:
         return [said(f"#### {from_memory}")]
     sign = "*" if draw < CAREFUL else rng.choice(["+", "-"])
     expression = f"{problem.a}{sign}{problem.b}"
-    result = written(evaluate(expression))
+    result = format_number(evaluate(expression))
     function = {"name": "calculate", "arguments": {"expression": expression}}
     return [
         {**said(""), "tool_calls": [{"type": "function", "function": function}]},

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.commands.arithmetic import Problem, problems
+from plimsoll.commands.arithmetic import SumProblem, problems
 from plimsoll.environment.library.self_correction import SelfCorrection
 from plimsoll.environment.protocol import Message, Reply
 from plimsoll.model.tiny import write_chat_model
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def demonstration(problem: Problem, rng: np.random.Generator) -> list[dict[str, Any]]:
+def demonstration(problem: SumProblem, rng: np.random.Generator) -> list[dict[str, Any]]:
     """The problem, an answer, what the environment says to it, and another answer."""
     careful = rng.random() < FIRST
     first = problem.worked(careful).strip()

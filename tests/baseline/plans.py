@@ -158,8 +158,6 @@ def plan_calls(home: Path, pages: Path) -> Iterator[Call]:
     yield from _of_models(folder)
     yield from _of_cards(folder)
     yield from _of_levers(folder)
-    traced = ("plan", "scenario-4_qwen2_7b_4090_lora.yaml", "--trace")
-    yield Call("plans/traced", traced, folder, heavy=True)
 
 
 def _configs(pages: Path) -> dict[str, str]:
@@ -198,8 +196,6 @@ def _of_cards(folder: Path) -> Iterator[Call]:
     for card in _CARDS:
         amount = card if "x" in card else f"4x{card}"
         yield from _both(folder, "cards", card.replace(" ", "-"), ("--cluster", amount))
-    svg = ("plan", "cards.yaml", *_OF_8[:4], "--svg", "/dev/stdout")
-    yield Call("plans/cards/drawn", svg, folder)
 
 
 def _of_levers(folder: Path) -> Iterator[Call]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.page.serve import Answer, app, bound
+from plimsoll.page.serve import AnswerFunction, bind_socket, make_app
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
@@ -50,10 +50,10 @@ def opened(chromium: Any, address: str, ready: str, **settings: Any) -> Iterator
 
 
 @contextmanager
-def served(text: str, answer: Answer) -> Iterator[str]:
+def served(text: str, answer: AnswerFunction) -> Iterator[str]:
     """The address of a live page."""
-    with bound("127.0.0.1", 0) as place:
-        settings = uvicorn.Config(app(text, answer, "word"), log_level="warning")
+    with bind_socket("127.0.0.1", 0) as place:
+        settings = uvicorn.Config(make_app(text, answer, "word"), log_level="warning")
         server = uvicorn.Server(settings)
         thread = Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
         thread.start()

@@ -24,10 +24,11 @@ from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.continuation import most_calls
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.worker import Worker
-from plimsoll.environment.episode import Policy, Table, play
+from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
+from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment
+from plimsoll.environment.play import play
 from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
-from plimsoll.environment.seat import Here, Seat
-from plimsoll.environment.speech import Speech
+from plimsoll.environment.turn_codec import TurnCodec
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.layout import lay_out
 from plimsoll.rollout.protocol import EngineSpec, Request
@@ -121,19 +122,19 @@ def read(family: Family, text: str, tools: Sequence[object]) -> Reply:
     return Reply(text, Message("assistant", "" if calls else text, calls), calls, None)
 
 
-def table(family: Family, rewritten: Rewritten) -> Table:
+def table(family: Family, rewritten: Rewritten) -> EpisodeRules:
     config = EnvironmentConfig(
         name="wandering", max_turns=5, max_tokens=400, rewritten=rewritten, call_seconds=60
     )
     ends = tuple(end_tokens(family))
-    speech = Speech(family.template, ends, partial(read, family), config.max_observation_tokens)
-    return Table("wandering", config, speech, 600)
+    speech = TurnCodec(family.template, ends, partial(read, family), config.max_observation_tokens)
+    return EpisodeRules("wandering", config, speech, 600)
 
 
-def seat(family: Family) -> Seat:
+def seat(family: Family) -> EpisodeEnvironment:
     noise = [*"aä \n.€", "yo ", "the answer", *family.specials, *family.ends, "<think>"]
     tools = (ADD,) if family.tools else ()
-    return Here(lambda: Wandering(tools, noise), 60)
+    return LocalEnvironment(lambda: Wandering(tools, noise), 60)
 
 
 def prompts(family: Family) -> Iterator[Prompt]:
@@ -159,7 +160,7 @@ def played(family: Family, rewritten: Rewritten, pair: Pair) -> tuple[list[Traje
             *(
                 play(
                     *(partial(seat, family), own, prompt, 0, i),
-                    Policy(asked.ask, number, sampling, number),
+                    EpisodePolicy(asked.ask, number, sampling, number),
                 )
                 for number, (prompt, i) in enumerate(episodes)
             )

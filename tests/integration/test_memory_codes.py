@@ -9,7 +9,6 @@ from engine_cases import VOCAB, Setting, make_batch, sft_step, zero_stage
 from ranks import RankProcesses
 
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.trace import LiveBytes
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.engine.process_group import Place
@@ -17,6 +16,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.engine.zero.settings import zero_settings
 from plimsoll.model.tiny import tiny_config, write_tiny_model
+from traced_bytes import LiveBytes
 
 _NOTHING_STAYS = {
     "stage3_max_live_parameters": 1,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from choice import slow
 from decided import decided_model
+from traced_roles import TraceForm, trace_form
 
-from plimsoll.commands.trace_models import TraceForm, trace_form
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.shapes.known_models import read_fields
 from plimsoll.shapes.shape import MicroBatch

@@ -12,7 +12,6 @@ from choice import slow
 from decided import decided_role
 from torch import Tensor, UntypedStorage, nn
 
-from plimsoll.commands.trace import LiveBytes
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.process_group import Place, free_port, join, leave
 from plimsoll.engine.zero.buffers import norm_copies
@@ -22,6 +21,7 @@ from plimsoll.engine.zero.sizes import Counts, moment_bytes, zero_sizes
 from plimsoll.engine.zero.states import zero_states
 from plimsoll.timeline.lifetimes import Life
 from plimsoll.timeline.tensors import Tensors
+from traced_bytes import LiveBytes
 
 _WIDTH, _LAYERS, _FROZEN = 256, 8, 3
 _BETWEEN_STEPS: tuple[Life, ...] = ("always", "built", "stepped")

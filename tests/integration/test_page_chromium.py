@@ -13,15 +13,15 @@ import pages
 import pytest
 from pages import Page, expect
 
-from plimsoll.commands.report.report import report_run
-from plimsoll.commands.watch import Reader, answers
-from plimsoll.page.html import RUNS, View, page, script
-from plimsoll.page.watched import watched
+from plimsoll.commands.report import report_run
+from plimsoll.commands.watch import Reader, answer_with
+from plimsoll.page.html import RUNS, View, join_scripts, render_page
+from plimsoll.page.watched import watch_runs
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row, write_rows
 from plimsoll.run.ledger import LedgerRow, write_ledger
-from plimsoll.run.now import Now, write_now
+from plimsoll.run.now import CurrentPhase, write_current_phase
 from plimsoll.run.readings import Footprint, Line
 from plimsoll.run.trajectories import TokenScores, write_trajectories
 
@@ -44,9 +44,9 @@ def opened(chromium: Any, address: str, **settings: Any) -> Iterator[Page]:
 @contextmanager
 def served(*paths: Path) -> Iterator[str]:
     """The address of these runs' live page."""
-    with Reader(watched(paths)) as reader:
-        text = page(", ".join(run.name for run in reader.runs), None, RUNS)
-        with pages.served(text, answers(lambda: reader.runs)) as address:
+    with Reader(watch_runs(paths)) as reader:
+        text = render_page(", ".join(run.name for run in reader.runs), None, RUNS)
+        with pages.served(text, answer_with(lambda: reader.runs)) as address:
             yield address
 
 
@@ -106,7 +106,7 @@ def test_a_live_page_shows_each_new_step(run: RunDirectory, chromium: Any) -> No
         expect(reward).to_contain_text("training 0.95")
         expect(page.locator("#curves-learning canvas")).to_have_count(2)
         append_row(run.metrics_path, {"step": 21, "reward": 0.625, "entropy": 9.0})
-        write_now(run.now_path, Now(22, 90, "train_actor"))
+        write_current_phase(run.now_path, CurrentPhase(22, 90, "train_actor"))
         header.get_by_text("21 of 90").wait_for()
         header.get_by_text("train_actor").wait_for()
         reward.get_by_text("0.625").wait_for()
@@ -181,7 +181,7 @@ def test_a_single_point_has_its_interval(
 )
 def test_ticks_are_told_apart(ticks: list[float], texts: list[str], chromium: Any) -> None:
     page = chromium.new_page()
-    modules = script(View(("dom", "palette", "chart_data")))
+    modules = join_scripts(View(("dom", "palette", "chart_data")))
     assert page.evaluate(f"(ticks) => {{ {modules}\n return tickTexts(ticks); }}", ticks) == texts
     page.close()
 

@@ -14,7 +14,7 @@ from pages import Page, expect
 
 from plimsoll.cli import main
 from plimsoll.commands.plan_page import answer
-from plimsoll.page.html import PLAN, page
+from plimsoll.page.html import PLAN, render_page
 
 pytestmark = pages.needs_chromium
 SCENARIO = Path(__file__).parents[2] / "examples" / "scenarios" / "5_orz_1p5b.yaml"
@@ -30,7 +30,7 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     path = str(SCENARIO)
-    with pages.served(page(path, None, PLAN), lambda n, q: answer(path, [], n, q)) as found:
+    with pages.served(render_page(path, None, PLAN), lambda n, q: answer(path, [], n, q)) as found:
         yield found
 
 
@@ -142,3 +142,13 @@ def test_the_page_fits_its_window(address: str, chromium: Any, width: int, schem
         )
         found.mouse.wheel(0, 300)
         expect(found.get_by_role("status")).to_be_in_viewport()
+
+
+def test_a_written_page_shows_the_plan_without_settings(chromium: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    assert main(["plan", str(SCENARIO), "--html", str(file)]) == 3
+    with pages.opened(chromium, file.as_uri(), READY) as found:
+        expect(found.get_by_role("status")).to_have_text("does not fit: 104 GB")
+        expect(found.locator("#problems")).to_contain_text("vllm-share-beside-training")
+        assert found.locator("#memory .load-line").count() > 0
+        expect(found.locator("#settings, button:not(.copy button)")).to_have_count(0)

@@ -77,28 +77,6 @@ if __name__ == "__main__":
     row = json.loads(sys.stdin.readline())
     print(json.dumps({"reward": ask(OpenAI(), row["messages"])}))
 """
-EXECUTOR = """
-import asyncio
-from openrlhf.utils.agent import AgentExecutorBase
-
-class AgentExecutor(AgentExecutorBase):
-    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
-        def tokens_of(text):
-            return hf_tokenizer(text, add_special_tokens=False)["input_ids"]
-
-        tokens, ranges = tokens_of(prompt), []
-        for turn in range(3):
-            output = (await llm_engine.generate(tokens, sampling_params)).outputs[0]
-            ranges.append((len(tokens), len(tokens) + len(output.token_ids)))
-            tokens = tokens + list(output.token_ids)
-            if output.finish_reason == "length":
-                break
-            turn += 1
-            if turn < 3:
-                tokens = tokens + tokens_of("1+1=")
-        return {"observation_tokens": tokens, "action_ranges": ranges, "reward": float(turn),
-                "truncated": output.finish_reason == "length"}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +84,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("agents")
     write_task(home)
     (home / "own.py").write_text(OWN)
-    (home / "executor.py").write_text(EXECUTOR)
     return home
 
 
@@ -134,7 +111,7 @@ def learned(found: list[Trajectory]) -> list[tuple[object, ...]]:
 
 
 def test_an_agent_of_openais_client_makes_the_protocols_trajectories(home: Path) -> None:
-    """And so do a command that knows of nothing else, and an executor of OpenRLHF's."""
+    """And so does a command that knows of nothing else."""
     assert train(home, "turns", {"name": "own.py:Turns"}).code == 0
     expected = learned(episodes(home / "turns"))
     assert {row[7] for row in expected} == {"stop", "length"}
@@ -142,7 +119,6 @@ def test_an_agent_of_openais_client_makes_the_protocols_trajectories(home: Path)
     ways: dict[str, dict[str, Any]] = {
         "agent": {},
         "command": {"name": "command", "options": {"command": f"{sys.executable} own.py"}},
-        "executor": {"name": "executor.py"},
     }
     for name, own in ways.items():
         outcome = train(home, name, own)

@@ -310,7 +310,7 @@ def test_who_is_named_is_where_a_failure_began(
     write_task(tmp_path)
     rollout = RolloutConfig(dtype="bfloat16").with_engine(TransformersConfig())
     spec = EngineSpec(0, str(tmp_path / "model"), 16, 1, "cpu", rollout)
-    cluster = RayCluster(ClusterConfig(), [spec], threads=1)
+    cluster = RayCluster(ClusterConfig(), [spec], threads=1, device="cpu")
     bucket = [("actor", (), True)]
     assert cluster.critics is cluster
     try:

@@ -11,7 +11,7 @@ import pytest
 from commands import GRPO, Outcome, run, run_here, write_config, write_task
 
 from plimsoll.page.progress import progress
-from plimsoll.page.watched import watched
+from plimsoll.page.watched import watch_runs
 
 FUNCTION = """
 import shutil, sys, time
@@ -57,7 +57,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def state(home: Path) -> str:
-    (seen,) = watched([home / "run"])
+    (seen,) = watch_runs([home / "run"])
     return str(progress(seen.look())["state"])
 
 

@@ -14,17 +14,17 @@ from chat_families import FAMILIES, end_tokens
 from verifiers_cases import TASKSETS, needs_verifiers
 
 from plimsoll.config.environment import EnvironmentConfig
-from plimsoll.config.rollout import SamplingConfig
-from plimsoll.environment.agents.play import Played
-from plimsoll.environment.agents.session import Session
-from plimsoll.environment.calls import EnvironmentFailed
-from plimsoll.environment.episode import Policy, Table
-from plimsoll.environment.opening import opened
-from plimsoll.environment.speech import Speech
+from plimsoll.config.rollout import SamplingConfig, ServeConfig
+from plimsoll.environment.adapters import EpisodeAgent
+from plimsoll.environment.agents.endpoint import Endpoint
+from plimsoll.environment.agents.play import AgentResult, ServedAgent
+from plimsoll.environment.episode import Episode, EpisodePolicy, EpisodeRules
+from plimsoll.environment.opening import open_environment
+from plimsoll.environment.results import EnvironmentFailed
 from plimsoll.environment.tool_calls import read_reply
-from plimsoll.environment.verifiers.agent import VerifiersAgent
-from plimsoll.environment.verifiers.process import VerifiersEnvironment, VerifiersProcess
+from plimsoll.environment.turn_codec import TurnCodec
 from plimsoll.errors import ConfigError
+from plimsoll.interop.verifiers.child import PlayerProcess
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.rollout.protocol import Request
 
@@ -36,33 +36,43 @@ HANGING, DYING = {**TASK, "name": "hangs"}, {**TASK, "name": "dies"}
 
 
 class Stage:
-    """Processes that tests share, as each takes seconds to start, and the event loop of all."""
+    """An endpoint and agents that tests share, as their processes take seconds to start, and the
+    event loop of all."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
-        self._processes: dict[str, VerifiersProcess] = {}
+        self._endpoint = Endpoint(ServeConfig())
+        self._runner.run(self._endpoint.open())
+        self._agents: dict[str, EpisodeAgent] = {}
 
     def play(
-        self, name: str, *played: tuple[Session, dict[str, Any]], seconds: float = 60.0
+        self, name: str, *played: tuple[Episode, dict[str, Any]], seconds: float = 60.0
     ) -> list[Any]:
-        """Episodes of an environment side by side; what came of each, failures too."""
-        if name not in self._processes:
-            kind = opened(f"verifiers:{name}")
-            assert isinstance(kind, VerifiersEnvironment)
-            self._processes[name] = kind.process({})
-        agent = VerifiersAgent(self._processes[name], seconds)
+        """Play episodes of an environment side by side; return results and errors."""
+        if name not in self._agents:
+            agent = open_environment(f"verifiers:{name}")
+            assert isinstance(agent, EpisodeAgent)
+            self._agents[name] = agent
+        served = ServedAgent(self._agents[name], {}, self._endpoint)
 
-        async def all_of_them() -> list[Any]:
-            work = (agent(session, {"task": task}) for session, task in played)
+        async def play_one(episode: Episode, task: dict[str, Any]) -> AgentResult:
+            async with asyncio.timeout(seconds):
+                return await served.play(episode, {"task": task})
+
+        async def play_all() -> list[Any]:
+            work = [play_one(*one) for one in played]
             return await asyncio.gather(*work, return_exceptions=True)
 
-        return self._runner.run(all_of_them())
+        return self._runner.run(play_all())
 
     def close(self) -> None:
-        async def closed() -> None:
-            await asyncio.gather(*(one.close() for one in self._processes.values()))
+        async def close_all() -> None:
+            for agent in self._agents.values():
+                assert agent.close is not None
+                await agent.close()
+            await self._endpoint.close()
 
-        self._runner.run(closed())
+        self._runner.run(close_all())
         self._runner.close()
 
 
@@ -78,7 +88,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         stage.close()
 
 
-def session_of(*texts: str, **config: Any) -> Session:
+def episode_of(*texts: str, **config: Any) -> Episode:
     """An episode whose policy says these texts, one after another."""
     said = iter(texts)
 
@@ -92,10 +102,10 @@ def session_of(*texts: str, **config: Any) -> Session:
         return [single_turn(prompt, 0, tokens, logprobs, text, reason, weight_version=4)]  # type: ignore[arg-type]
 
     environment = EnvironmentConfig(name="own", max_tokens=4000, **config)
-    speech = Speech(QWEN.template, (END,), partial(read_reply), 400)
-    policy = Policy(ask, 0, SamplingConfig(max_new_tokens=60), seed=1)
-    return Session(
-        Table("own", environment, speech, 1000), Prompt(0, np.array([1]), "1+1="), policy
+    codec = TurnCodec(QWEN.template, (END,), partial(read_reply), 400)
+    policy = EpisodePolicy(ask, 0, SamplingConfig(max_new_tokens=60), seed=1)
+    return Episode(
+        EpisodeRules("own", environment, codec, 1000), Prompt(0, np.array([1]), "1+1="), policy
     )
 
 
@@ -104,92 +114,108 @@ def said_of(failed: object) -> str:
     return failed.failed.said
 
 
-def texts(session: Session) -> list[str]:
-    return [session.table.speech.text(one.all_tokens.tolist()) for one in session.branches]
+def texts(episode: Episode) -> list[str]:
+    return [episode.rules.codec.decode(one.all_tokens.tolist()) for one in episode.branches]
 
 
 def test_one_turn_of_many_episodes_side_by_side(stage: Stage) -> None:
-    sessions = [session_of(text) for text in ("it is 2", "it is 3", "2")]
-    found = stage.play("sums", *((one, TASK) for one in sessions))
+    episodes = [episode_of(text) for text in ("it is 2", "it is 3", "2")]
+    found = stage.play("sums", *((one, TASK) for one in episodes))
     assert [one.reward for one in found] == [1.0, 0.0, 1.0]
-    assert found[0] == Played(1.0, {"replies": 1.0})
-    [text] = texts(sessions[0])
+    assert found[0] == AgentResult(1.0, {"replies": 1.0})
+    [text] = texts(episodes[0])
     assert text.endswith("user\n1+1=<|im_end|>\n<|im_start|>assistant\nit is 2<|im_end|>")
 
 
 def test_turns_go_on_after_the_very_tokens_that_were_sampled(stage: Stage) -> None:
-    session = session_of("3  ", "1", "22")
-    assert stage.play("talk", (session, TASK)) == [Played(1.0, {"replies": 3.0})]
-    [branch] = session.branches
+    episode = episode_of("3  ", "1", "22")
+    assert stage.play("talk", (episode, TASK)) == [AgentResult(1.0, {"replies": 3.0})]
+    [branch] = episode.branches
     assert [turn.role for turn in branch.turns] == [*["assistant", "user"] * 2, "assistant"]
-    [text] = texts(session)
+    [text] = texts(episode)
     assert "assistant\n3  <|im_end|>\n<|im_start|>user\n1+1=<|im_end|>" in text
     assert branch.turns[1].text == "1+1=" and set(branch.versions) == {0, 4}
 
 
 def test_tools_are_described_called_and_answer(stage: Stage) -> None:
     call = '<tool_call>\n{"name": "adder_add", "arguments": {"a": 40, "b": 2}}\n</tool_call>'
-    session = session_of(call, "42")
+    episode = episode_of(call, "42")
     task = {"prompt": "40+2=", "answer": "42", "system_prompt": "Add."}
-    assert stage.play("adding", (session, task)) == [Played(1.0, {"replies": 2.0})]
-    [text] = texts(session)
+    assert stage.play("adding", (episode, task)) == [AgentResult(1.0, {"replies": 2.0})]
+    [text] = texts(episode)
     assert "Add two numbers." in text and "<tool_response>\n42\n</tool_response>" in text
     assert text.startswith("<|im_start|>system\nAdd.")
-    assert session.figures["tool_calls"] == 1 and len(session.branches) == 1
+    assert episode.figures["tool_calls"] == 1 and len(episode.branches) == 1
 
 
 def test_an_episode_without_turns_left_is_scored_as_it_is(stage: Stage) -> None:
-    short, cut = session_of("2", max_turns=1), session_of("1" * 200, "2", "2")
+    short, cut = episode_of("2", max_turns=1), episode_of("1" * 200, "2", "2")
     found = stage.play("talk", (short, TASK), (cut, TASK))
-    assert found == [Played(1.0, {"replies": 1.0}), Played(1.0, {"replies": 3.0})]
+    assert found == [AgentResult(1.0, {"replies": 1.0}), AgentResult(1.0, {"replies": 3.0})]
     assert (short.reason, cut.reason) == ("turns", "stop")
 
 
 def test_what_fails_costs_its_own_episode(stage: Stage) -> None:
     raising = {**TASK, "answer": "raises"}
     tasks: list[dict[str, Any]] = [TASK, raising, {"prompt": 7}, {"answer": "2"}]
-    whole, raised, wrong, silent = stage.play("sums", *((session_of("2"), t) for t in tasks))
-    assert whole == Played(1.0, {"replies": 1.0})
+    whole, raised, wrong, silent = stage.play("sums", *((episode_of("2"), t) for t in tasks))
+    assert whole == AgentResult(1.0, {"replies": 1.0})
     assert said_of(raised).startswith(" raised TaskError: ") and "door" in said_of(raised)
     assert said_of(wrong).startswith(" raised ValidationError: ")
     assert "task has no prompt" in said_of(silent)
-    session = session_of("2")
-    [untold] = stage.play("sums", (session, None))  # type: ignore[arg-type]
-    assert "need a column task" in said_of(untold) and not session.branches
+    episode = episode_of("2")
+    [untold] = stage.play("sums", (episode, None))  # type: ignore[arg-type]
+    assert "need a column task" in said_of(untold) and not episode.branches
 
 
 def test_an_agent_that_is_not_to_be_trained_cannot_be_the_policy(stage: Stage) -> None:
-    [found] = stage.play("talk", (session_of("2"), {**TASK, "name": "helped"}))
+    [found] = stage.play("talk", (episode_of("2"), {**TASK, "name": "helped"}))
     assert "'helper' is not to be trained" in said_of(found) and "helper.model" in said_of(found)
 
 
 def test_a_process_that_dies_costs_its_episodes_and_is_replaced(stage: Stage) -> None:
-    hung, died = stage.play("talk", (session_of("2"), HANGING), (session_of("2"), DYING))
+    hung, died = stage.play("talk", (episode_of("2"), HANGING), (episode_of("2"), DYING))
     assert said_of(died) == said_of(hung) == "'s process ended with exit code 3"
     late, whole = stage.play(
-        *("talk", (session_of("2"), HANGING), (session_of("2", "2", "2"), TASK)), seconds=2.0
+        *("talk", (episode_of("2"), HANGING), (episode_of("2", "2", "2"), TASK)), seconds=20.0
     )
-    assert said_of(late) == " took longer than call_seconds, which is 2"
-    assert whole == Played(1.0, {"replies": 3.0})
+    assert isinstance(late, TimeoutError)
+    assert whole == AgentResult(1.0, {"replies": 3.0})
 
 
-def test_one_in_which_nothing_moves_is_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plimsoll.environment.verifiers.process._END_SECONDS", 1.0)
-    [found] = stage.play("talk", (session_of("2"), {**TASK, "name": "blocks"}), seconds=1.0)
-    assert said_of(found).endswith("nothing moved in its process, which was ended")
-    assert stage.play("talk", (session_of("2", "2", "2"), TASK)) == [Played(1.0, {"replies": 3.0})]
+def test_a_process_in_which_nothing_moves_is_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plimsoll.interop.verifiers.child._END_SECONDS", 1.0)
+    [late] = stage.play("talk", (episode_of("2"), {**TASK, "name": "blocks"}), seconds=1.0)
+    assert isinstance(late, TimeoutError)
+    [whole] = stage.play("talk", (episode_of("2", "2", "2"), TASK))
+    assert whole == AgentResult(1.0, {"replies": 3.0})
 
 
 @pytest.mark.usefixtures("stage")
-def test_one_whose_episodes_wait_for_the_policy_ends_by_itself() -> None:
-    async def ended() -> int | None:
-        process = VerifiersEnvironment("talk").process({})
-        waiting = [await process.begin(TASK) for _ in range(4)]
-        assert ["asked" in await one.heard() for one in waiting] == [True] * 4
-        await process.close()
-        return waiting[0].running.process.returncode
+def test_a_process_whose_episodes_wait_for_the_policy_ends_by_itself() -> None:
+    async def play() -> list[Any]:
+        asked = asyncio.Event()
 
-    assert asyncio.run(ended()) == 0
+        async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            await reader.read()
+
+        server = await asyncio.start_server(hear, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        process = PlayerProcess("talk")
+        playing = [
+            asyncio.create_task(process.play({"task": TASK}, base_url=url, api_key="key"))
+            for _ in range(4)
+        ]
+        await asked.wait()
+        await process.close()
+        server.close()
+        return await asyncio.gather(*playing, return_exceptions=True)
+
+    said = {said_of(result) for result in asyncio.run(play())}
+    assert said == {"'s process ended with exit code 0"}
 
 
 @pytest.mark.parametrize(
@@ -201,8 +227,7 @@ def test_one_whose_episodes_wait_for_the_policy_ends_by_itself() -> None:
 )
 @pytest.mark.usefixtures("stage")
 def test_what_cannot_be_opened_is_told(name: str, options: dict[str, Any], said: str) -> None:
-    kind = opened(f"verifiers:{name}")
-    assert isinstance(kind, VerifiersEnvironment)
+    agent = open_environment(f"verifiers:{name}")
     with pytest.raises(ConfigError, match=f"verifiers cannot open '{name}'") as caught:
-        kind.check(options)
+        agent.check(options)
     assert said in str(caught.value)

@@ -27,4 +27,4 @@ def test_the_wheel_installs_and_plays_the_demo(tmp_path: Path) -> None:
     run(own / "pip", "install", "--quiet", f"{wheel}[cpu]")
     run(own / "plimsoll", "setup-vllm", "--backend", "cpu")
     run(own / "plimsoll", "demo")
-    assert (tmp_path / "runs" / "demo" / "curves.png").exists()
+    assert (tmp_path / "runs" / "demo" / "curves.html").exists()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.environment.verifiers.venv import SETUP, place, python_of
+from plimsoll.interop.verifiers.venv import SETUP, python_of, venv_directory
 
 needs_verifiers = pytest.mark.skipif(
-    not python_of(place()).exists(), reason=f"verifiers is not set up: {SETUP}"
+    not python_of(venv_directory()).exists(), reason=f"verifiers is not set up: {SETUP}"
 )
 
 TASKSETS = {

@@ -31,7 +31,7 @@ def init(words: list[str]) -> None:
     out = Path(options.out or f"{job.name}.yaml")
     if out.exists():
         raise ConfigError(f"{out} is there already. Give another file: -o FILE.")
-    from plimsoll.commands.init import Asked, check_given, make_config
+    from plimsoll.commands.init import InitRequest, check_given, make_config
     from plimsoll.run.files import write_whole
 
     for name in _QUESTIONS:
@@ -40,12 +40,12 @@ def init(words: list[str]) -> None:
     _ask(options, job.name)
 
     held_out = options.eval or None
-    asked = Asked(
+    asked = InitRequest(
         options.model, options.data, held_out, options.cluster, options.host_memory, flags
     )
     made = make_config(job, asked)
     write_whole(out, made.text)
-    show("\n".join(made.said))
+    show("\n".join(made.remarks))
     show(
         f"\n{out} is written. Look at it, and then:\n"
         f"  plimsoll plan {out}             # its memory, by role, phase and item\n"

@@ -48,7 +48,7 @@ def setup_verifiers(words: list[str]) -> None:
     parser.add_argument("--python", type=expanduser, help="make it of this Python; default: this")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.verifiers import set_up
+    from plimsoll.interop.verifiers.setup import set_up
 
     directory = None if options.directory is None else Path(options.directory).absolute()
     show(set_up(directory, options.package, options.python))
@@ -78,7 +78,7 @@ def verifiers_tasks(words: list[str]) -> None:
     keys = apply_flags(Tree({}, {}), parse_flags(flags)).values
 
     from plimsoll.commands.found_models import refuse_existing
-    from plimsoll.commands.verifiers import write_tasks
+    from plimsoll.interop.verifiers.setup import write_tasks
 
     out = Path(options.out)
     refuse_existing("--out", out)

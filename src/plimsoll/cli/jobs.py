@@ -145,10 +145,10 @@ def _set_by_preset(job: Job[Any]) -> list[str]:
 
 def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:
     from plimsoll.commands.placement import placement
-    from plimsoll.commands.planning import shown_plan
+    from plimsoll.commands.planning import render_short_plan
     from plimsoll.config.keys import dump_config
 
-    memory = plan if isinstance(plan, str) else shown_plan(plan)
+    memory = plan if isinstance(plan, str) else render_short_plan(plan)
     return (
         f"{dump_config(spec.config)}\n{placement(spec)}\n{_preset(spec)}Memory\n{memory}\n\n"
         "Dry run: nothing was started."

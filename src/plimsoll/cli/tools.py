@@ -86,15 +86,9 @@ def _plan_parser() -> Parser:
     )
     parser.add_argument("-o", "--out", metavar="FILE", help="write that config to a file")
     parser.add_argument("--force", action="store_true", help="over the file that is there")
-    parser.add_argument("--svg", metavar="FILE", help="write a picture, too")
+    parser.add_argument("--html", metavar="FILE", help="write the plan as a page, too")
     parser.add_argument(
         "--suggest", action="store_true", help="search for changes that would fit, or be faster"
-    )
-    parser.add_argument(
-        "--trace",
-        action="store_true",
-        help="check the activations by a forward and backward on fake tensors; takes PyTorch "
-        "and some seconds for each role",
     )
     parser.add_argument(
         "--open",
@@ -116,10 +110,9 @@ def plan(words: list[str]) -> None:
         advise_job,
         plan_job,
         plan_json,
-        plan_svg,
         refuse_conflicts,
-        shown_plan,
-        whole_plan,
+        render_short_plan,
+        render_whole_plan,
     )
     from plimsoll.jobs.which import load_any
     from plimsoll.run.files import write_whole
@@ -141,15 +134,12 @@ def plan(words: list[str]) -> None:
         return
     plan = plan_job(spec)
     advice = advise_job(spec) if options.suggest else None
-    traced = {}
-    if options.trace:
-        from plimsoll.commands.trace_models import trace_activations
+    render = plan_json if options.json else render_whole_plan if options.all else render_short_plan
+    show(render(plan, advice))
+    if options.html:
+        from plimsoll.commands.plan_page import plan_html
 
-        traced = {role: trace_activations(spec, role) for role in spec.models}
-    shown = plan_json if options.json else whole_plan if options.all else shown_plan
-    show(shown(plan, advice, traced))
-    if options.svg:
-        write_whole(Path(options.svg), plan_svg(plan, options.config))
+        write_whole(Path(options.html), plan_html(options.config, flags, plan))
     refuse_conflicts(plan.problems)
     if plan.verdict == "does not fit":
         raise DoesNotFit(f"{options.config} does not fit")
@@ -158,10 +148,8 @@ def plan(words: list[str]) -> None:
 def _check_together(options: Namespace) -> None:
     """Raise ConfigError for options that say nothing beside the others, and for a file that is
     there."""
-    if options.apply is not None and (options.svg or options.trace):
-        raise ConfigError(
-            "--apply prints a config and no plan. Plan that config with --svg or --trace."
-        )
+    if options.apply is not None and options.html:
+        raise ConfigError("--apply prints a config and no plan. Plan that config with --html.")
     if options.out is None and options.force:
         raise ConfigError("--force is for the file of -o, and none is given.")
     if options.out is not None and options.apply is None:
@@ -176,10 +164,10 @@ def _check_together(options: Namespace) -> None:
 
 def _apply(options: Namespace, flags: list[str], spec: RunSpec[Any]) -> None:
     """Print or write the config with an answer in it."""
-    from plimsoll.commands.planning import advise_job, applied
+    from plimsoll.commands.planning import advise_job, apply_answer
     from plimsoll.run.files import write_whole
 
-    text = applied(options.config, flags, advise_job(spec), options.apply)
+    text = apply_answer(options.config, flags, advise_job(spec), options.apply)
     if options.out is None:
         show(text.removesuffix("\n"))
         return
@@ -196,7 +184,7 @@ def report(words: list[str]) -> None:
     parser.add_argument("run", help="a run.directory")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.report.report import report_run
+    from plimsoll.commands.report import report_run
 
     show(report_run(Path(options.run)))
 
@@ -234,11 +222,11 @@ def rollouts(words: list[str]) -> None:
 
     from rich.console import Console
 
-    from plimsoll.commands.rollouts import Wanted, show_rollouts
+    from plimsoll.commands.rollouts import RolloutQuery, show_rollouts
 
     path, console = Path(options.pop("run")), Console(file=sys.stdout)
     side_by_side = sys.stdout.isatty() and not console.is_dumb_terminal
-    show(show_rollouts(path, Wanted(**options), console if side_by_side else None))
+    show(show_rollouts(path, RolloutQuery(**options), console if side_by_side else None))
 
 
 def calibrate(words: list[str]) -> None:
@@ -273,10 +261,10 @@ def doctor(words: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.doctor import examine, refuse_wrong, shown
+    from plimsoll.commands.doctor import examine, refuse_wrong, render_findings
 
     findings = examine(options.directory, options.address)
-    show(shown(findings, options.json))
+    show(render_findings(findings, options.json))
     refuse_wrong(findings)
 
 
@@ -363,7 +351,7 @@ def evaluate(words: list[str]) -> None:
         description="Measure a model on data.eval as the config's job does: likelihood (sft, "
         "distill), preference accuracy (dpo, kto), accuracy and calibration of scores (rm, prm), "
         "or the rewards of sampled answers, and of several to a prompt pass@k and maj@k (ppo, "
-        "grpo, ...). Writes eval.json, and eval-calibration.png (rm, prm) or the answers to "
+        "grpo, ...). Writes eval.json, and eval-calibration.svg (rm, prm) or the answers to "
         "eval-answers.parquet (ppo, grpo, ...).",
     )
     parser.add_argument("source", metavar="CONFIG|RUN", help="a config, or a run.directory")
@@ -410,10 +398,11 @@ def serve_reward(words: list[str]) -> None:
     rest, flags = split_flags(words)
     options = parser.parse_args(rest)
 
-    from plimsoll.commands.serve_reward import chosen_rewards, refuse_without_packages, serve
+    from plimsoll.commands.serve_reward import choose_rewards, serve
+    from plimsoll.page.serve import require_server
 
-    refuse_without_packages()
-    serve(chosen_rewards(options.config, flags, options.reward), options.host, options.port)
+    require_server()
+    serve(choose_rewards(options.config, flags, options.reward), options.host, options.port)
 
 
 def watch(words: list[str]) -> None:

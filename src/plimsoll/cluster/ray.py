@@ -33,7 +33,6 @@ from plimsoll.cluster.ray_actors import (
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended
-from plimsoll.cluster.start import run_device
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
@@ -114,7 +113,9 @@ class _OpenCalls:
 class RayCluster:
     """A `Cluster` of Ray actors."""
 
-    def __init__(self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int) -> None:
+    def __init__(
+        self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
+    ) -> None:
         self.ranks = config.ranks
         self.engines = len(specs)
         self._engine_sequences = max((s.rollout.max_sequences for s in specs), default=1)
@@ -127,7 +128,7 @@ class RayCluster:
         start_ray(config)
         self._node_id = ray.get_runtime_context().get_node_id()
         try:
-            self._start_members(config, specs, threads)
+            self._start_members(config, specs, threads, device)
         except BaseException:
             # Engines that load cannot be asked to stop.
             self._on_nodes(end_processes, (*self._ranks, *self._engines))
@@ -138,9 +139,9 @@ class RayCluster:
         self.critics: Ranks = RankGroup(own, self._wait) if own else self
 
     def _start_members(
-        self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int
+        self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
     ) -> None:
-        device, patience = run_device(config), config.start_timeout
+        patience = config.start_timeout
         nodes = wait_for_nodes(config)
         actors = create_ranks(config.ranks, device, threads, nodes)
         critics = create_ranks(config.critic_ranks or 0, device, threads, nodes)

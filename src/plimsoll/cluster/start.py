@@ -12,7 +12,7 @@ from plimsoll.rollout.protocol import EngineSpec
 
 
 def start_cluster(config: ClusterConfig, specs: Sequence[EngineSpec]) -> Cluster:
-    """All training ranks and one engine for each spec (none for SFT)."""
+    """Start all training ranks, and one rollout engine for each spec (SFT has none)."""
     threads = thread_count(config, len(specs))
     if config.where == "local":
         from plimsoll.cluster.local import LocalCluster
@@ -20,18 +20,21 @@ def start_cluster(config: ClusterConfig, specs: Sequence[EngineSpec]) -> Cluster
         return LocalCluster(config, specs, threads)
     from plimsoll.cluster.ray import RayCluster
 
-    return RayCluster(config, specs, threads)
+    return RayCluster(config, specs, threads, run_device(config))
 
 
 def thread_count(config: ClusterConfig, engines: int) -> int:
-    """CPU threads of each process."""
+    """Return the number of CPU threads that each process gets."""
     if config.threads is not None:
         return config.threads
     return max(1, usable_cores() // most_at_once(config, engines))
 
 
 def run_device(config: ClusterConfig) -> Device:
-    """Return what ranks and engines compute on. Raises ConfigError for CUDA that is not there."""
+    """Return the device that ranks and engines compute on.
+
+    Raises ConfigError if the config asks for CUDA and there is none.
+    """
     if config.where == "local" or config.address is None:
         return check_device(decided_device(config))
     from plimsoll.cluster.ray_start import joined_device

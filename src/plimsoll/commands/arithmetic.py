@@ -1,14 +1,13 @@
-"""The demo's task: adding numbers, digit by digit, with the carry written out.
+"""The task of the demo: adding numbers digit by digit, with the carry written out.
 
 A problem is `47+85=`. A worked answer goes from the last digit to the first, each step with the
 carry that comes in, and ends with the sum:
 
-    47+85= 7+5+0=12 4+8+1=13 #### 132
+`47+85= 7+5+0=12 4+8+1=13 #### 132`
 
-In every problem the last digits carry, and most of the teachers who wrote the demonstrations are
-careless: they forget every carry, and arrive at 122. A model that imitates them all is right less
-than half of the time; a reward that only looks at the sum tells the careful ones from the rest.
-Every character is a token.
+In every problem the last digits carry, and most demonstrations are careless: they forget every
+carry and arrive at 122. A model that imitates all of them is right less than half of the time; a
+reward for the right sum tells the careful ones from the rest. Every character is a token.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ END = "<end>"
 
 
 @dataclass(frozen=True)
-class Problem:
+class SumProblem:
     """Two numbers with the same number of digits."""
 
     a: int
@@ -38,14 +37,16 @@ class Problem:
 
     @property
     def prompt(self) -> str:
+        """The problem, such as `47+85=`."""
         return f"{self.a:0{self.digits}d}+{self.b:0{self.digits}d}="
 
     @property
     def answer(self) -> str:
+        """The right sum."""
         return str(self.a + self.b)
 
     def worked(self, careful: bool) -> str:
-        """The steps, then the sum; a careless teacher forgets every carry."""
+        """Return the steps and the sum; a careless answer forgets every carry."""
         steps, carry, total, answer = [], 0, 0, 0
         for place in range(self.digits):
             x, y = self.a // 10**place % 10, self.b // 10**place % 10
@@ -57,8 +58,8 @@ class Problem:
         return f" {' '.join(steps)} #### {answer}"
 
 
-def problems(count: int, digits: int, seed: int) -> Iterator[Problem]:
-    """Different problems whose last digits carry, in a fixed random order."""
+def problems(count: int, digits: int, seed: int) -> Iterator[SumProblem]:
+    """Yield different problems whose last digits carry, in a fixed random order."""
     assert count <= 10 ** (2 * digits) * 45 // 100
     rng = np.random.default_rng(seed)
     seen: set[tuple[int, int]] = set()
@@ -66,34 +67,31 @@ def problems(count: int, digits: int, seed: int) -> Iterator[Problem]:
         a, b = (int(x) for x in rng.integers(10**digits, size=2))
         if a % 10 + b % 10 > 9 and (a, b) not in seen:
             seen.add((a, b))
-            yield Problem(a, b, digits)
+            yield SumProblem(a, b, digits)
 
 
-def write_problems(path: Path, found: Sequence[Problem], careless: float, seed: int) -> None:
-    """A JSON line a problem: prompt, a demonstration, and the true answer.
-
-    careless: the share of demonstrations by careless teachers.
-    """
-    draws = np.random.default_rng(seed).random(len(found))
+def write_problems(path: Path, chosen: Sequence[SumProblem], careless: float, seed: int) -> None:
+    """Write a JSON line per problem: prompt, demonstration (a share careless), true answer."""
+    draws = np.random.default_rng(seed).random(len(chosen))
     rows = [
         {"prompt": p.prompt, "response": p.worked(careful=draw >= careless), "answer": p.answer}
-        for p, draw in zip(found, draws, strict=True)
+        for p, draw in zip(chosen, draws, strict=True)
     ]
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_pairs(path: Path, found: Sequence[Problem]) -> None:
-    """A JSON line a problem: prompt, a careful answer, and a careless one."""
+def write_pairs(path: Path, chosen: Sequence[SumProblem]) -> None:
+    """Write a JSON line per problem: prompt, a careful answer, and a careless one."""
     rows = [
-        {"prompt": p.prompt, "careful": p.worked(True), "careless": p.worked(False)} for p in found
+        {"prompt": p.prompt, "careful": p.worked(True), "careless": p.worked(False)} for p in chosen
     ]
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each character of the task, and one that ends a response.
+    """Return a tokenizer with a token for each character, and one that ends a response.
 
-    Byte-level BPE without merges: what transformers expects of Qwen2's tokenizer, so that every
+    It is byte-level BPE without merges, which transformers expects of Qwen2's tokenizer, so every
     program that loads the model reads it alike.
     """
     mapped = [token for token, _ in pre_tokenizers.ByteLevel(False).pre_tokenize_str(ALPHABET)]

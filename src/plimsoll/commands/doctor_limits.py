@@ -1,5 +1,4 @@
-"""The rules of `plimsoll doctor` about what a machine, container or user may fill: memory, cores,
-limits and disks."""
+"""The rules of `plimsoll doctor` about memory, cores, limits and disks."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _OTHER_DIRECTORY = "choose another run.directory"
 
 
 def memory(machine: Machine) -> Iterator[Problem]:
-    """Free host memory of what this process may fill."""
+    """Check the free host memory."""
     host = machine.memory
     what = f"{bytes_text(host.free_bytes)} of {bytes_text(host.capacity_bytes)} free"
     if host.limit is not None:
@@ -38,7 +37,7 @@ def memory(machine: Machine) -> Iterator[Problem]:
 
 
 def swap(machine: Machine) -> Iterator[Problem]:
-    """Swap in use."""
+    """Check the swap in use."""
     host = machine.memory
     what = f"{bytes_text(host.swap_used_bytes)} of {bytes_text(host.swap_bytes)} used"
     severity: Severity = "warning" if host.swap_used_bytes > _GIB else "ok"
@@ -48,8 +47,7 @@ def swap(machine: Machine) -> Iterator[Problem]:
 
 
 def cores(machine: Machine) -> Iterator[Problem]:
-    """Report the cores for threads, which `cluster.threads` divides by default, and whether they
-    multiply bfloat16, on which `dtype: auto` hangs."""
+    """Report the cores, and whether they multiply bfloat16, which decides `dtype: auto`."""
     what = f"{machine.cores:,}"
     if machine.cores < machine.cores_in_all:
         what += f" of {machine.cores_in_all:,} (affinity, or a cgroup's quota)"
@@ -58,7 +56,7 @@ def cores(machine: Machine) -> Iterator[Problem]:
 
 
 def locked_memory(machine: Machine) -> Iterator[Problem]:
-    """ulimit -l."""
+    """Check ulimit -l."""
     least = _LEAST_LOCKED if machine.has_gpus else 0
     why = "NCCL over InfiniBand and offload to NVMe lock more host memory than that."
     fix = "ulimit -l unlimited; in a container, docker run --ulimit memlock=-1"
@@ -66,39 +64,38 @@ def locked_memory(machine: Machine) -> Iterator[Problem]:
 
 
 def address_space(machine: Machine) -> Iterator[Problem]:
-    """ulimit -v."""
+    """Check ulimit -v."""
     why = "Ray and CUDA reserve far more addresses than they use memory, and then do not start."
     fix = "ulimit -v unlimited; limit memory by a cgroup instead"
     yield _limit("address space", machine.address_bytes, sys.maxsize, bytes_text, why, fix)
 
 
 def open_files(machine: Machine) -> Iterator[Problem]:
-    """ulimit -n."""
+    """Check ulimit -n."""
     why = "Ray holds sockets to every worker and ends with `Too many open files`."
     fix = "ulimit -n 65536"
     yield _limit("open files", machine.open_files, _LEAST_FILES, "{:,}".format, why, fix)
 
 
 def processes(machine: Machine) -> Iterator[Problem]:
-    """ulimit -u, and the cgroup's."""
-    shown = "{:,} at most, threads included".format
+    """Check ulimit -u, and the cgroup's limit."""
+    text_of = "{:,} at most, threads included".format
     why = "Ray, torch and vLLM start threads for every core, and end with `Resource temporarily "
     why += "unavailable` where there are too many."
     fix = "ulimit -u unlimited; in a container, docker run --pids-limit=-1"
-    yield _limit("processes", machine.processes, _LEAST_PROCESSES, shown, why, fix)
+    yield _limit("processes", machine.processes, _LEAST_PROCESSES, text_of, why, fix)
 
 
 def _limit(
-    key: str, limit: int | None, least: int, shown: Callable[[int], str], why: str, fix: str
+    key: str, limit: int | None, least: int, text_of: Callable[[int], str], why: str, fix: str
 ) -> Problem:
-    """limit: None for none."""
     if limit is None:
         return checked(key, "ok", "unlimited")
-    return checked(key, "warning" if limit < least else "ok", shown(limit), why, fix)
+    return checked(key, "warning" if limit < least else "ok", text_of(limit), why, fix)
 
 
 def shared_memory(machine: Machine) -> Iterator[Problem]:
-    """/dev/shm, where NCCL's buffers and Ray's object store are."""
+    """Check /dev/shm, which holds NCCL's buffers and Ray's object store."""
     shared, host = machine.shared, machine.memory
     what = f"{bytes_text(shared.free_bytes)} of {bytes_text(shared.total_bytes)} free"
     size = f"docker run --shm-size={max(1, round(_RAY_SHARE * host.capacity_bytes / _GIB))}g"
@@ -113,13 +110,13 @@ def shared_memory(machine: Machine) -> Iterator[Problem]:
 
 
 def run_disk(machine: Machine) -> Iterator[Problem]:
-    """Where runs are written."""
+    """Check the disk of the run directory."""
     disk, severity = machine.runs, _severity(machine.runs)
     why = "A checkpoint takes about 14 bytes a parameter: 7 GB for a model of 0.5B."
     fix = f"make room, or {_OTHER_DIRECTORY}"
     if not disk.writable:
         why, fix = "Checkpoints, metrics and the model go there.", _OTHER_DIRECTORY
-    yield checked("run disk", severity, _shown(disk), why, fix)
+    yield checked("run disk", severity, _describe_disk(disk), why, fix)
 
 
 def _severity(disk: Disk) -> Severity:
@@ -129,10 +126,10 @@ def _severity(disk: Disk) -> Severity:
 
 
 def temporary_disk(machine: Machine) -> Iterator[Problem]:
-    """Where Ray keeps its sessions and spills objects."""
+    """Check the disk on which Ray keeps its sessions and spilled objects."""
     disk = machine.temporary
     severity: Severity = "error"
-    what, fix = _shown(disk, "/ray"), "make room, or set TMPDIR"
+    what, fix = _describe_disk(disk, "/ray"), "make room, or set TMPDIR"
     if disk.free_bytes < _LEAST_TEMPORARY or not disk.writable:
         why = "Ray keeps its logs and sessions there and cannot start."
     elif len(os.fsencode(disk.path)) > _LONGEST_TEMPORARY:
@@ -146,16 +143,16 @@ def temporary_disk(machine: Machine) -> Iterator[Problem]:
 
 
 def cache_disk(machine: Machine) -> Iterator[Problem]:
-    """Where packages keep what they compile and download, unless variables of theirs say."""
+    """Check the disk on which packages keep what they compile and download."""
     disk = machine.caches
     enough = disk.writable and disk.free_bytes >= _LEAST_DISK
     why = "Adam for the CPU, Triton's kernels and models of the hub go there, or beside it."
     fix = "set HOME to a directory that can be written to (docker run -e HOME=/workspace)"
-    yield checked("caches", "ok" if enough else "warning", _shown(disk), why, fix)
+    yield checked("caches", "ok" if enough else "warning", _describe_disk(disk), why, fix)
 
 
-def _shown(disk: Disk, below: str = "") -> str:
-    """below: the folder in it that is written to."""
+def _describe_disk(disk: Disk, below: str = "") -> str:
+    """Return the free bytes of a disk as text; `below` is the folder in it that is written to."""
     if not disk.writable:
         return f"{disk.path}{below} cannot be written to"
     return f"{bytes_text(disk.free_bytes)} free at {disk.path}"

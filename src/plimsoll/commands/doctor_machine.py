@@ -1,7 +1,7 @@
 """What `plimsoll doctor` looks at; `doctor_checks.py` and `doctor_limits.py` judge it.
 
-torch and Ray are imported in processes of their own, with a time limit: a broken driver or
-library can hang or kill whoever imports it, and must not take the doctor along.
+torch and Ray are imported in processes of their own, with a time limit: a broken driver or library
+can hang or kill the process that imports it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from os.path import expanduser
 from pathlib import Path
 
 from plimsoll.cluster.address import check_reachable
-from plimsoll.environment.verifiers.venv import Found, look, place
 from plimsoll.errors import PlimsollError
+from plimsoll.interop.verifiers.venv import VerifiersInstall, look, venv_directory
 from plimsoll.machine.allocator import named_settings
 from plimsoll.machine.cgroup import process_limit
 from plimsoll.machine.cpu import multiplies_bfloat16
@@ -29,6 +29,7 @@ from plimsoll.machine.host import HostMemory, live_host, usable_cores
 from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
 from plimsoll.machine.tools import system_tools
 from plimsoll.machine.versions import PACKAGES, installed_version
+from plimsoll.process.programs import sandbox_trouble
 
 _PATIENCE = 60.0  # seconds for one import
 _SEE_TORCH = """
@@ -45,71 +46,71 @@ _SEE_RAY = "import json, ray; print(json.dumps(True))"
 
 @dataclass(frozen=True)
 class TorchView:
-    """torch as a process of its own saw it.
-
-    cuda: the CUDA version that it is built for, None for a CPU build. kernels: such as sm_80 or
-    compute_90, of an available CUDA. trouble: why it cannot be imported, or what it warned of.
-    """
+    """The state of torch, as a separate process saw it."""
 
     imported: bool
     cuda: str | None
+    """CUDA version that torch is built for; None for a CPU build."""
     available: bool
     kernels: tuple[str, ...]
+    """Kernels such as sm_80 or compute_90, if CUDA is available."""
     trouble: str
+    """Why torch cannot be imported, or what it warned of."""
 
 
 @dataclass(frozen=True)
 class Disk:
-    """A file system, as seen from `path`. writable: whether files can be made there."""
+    """A file system, as seen from `path`."""
 
     path: str
     total_bytes: int
     free_bytes: int
     writable: bool = True
+    """Whether files can be made there."""
 
 
 @dataclass(frozen=True)
 class RayView:
-    """trouble: why Ray cannot be imported; silence: why nothing answers at `address`; "" if not."""
+    """The state of Ray."""
 
     trouble: str
+    """Why Ray cannot be imported; empty if it can."""
     address: str | None
     silence: str
+    """Why nothing answers at `address`; empty if something does."""
 
 
 @dataclass(frozen=True)
 class Shadowed:
-    """An installed package that a folder of PYTHONPATH has, too, and that is imported from there.
-    version, installed: those of the two; None if they are not known."""
+    """An installed package that is imported from a folder of PYTHONPATH instead."""
 
     path: str
     version: str | None = None
+    """Version that is imported; None if unknown."""
     installed: str | None = None
+    """Version that is installed; None if unknown."""
 
     @property
     def differs(self) -> bool:
-        """Whether another version is imported than the one that is installed."""
+        """Whether another version is imported than the installed one."""
         return None not in (self.version, self.installed) and self.version != self.installed
 
 
 @dataclass(frozen=True)
 class Machine:
-    """All that was seen.
-
-    versions: of each of `versions.PACKAGES`, None where not installed. cards: those that
-    CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why the driver fails.
-    locked_bytes, address_bytes, processes: None for no limit. caches: where packages keep what they
-    compile and download. allocator: as `named_settings` reads it. tools: as `system_tools` finds
-    them. verifiers: its virtual environment.
-    """
+    """Everything that `plimsoll doctor` saw of a machine."""
 
     python: tuple[int, int, int]
     versions: Mapping[str, str | None]
+    """Version of each of `versions.PACKAGES`; None if it is not installed."""
     shadowed: tuple[Shadowed, ...]
     torch: TorchView
     cards: tuple[LiveCard, ...]
+    """Cards that CUDA_VISIBLE_DEVICES makes visible."""
     cards_in_all: int
+    """Number of all cards."""
     driver_trouble: str
+    """Why the driver fails; empty if it works."""
     memory: HostMemory
     cores: int
     cores_in_all: int
@@ -118,29 +119,33 @@ class Machine:
     address_bytes: int | None
     open_files: int
     processes: int | None
+    """Limits are None if there is none."""
     shared: Disk
     runs: Disk
     temporary: Disk
     caches: Disk
+    """Disk on which packages keep what they compile and download."""
     allocator: str
+    """As `named_settings` reads it."""
     tools: Mapping[str, str | None]
+    """As `system_tools` finds them."""
     ray: RayView
-    verifiers: Found
+    sandbox_trouble: str
+    """Why programs of a policy cannot be run in the sandbox; "" if they can."""
+    verifiers: VerifiersInstall
+    """Virtual environment of verifiers."""
 
     @property
     def has_gpus(self) -> bool:
-        """Whether there are any, though none may be visible or work."""
+        """Whether the machine has GPUs, even if none is visible or works."""
         return self.cards_in_all > 0 or bool(self.driver_trouble)
 
 
 def observe(directory: str, address: str | None) -> Machine:
-    """Look at this machine; changes nothing.
-
-    directory: where runs are to be written. address: of a Ray cluster that should answer.
-    """
+    """Return what is seen of this machine, `directory` for runs, and a Ray `address`."""
     versions = {package.name: installed_version(package.name) for package in PACKAGES}
     with ThreadPoolExecutor() as pool:
-        verifiers = pool.submit(look, place())
+        verifiers = pool.submit(look, venv_directory())
         torch, ray = pool.map(_child, (_SEE_TORCH, _SEE_RAY))
     cards, driver_trouble = _cards()
     return Machine(
@@ -166,12 +171,13 @@ def observe(directory: str, address: str | None) -> Machine:
         allocator=named_settings(),
         tools=system_tools(),
         ray=RayView(ray[1], address, _silence(address)),
+        sandbox_trouble=sandbox_trouble(),
         verifiers=verifiers.result(),
     )
 
 
 def _child(script: str) -> tuple[str, str]:
-    """What the script printed last, and why it failed ("" if it did not)."""
+    """Return what a script printed last, and why it failed (empty if it did not)."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=_PATIENCE
@@ -188,8 +194,8 @@ def _child(script: str) -> tuple[str, str]:
 def _torch_view(printed: str, trouble: str) -> TorchView:
     if trouble:
         return TorchView(False, None, False, (), trouble)
-    cuda, available, kernels, said = json.loads(printed)
-    return TorchView(True, cuda, available, tuple(kernels), said)
+    cuda, available, kernels, warned = json.loads(printed)
+    return TorchView(True, cuda, available, tuple(kernels), warned)
 
 
 def _shadowed() -> Iterator[Shadowed]:
@@ -206,8 +212,10 @@ def _shadowed() -> Iterator[Shadowed]:
 
 
 def _version_in(folder: str, name: str) -> str | None:
-    """The version of a package in a folder; None if the folder does not tell it."""
-    return next((found.version for found in distributions(path=[folder], name=name)), None)
+    """Return the version of a package in a folder, or None if the folder does not have it."""
+    return next(
+        (distribution.version for distribution in distributions(path=[folder], name=name)), None
+    )
 
 
 def _cards() -> tuple[tuple[LiveCard, ...], str]:
@@ -223,13 +231,13 @@ def _limit(kind: int) -> int | None:
 
 
 def _most_processes() -> int | None:
-    """Threads count, too."""
+    """Return the limit of processes, which counts threads too, or None."""
     limits = (_limit(resource.RLIMIT_NPROC), process_limit())
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _disk(path: str) -> Disk:
-    """Of the nearest directory that exists."""
+    """Return the file system of the nearest directory that exists."""
     whole = Path(expanduser(path)).absolute()
     there = next(p for p in (whole, *whole.parents) if p.exists())
     usage = shutil.disk_usage(there)
@@ -237,8 +245,11 @@ def _disk(path: str) -> Disk:
 
 
 def _ray_temporary() -> Disk:
-    """Where Ray keeps its sessions (_common/utils.py, get_default_system_temp_dir): in its folder
-    `ray`, which may be another user's."""
+    """Return the disk on which Ray keeps its sessions.
+
+    It is in its folder `ray`, which may belong to another user (_common/utils.py,
+    get_default_system_temp_dir).
+    """
     disk = _disk(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
     return replace(disk, writable=_disk(f"{disk.path}/ray").writable)
 

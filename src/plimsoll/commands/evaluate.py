@@ -1,11 +1,10 @@
-"""A model measured on held-out rows as the job of a config measures it, without training.
+"""Measure a model on held-out rows as the job of a config measures it, without training.
 
-    plimsoll eval CONFIG|RUN
+`plimsoll eval CONFIG|RUN`
 
-What is measured follows from the config's job: the likelihood of given answers (sft, distill), what
-is preferred (dpo, kto), the scores of responses or of steps (rm, prm), or answers that engines
-sample, with their rewards (ppo). What engines wrote, and how well scores are calibrated, is kept
-beside the numbers.
+The job decides what is measured: the likelihood of given answers (sft, distill), preferences (dpo,
+kto), the scores of responses or of steps (rm, prm), or answers that engines sample, with their
+rewards (ppo). Sampled answers and the calibration of scores are kept beside the numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from tempfile import TemporaryFile
 from typing import Any
 
-from plimsoll.commands.found_models import FoundModel, measured_with
+from plimsoll.commands.found_models import FoundModel, comparison_role
 from plimsoll.run.files import explained, write_whole
 from plimsoll.run.json_lines import document
 from plimsoll.run.step_report import figures
@@ -22,25 +21,23 @@ from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.tokenizers import check_tokenizers
 
 
-def run_eval(found: FoundModel) -> str:
-    """Measure, and write `eval.json`; gives what a person reads of it.
+def run_eval(model: FoundModel) -> str:
+    """Measure a model, write `eval.json`, and return the numbers as text.
 
-    Raises:
-        ConfigError: the model has other tokens than what it is compared with, or nothing is held
-            out.
-        PlimsollError: the directory cannot be made, or written to.
+    Raises ConfigError if the model has other tokens than the one it is compared with, or nothing is
+    held out, and PlimsollError if the directory cannot be written to.
     """
-    path, directory = found.path, found.directory
-    measured = _with_model(found.spec, path)
-    beside = measured_with(measured)
-    check_tokenizers(measured.actor.model, [] if beside is None else [beside])
+    path, directory = model.path, model.directory
+    measured = _with_model(model.spec, path)
+    compared = comparison_role(measured)
+    check_tokenizers(measured.actor.model, [] if compared is None else [compared])
     with explained(directory):  # before what may take hours
         directory.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=directory).close()  # it may be there already, and not be ours to write to
     start = time.monotonic()
     metrics = measured.job.load_loop().measure(measured, directory)
-    written = {"model": path, **metrics, "seconds": time.monotonic() - start}
-    write_whole(directory / "eval.json", document(written))
+    results = {"model": path, **metrics, "seconds": time.monotonic() - start}
+    write_whole(directory / "eval.json", document(results))
     values = [
         f"  {name:<24} {figure.value:>12,.6g}{figure.interval_text}"
         for name, figure in figures(metrics).items()
@@ -49,10 +46,13 @@ def run_eval(found: FoundModel) -> str:
 
 
 def _with_model(spec: RunSpec[Any], path: str) -> RunSpec[Any]:
-    """The same with this model as the actor, which is read whole: what an adapter learned over 4
-    bits is lost where it is merged and rounded to 4 bits again. What it is compared with stays."""
-    own = {"path": path, "quantization": "none", "gradient_checkpointing": False}
-    model = spec.actor.model.model_copy(update=own)
+    """Return the spec with this model as the actor, read without quantization.
+
+    What an adapter learned over 4 bits is lost if it is merged and rounded to 4 bits again. The
+    model that it is compared with stays.
+    """
+    reading = {"path": path, "quantization": "none", "gradient_checkpointing": False}
+    model = spec.actor.model.model_copy(update=reading)
     changed: dict[str, object] = {
         "actor": spec.actor.model_copy(update={"model": model, "adapter": None})
     }

@@ -1,9 +1,9 @@
-"""A checkpoint of a run as a Hugging Face directory, whoever wrote it: any ZeRO stage, any ranks.
+"""Write a checkpoint of a run as a Hugging Face directory, for any ZeRO stage and ranks.
 
-    plimsoll export RUN|CHECKPOINT --to DIRECTORY
+`plimsoll export RUN|CHECKPOINT --to DIRECTORY`
 
-The weights come from the checkpoint's fp32 masters (or from their moving average, where one is
-kept), so float32 is exact, and bfloat16 is what the trainer computed with.
+The weights come from the checkpoint's fp32 masters (or their moving average, if one is kept), so
+float32 is exact, and bfloat16 is what the trainer computed with.
 """
 
 from __future__ import annotations
@@ -32,26 +32,25 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def export_checkpoint(
-    found: FoundCheckpoint, to: Path, dtype: Dtype | None, *, merge: bool
+    checkpoint: FoundCheckpoint, to: Path, dtype: Dtype | None, *, merge: bool
 ) -> None:
     """Write the actor of a checkpoint.
 
-    dtype: of the written weights; default: the run's. merge: an adapter into its base; else it is
-    written as PEFT does.
+    `dtype` of the written weights is the run's by default. `merge` merges an adapter into its base;
+    otherwise it is written as PEFT does.
 
-    Raises:
-        ConfigError: the checkpoint is not of the model that its config names.
+    Raises ConfigError if the checkpoint does not fit the model that its config names.
     """
-    role = found.spec.actor
+    role = checkpoint.spec.actor
     kind = "master" if role.ema is None else "average"
-    weights = read_weights(found.path / "actor", kind)
+    weights = read_weights(checkpoint.path / "actor", kind)
     dtype = dtype or role.model.dtype
-    module = _load(found.spec, dtype, merge=merge)
-    _fill(module, weights, found.path)
+    module = _load(checkpoint.spec, dtype, merge=merge)
+    _fill(module, weights, checkpoint.path)
     tokenizer = load_tokenizer(role.model.path, role.model.trust_remote_code)
-    beside = companions(module.lm, tokenizer, given_template(found.spec.data))
+    beside = companions(module.lm, tokenizer, given_template(checkpoint.spec.data))
     if role.adapter is None or merge:
-        template = found.spec.data.chat_template
+        template = checkpoint.spec.data.chat_template
         write_plain(module, getattr(torch, dtype), beside, to, template)
     else:
         parts = {name: module.get_parameter(name).detach() for name in weights}
@@ -60,8 +59,10 @@ def export_checkpoint(
 
 
 def _load(spec: RunSpec[Any], dtype: Dtype, *, merge: bool) -> PolicyModel | ValueModel:
-    """The model that training began with, with room for what it learned: in fp32, where that is to
-    be seen or was. A 4-bit base matters only to a merge, which must see what the 4 bits stand for.
+    """Load the model that training began with, with room for what it learned.
+
+    It is in fp32 if the run or the output is. A 4-bit base matters only to a merge, which must see
+    the values that the 4 bits stand for.
     """
     role: TrainedRole = spec.actor
     wide = "float32" in (dtype, role.model.dtype)
@@ -79,7 +80,7 @@ def _load(spec: RunSpec[Any], dtype: Dtype, *, merge: bool) -> PolicyModel | Val
 
 
 def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) -> None:
-    """Put the weights in the place of those that are trained, in the dtype of each."""
+    """Copy the weights into the trained parameters, in the dtype of each."""
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     wrong = sorted(trained.keys() ^ weights.keys()) or sorted(
         name for name, p in trained.items() if weights[name].numel() != prod(p.shape)

@@ -1,6 +1,4 @@
-"""The models that eval, export and merge are given by their paths: found, or refused, before
-anything heavy is imported.
-"""
+"""The models that eval, export and merge are given by path; found before heavy imports."""
 
 from __future__ import annotations
 
@@ -33,27 +31,27 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """What is measured: a model's path or name, as a run's job does. directory: where what
-    comes of it is written."""
+    """A model to measure, as a run's job measures it."""
 
     path: str
+    """Path or name of the model."""
     spec: RunSpec[Any]
     directory: Path
+    """Where the results are written."""
 
 
 def refuse_existing(option: str, path: Path) -> None:
-    """Raise ConfigError where something is there already, which the option would overwrite."""
+    """Raise ConfigError if something exists that the option would overwrite."""
     if path.exists():
         raise ConfigError(f"{option} {path} is there already. Choose another place.")
 
 
 def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
-    """The checkpoint at `source`, or the last one of the run there.
+    """Return the checkpoint at `source`, or the last one of the run there.
 
-    merge: the run's adapter is to be merged into its base.
+    `merge` says that the run's adapter is to be merged into its base.
 
-    Raises:
-        ConfigError: there is none, its run's config is gone, or there is no adapter to merge.
+    Raises ConfigError if there is no checkpoint, no config of its run, or no adapter to merge.
     """
     if (source / "state.json").is_file():
         checkpoint, run = source, RunDirectory(source.absolute().parent.parent)
@@ -70,8 +68,8 @@ def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
         checkpoint = latest[1]
     if not run.config_path.is_file():
         raise ConfigError(
-            f"{run.config_path} is not there, which says what model {checkpoint} is of. Give a "
-            f"checkpoint in the run.directory that wrote it."
+            f"{run.config_path} is missing, and the model of {checkpoint} is unknown without it. "
+            f"Give a checkpoint in the run.directory that wrote it."
         )
     spec = _spec_of(run, [])
     refuse(check_model("actor.model.path", spec.actor.model.path, tokenizer=True))
@@ -89,15 +87,15 @@ def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
 
 
 def find_model(source: str, flags: list[str], model: str | None, out: str | None) -> FoundModel:
-    """What `plimsoll eval` is to measure.
+    """Return what `plimsoll eval` is to measure.
 
-    source: a config, or a run.directory, whose config and final model are taken. model: a directory
-    or name instead of that, or of the config's actor.model.path. out: default: the run.directory.
+    `source` is a config, or a run.directory, whose config and final model are used. `model`
+    replaces that model, or the actor.model.path of the config. `out` is the run.directory by
+    default.
 
-    Raises:
-        ConfigError: there is no such config, run or model, the model is an adapter alone or has
-            another head than the config's job needs, what it is measured with is not there, or Ray
-            or vLLM lack what they need here.
+    Raises ConfigError if there is no such config, run or model, if the model is an adapter alone or
+    has another head than the job needs, if the model it is compared with is missing, or if Ray or
+    vLLM lack what they need here.
     """
     if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
         raise ConfigError(f"There is no config and no run.directory {source!r}. Check the path.")
@@ -111,19 +109,19 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
             f"with --model."
         )
     named = "--model" if model or run else "actor.model.path"
-    refuse(_against_measuring(spec, named, path))
+    refuse(_measuring_problems(spec, named, path))
     return FoundModel(path, spec, Path(out) if out else run or Path(spec.run.directory))
 
 
-def _against_measuring(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
-    """What is wrong with the model that `key` gives and with what it is measured with."""
+def _measuring_problems(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
+    """Yield what is wrong with the model of `key`, or with what it is compared with."""
     yield from check_model(key, path, tokenizer=True)
     actor = spec.roles.get("actor")  # only engines have that of `plimsoll sample`
     yield from check_head(key, path, scores=actor is not None and actor.head == "value")
     yield from check_engine_model(spec, key, path)
-    beside = measured_with(spec)
-    if beside is not None:
-        yield from check_model(f"{beside.key}.model.path", beside.model.path, tokenizer=False)
+    compared = comparison_role(spec)
+    if compared is not None:
+        yield from check_model(f"{compared.key}.model.path", compared.model.path, tokenizer=False)
     if spec.data.eval is not None:
         from plimsoll.commands.preflight import check_source  # imports NumPy and Arrow
 
@@ -132,18 +130,17 @@ def _against_measuring(spec: RunSpec[Any], key: str, path: str) -> Iterator[Prob
     yield from missing_for_processes(spec)
 
 
-def measured_with(spec: RunSpec[Any]) -> Role | None:
-    """The role that a model is measured with, where there is one."""
+def comparison_role(spec: RunSpec[Any]) -> Role | None:
+    """Return the role that a model is compared with, or None."""
     return spec.roles.get("reference" if spec.sampling is None else "reward")
 
 
 def _spec_of(run: RunDirectory, flags: list[str]) -> RunSpec[Any]:
-    """A run's config. Its chat template is the one that the run was trained with, whatever has
-    become of the file that it came from; flags win."""
+    """Return a run's config with the chat template of its training, unless flags give one."""
     spec = load_any(str(run.config_path), flags)
     key = ("data", "chat_template")
-    given = any(flag.path == key[: len(flag.path)] for flag in parse_flags(flags))
-    if given or not run.template_path.is_file():
+    is_given = any(flag.path == key[: len(flag.path)] for flag in parse_flags(flags))
+    if is_given or not run.template_path.is_file():
         return spec
     template = run.template_path.read_text(encoding="utf-8")
     data = spec.data.model_copy(update={"chat_template": template})
@@ -151,13 +148,12 @@ def _spec_of(run: RunDirectory, flags: list[str]) -> RunSpec[Any]:
 
 
 def _final_model(run: Path) -> str:
-    found = RunDirectory(run)
-    if found.model_path.is_dir():
-        return str(found.model_path)
-    if found.latest_checkpoint() is None:
-        raise ConfigError(
-            f"{_no_checkpoint(found)} It has no final model either. --model gives another one."
-        )
+    run_directory = RunDirectory(run)
+    if run_directory.model_path.is_dir():
+        return str(run_directory.model_path)
+    if run_directory.latest_checkpoint() is None:
+        why = _no_checkpoint(run_directory)
+        raise ConfigError(f"{why} It has no final model either. --model gives another one.")
     raise ConfigError(
         f"{run} has no final model. Write one from a checkpoint with `plimsoll export "
         f"{run} --to DIRECTORY`, and give it with --model."
@@ -165,7 +161,7 @@ def _final_model(run: Path) -> str:
 
 
 def _no_checkpoint(run: RunDirectory) -> str:
-    """Say why a run has no checkpoint that a model could be written from."""
+    """Return why a run has no checkpoint from which a model could be written."""
     if _spec_of(run, []).run.keep_checkpoints == 0:
         why = ": its run.keep_checkpoints is 0. Train it again with 1 or more."
     else:
@@ -175,13 +171,15 @@ def _no_checkpoint(run: RunDirectory) -> str:
 
 
 def is_adapter(directory: Path) -> bool:
-    """Whether PEFT's config of an adapter is there."""
+    """Return whether the directory has PEFT's config of an adapter."""
     return (directory / ADAPTER_FILE).is_file()
 
 
 def refuse_no_adapter(directory: Path, base: str | None) -> None:
-    """Raise ConfigError where there is no adapter to merge, or not the base to merge it into.
-    base: a path or name; default: what the adapter's config names."""
+    """Raise ConfigError if there is no adapter to merge, or no base to merge it into.
+
+    `base` is a path or name; by default the one in the adapter's config.
+    """
     if not is_adapter(directory):
         raise ConfigError(
             f"{str(directory)!r} is no adapter: it has no {ADAPTER_FILE}. Give a directory "
@@ -193,7 +191,7 @@ def refuse_no_adapter(directory: Path, base: str | None) -> None:
 
 
 def _base_of(adapter: Path) -> str | None:
-    """None where the adapter's config cannot be read, which who reads it tells."""
+    """Return the base that an adapter names, or None if its config cannot be read."""
     try:
         config = json.loads((adapter / ADAPTER_FILE).read_bytes())
     except (OSError, ValueError):

@@ -1,9 +1,8 @@
-"""A first config of a job: of a model and data, for the machine at hand.
+"""Write a first config of a job, for a model and data, on the machine at hand.
 
-    plimsoll init grpo --model Qwen/Qwen2.5-0.5B-Instruct --data prompts.jsonl
+`plimsoll init grpo --model Qwen/Qwen2.5-0.5B-Instruct --data prompts.jsonl`
 
-Columns are guessed from the first row by their names, and taken where the job takes them. The
-planner changes what would not fit.
+Columns are guessed from the names in the first row. The planner changes what would not fit.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from plimsoll.commands.planning import fitted, hardware_of
+from plimsoll.commands.planning import fit_values, hardware_of
 from plimsoll.config.base import AUTO
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
@@ -35,7 +34,7 @@ from plimsoll.spec.load import spec_of
 from plimsoll.spec.model_files import check_missing, check_model, lacks_template
 from plimsoll.spec.run_spec import RunSpec
 
-Row = Mapping[str, Any]
+DataRow = Mapping[str, Any]
 Dotted = dict[str, object]
 """Values by dotted key."""
 
@@ -51,7 +50,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "label": ("label", "desirable"),
     "reference": ("reference", "answer", "ground_truth", "solution", "label", "target"),
 }
-"""What columns are usually called, the likeliest first."""
+"""Usual names of columns, the likeliest first."""
 
 WAYS = (
     ("prompt", "steps", "labels"),
@@ -66,126 +65,125 @@ WAYS = (
     ("prompt",),
     ("text",),
 )
-"""Columns that rows are read from together; of those that a job takes, the first."""
+"""Columns that rows are read from together; the first that the job accepts is taken."""
 
 _SIZES = ("prompts", "responses", "sequences", "pairs")
-"""Under `batch`: what a step holds."""
+"""Keys under `batch` for what a step holds."""
 
 _WIDTH = 96
 _CLAUSE = re.compile(r"; |(?<=[.:])\s+(?=[A-Z`])|(?<=\.)\s+(?=\w+: )")
-"""Between what a key's text says, one thing after another."""
+"""Separates the statements in a key's text."""
 _NAMED = re.compile(r"`?(?P<name>\w+)(?:`:?|:) ")
-"""A value before what it means."""
+"""A value before its meaning."""
 
 LOOKED_AT = 500
-"""Rows whose lengths are looked at."""
+"""Number of rows whose lengths are looked at."""
 SHORTEST, LONGEST = 256, 4096
 CHARACTERS = 3
-"""Of a token, at least, in most languages."""
+"""Minimum characters of a token in most languages."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a first config is made of.
-
-    model, data, held_out: as in `actor.model.path` and `data.train.path`. cluster, host_memory: of
-    other machines than this one. flags: further keys, such as `["--run.steps", "100"]`.
-    """
+class InitRequest:
+    """What a first config is made of."""
 
     model: str
+    """As in `actor.model.path`."""
     data: str
+    """As in `data.train.path`."""
     held_out: str | None = None
+    """As in `data.eval.path`."""
     cluster: str | None = None
+    """Hardware of other machines than this one, with its `host_memory`."""
     host_memory: str | None = None
     flags: Sequence[str] = ()
+    """Further keys, such as `["--run.steps", "100"]`."""
 
 
 @dataclass(frozen=True)
-class Made:
-    """text: of the config. said: what was found and decided, a line each."""
+class NewConfig:
+    """A first config."""
 
     text: str
-    said: tuple[str, ...]
+    remarks: tuple[str, ...]
+    """What was found and decided, one line each."""
 
 
-def make_config(job: Job[Any], asked: Asked) -> Made:
-    """A config that fits.
+def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
+    """Return a config that fits.
 
-    Raises ConfigError for data without a row, or whose columns the job does not take, and for a
-    key that is wrong; DoesNotFit where nothing that was tried would fit.
+    Raises ConfigError if the data have no row or the job does not accept their columns, or for a
+    wrong key; DoesNotFit if nothing that was tried fits.
     """
-    rows = _first_rows(asked.data)
-    columns = guessed(job, asked, rows[0])
-    first = [Flag(tuple(k.split(".")), v) for k, v in _first(job, asked, columns, rows).items()]
-    parsed = parse_flags(asked.flags)
+    rows = _first_rows(request.data)
+    columns = guess_columns(job, request, rows[0])
+    first = [Flag(tuple(k.split(".")), v) for k, v in _first(job, request, columns, rows).items()]
+    parsed = parse_flags(request.flags)
     spec, _ = spec_of(job, apply_flags(Tree({}, {}), [*first, *parsed]))
     step = [Flag(("batch", name), size) for name, size in _step_sizes(spec).items()]
     values = apply_flags(Tree({}, {}), [*first, *step, *parsed]).values
-    said = [f"{key} is the column {column!r}" for key, column in columns.items()]
+    remarks = [f"{key} is the column {column!r}" for key, column in columns.items()]
     try:
-        fitting = fitted(spec, values)
+        fitting = fit_values(spec, values)
     except ConfigError as error:
         why, *_ = str(error).splitlines()
-        return Made(_text(job, values), (*said, f"it has no plan of memory: {why}"))
-    where = asked.cluster or "this machine"
+        return NewConfig(_text(job, values), (*remarks, f"it has no plan of memory: {why}"))
+    where = request.cluster or "this machine"
     if fitting is None:
         raise DoesNotFit(
-            f"{asked.model} does not fit on {where}, and nothing that was tried would make it. "
+            f"{request.model} does not fit on {where}, and nothing that was tried would make it. "
             "Take a smaller model, or other cards: --cluster 8xA100-80GB."
         )
     before = leaves(values)
     changed = {path: value for path, value in leaves(fitting).items() if before.get(path) != value}
     if changed:
-        said.append(f"it fits on {where} with these changes:")
-        said += [f"  {'.'.join(path)}: {show(value)}" for path, value in changed.items()]
+        remarks.append(f"it fits on {where} with these changes:")
+        remarks += [f"  {'.'.join(path)}: {show(value)}" for path, value in changed.items()]
     else:
-        said.append(f"it fits on {where} as it is")
-    return Made(_text(job, fitting), tuple(said))
+        remarks.append(f"it fits on {where} as it is")
+    return NewConfig(_text(job, fitting), tuple(remarks))
 
 
 def _step_sizes(spec: RunSpec[Any]) -> Dotted:
-    """Return how much a step holds, by the names under `batch`: what users change first."""
+    """Return what a step holds, by the names under `batch`, which users change first."""
     batch = spec.config.batch
     return {name: getattr(batch, name) for name in _SIZES if name in type(batch).model_fields}
 
 
-def check_given(name: str, given: str) -> None:
-    """Raise ConfigError for a model or data that is not there, before anything is made of it.
+def check_given(name: str, name_or_path: str) -> None:
+    """Raise ConfigError for a model or data that does not exist.
 
-    A model whose shape is known may be named where the hub cannot be asked.
-
-    Args:
-        name: of the option: "model", "data" or "eval".
+    `name` is that of the option: "model", "data" or "eval". A model of known shape may be named
+    even if the hub cannot be asked.
     """
     if name == "model":
-        if given not in known_models():
-            refuse(check_model("--model", given, tokenizer=True))
-    elif not Path(given).exists():
-        refuse(filter(None, [check_missing(f"--{name}", given, "dataset")]))
+        if name_or_path not in known_models():
+            refuse(check_model("--model", name_or_path, tokenizer=True))
+    elif not Path(name_or_path).exists():
+        refuse(filter(None, [check_missing(f"--{name}", name_or_path, "dataset")]))
 
 
-def guessed(job: Job[Any], asked: Asked, row: Row) -> dict[str, str]:
-    """The columns of a row that the job takes, by setting. Raises ConfigError where it takes none
-    that are known by name."""
+def guess_columns(job: Job[Any], request: InitRequest, row: DataRow) -> dict[str, str]:
+    """Return the columns of a row that the job accepts, by setting, or raise ConfigError."""
     for way in WAYS:
-        found = {setting: column for setting in way if (column := _called(setting, row))}
-        if len(found) == len(way) == len(set(found.values())):
-            source = SourceConfig.model_validate({"path": asked.data, **found})
+        columns = {setting: column for setting in way if (column := _column_for(setting, row))}
+        if len(columns) == len(way) == len(set(columns.values())):
+            source = SourceConfig.model_validate({"path": request.data, **columns})
             if not any(True for _ in job.columns("data.train", source)):
-                return found
-    if any(flag.path[:2] == ("data", "train") for flag in parse_flags(asked.flags)):
+                return columns
+    if any(flag.path[:2] == ("data", "train") for flag in parse_flags(request.flags)):
         return {}
     raise ConfigError(
-        f"{asked.data}: which columns `plimsoll {job.name}` is to read cannot be told from their "
-        f"names: {', '.join(row)}. Name them, such as --data.train.prompt COLUMN."
+        f"{request.data}: the names of its columns do not say which ones `plimsoll {job.name}` "
+        f"reads: {', '.join(row)}. Name them, such as --data.train.prompt COLUMN."
     )
 
 
-def _called(setting: str, row: Row) -> str | None:
+def _column_for(setting: str, row: DataRow) -> str | None:
     return next((name for name in NAMES[setting] if name in row), None)
 
 
-def _first_rows(path: str) -> list[Row]:
+def _first_rows(path: str) -> list[DataRow]:
     rows = list(islice(read_rows(SourceConfig(path=path), whole=True), LOOKED_AT))
     good = [row.values for row in rows if not isinstance(row, BadRow)]
     if not good:
@@ -193,52 +191,54 @@ def _first_rows(path: str) -> list[Row]:
     return good
 
 
-def _first(job: Job[Any], asked: Asked, columns: Mapping[str, str], rows: Sequence[Row]) -> Dotted:
-    """What is there before the planner has looked at it."""
-    cards = _cards(asked)
+def _first(
+    job: Job[Any], request: InitRequest, columns: Mapping[str, str], rows: Sequence[DataRow]
+) -> Dotted:
+    """Return the values of the config before the planner changes them."""
+    cards = _cards(request)
     tokens = _tokens(rows)
     train = {f"data.train.{setting}": column for setting, column in columns.items()}
-    found: Dotted = {"run.directory": f"runs/{job.name}", "run.steps": 200, "run.save_every": 50}
-    found |= {"run.keep_checkpoints": 2, "run.save_model": True, "run.resume": AUTO}
-    found |= {"cluster.where": "ray" if cards else "local"}
-    found |= {"cluster.ranks": cards} if cards else {}
-    found |= {"cluster.hardware": asked.cluster} if asked.cluster else {}
-    found |= {"cluster.host_memory": asked.host_memory} if asked.host_memory else {}
-    found |= {"data.train.path": asked.data, **train}
-    if asked.held_out is not None:
-        found |= {"run.eval_every": 50, "data.eval.path": asked.held_out}
-        found |= {key.replace("train", "eval", 1): column for key, column in train.items()}
-    if lacks_template(asked.model):
-        found["data.chat_template"] = "none"
-    found |= {"data.max_tokens": tokens, "batch.micro_batch_tokens": max(4096, 2 * tokens)}
-    start = {key: asked.model if value == MODEL else value for key, value in job.start.items()}
-    found |= {"actor.model.path": asked.model, **start}
+    values: Dotted = {"run.directory": f"runs/{job.name}", "run.steps": 200, "run.save_every": 50}
+    values |= {"run.keep_checkpoints": 2, "run.save_model": True, "run.resume": AUTO}
+    values |= {"cluster.where": "ray" if cards else "local"}
+    values |= {"cluster.ranks": cards} if cards else {}
+    values |= {"cluster.hardware": request.cluster} if request.cluster else {}
+    values |= {"cluster.host_memory": request.host_memory} if request.host_memory else {}
+    values |= {"data.train.path": request.data, **train}
+    if request.held_out is not None:
+        values |= {"run.eval_every": 50, "data.eval.path": request.held_out}
+        values |= {key.replace("train", "eval", 1): column for key, column in train.items()}
+    if lacks_template(request.model):
+        values["data.chat_template"] = "none"
+    values |= {"data.max_tokens": tokens, "batch.micro_batch_tokens": max(4096, 2 * tokens)}
+    start = {key: request.model if value == MODEL else value for key, value in job.start.items()}
+    values |= {"actor.model.path": request.model, **start}
     fields = job.config.model_fields
     if "rollout" in fields:
-        found |= {"rollout.vllm" if cards else "rollout.transformers": {}}
-        found |= {"rollout.engines": cards} if cards else {}
+        values |= {"rollout.vllm" if cards else "rollout.transformers": {}}
+        values |= {"rollout.engines": cards} if cards else {}
     if "rewards" in fields and "reference" in columns:
-        found |= {"rewards.correct.name": "math_answer"}
+        values |= {"rewards.correct.name": "math_answer"}
     if cards:
-        models = [key for key in found if key.endswith(".model.path")]
-        found |= {key.replace(".path", ".gradient_checkpointing"): True for key in models}
-    return found
+        models = [key for key in values if key.endswith(".model.path")]
+        values |= {key.replace(".path", ".gradient_checkpointing"): True for key in models}
+    return values
 
 
-def _cards(asked: Asked) -> int:
-    given = {"hardware": asked.cluster, "host_memory": asked.host_memory}
-    return hardware_of(ClusterConfig.model_validate(given)).cards
+def _cards(request: InitRequest) -> int:
+    machine = {"hardware": request.cluster, "host_memory": request.host_memory}
+    return hardware_of(ClusterConfig.model_validate(machine)).cards
 
 
-def _tokens(rows: Sequence[Row]) -> int:
-    """Enough for almost all rows, as a power of two."""
+def _tokens(rows: Sequence[DataRow]) -> int:
+    """Return a length that is enough for almost all rows, as a power of two."""
     sizes = sorted(len(json.dumps(row, ensure_ascii=False, default=str)) for row in rows)
     most = max(1, sizes[int(0.99 * (len(sizes) - 1))] / CHARACTERS)
     return int(min(LONGEST, max(SHORTEST, 2 ** math.ceil(math.log2(most)))))
 
 
 def _text(job: Job[Any], values: dict[str, Any]) -> str:
-    """As YAML; each key with what it means."""
+    """Return the values as YAML, each key with its meaning."""
     keys = tuple(keys_of(job.config))
     lines = [f"# {job.name}: every key is in `plimsoll {job.name} --help`"]
     path: list[str] = []
@@ -246,19 +246,18 @@ def _text(job: Job[Any], values: dict[str, Any]) -> str:
         name, _, value = line.partition(":")
         path = [*path[: (len(name) - len(name.lstrip())) // 2], name.strip()]
         key = find_key(keys, tuple(path))
-        told = describe_value(key, value.strip()) if key is not None and value else ()
-        fitting = (one for one in told if len(line) + len(one) < _WIDTH)
+        meanings = describe_value(key, value.strip()) if key is not None and value else ()
+        fitting = (meaning for meaning in meanings if len(line) + len(meaning) < _WIDTH)
         comment = next(fitting, "")
         lines.append(f"{line}  # {comment}" if comment else line)
     return "\n".join(lines) + "\n"
 
 
 def describe_value(key: Key, value: str) -> tuple[str, ...]:
-    """Return what can be said of a key with a value, the most telling first: the first sentence
-    about the key with what the value means; that sentence alone. Never what another value means.
+    """Return what can be said of a key with a value, the most specific first.
 
-    Args:
-        value: as YAML.
+    First comes the sentence about the key with the meaning of the value, then that sentence alone.
+    The meaning of another value is never included. `value` is YAML.
     """
     about: list[str] = []
     means = ""

@@ -1,10 +1,10 @@
-"""An adapter merged into its base: a plain model, beside both, which stay as they are.
+"""Merge an adapter into its base: a plain model, beside both, which stay as they are.
 
-    plimsoll merge ADAPTER --out DIRECTORY
+`plimsoll merge ADAPTER --out DIRECTORY`
 
 Every weight is computed in float32 and rounded once. An adapter that was trained over a 4-bit base
-(QLoRA) has learned to correct that base, rounding included: `--quantization nf4` merges it into
-what the 4 bits stand for, and the result computes what the trainer computed.
+(QLoRA) has learned to correct that base, including its rounding: `--quantization nf4` merges it
+into the values that the 4 bits stand for, and the result computes what the trainer computed.
 """
 
 from __future__ import annotations
@@ -45,15 +45,13 @@ def merge_adapter(
     dtype: DecidedDtype = "bfloat16",
     **reading: Any,
 ) -> bool:
-    """Write the merged model as a Hugging Face directory; return whether it is one that scores.
+    """Write the merged model as a Hugging Face directory; return whether it scores.
 
-    Args:
-        base: the path or name of the model to merge into; default: what the adapter's config names.
-        dtype: of the merged model's files.
-        reading: how the base is read: keys of `ModelConfig`.
+    `base` is the path or name of the model to merge into, by default the one in the adapter's
+    config. `dtype` is that of the written files, and `reading` are keys of `ModelConfig` for the
+    base.
 
-    Raises:
-        ConfigError: the adapter or the base cannot be read, or do not fit one another.
+    Raises ConfigError if the adapter or the base cannot be read, or do not fit each other.
     """
     config = read_adapter_config(adapter)
     model = ModelConfig(path=base or config.base_model_name_or_path, dtype=dtype, **reading)
@@ -65,17 +63,17 @@ def merge_adapter(
 
 
 def _companions(module: PolicyModel | ValueModel, adapter: Path, base: ModelConfig) -> Companions:
-    """What the adapter brings, which it was trained with; what it lacks is the base's."""
-    brought = has_tokenizer(str(adapter))
-    own, trust = str(adapter) if brought else base.path, base.trust_remote_code
-    tokenizer = load_tokenizer(own, trust)
-    if brought and not tokenizer.chat_template:
+    """Return the adapter's tokenizer and generation settings, or the base's if it has none."""
+    has_own = has_tokenizer(str(adapter))
+    source, trust = str(adapter) if has_own else base.path, base.trust_remote_code
+    tokenizer = load_tokenizer(source, trust)
+    if has_own and not tokenizer.chat_template:
         tokenizer.chat_template = load_tokenizer(base.path, trust).chat_template
-    beside = companions(module.lm, tokenizer, None)
-    if beside.generation is None or not (adapter / GENERATION_CONFIG_NAME).is_file():
-        return beside
+    files = companions(module.lm, tokenizer, None)
+    if files.generation is None or not (adapter / GENERATION_CONFIG_NAME).is_file():
+        return files
     with as_config_error(str(adapter), GENERATION_CONFIG_NAME):
-        return replace(beside, generation=GenerationConfig.from_pretrained(adapter))
+        return replace(files, generation=GenerationConfig.from_pretrained(adapter))
 
 
 def write_plain(
@@ -85,8 +83,7 @@ def write_plain(
     out: Path,
     chat_template: str | None = None,
 ) -> None:
-    """Write the model without adapters and quantisation, each weight merged out of place.
-    chat_template: as `padding_token`."""
+    """Write the model without adapters and quantization, each weight merged out of place."""
     names = hf_state_names(module)
     state = {name: plain_weight(module, own).to(dtype) for own, name in names.items()}
     state |= saved_buffers(module)
@@ -99,9 +96,12 @@ def write_plain(
 
 
 def padding_token(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> int | None:
-    """What a sequence classifier's input is padded with. It is not read at such tokens, so the one
-    that ends a sequence, or a turn, will not do; None: transformers then takes one sequence at a
-    time. chat_template: as `data.chat_template`."""
+    """Return the token that pads a sequence classifier's input, or None.
+
+    The score is not read at such tokens, so the token that ends a sequence or a turn cannot be
+    used. With None transformers accepts one sequence at a time. `chat_template` is as
+    `data.chat_template`.
+    """
     ends = {tokenizer.eos_token}
     if chat_template != "none" and (chat_template or tokenizer.chat_template):
         ends.add(make_template(tokenizer, chat_template, None).turn_end())

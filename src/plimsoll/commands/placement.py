@@ -16,7 +16,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def placement(spec: RunSpec[Any]) -> str:
-    """The processes of the run and the size of a step, for a person to read."""
+    """Return the processes of the run and the size of a step as text."""
     return _table("Processes", _processes(spec)) + _table("A step", _step(spec))
 
 
@@ -34,14 +34,14 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
         rollout = spec.engines
         sampler = [] if rollout is None else [f"rollout ({rollout.engine_name})"]
         return [
-            ("this process", "the recipe, rank 0 of 1, no Ray"),
+            ("this process", "the controller with rank 0 of 1, no Ray"),
             *(("", role) for role in [*roles, *sampler]),
             ("device, threads", f"{cluster.device}, {cluster.threads or 'all cores'}"),
             *_decisions(spec),
         ]
     where = "this machine" if cluster.address is None else cluster.address
     rows = [
-        ("this process", f"the recipe; Ray on {where}"),
+        ("this process", f"the controller; Ray on {where}"),
         (_several("rank", cluster.ranks), f"device {cluster.device}"),
         *_decisions(spec),
         *(("", role) for role in roles if role != critic or cluster.critic_ranks is None),
@@ -63,11 +63,11 @@ def _decisions(spec: RunSpec[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _roles(spec: RunSpec[Any]) -> list[str]:
-    others = [role for role in spec.roles.values() if role.trained is None]
+    frozen = [role for role in spec.roles.values() if role.trained is None]
     return [
         *(_trained(name, role) for name, role in spec.trained.items()),
-        *(_reference(role) for role in others if role.name == "reference"),
-        *(_frozen(role) for role in others if role.name != "reference"),
+        *(_reference(role) for role in frozen if role.name == "reference"),
+        *(_frozen(role) for role in frozen if role.name != "reference"),
     ]
 
 
@@ -146,7 +146,7 @@ def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str
 
 
 def _optimizer_steps(spec: RunSpec[Any]) -> list[tuple[str, str]]:
-    """None where nothing is trained."""
+    """Return the rows about optimizer steps; none if nothing is trained."""
     work = spec.workload
     updates = f"{work.updates:,}, of {counted(work.units, 'sequence')} each"
     return [_micro_batch(spec), ("optimizer steps", updates)] if spec.trained else []
@@ -159,8 +159,8 @@ def _micro_batch(spec: RunSpec[Any]) -> tuple[str, str]:
 def _of_the_run(spec: RunSpec[Any], count: int, unit: str) -> tuple[str, str]:
     steps = spec.known_steps
     if steps is None:
-        known = "its steps are known once the rows are read"
-        return "of the run", f"run.epochs: {spec.run.epochs:g}; {known}"
+        later = "its steps are known once the rows are read"
+        return "of the run", f"run.epochs: {spec.run.epochs:g}; {later}"
     return "of the run", f"{counted(steps, 'step')}, {counted(steps * count, unit)}"
 
 

@@ -1,7 +1,6 @@
-"""`plimsoll plan CONFIG --open`: the plan as a page, on which settings can be tried.
+"""`plimsoll plan CONFIG --open`: the plan as a page on which settings can be tried.
 
-Whatever is changed there is a query; what it is answered is planned anew, from the file as it is
-then. Nothing is written.
+Each change there is a request; the server plans again from the current file. Nothing is written.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
+from plimsoll.memory.plan.plan import Plan
 from plimsoll.page.controls import controls, flags_from, laid_over
-from plimsoll.page.html import PLAN, page
-from plimsoll.page.plan import advice_shown, peaks, plan_shown
+from plimsoll.page.html import PLAN, render_page
+from plimsoll.page.plan import describe_advice, describe_plan, peaks
 from plimsoll.page.serve import Query, require_server, serve
 from plimsoll.spec.run_spec import RunSpec
 
@@ -28,20 +28,36 @@ from plimsoll.spec.run_spec import RunSpec
 def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
     """Serve the page until it is interrupted.
 
-    Raises ConfigError or SettingsConflict for a config that cannot be loaded as it is, and
-    ConfigError where the address cannot be had.
+    Raises ConfigError or SettingsConflict if the config cannot be loaded, and ConfigError if the
+    address cannot be used.
     """
-    require_server()
+    require_server(" `plimsoll plan --html` writes a file without it.")
     load_any(path, flags)
-    text = page(f"plan of {path}", None, PLAN)
+    text = render_page(f"plan of {path}", None, PLAN)
     serve(text, lambda name, query: answer(path, flags, name, query), host, port)
 
 
-def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str, Any]:
-    """What the page asks for: the plan with some keys changed, or what would fit with them.
+def plan_html(path: str, flags: Sequence[str], plan: Plan) -> str:
+    """Return the page of a plan as one HTML file, without settings to change."""
+    spec = load_any(path, flags)
+    values = {
+        "config": path,
+        "job": spec.job.name,
+        "controls": [],
+        "before": None,
+        "refusal": None,
+        "plan": describe_plan(plan),
+        "copies": _copies(path, parse_flags(flags)),
+    }
+    return render_page(f"plan of {path}", {"plan": values}, PLAN)
 
-    flags: of the command. query: the text of each key that is changed.
-    Raises as `load_any` for the config as written, and ConfigError for another name.
+
+def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str, Any]:
+    """Return what the page asks for: the plan with some keys changed, or what would fit.
+
+    `flags` are those of the command, `query` the text of each changed key.
+
+    Raises as `load_any` for the config as written, and ConfigError for an unknown name.
     """
     if name not in _ANSWERS:
         raise ConfigError(f"There is no {name!r}. There are: {', '.join(_ANSWERS)}.")
@@ -49,27 +65,30 @@ def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str
 
 
 def _plan(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
-    """What is wrong with a changed key is the answer's `refusal`. before: of the plan as written,
-    None where there is none."""
+    """Return the plan with the changes, or why they are refused; and the plan as written."""
     spec = load_any(path, flags)
-    found = {
+    values = {
         "config": path,
         "job": spec.job.name,
         "controls": [asdict(control) for control in controls(spec, query)],
         "before": _before(spec),
     }
     try:
-        made = _made(spec, flags, query)
-        plan = plan_job(load_any(path, _words(made)))
+        flags_made = _changed_flags(spec, flags, query)
+        plan = plan_job(load_any(path, _words(flags_made)))
     except PlimsollError as error:
-        return found | {"refusal": str(error), "plan": None, "copies": []}
-    return found | {"refusal": None, "plan": plan_shown(plan), "copies": _copies(path, made)}
+        return values | {"refusal": str(error), "plan": None, "copies": []}
+    return values | {
+        "refusal": None,
+        "plan": describe_plan(plan),
+        "copies": _copies(path, flags_made),
+    }
 
 
 def _fits(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
-    """Raises PlimsollError where a changed key is refused."""
-    made = _made(load_any(path, flags), flags, query)
-    return advice_shown(advise_job(load_any(path, _words(made))))
+    """Return what would fit with the changes, or raise PlimsollError if one is refused."""
+    flags_made = _changed_flags(load_any(path, flags), flags, query)
+    return describe_advice(advise_job(load_any(path, _words(flags_made))))
 
 
 _ANSWERS: Mapping[str, Callable[[str, Sequence[str], Query], dict[str, Any]]] = {
@@ -78,8 +97,8 @@ _ANSWERS: Mapping[str, Callable[[str, Sequence[str], Query], dict[str, Any]]] = 
 }
 
 
-def _made(spec: RunSpec[Any], flags: Sequence[str], query: Query) -> tuple[Flag, ...]:
-    """The flags of the command with the changes over them."""
+def _changed_flags(spec: RunSpec[Any], flags: Sequence[str], query: Query) -> tuple[Flag, ...]:
+    """Return the flags of the command with the changes laid over them."""
     return laid_over(parse_flags(flags), flags_from(spec, query))
 
 
@@ -96,8 +115,7 @@ def _words(flags: Sequence[Flag]) -> list[str]:
 
 
 def _copies(path: str, flags: Sequence[Flag]) -> list[dict[str, str]]:
-    """The config with the flags in it, and the command with them; of a config whose layout cannot
-    be edited, the command alone."""
+    """Return the command with the flags, after the config with them if that can be edited."""
     command = shlex.join(["plimsoll", "plan", path, *_words(flags)])
     copies = [{"title": "The command with these settings", "text": command}]
     try:

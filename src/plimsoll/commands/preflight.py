@@ -1,7 +1,7 @@
-"""What can be seen before anything is loaded: files, directories, installed packages, lengths.
+"""What can be checked before anything is loaded: files, directories, packages, lengths.
 
-Free of torch. The hub is only asked whether it has what a name means; what only its files, a GPU
-or the rows themselves can tell is left to those who read them.
+No torch is imported. The hub is only asked whether it has a name; what its files, a GPU or the rows
+say is checked by those who read them.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def _run_directory(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _other_job(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """A run that goes on with the checkpoint of another job."""
-    held = RunDirectory(Path(spec.run.directory))
-    if spec.run.resume == "never" or held.latest_checkpoint() is None:
+    """Yield a problem if the run directory has a checkpoint of another job."""
+    run = RunDirectory(Path(spec.run.directory))
+    if spec.run.resume == "never" or run.latest_checkpoint() is None:
         return
-    told = held.config_path.read_text(encoding="utf-8") if held.config_path.is_file() else ""
-    before = named_job(told)
+    config_text = run.config_path.read_text(encoding="utf-8") if run.config_path.is_file() else ""
+    before = named_job(config_text)
     if before is not None and before != spec.job.name:
         why = f"It holds a run of `plimsoll {before}`, which only that command can go on with."
         fix = "choose another run.directory; to begin with that run's model, give its model/ "
@@ -93,11 +93,11 @@ def _other_job(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
-    """What is wrong with the rows that `key` gives, as far as their files tell."""
+    """Yield what is wrong with the rows of `key`, as far as their files tell."""
     if source.generate is not None:
         yield from check_generated(key, source)
         return
-    at, path, known = Section(key, source), Path(source.path), ", ".join(SUFFIXES)
+    at, path, suffixes = Section(key, source), Path(source.path), ", ".join(SUFFIXES)
     if source.name is not None and path.exists():
         why = f"Only data sets of the hub have configurations, and {path} is here."
         yield at.invalid("name", why, f"leave {key}.name out")
@@ -107,13 +107,13 @@ def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
     if path.is_dir():
         saved = any((path / name).is_file() for name in _SAVED_DATASET)
         if not saved and not any(map(is_data, path.iterdir())):
-            why = f"The directory has no files that end in {known}, and is no saved data set."
+            why = f"The directory has no files that end in {suffixes}, and is no saved data set."
             yield at.invalid("path", why, "give the directory that holds the files")
     elif not path.is_file():
         if problem := check_missing(f"{key}.path", source.path, "dataset"):
             yield problem
     elif not path.name.lower().endswith(SUFFIXES):
-        why = f"The format is told by the file's name, which must end in {known}."
+        why = f"The file's name gives its format, and must end in {suffixes}."
         yield at.invalid("path", why, "rename or convert the file")
     elif path.stat().st_size == 0:
         yield at.invalid("path", "The file is empty.", "give a file that has rows")
@@ -122,25 +122,24 @@ def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def check_first_columns(key: str, source: SourceConfig, on_bad_row: str) -> Iterator[Problem]:
-    """Columns that a source's schema or first rows do not have. Where bad rows are left out, later
-    ones may have them."""
-    found = first_columns(source)
-    if found is None or not (found.all or on_bad_row == "stop"):
+    """Yield columns that a source lacks; of skipped rows, later ones may have them."""
+    first = first_columns(source)
+    if first is None or not (first.all or on_bad_row == "stop"):
         return
-    settings = COLUMNS if found.all else OF_EVERY_ROW
-    for setting, column in missing_columns(source, found.names, settings):
-        names = ", ".join(f"`{name}`" for name in found.names)
-        why = f"{found.file} has no column `{column}`; there are {names}."
-        fix = nearest(column, found.names).strip() or "the name of one of its columns"
+    settings = COLUMNS if first.all else OF_EVERY_ROW
+    for setting, column in missing_columns(source, first.names, settings):
+        names = ", ".join(f"`{name}`" for name in first.names)
+        why = f"{first.file} has no column `{column}`; there are {names}."
+        fix = nearest(column, first.names).strip() or "the name of one of its columns"
         yield Section(key, source).invalid(setting, why, fix, "data-columns")
 
 
 def _rows(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """First rows whose content cannot be read; where bad rows are left out, only if all are."""
+    """Yield a problem if first rows cannot be read; if bad rows are skipped, if all are bad."""
     skips = spec.data.on_bad_row == "skip"
     for key, source in spec.data.sources().items():
         rows = first_rows(source)
-        bad = [one for row in rows if (one := _read(spec, key, source, row)) is not None]
+        bad = [b for row in rows if (b := _read(spec, key, source, row)) is not None]
         if not bad or (skips and len(bad) < len(rows)):
             continue
         why = f"{len(bad)} of the first {counted(len(rows), 'row')} cannot be read, the first at "
@@ -151,38 +150,38 @@ def _rows(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _read(spec: RunSpec[Any], key: str, source: SourceConfig, row: Row | BadRow) -> BadRow | None:
-    """What is wrong with a row; None if it can be read."""
+    """Return what is wrong with a row, or None."""
     if isinstance(row, BadRow):
         return row
     sampling = None if spec.sampling is None else spec.sampling.rollout.sampling
     environments = () if spec.sampling is None else spec.sampling.environments
-    answered = {one.key: one.sampling for one in spec.eval_sets}
+    answered = {s.key: s.sampling for s in spec.eval_sets}
     try:
         read_row(row, source, answered.get(key, sampling), environments)
-    except RowProblem as found:
-        return BadRow(row.file, row.line, found.field, found.problem)
+    except RowProblem as problem:
+        return BadRow(row.file, row.line, problem.field, problem.problem)
     return None
 
 
 def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Problem]:
-    """The longest sequence against what the model can take."""
+    """Compare the longest sequence with what the model can take."""
     settings = read_model_json(model.path)
-    longest, written = spec.longest_of("actor" if key == "actor.model" else "critic")
+    longest, how = spec.longest_of("actor" if key == "actor.model" else "critic")
     positions, named = settings.get("max_position_embeddings"), "max_position_embeddings"
-    beyond, other = "", "more positions"
+    beyond, remedy = "", "more positions"
     original = longrope_positions(settings)
     if original is not None:
-        positions, named, other = original, "original_max_position_embeddings", "another rope_type"
+        positions, named, remedy = original, "original_max_position_embeddings", "another rope_type"
         beyond = " Beyond them its longrope takes other angles, for all of a pack alike."
     if isinstance(positions, int) and longest > positions:
         why = f"The model has {positions} positions ({named}), and a sequence may "
-        why += f"be {longest} tokens long ({written}).{beyond}"
-        fix = f"lower these lengths, or take a model with {other}"
+        why += f"be {longest} tokens long ({how}).{beyond}"
+        fix = f"lower these lengths, or take a model with {remedy}"
         yield conflict(f"{key}.path", show(model.path), why, fix, code="sequence-over-positions")
 
 
 def _heads(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """A role that learns a value function may begin with a head of either kind."""
+    """Check the heads of models; a role that learns values may begin with either kind."""
     if "actor" not in spec.roles:  # only engines have it
         yield from check_head("actor.model.path", spec.actor.model.path, scores=False)
     for role in spec.roles.values():
@@ -228,16 +227,15 @@ INPUT_RULES = (
 
 
 def check_rows(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
-    """Refuse sources whose first rows cannot be read, all of them in one ConfigError: for a dry
-    run, as a run reads all rows before it loads a model."""
+    """Raise ConfigError with all sources whose first rows cannot be read, for a dry run."""
     refuse(find((_rows,), spec), origins)
 
 
 def check_inputs(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
-    """Refuse inputs that cannot work, all of them in one ConfigError: data, models, run directory,
-    packages, names of losses and rewards, lengths.
+    """Raise ConfigError with all inputs that cannot work.
 
-    origins: where each key was written, as `read_spec` gives them.
+    These are data, models, run directory, packages, names of losses and rewards, and lengths.
+    `origins` are those of `read_spec`: where each key was written.
     """
     with usable_paths():
         refuse(find(INPUT_RULES, spec), origins)

@@ -1,6 +1,4 @@
-"""`plimsoll rollouts RUN`: what was sampled in a step, group by group; and what became of a prompt
-from one step to another.
-"""
+"""`plimsoll rollouts RUN`: the sampled groups of a step, or a prompt's groups in two steps."""
 
 from __future__ import annotations
 
@@ -13,14 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from plimsoll.commands.rollouts_mask import masked
+from plimsoll.commands.rollouts_mask import mark_learned_tokens
 from plimsoll.commands.rollouts_text import (
-    Placed,
-    compared_columns,
-    compared_text,
-    group_columns,
-    group_text,
+    StepGroup,
     overview_text,
+    render_group,
+    render_pair,
 )
 from plimsoll.errors import ConfigError
 from plimsoll.run.counting import counted
@@ -29,62 +25,62 @@ from plimsoll.run.responses import ResponseGroup, read_groups
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a person asks for.
-
-    step: None for the last. group: its number in the step. prompt: a text that it holds. order: by
-    the mean reward. diff: another step. count: how many groups are shown in full. mask: by their
-    tokens, with which of them are learned from.
-    """
+class RolloutQuery:
+    """Which groups to show, and how."""
 
     step: int | None = None
+    """None for the last."""
     group: int | None = None
+    """Number of a group in the step."""
     prompt: str | None = None
+    """Text that the prompt contains."""
     order: Literal["worst", "best"] | None = None
+    """Order by mean reward."""
     diff: int | None = None
+    """Another step to compare with."""
     count: int = 1
+    """Number of groups to show in full."""
     mask: bool = False
+    """Whether to show tokens, with those marked that are learned from."""
 
 
-def show_rollouts(path: Path, wanted: Wanted, terminal: Console | None) -> str:
-    """What is asked for, as text. path: a run.directory, or a file of trajectories. terminal: to
-    put responses side by side on; None: one under another.
+def show_rollouts(path: Path, query: RolloutQuery, terminal: Console | None) -> str:
+    """Return what a query asks for as text.
 
-    Raises ConfigError where there is no such run, step, group or prompt; the message says which
-    there are.
+    `path` is a run.directory or a file of trajectories. On a terminal, responses stand side by
+    side; without one (None), one below the other.
+
+    Raises ConfigError if there is no such run, step, group or prompt; the message says which there
+    are.
     """
-    if wanted.count < 1:
-        raise ConfigError(f"--count {wanted.count} shows nothing. Give 1 or more.")
+    if query.count < 1:
+        raise ConfigError(f"--count {query.count} shows nothing. Give 1 or more.")
     steps = _steps(path)
-    step = max(steps) if wanted.step is None else wanted.step
-    groups = _chosen(_read(path, steps, step), step, wanted)
-    if wanted.diff is not None:
-        pairs = _pairs(path, steps, step, groups, wanted)
-        if wanted.mask:
-            pairs = [(_masked(steps, a), _masked(steps, b)) for a, b in pairs]
-        if terminal is None:
-            return "\n\n".join(compared_text(*pair) for pair in pairs)
-        return "\n\n".join(compared_columns(*pair, terminal) for pair in pairs)
-    if len(groups) > wanted.count:
+    step = max(steps) if query.step is None else query.step
+    groups = _choose_groups(_read(path, steps, step), step, query)
+    if query.diff is not None:
+        pairs = _pairs(path, steps, step, groups, query)
+        if query.mask:
+            pairs = [(_mark_tokens(steps, a), _mark_tokens(steps, b)) for a, b in pairs]
+        return "\n\n".join(render_pair(*pair, terminal) for pair in pairs)
+    if len(groups) > query.count:
         return overview_text(step, groups, None if terminal is None else terminal.width)
-    if wanted.mask:
-        groups = masked(groups, steps[step])
-    if terminal is None:
-        return "\n\n".join(group_text(step, group) for group in groups)
-    return "\n\n".join(group_columns(step, group, terminal) for group in groups)
+    if query.mask:
+        groups = mark_learned_tokens(groups, steps[step])
+    return "\n\n".join(render_group(step, group, terminal) for group in groups)
 
 
 def _steps(path: Path) -> dict[int, Path]:
-    """The steps that have trajectories, in their order, with their files."""
+    """Return the files of trajectories by step, in order."""
     if path.is_file():
         return {_step_of(path): path}
-    found = existing_run(path).trajectories()
-    if not found:
+    files = existing_run(path).trajectories()
+    if not files:
         raise ConfigError(
             f"{path} holds no trajectories. Runs of reinforcement learning write them "
             f"(run.keep_trajectories), from their first step on. Give the run.directory of one."
         )
-    return found
+    return files
 
 
 def _step_of(path: Path) -> int:
@@ -107,7 +103,7 @@ def _read(path: Path, steps: Mapping[int, Path], step: int) -> list[ResponseGrou
 
 
 def _spans(numbers: Iterable[int]) -> str:
-    """Such as `1 to 4, 7`."""
+    """Return numbers as text such as `1 to 4, 7`."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][-1] + 1:
@@ -117,36 +113,38 @@ def _spans(numbers: Iterable[int]) -> str:
     return ", ".join(" to ".join(map(str, span)) for span in spans)
 
 
-def _chosen(groups: Sequence[ResponseGroup], step: int, wanted: Wanted) -> list[ResponseGroup]:
-    found = list(groups)
-    if wanted.group is not None:
-        found = [group for group in found if group.number == wanted.group]
-        if not found:
+def _choose_groups(
+    groups: Sequence[ResponseGroup], step: int, query: RolloutQuery
+) -> list[ResponseGroup]:
+    chosen = list(groups)
+    if query.group is not None:
+        chosen = [group for group in chosen if group.number == query.group]
+        if not chosen:
             numbers = _spans(group.number for group in groups)
             raise ConfigError(
-                f"Step {step} has no group {wanted.group}. Give one of the groups {numbers}."
+                f"Step {step} has no group {query.group}. Give one of the groups {numbers}."
             )
-    if wanted.prompt is not None:
-        found = [group for group in found if wanted.prompt in group.prompt]
-        if not found:
+    if query.prompt is not None:
+        chosen = [group for group in chosen if query.prompt in group.prompt]
+        if not chosen:
             raise ConfigError(
                 f"None of the {counted(len(groups), 'prompt')} of step {step} has "
-                f"{wanted.prompt!r} in it. Give a text as it stands in a prompt, or another --step."
+                f"{query.prompt!r} in it. Give a text as it stands in a prompt, or another --step."
             )
-    if wanted.order is not None:
-        found.sort(key=lambda group: group.reward, reverse=wanted.order == "best")
-        found = found[: wanted.count]
-    return found
+    if query.order is not None:
+        chosen.sort(key=lambda group: group.reward, reverse=query.order == "best")
+        chosen = chosen[: query.count]
+    return chosen
 
 
-Compared = tuple[Placed, Placed]
+GroupPair = tuple[StepGroup, StepGroup]
 """A prompt's groups in an earlier and a later step."""
 
 
-def _masked(steps: Mapping[int, Path], placed: Placed) -> Placed:
+def _mark_tokens(steps: Mapping[int, Path], placed: StepGroup) -> StepGroup:
     step, group = placed
-    [found] = masked([group], steps[step])
-    return step, found
+    [marked] = mark_learned_tokens([group], steps[step])
+    return step, marked
 
 
 def _pairs(
@@ -154,26 +152,26 @@ def _pairs(
     steps: Mapping[int, Path],
     step: int,
     groups: Sequence[ResponseGroup],
-    wanted: Wanted,
-) -> list[Compared]:
-    """Of prompts that both steps have, those whose mean reward changed most."""
-    assert wanted.diff is not None
-    others = {_prompt(group): group for group in _read(path, steps, wanted.diff)}
-    pairs = [(group, others[_prompt(group)]) for group in groups if _prompt(group) in others]
+    query: RolloutQuery,
+) -> list[GroupPair]:
+    """Return the prompts of both steps whose mean reward changed most."""
+    assert query.diff is not None
+    by_prompt = {_prompt(group): group for group in _read(path, steps, query.diff)}
+    pairs = [(group, by_prompt[_prompt(group)]) for group in groups if _prompt(group) in by_prompt]
     if not pairs:
-        raise ConfigError(_no_pair(steps, step, groups, wanted.diff))
+        raise ConfigError(_no_pair(steps, step, groups, query.diff))
     pairs.sort(key=lambda pair: -abs(pair[0].reward - pair[1].reward))
-    placed = [((step, own), (wanted.diff, other)) for own, other in pairs[: wanted.count]]
+    placed = [((step, group), (query.diff, before)) for group, before in pairs[: query.count]]
     return [(b, a) if b[0] < a[0] else (a, b) for a, b in placed]
 
 
 def _prompt(group: ResponseGroup) -> int:
-    """What is the same for a prompt in all steps."""
+    """Return the number that identifies a prompt in all steps."""
     return group.responses[0].prompt_index
 
 
 def _no_pair(
-    steps: Mapping[int, Path], step: int, groups: Sequence[ResponseGroup], other: int
+    steps: Mapping[int, Path], step: int, groups: Sequence[ResponseGroup], other_step: int
 ) -> str:
     indices = set(map(_prompt, groups))
     shared = [
@@ -182,5 +180,5 @@ def _no_pair(
         if place != step
         and not indices.isdisjoint(pq.read_table(path, columns=["prompt_index"])[0].to_pylist())
     ]
-    others = f"Steps that have: {_spans(shared)}" if shared else "No other step has one, either"
-    return f"Step {other} has no prompt that step {step} has and that is asked for. {others}."
+    where = f"Steps that have some: {_spans(shared)}" if shared else "No other step has any"
+    return f"Step {other_step} has none of the requested prompts of step {step}. {where}."

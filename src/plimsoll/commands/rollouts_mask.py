@@ -1,4 +1,4 @@
-"""Responses by their tokens, those that are learned from marked: `plimsoll rollouts --mask`."""
+"""Responses by tokens, with those marked that are learned from: `plimsoll rollouts --mask`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from plimsoll.errors import ConfigError
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.responses import Piece, ResponseGroup, SampledResponse
+from plimsoll.run.responses import ResponseGroup, SampledResponse, TextPiece
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 _TOKENS = ("group", "sample_index", "prompt_tokens", "tokens", "loss_mask")
 
 
-def masked(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
-    """The same, each response as the text of all its tokens after the prompt's, special ones too.
-    Lines of tokens that are learned from begin with `+`. file: they are of, in a run.directory.
+def mark_learned_tokens(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
+    """Return the groups with each response as the text of all its tokens.
 
-    Raises ConfigError where the tokenizer of the run cannot be found, and for files of older
-    versions, which have no masks.
+    Special tokens and those of the prompt are included. Lines of tokens that are learned from begin
+    with `+`. `file` has the trajectories, in a run.directory.
+
+    Raises ConfigError if the run's tokenizer is not found, or the file is of an older version,
+    without masks.
     """
     tokenizer = _tokenizer(file)
     try:
@@ -37,13 +39,13 @@ def masked(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
             f"{file} has not the columns {', '.join(_TOKENS)}. An older version wrote it; leave "
             "--mask out."
         ) from error
-    known = {(row["group"], row["sample_index"]): row for row in rows}
+    by_response = {(row["group"], row["sample_index"]): row for row in rows}
 
-    def shown(one: SampledResponse) -> SampledResponse:
-        row = known[one.group, one.sample_index]
-        return replace(one, pieces=tuple(_branches(row, tokenizer)))
+    def with_marks(response: SampledResponse) -> SampledResponse:
+        row = by_response[response.group, response.sample_index]
+        return replace(response, pieces=tuple(_branches(row, tokenizer)))
 
-    return [ResponseGroup([*map(shown, group.responses)]) for group in groups]
+    return [ResponseGroup([*map(with_marks, group.responses)]) for group in groups]
 
 
 def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
@@ -60,16 +62,18 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
     return load_tokenizer(model.path, model.trust_remote_code)
 
 
-def _branches(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
-    """Of a response, or of each branch of an episode."""
+def _branches(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
+    """Yield the pieces of a response, or of each branch of an episode."""
     branches = [*(row.get("earlier") or ()), row]
     for number, branch in enumerate(branches, 1):
         if len(branches) > 1:
-            yield Piece("\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch")
+            yield TextPiece(
+                "\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch"
+            )
         yield from _pieces(branch, tokenizer)
 
 
-def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
+def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
     tokens = [*row["prompt_tokens"], *row["tokens"]]
     learned = [*[False] * len(row["prompt_tokens"]), *row["loss_mask"]]
     spans = [[*span] for _, span in groupby(range(len(tokens)), learned.__getitem__)]
@@ -77,4 +81,4 @@ def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Itera
         text = str(tokenizer.decode([tokens[i] for i in span], skip_special_tokens=False))
         mark, kind = ("+ ", "learned") if learned[span[0]] else ("  ", "other")
         lines = "\n".join(f"{mark}{line}" for line in text.split("\n"))
-        yield Piece(lines + "\n" * (number + 1 < len(spans)), kind)
+        yield TextPiece(lines + "\n" * (number + 1 < len(spans)), kind)

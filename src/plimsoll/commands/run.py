@@ -1,5 +1,7 @@
-"""A checked and planned run, from its first process to its last word. One that runs out of memory
-ends with why, and with what would have fitted."""
+"""A checked and planned run, from its first process to its report.
+
+A run that runs out of memory ends with an explanation, and with what would have fitted.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from plimsoll.commands.planning import constants_of, hardware_of, planned
+from plimsoll.commands.planning import constants_of, hardware_of, summarize_plan
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.memory.explain.as_text import explanation_text
@@ -22,18 +24,16 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def run(spec: RunSpec[Any], plan: Plan | str) -> None:
-    """Train what the spec says; resumes where `run.resume` says so. plan: of its memory, or why
-    there is none."""
+    """Train as the spec says; `plan` is the plan of memory, or why there is none."""
     with explaining_shortage(spec):
-        spec.job.load_loop().run(spec, planned(spec, plan))
+        spec.job.load_loop().run(spec, summarize_plan(spec, plan))
     leave_report(Path(spec.run.directory))
 
 
 def leave_report(directory: Path) -> None:
-    """Write the report of a run that has ended. All that it is made of is saved: where it cannot be
-    written, that is told, and is no failure of the run."""
+    """Write the report of a run that has ended; an error is reported, and fails nothing."""
     # It draws, which is no part of what a run holds in memory.
-    from plimsoll.commands.report.report import report_run
+    from plimsoll.commands.report import report_run
 
     try:
         report_run(directory)
@@ -43,7 +43,7 @@ def leave_report(directory: Path) -> None:
 
 @contextmanager
 def explaining_shortage(spec: RunSpec[Any]) -> Iterator[None]:
-    """Within: OutOfMemory is raised with its explanation, which is in the run directory, too."""
+    """Add an explanation to an OutOfMemory of the block, and write it to the run directory."""
     try:
         yield
     except OutOfMemory as error:
@@ -52,15 +52,15 @@ def explaining_shortage(spec: RunSpec[Any]) -> Iterator[None]:
         directory = RunDirectory(Path(spec.run.directory))
         text = f"{error}\n{explanation_of(spec, error.incident, error.incident.phase)}"
         write_whole(directory.out_of_memory_path, f"{text}\n")
-        written = f"{text}\nThis is in {directory.out_of_memory_path}, too."
-        explained = OutOfMemory(written, error.incident)
+        full_text = f"{text}\nThis is in {directory.out_of_memory_path}, too."
+        explained = OutOfMemory(full_text, error.incident)
         for note in notes_of(error):
             explained.add_note(note)
         raise explained from error
 
 
 def explanation_of(spec: RunSpec[Any], incident: Incident, phase: str) -> str:
-    """The explanation as text; for a model whose shape is not known, why there is none."""
+    """Return the explanation as text, or why there is none if the model's shape is unknown."""
     hardware, constants = hardware_of(spec.cluster), constants_of(spec.cluster)
     try:
         return explanation_text(explain(spec, hardware, constants, incident, phase))

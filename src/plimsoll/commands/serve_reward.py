@@ -1,16 +1,15 @@
 """The rewards and reward models of a config over HTTP.
 
-    plimsoll serve-reward CONFIG.yaml
+`plimsoll serve-reward CONFIG.yaml`
 
-Each at its name: POST http://HOST:PORT/NAME; where only one is served, at /score and /get_reward
-too. Both request formats are read (reward/servers/formats.py). Values are those before weight and
-normalisation, which are the asking run's own.
+Each has its name: POST http://HOST:PORT/NAME; a single one is also at /score and /get_reward. Both
+request formats are read (reward/servers/formats.py). Values come before weight and normalisation,
+which belong to the run that asks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
-from plimsoll.page.serve import bound
+from plimsoll.page.serve import bind_socket, run_app
 from plimsoll.records import Trajectory
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
@@ -31,38 +30,23 @@ from plimsoll.reward.servers.formats import read_request
 from plimsoll.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
-_PACKAGES = ("fastapi", "uvicorn")
-
-Answer = tuple[int, dict[str, Any]]
-"""An HTTP status, and what is answered as JSON."""
-
-
-def refuse_without_packages() -> None:
-    """Raises ConfigError where what serves is not installed."""
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"plimsoll serve-reward needs {' and '.join(missing)}, which is not installed. Install "
-            f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`."
-        )
+HttpReply = tuple[int, dict[str, Any]]
+"""An HTTP status, and JSON."""
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What is served: parts of the reward, and reward models of this run, by their names."""
+class ServedRewards:
+    """What is served: parts of the reward and reward models of this run, by name."""
 
     spec: RunSpec[RlConfig]
     rewards: Mapping[str, RewardConfig]
     models: tuple[str, ...]
 
 
-def chosen_rewards(config: str, flags: Sequence[str], name: str | None) -> Chosen:
-    """The rewards and reward models of a config, or the one of this name.
-
-    Raises ConfigError where there is none, and where one cannot be used.
-    """
+def choose_rewards(config: str, flags: Sequence[str], name: str | None) -> ServedRewards:
+    """Return the rewards and reward models of a config (or of one name), or raise ConfigError."""
     spec = load_any(config, flags)
     loaded = spec.config
     rewards = loaded.rewards if isinstance(loaded, RlConfig) else {}
@@ -73,22 +57,17 @@ def chosen_rewards(config: str, flags: Sequence[str], name: str | None) -> Chose
             f"of plimsoll rl."
         )
     if name is not None and name not in (*rewards, *models):
-        known = ", ".join((*rewards, *models))
-        raise ConfigError(f"{config} has no reward {name!r}. It has: {known}.")
+        names = ", ".join((*rewards, *models))
+        raise ConfigError(f"{config} has no reward {name!r}. It has: {names}.")
     chosen = {key: reward for key, reward in rewards.items() if name in (None, key)}
     refuse(check_rewards(chosen))
-    return Chosen(spec, chosen, tuple(key for key in models if name in (None, key)))
+    return ServedRewards(spec, chosen, tuple(key for key in models if name in (None, key)))
 
 
-def serve(chosen: Chosen, host: str, port: int) -> None:
-    """Answer until it is interrupted.
-
-    Raises ConfigError where the address cannot be had.
-    """
-    import uvicorn
-
+def serve(chosen: ServedRewards, host: str, port: int) -> None:
+    """Answer requests until it is interrupted, or raise ConfigError if the address is taken."""
     with ExitStack() as stack:
-        place = stack.enter_context(bound(host, port))
+        place = stack.enter_context(bind_socket(host, port))
         served: dict[str, Score] = {
             name: replace(
                 stack.enter_context(open_rewards({name: reward})), source="the request"
@@ -99,38 +78,42 @@ def serve(chosen: Chosen, host: str, port: int) -> None:
             served |= stack.enter_context(open_models(chosen.spec, chosen.models))
         for path in _paths(served):
             print(f"POST http://{host}:{place.getsockname()[1]}{path}", flush=True)
-        settings = uvicorn.Config(_app(_paths(served)), log_level="warning")
-        uvicorn.Server(settings).run(sockets=[place])
+        run_app(_app(_paths(served)), place)
 
 
-async def answer(submit: Score, body: bytes) -> Answer:
-    """What a request is answered: 200 with the rewards; 500 where OpenRLHF's format has no place
-    for one that failed; 422 where the request, or what the reward gave, is wrong."""
+async def answer(submit: Score, body: bytes) -> HttpReply:
+    """Return the reply to a request.
+
+    It is 200 with the rewards; 500 if OpenRLHF's format has no place for one that failed; 422 if
+    the request, or what the reward returned, is wrong.
+    """
     try:
-        asked = json.loads(body)
-        if not isinstance(asked, Mapping):
+        request = json.loads(body)
+        if not isinstance(request, Mapping):
             raise ValueError("an object is needed")
-        given = [replace(t, group=place) for place, t in enumerate(read_request(asked))]
-        scored = await asyncio.wrap_future(submit(given))
+        trajectories = [replace(t, group=place) for place, t in enumerate(read_request(request))]
+        scored = await asyncio.wrap_future(submit(trajectories))
     except (ValueError, PlimsollError) as error:
         return 422, {"detail": str(error)}
-    if "trajectories" in asked:
-        return 200, {"rewards": _rewards(given, scored)}
+    if "trajectories" in request:
+        return 200, {"rewards": _rewards(trajectories, scored)}
     if scored.failures:
         return 500, {"detail": str(scored.failures[0])}
     rewards = [t.rewards[0].value for t in scored.trajectories]
     return 200, {"rewards": rewards, "scores": rewards, "extra_logs": {}}
 
 
-def _rewards(asked: Sequence[Trajectory], scored: Scored) -> list[object]:
-    """A number for each, or what its reward said where it failed."""
+def _rewards(trajectories: Sequence[Trajectory], scored: Scored) -> list[object]:
+    """Return a number for each trajectory, or the error of its reward."""
     values: dict[int, object] = {t.group: t.rewards[0].value for t in scored.trajectories}
-    failed: dict[int, object] = {one.group: {"failed": str(one)} for one in scored.failures}
-    return [(values | failed)[trajectory.group] for trajectory in asked]
+    failed: dict[int, object] = {
+        failure.group: {"failed": str(failure)} for failure in scored.failures
+    }
+    return [(values | failed)[trajectory.group] for trajectory in trajectories]
 
 
 def _paths(served: Mapping[str, Score]) -> dict[str, Score]:
-    """Where each is served."""
+    """Return the reward at each path."""
     paths = {f"/{name}": submit for name, submit in served.items()}
     if len(served) == 1:
         (only,) = served.values()
@@ -138,12 +121,11 @@ def _paths(served: Mapping[str, Score]) -> dict[str, Score]:
     return paths
 
 
-def _app(paths: Mapping[str, Score]) -> FastAPI:
-    from fastapi import FastAPI
-    from fastapi.responses import JSONResponse
+def _app(paths: Mapping[str, Score]) -> Starlette:
+    from starlette.applications import Starlette
     from starlette.requests import Request
-
-    app = FastAPI(title="Plimsoll's rewards")
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
@@ -152,7 +134,5 @@ def _app(paths: Mapping[str, Score]) -> FastAPI:
         status, content = await answer(paths[request.url.path], await request.body())
         return JSONResponse(content, status)
 
-    app.add_route("/health", health, methods=["GET"])
-    for path in paths:
-        app.add_route(path, score, methods=["POST"])
-    return app
+    scored = [Route(path, score, methods=["POST"]) for path in paths]
+    return Starlette(routes=[Route("/health", health), *scored])

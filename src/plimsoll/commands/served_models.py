@@ -1,4 +1,4 @@
-"""Reward models of a config, as `plimsoll serve-reward` has them: in this process, in turns."""
+"""Reward models of a config for `plimsoll serve-reward`: in this process, one request at a time."""
 
 from __future__ import annotations
 
@@ -20,53 +20,50 @@ from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.loading import load_measured
 
 Score = Callable[[Sequence[Trajectory]], Future[Scored]]
-"""Begins to score trajectories, each for itself."""
+"""Begins to score trajectories, each by itself."""
 
 
 @contextmanager
 def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[str, Score]]:
-    """What scores trajectories by each of these models, until the end of the block.
-
-    Raises as loading a model does.
-    """
+    """Yield functions that score trajectories by each of these models."""
     here = spec.cluster.model_copy(update={"where": "local", "ranks": 1, "critic_ranks": None})
     alone = resolve(spec.job, spec.config.model_copy(update={"cluster": here}))
     with ThreadPoolExecutor(1) as thread:  # what begins in a thread goes on in it, as torch's do
-        cluster = thread.submit(_loaded, alone, names).result()
+        cluster = thread.submit(_load_models, alone, names).result()
         try:
             yield {
-                name: partial(thread.submit, partial(_scored, name, alone, cluster))
+                name: partial(thread.submit, partial(_score, name, alone, cluster))
                 for name in names
             }
         finally:
             thread.submit(cluster.close).result()
 
 
-def _loaded(spec: RunSpec[RlConfig], names: Sequence[str]) -> LocalCluster:
+def _load_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> LocalCluster:
     cluster = LocalCluster(spec.cluster, (), thread_count(spec.cluster, 0))
     for name in names:
         load_measured(cluster, spec, scoring_role(name))
     return cluster
 
 
-def _scored(
-    name: str, spec: RunSpec[RlConfig], cluster: LocalCluster, given: Sequence[Trajectory]
+def _score(
+    name: str, spec: RunSpec[RlConfig], cluster: LocalCluster, trajectories: Sequence[Trajectory]
 ) -> Scored:
-    """Raises ValueError for trajectories that the model cannot read."""
+    """Return the trajectories with their scores, or raise ValueError if one cannot be read."""
     model = spec.config.scoring_models[name]
-    asked = [_readable(trajectory, model) for trajectory in given]
-    scores = model_scores(asked, name, spec, cluster) if asked else []
+    readable = [_make_readable(trajectory, model) for trajectory in trajectories]
+    scores = model_scores(readable, name, spec, cluster) if readable else []
     parts = [(RewardPart(name, score),) for score in scores]
-    scored = (replace(t, rewards=own) for t, own in zip(given, parts, strict=True))
+    scored = (replace(t, rewards=rewards) for t, rewards in zip(trajectories, parts, strict=True))
     return Scored(tuple(scored), ())
 
 
-def _readable(trajectory: Trajectory, model: RewardModelConfig) -> Trajectory:
-    """With the prompt as a conversation, for a model that renders it by its own template."""
+def _make_readable(trajectory: Trajectory, model: RewardModelConfig) -> Trajectory:
+    """Return the trajectory with its prompt as a conversation, if the model renders it itself."""
     prompt = trajectory.prompt
     if model.tokenizer == "own":
-        said = prompt.messages or [{"role": "user", "content": prompt.text}]
-        return replace(trajectory, prompt=replace(prompt, messages=said))
+        messages = prompt.messages or [{"role": "user", "content": prompt.text}]
+        return replace(trajectory, prompt=replace(prompt, messages=messages))
     if not len(prompt.tokens) or not len(trajectory.response_tokens):
         raise ValueError(
             "the model reads the actor's tokens (tokenizer: actor), and prompt_tokens or "

@@ -1,8 +1,8 @@
 """`plimsoll watch RUN...`: the page of runs, live.
 
-    plimsoll watch runs/ppo runs/grpo
+`plimsoll watch runs/ppo runs/grpo`
 
-A thread reads on what the runs write; requests are answered from what has been read.
+A thread reads what the runs write; requests are answered from what has been read.
 """
 
 from __future__ import annotations
@@ -16,48 +16,45 @@ from pyarrow import ArrowException
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.page.answers import answer
-from plimsoll.page.html import RUNS, page
-from plimsoll.page.serve import Answer, Query, require_server, serve
-from plimsoll.page.watched import Watched, watched
+from plimsoll.page.html import RUNS, render_page
+from plimsoll.page.serve import AnswerFunction, Query, require_server, serve
+from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 
 _EVERY = 0.25
-"""Seconds between two looks at runs of which all has been read."""
+"""Seconds between two looks at runs that are read completely."""
 
 
 def watch(paths: Sequence[Path], host: str, port: int) -> None:
-    """Serve the page of these runs until it is interrupted.
-
-    Raises ConfigError where one holds no run, or the address cannot be had.
-    """
-    require_server()
+    """Serve the page of runs until it is interrupted, or raise ConfigError if that cannot begin."""
+    require_server(" `plimsoll report` writes a file without it.")
     for path in paths:
         refuse_no_run(path)
-    runs = watched(paths)
-    text = page(", ".join(run.name for run in runs), None, RUNS)
+    runs = watch_runs(paths)
+    text = render_page(", ".join(run.name for run in runs), None, RUNS)
     with Reader(runs) as reader:
-        serve(text, answers(lambda: reader.runs), host, port)
+        serve(text, answer_with(lambda: reader.runs), host, port)
 
 
-def answers(runs: Callable[[], Sequence[Watched]]) -> Answer:
-    """What the page of runs is answered. runs: as they are now."""
+def answer_with(runs: Callable[[], Sequence[Watched]]) -> AnswerFunction:
+    """Return the function that answers the page's requests; `runs` returns the current runs."""
 
-    def found(name: str, query: Query) -> Any:
+    def answer_request(name: str, query: Query) -> Any:
         try:
             return answer(runs(), name, query)
         except ArrowException as error:
             raise PlimsollError(str(error)) from error
 
-    return found
+    return answer_request
 
 
 def refuse_no_run(path: Path) -> None:
-    """Raises ConfigError where a directory holds no run; the message names those below it."""
+    """Raise ConfigError if a directory holds no run; the message names runs below it."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
     run = RunDirectory(path)
     if not (run.config_path.is_file() or run.metrics_path.is_file()):
-        below = sorted(str(one.parent) for one in path.glob("*/config.yaml"))
+        below = sorted(str(config.parent) for config in path.glob("*/config.yaml"))
         near = f" Below it are: {', '.join(below[:8])}." if below else ""
         raise ConfigError(
             f"{path} holds no run: it has no config.yaml, which a run writes when it begins. "
@@ -66,10 +63,10 @@ def refuse_no_run(path: Path) -> None:
 
 
 class Reader:
-    """The runs as far as they have been read; a context manager, within which a thread reads on.
+    """Runs as far as they have been read; a context manager, in which a thread reads on.
 
-    It consumes what the runs write to their directories, waits for nothing else, looks four times a
-    second (at once where more is there), and produces `runs`. It ends with the block.
+    It consumes what the runs write, waits for nothing else, looks four times a second (at once if
+    there is more), and produces `runs`. It ends with the block.
     """
 
     def __init__(self, runs: tuple[Watched, ...]) -> None:

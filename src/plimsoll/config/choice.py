@@ -55,12 +55,26 @@ def resolve_choice(
     else:
         _known(choice.name, package, function)
         found = vars(importlib.import_module(f"{package}.{choice.name}"))[function]
-    bound = functools.partial(found, **_checked_options(choice, _signature_of(found)))
+    return bind_options(choice, found, package.rpartition(".")[2], arguments)
+
+
+def bind_options(
+    choice: Choice, function: Callable[..., Any], what: str, arguments: int = 1
+) -> functools.partial[Any]:
+    """Return the function with the choice's options bound. Raises ConfigError as `resolve_choice`.
+
+    Args:
+        choice: its name is for messages alone.
+        function: the function that the choice names.
+        what: what such functions are, for messages, such as `reward`.
+        arguments: how many arguments it is called with, by position.
+    """
+    bound = functools.partial(function, **_checked_options(choice, _signature_of(function)))
     try:
         inspect.signature(bound).bind(*[None] * arguments)
     except TypeError as error:
         raise ConfigError(
-            f"{choice.name!r} cannot be called as a function of {package.rpartition('.')[2]}: "
+            f"{choice.name!r} cannot be called as a function of {what}: "
             f"{error}. It must take {arguments} positional "
             f"{'argument' if arguments == 1 else 'arguments'}, and its options by keyword."
         ) from error

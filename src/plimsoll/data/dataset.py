@@ -40,6 +40,8 @@ from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
 from plimsoll.run.counting import counted
 
+_NO_TOKENS: TokenIds = np.empty(0, dtype=np.int64)
+
 
 def load_samples(
     data: DataConfig,
@@ -235,24 +237,31 @@ def load_prompts(
     def check(row: Row, index: int, template: Template) -> Checked:
         messages = prompt_of(row, source)
         reference = reference_of(row, source.reference)
-        environment_of(row, source.environment, environments)
+        environment = environment_of(row, source.environment, environments)
         pieces, stripped = _written(template, template.render_prompt, unlearned(messages), field)
         if check_reference is not None and reference is not None:
             rendered(partial(check_reference, reference), source.reference or "")
-        limit_of(row, source.max_new_tokens, answered)
-        order_of(row, source.order_by)
-        return Checked(row, index, readable(messages), (pieces,), reference, stripped)
+        prompt = Prompt(
+            index,
+            _NO_TOKENS,
+            readable(messages),
+            None if reference is None else reference_text(reference),
+            reference_value=None if isinstance(reference, str) else reference,
+            messages=tuple(messages),
+            max_new_tokens=limit_of(row, source.max_new_tokens, answered),
+            order_by=order_of(row, source.order_by),
+            environment=environment,
+            is_text=source.messages is None,
+        )
+        return Checked(row, index, prompt.text, (pieces,), prompt, stripped)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Prompt:
+        assert row.prompt is not None
         return replace(
-            _prompt(data, field, row, sequences[0]),
+            row.prompt,
+            tokens=_prompt_tokens(data, field, sequences[0]),
             source=name if source.source is None else text_of(row.row.values, source.source),
             columns=further_columns(row.row, source),
-            messages=tuple(prompt_of(row.row, source)),
-            max_new_tokens=limit_of(row.row, source.max_new_tokens, answered),
-            order_by=order_of(row.row, source.order_by),
-            environment=environment_of(row.row, source.environment, environments),
-            is_text=source.messages is None,
         )
 
     return load_rows(data, source, template, check, finish, seen, whole=True)
@@ -303,7 +312,8 @@ def _pair(data: DataConfig, columns: PairColumns, sequences: Sequence[Tokenized]
     return pair
 
 
-def _prompt(data: DataConfig, field: str, row: Checked, sequence: Tokenized) -> Prompt:
+def _prompt_tokens(data: DataConfig, field: str, sequence: Tokenized) -> TokenIds:
+    """Return the tokens of a prompt, cut at the front to `data.max_tokens`."""
     tokens, _ = sequence
     if len(tokens) == 0:
         raise RowProblem(field, "gives no tokens")
@@ -311,10 +321,7 @@ def _prompt(data: DataConfig, field: str, row: Checked, sequence: Tokenized) -> 
         _refuse_long(data, field, len(tokens))
         # the end holds the question and the generation prompt
         tokens = tokens[-data.max_tokens :].copy()
-    value = row.reference
-    text = None if value is None else reference_text(value)
-    as_given = None if isinstance(value, str) else value
-    return Prompt(row.index, tokens, row.text, text, reference_value=as_given)
+    return tokens
 
 
 def _refuse_long(data: DataConfig, field: str, length: int) -> None:

@@ -1,6 +1,6 @@
 """Rows that a library of tasks generates: reasoning-gym's, https://github.com/open-thought/reasoning-gym.
 
-A process of its own generates them (generator.py). Some of its tasks draw from Python's sets, whose
+A child process generates them (generator.py). Some of its tasks draw from Python's sets, whose
 order is another in each process unless PYTHONHASHSEED says otherwise: with it the same settings
 give the same rows in every run, and in one that goes on.
 """
@@ -8,29 +8,32 @@ give the same rows in every run, and in one that goes on.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from typing import Any
 
 from plimsoll.config.data import GenerateConfig, SourceConfig
 from plimsoll.config.problems import Problem, Section
 from plimsoll.data.report import BadRow, Row
 from plimsoll.errors import ConfigError
+from plimsoll.process.child import ChildEnded, Program, our_environment
+from plimsoll.process.pool import Pool
 
 LIBRARY = "reasoning_gym"
 COLUMNS = ("question", "answer", "task", LIBRARY)
-"""question, answer: texts. task: its name. reasoning_gym: what its reward scores by."""
+"""The columns of generated rows: texts; the task's name; what the task's reward scores by."""
 INSTALL = "pip install 'reasoning-gym>=0.1.25,<0.2'"
-_GENERATOR = "plimsoll.data.generator"
+_ROW_SECONDS = 1e6  # some tasks search for long
 
 
 def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
-    """What is wrong with a source that has `generate`, as far as the library tells before it
-    generates anything. key: of the source in the config."""
+    """Yield what is wrong with a source that has `generate`, before anything is generated.
+
+    Args:
+        key: The source's key in the config.
+        source: The source.
+    """
     at, generate = Section(key, source), source.generate
     assert generate is not None
     for name, default in (("name", None), ("split", "train")):
@@ -44,59 +47,59 @@ def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
         yield at.invalid("path", why, f"`{INSTALL}`", "package-missing")
     elif not generate.options():
         yield at.invalid("generate.tasks", "There is none.", "name one or more: [chain_sum]")
-    elif said := _refused(generate):
+    elif refusal := _refusal(generate):
         fix = "correct the name or the options: "
         fix += "https://github.com/open-thought/reasoning-gym/blob/main/GALLERY.md shows them"
-        yield at.invalid("generate.tasks", said, fix)
+        yield at.invalid("generate.tasks", refusal, fix)
 
 
 def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
-    """Rows of all tasks, one of each in turn. What a task fails to generate is a bad row.
+    """Yield rows of all tasks, one of each in turn; a bad row for what a task fails to generate.
 
     Raises ConfigError for a task or an option that cannot be used.
     """
     assert source.generate is not None
-    with closing(_asked(source.generate, rows=True)) as messages:
-        for line, message in enumerate(messages, start=1):
-            if "values" in message:
-                yield Row(source.path, line, message["values"])
-            elif "problem" in message:
-                yield BadRow(source.path, line, message["task"], message["problem"])
-            else:
-                raise ConfigError(f"{LIBRARY}: {message['refused']}")
+    lines = count(1)
+    with closing(_process(source.generate)) as process:
+        for index in range(source.generate.size):
+            try:
+                entries = process.ask(index, _ROW_SECONDS)
+            except ChildEnded as ended:
+                said = f"{LIBRARY} {ended} while it generated rows.\n{ended.lines}"
+                raise ConfigError(said.rstrip()) from ended
+            for entry in entries:
+                yield _row(source.path, next(lines), entry)
 
 
-def _refused(generate: GenerateConfig) -> str | None:
-    """What the library says of tasks and options that it does not take."""
-    return next((one["refused"] for one in _asked(generate, rows=False)), None)
+def _row(path: str, line: int, entry: dict[str, Any]) -> Row | BadRow:
+    if "values" in entry:
+        return Row(path, line, entry["values"])
+    return BadRow(path, line, entry["task"], entry["problem"])
 
 
-def _asked(generate: GenerateConfig, *, rows: bool) -> Generator[dict[str, Any], None, None]:
-    """What the generator writes, message by message; it is ended where nobody reads on."""
-    question = {
-        "tasks": generate.options(),
-        "size": generate.size if rows else 0,
-        "seed": generate.seed,
-    }
-    path = os.pathsep.join(p for p in sys.path if p)
-    with subprocess.Popen(
-        [sys.executable, "-m", _GENERATOR],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": path},
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
+def _refusal(generate: GenerateConfig) -> str:
+    """Return what the library says of tasks and options that it does not take; "" if it does."""
+    with closing(_process(generate.model_copy(update={"size": 1}))) as process:
         try:
-            json.dump(question, process.stdin)
-            process.stdin.close()
-            for line in process.stdout:
-                yield json.loads(line)
-        except BaseException:  # Ctrl-C, too
-            process.kill()
-            raise
-    if process.returncode:
-        raise ConfigError(
-            f"{LIBRARY} ended with exit code {process.returncode} while it generated rows. What it "
-            f"said is above."
-        )
+            process.take()
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def _process(generate: GenerateConfig) -> Pool:
+    """Return the process that generates the rows of an index."""
+    program = Program(
+        open_generator,
+        what=f"The process for rows of {LIBRARY}",
+        setup={"tasks": generate.options(), "size": generate.size, "seed": generate.seed},
+        environment=our_environment() | {"PYTHONHASHSEED": "0"},
+    )
+    return Pool(program, 1)
+
+
+def open_generator(setup: dict[str, Any]) -> Any:
+    """Return what answers in the process: an index to the rows there, one of each task."""
+    from plimsoll.data.generator import rows_at  # the library takes seconds
+
+    return rows_at(setup)

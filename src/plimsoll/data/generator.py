@@ -1,23 +1,16 @@
-"""A process that generates rows of reasoning-gym's tasks; started by generated.py.
-
-It consumes one JSON object on standard input, {tasks: {name: options}, size, seed}, waits for
-nothing else, and writes a JSON object a line on standard output: {values} for each row, or {task,
-problem} for one that a task could not generate; or a single {refused}, for a task or an option that
-cannot be used. It ends after the last row.
-"""
+"""Generate rows of reasoning-gym's tasks: what runs in the child of generated.py."""
 
 from __future__ import annotations
 
 import ast
 import difflib
-import json
-import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 from reasoning_gym.factory import DATASETS, create_dataset
+
+from plimsoll.errors import ConfigError
 
 _NO_TASK = ("composite",)
 """It mixes others, as `tasks` does."""
@@ -25,43 +18,48 @@ _APART = 2**20
 """Between the library's seeds for two of ours: its row i of seed s is row i - 1 of seed s + 1."""
 
 
-class _Refused(Exception):
-    """A task or an option that cannot be used; its text says why."""
+Entry = dict[str, Any]
+"""{"values": ...}, a row; or {"task": ..., "problem": ...} if a task could not generate its row."""
 
 
-def rows(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is written of a question."""
-    size, seed = asked["size"], asked["seed"]
-    try:
-        opened = [(n, o, _dataset(n, o, max(size, 1), seed)) for n, o in asked["tasks"].items()]
-    except _Refused as error:
-        yield {"refused": str(error)}
-        return
-    for index in range(size):
-        for name, options, dataset in opened:
+def rows_at(setup: Mapping[str, Any]) -> Callable[[int], list[Entry]]:
+    """Return what generates the rows of an index, one of each task.
+
+    Args:
+        setup: {"tasks": {name: options}, "size": rows of each task, "seed": ...}.
+
+    Raises ConfigError for a task or an option that cannot be used.
+    """
+    size, seed = setup["size"], setup["seed"]
+    datasets = [(n, o, _dataset(n, o, size, seed)) for n, o in setup["tasks"].items()]
+
+    def entries(index: int) -> Iterator[Entry]:
+        for name, options, dataset in datasets:
             try:
                 yield {"values": _values(name, options, dataset[index])}
             except Exception as error:  # noqa: BLE001  a task may do anything
                 yield {"task": name, "problem": f"raised {type(error).__name__}: {error}"}
 
+    return lambda index: [*entries(index)]
+
 
 def _dataset(name: str, options: Mapping[str, Any], size: int, seed: int) -> Any:
-    names = [own for own in DATASETS if own not in _NO_TASK]
+    names = [task for task in DATASETS if task not in _NO_TASK]
     if name not in names:
-        raise _Refused(f"There is no task {name!r}.{_nearest(name, names)}")
-    known = [field.name for field in fields(DATASETS[name][1]) if field.name not in _OWN]
+        raise ConfigError(f"There is no task {name!r}.{_nearest(name, names)}")
+    known = [field.name for field in fields(DATASETS[name][1]) if field.name not in _OURS]
     for option in options:
         if option not in known:
             near = _nearest(option, known) or f" Its options: {', '.join(known)}."
-            raise _Refused(f"The task {name!r} has no option {option!r}.{near}")
+            raise ConfigError(f"The task {name!r} has no option {option!r}.{near}")
     try:
         return create_dataset(name, **options, size=size, seed=seed * _APART)
     except Exception as error:
-        said = str(error) or type(error).__name__
-        raise _Refused(f"The task {name!r} does not take its options: {said}.") from error
+        why = str(error) or type(error).__name__
+        raise ConfigError(f"The task {name!r} does not take its options: {why}.") from error
 
 
-_OWN = ("size", "seed")
+_OURS = ("size", "seed")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -70,8 +68,11 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _values(name: str, options: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of an entry. Its whole is kept as Python writes it: tasks score by tuples and by
-    numbers as keys, which JSON has not."""
+    """Return the row of an entry.
+
+    The entry is kept as Python writes it, too: tasks score by tuples and by numbers as keys, which
+    JSON has not.
+    """
     whole = repr(_plain(entry))
     ast.literal_eval(whole)  # raises for what could not be read back
     scored_by = {"task": name, "options": dict(options), "entry": whole}
@@ -80,22 +81,9 @@ def _values(name: str, options: Mapping[str, Any], entry: Mapping[str, Any]) -> 
 
 
 def _plain(value: Any) -> Any:
-    """Without the scalars of NumPy, which Python writes as calls."""
+    """Return a value without scalars of NumPy, which Python writes as calls."""
     if isinstance(value, dict):
-        return {_plain(key): _plain(own) for key, own in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(_plain, value))
     return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
-
-
-def main() -> None:
-    """Answer the one question on standard input; what is printed goes to standard error."""
-    written = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    for message in rows(json.load(sys.stdin)):
-        written.write(json.dumps(message) + "\n")
-    written.flush()
-
-
-if __name__ == "__main__":
-    main()

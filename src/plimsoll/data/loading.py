@@ -19,6 +19,7 @@ from plimsoll.data.sources import names_of, read_rows
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
 from plimsoll.errors import DataError
+from plimsoll.records import Prompt
 
 ROWS_AT_ONCE = 256
 """So few that a count moves on while each row takes long, as LaTeX to read does."""
@@ -62,7 +63,7 @@ class Checked:
     index: which row of the source it is, from 0, bad rows included.
     text: its prompt as a person reads it; empty where nobody asks for it.
     sequences: the pieces of each sequence that the row gives: one, or chosen and rejected.
-    reference: as the row has it.
+    prompt: what a row of prompts says, without its tokens yet; None for rows of other jobs.
     stripped: whether the chat template leaves out reasoning that would not be learned.
     """
 
@@ -70,7 +71,7 @@ class Checked:
     index: int
     text: str
     sequences: tuple[tuple[Piece, ...], ...]
-    reference: object = None
+    prompt: Prompt | None = None
     stripped: bool = False
 
 

@@ -2,81 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from plimsoll.config.base import OptionValue
-from plimsoll.environment.calls import Answer, Begun, EnvironmentFailed, Rewarded
+from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.environment.adapters import EnvironmentFactory
+from plimsoll.environment.opening import load_functions, open_environment
 from plimsoll.environment.protocol import Reply
-from plimsoll.reward.functions.children import Child, ChildEnded, Children
+from plimsoll.environment.results import (
+    EnvironmentFailed,
+    EpisodeReward,
+    ResetResult,
+    StepResult,
+    failure_of,
+    method_of,
+    read_reset,
+    read_reward,
+    read_step,
+)
+from plimsoll.process.child import Child, ChildEnded, Program
+from plimsoll.process.pool import Pool
+from plimsoll.process.threads import in_thread
 from plimsoll.reward.outcome import Failed
 
-
-@dataclass(frozen=True)
-class Setup:
-    """The first message to a process: what to make, as the config names it.
-    memory_bytes: what it may take beyond what it has once that is loaded."""
-
-    name: str
-    options: Mapping[str, OptionValue]
-    tools: tuple[str, ...]
-    memory_bytes: int | None
+_READ: dict[str, Callable[[Any], object]] = {
+    "reset": read_reset,
+    "step": read_step,
+    "get_reward": read_reward,
+    "close": lambda given: None,
+}
 
 
-@dataclass(frozen=True)
-class Question:
-    """method: of the environment. A `reset` makes a new one."""
-
-    method: str
-    arguments: tuple[Any, ...] = ()
+MethodCall = tuple[str, tuple[Any, ...]]
+"""A method of the environment and its arguments; before `reset` a new environment is made."""
 
 
-def processes(setup: Setup, size: int) -> Children:
-    """So many processes at most, each for one episode at a time."""
-    return Children("plimsoll.environment.worker", f"environment {setup.name}", setup, size)
+def environment_pool(config: EnvironmentConfig, size: int) -> Pool:
+    """Return at most `size` processes, each for one episode at a time."""
+    program = Program(
+        open_in_process,
+        what=f"The process for environment {config.name}",
+        setup=config,
+        codec="plimsoll.process.pickled",
+        memory_gib=config.memory_gib,
+    )
+    return Pool(program, size)
+
+
+def open_in_process(config: EnvironmentConfig) -> Callable[[MethodCall], object]:
+    """Return what answers in the process: calls of methods, one episode after another."""
+    factory = open_environment(config.name, load_functions(config.tools))
+    assert isinstance(factory, EnvironmentFactory), "the config was looked at before"
+    return _Keeper(partial(factory.make, **config.options)).answer
+
+
+class _Keeper:
+    """Keeps an episode's environment between its calls, and the event loop of `async` ones."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._environment = make, None
+        self._loop = asyncio.new_event_loop()
+
+    def answer(self, call: MethodCall) -> object:
+        """Return what a method gave, or how it failed."""
+        name, arguments = call
+        try:
+            if name == "reset":
+                self._environment = self._make()
+            method = method_of(self._environment, name)
+            value = None if method is None else method(*arguments)
+            if inspect.isawaitable(value):
+                value = self._loop.run_until_complete(value)
+        except BaseException as error:  # noqa: BLE001  the user's code may do anything
+            return failure_of(error)
+        return _READ[name](value)
 
 
 @dataclass
 class Apart:
-    """A `Seat`: a process from its first call until it is closed. seconds: for one call."""
+    """An `EpisodeEnvironment` in a process, held from the first call until it is closed."""
 
-    children: Children
+    pool: Pool
     seconds: float
+    """How long one call may take."""
     environment: object = None
-    _held: AsyncExitStack = field(default_factory=AsyncExitStack)
     _child: Child | None = None
 
-    async def reset(self, row: Mapping[str, Any]) -> Begun:
-        self._child = await self._held.enter_async_context(self.children.one())
-        found: Begun = await self._asked(Question("reset", (row,)))
-        return found
+    async def reset(self, row: Mapping[str, Any]) -> ResetResult:
+        self._child = await in_thread(self.pool.take, self.pool.give_back)
+        result: ResetResult = await self._ask("reset", row)
+        return result
 
-    async def step(self, reply: Reply) -> Answer:
-        found: Answer = await self._asked(Question("step", (reply,)))
-        return found
+    async def step(self, reply: Reply) -> StepResult:
+        result: StepResult = await self._ask("step", reply)
+        return result
 
-    async def reward(self) -> Rewarded:
-        found: Rewarded = await self._asked(Question("get_reward"))
-        return found
+    async def reward(self) -> EpisodeReward:
+        reward: EpisodeReward = await self._ask("get_reward")
+        return reward
 
     async def close(self) -> None:
-        if self._child is not None and self._child.answers:
-            with suppress(EnvironmentFailed):  # the episode is over: nothing depends on this
-                await self._asked(Question("close"))
-        await self._held.aclose()
+        if self._child is None:
+            return
+        try:
+            if self._child.is_idle:
+                with suppress(EnvironmentFailed):  # the episode is over: nothing depends on this
+                    await self._ask("close")
+        finally:
+            self.pool.give_back(self._child)
+            self._child = None
 
-    async def _asked(self, question: Question) -> Any:
+    async def _ask(self, method: str, *arguments: object) -> Any:
         assert self._child is not None, "reset comes first"
         try:
-            found = await self._child.ask(question, self.seconds)
+            call = (method, arguments)
+            answer = await in_thread(partial(self._child.ask, call, self.seconds))
         except TimeoutError:
-            said = f"'s {question.method} took longer than call_seconds, which is {self.seconds:g}"
+            said = f"'s {method} took longer than call_seconds, which is {self.seconds:g}"
             said += "; its process was ended"
             raise EnvironmentFailed(Failed(said, unanswered=True)) from None
         except ChildEnded as ended:
-            raise EnvironmentFailed(Failed(f"'s process {ended}")) from None
-        if isinstance(found, Failed):
-            raise EnvironmentFailed(found)
-        return found
+            raise EnvironmentFailed(Failed(f"'s process {ended}", ended.lines)) from None
+        if isinstance(answer, Failed):
+            raise EnvironmentFailed(answer)
+        return answer

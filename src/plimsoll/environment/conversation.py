@@ -1,4 +1,4 @@
-"""An episode's tokens, as they were sampled and as they were put between."""
+"""An episode's tokens: those that the policy sampled, and those that were put between."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ from types import MappingProxyType
 import numpy as np
 
 from plimsoll.config.rl import ENVIRONMENT
-from plimsoll.environment.calls import EnvironmentFailed, Rewarded
-from plimsoll.records import FinishReason, Floats, Ints, Prompt, RewardPart, Trajectory, Turn
+from plimsoll.environment.results import EnvironmentFailed, EpisodeReward
+from plimsoll.records import (
+    FinishReason,
+    Floats,
+    Ints,
+    Prompt,
+    RewardPart,
+    TokenIds,
+    Trajectory,
+    Turn,
+)
 from plimsoll.reward.outcome import Failed
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """prompt: with the tokens that the first turn is sampled after. The rest is what follows it, as
-    a `Trajectory` has it; columns by token as tuples and arrays of one length."""
+    """One branch of an episode. Columns by token are tuples and arrays of one length."""
 
     prompt: Prompt
+    """With the tokens that the first turn is sampled after; the other columns follow them."""
     turns: tuple[Turn, ...] = ()
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     loss_mask: tuple[bool, ...] = ()
@@ -27,58 +36,56 @@ class Conversation:
     versions: tuple[int, ...] = ()
 
     @property
-    def length(self) -> int:
-        """Tokens after the prompt."""
-        return len(self.tokens)
-
-    @property
     def all_tokens(self) -> Ints:
-        """With the prompt's."""
+        """The prompt's tokens and those after it."""
         return np.concatenate([self.prompt.tokens, self.tokens], dtype=np.int64)
 
-    def asked(self) -> Prompt:
-        """What the next turn is sampled after."""
+    def next_prompt(self) -> Prompt:
+        """Return the prompt that the next turn is sampled after."""
         return replace(self.prompt, tokens=self.all_tokens)
 
-    def said(self, answer: Trajectory, problem: str = "") -> Conversation:
-        """The policy's turn, with the engine's own tokens."""
-        sampled = np.asarray(answer.response_tokens, np.int64)
-        turn = self._turn("assistant", sampled, answer.response_text, problem)
+    def add_sampled(self, sample: Trajectory, problem: str = "") -> Conversation:
+        """Append a turn of the policy. problem: what is wrong with its tool calls."""
+        tokens = np.asarray(sample.response_tokens, np.int64)
+        turn = self._turn("assistant", tokens, sample.response_text, problem)
+        logprobs, versions = sample.sampler_logprobs.tolist(), sample.weight_versions.tolist()
+        return self._extend(turn, tokens, True, logprobs, versions)
+
+    def add_answer(self, role: str, tokens: Sequence[int] | TokenIds, text: str) -> Conversation:
+        """Append what the environment said, with all that the template puts around it."""
+        added = np.asarray(tokens, np.int64)
+        zeros = [0] * len(added)
+        return self._extend(self._turn(role, added, text), added, False, zeros, zeros)
+
+    def _extend(
+        self,
+        turn: Turn,
+        tokens: Ints,
+        learned: bool,
+        logprobs: Sequence[float],
+        versions: Sequence[int],
+    ) -> Conversation:
         return replace(
             self,
             turns=(*self.turns, turn),
-            tokens=np.concatenate([self.tokens, sampled]),
-            loss_mask=(*self.loss_mask, *[True] * len(sampled)),
-            logprobs=(*self.logprobs, *answer.sampler_logprobs.tolist()),
-            versions=(*self.versions, *answer.weight_versions.tolist()),
+            tokens=np.concatenate([self.tokens, tokens]),
+            loss_mask=(*self.loss_mask, *[learned] * len(tokens)),
+            logprobs=(*self.logprobs, *logprobs),
+            versions=(*self.versions, *versions),
         )
 
-    def told(self, role: str, tokens: Sequence[int] | Ints, text: str) -> Conversation:
-        """What the environment said, with all that the template puts around it."""
-        own = np.asarray(tokens, np.int64)
-        nothing = [0] * len(own)
-        return replace(
-            self,
-            turns=(*self.turns, self._turn(role, own, text)),
-            tokens=np.concatenate([self.tokens, own]),
-            loss_mask=(*self.loss_mask, *[False] * len(own)),
-            logprobs=(*self.logprobs, *nothing),
-            versions=(*self.versions, *nothing),
-        )
-
-    def rewarded(self, reward: float) -> Conversation:
-        """The last turn of the policy's has this reward."""
-        return replace(
-            self, turns=(*self.turns[:-1], replace(self.turns[-1], reward=float(reward)))
-        )
+    def with_turn_reward(self, reward: float) -> Conversation:
+        """Return the conversation with a reward for its last turn."""
+        turn = replace(self.turns[-1], reward=float(reward))
+        return replace(self, turns=(*self.turns[:-1], turn))
 
     def _turn(self, role: str, tokens: Ints, text: str, problem: str = "") -> Turn:
-        end = self.length + len(tokens)
-        return Turn(role, self.length, end, text, problem=problem)
+        begin = len(self.tokens)
+        return Turn(role, begin, begin + len(tokens), text, problem=problem)
 
-    def rewards(self) -> Floats:
-        """Of its turns, each at its last token; shape [R]."""
-        rewards = np.zeros(self.length, np.float32)
+    def turn_rewards(self) -> Floats:
+        """Return the rewards of turns, each at the turn's last token; shape [R]."""
+        rewards = np.zeros(len(self.tokens), np.float32)
         for turn in self.turns:
             if turn.role == "assistant":
                 rewards[turn.end - 1] += turn.reward
@@ -93,6 +100,7 @@ class Conversation:
         figures: Mapping[str, float] = MappingProxyType({}),
         earlier: tuple[Trajectory, ...] = (),
     ) -> Trajectory:
+        """Return the branch as a trajectory; the arguments are as there."""
         return Trajectory(
             self.prompt,
             0,
@@ -111,36 +119,53 @@ class Conversation:
         )
 
 
-def ended(
+def build_trajectory(
     branches: Sequence[Conversation],
     sample_index: int,
     finish_reason: FinishReason,
-    whole: Rewarded,
+    reward: EpisodeReward,
     figures: Mapping[str, float],
 ) -> Trajectory:
-    """The episode, of branches that each have a sampled token. whole: its reward, beside those of
-    turns: at its last sampled token, or one for each.
+    """Return an episode that is over.
 
-    Raises EnvironmentFailed where that is another number of them.
+    Raises EnvironmentFailed if there is another number of rewards than of sampled tokens.
+
+    Args:
+        branches: each has a sampled token; the last one is the trajectory, the others `earlier`.
+        sample_index: as of `Trajectory`.
+        finish_reason: as of `Trajectory`.
+        reward: of the episode, beside those of turns: added at the last sampled token, or one
+            number at each.
+        figures: what was measured, by name; counts of turns and branches are added.
     """
-    rewards = [branch.rewards() for branch in branches]
+    rewards = [branch.turn_rewards() for branch in branches]
     sampled = [np.flatnonzero(branch.loss_mask) for branch in branches]
-    if isinstance(whole, tuple):
+    if isinstance(reward, tuple):
         count = sum(map(len, sampled))
-        if len(whole) != count:
-            said = f"'s get_reward gave {len(whole)} numbers for {count} sampled tokens"
-            raise EnvironmentFailed(Failed(said))
-        given = np.split(np.array(whole, np.float32), np.cumsum(list(map(len, sampled)))[:-1])
-        for own, at, values in zip(rewards, sampled, given, strict=True):
-            own[at] += values
-    elif whole is not None:
-        rewards[-1][sampled[-1][-1]] += whole
+        if len(reward) != count:
+            why = f"'s get_reward gave {len(reward)} numbers for {count} sampled tokens"
+            raise EnvironmentFailed(Failed(why))
+        shares = np.split(np.array(reward, np.float32), np.cumsum(list(map(len, sampled)))[:-1])
+        for branch_rewards, places, values in zip(rewards, sampled, shares, strict=True):
+            branch_rewards[places] += values
+    elif reward is not None:
+        rewards[-1][sampled[-1][-1]] += reward
     total = float(np.concatenate(rewards).sum(dtype=np.float64))
     earlier = [
-        branch.trajectory(sample_index, "stop", own)
-        for branch, own in zip(branches[:-1], rewards, strict=False)
+        branch.trajectory(sample_index, "stop", branch_rewards)
+        for branch, branch_rewards in zip(branches[:-1], rewards, strict=False)
     ]
     parts = (RewardPart(ENVIRONMENT, total),)
     return branches[-1].trajectory(
-        sample_index, finish_reason, rewards[-1], parts, figures, tuple(earlier)
+        sample_index,
+        finish_reason,
+        rewards[-1],
+        parts,
+        {**_count_turns(branches), **figures},
+        tuple(earlier),
     )
+
+
+def _count_turns(branches: Sequence[Conversation]) -> dict[str, float]:
+    turns = sum(turn.role == "assistant" for branch in branches for turn in branch.turns)
+    return {"turns": turns, **({"branches": float(len(branches))} if len(branches) > 1 else {})}

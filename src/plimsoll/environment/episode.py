@@ -1,203 +1,245 @@
-"""One episode: the policy and its environment speak in turn until one of them is done.
+"""An episode: what all of one environment have in common, the policy, and the turns sampled so far.
 
-The policy's tokens are kept as they were sampled; what is put between is what the chat template
-writes there, and never learned. What ends an episode:
-
-- the environment says so, or a reply of a policy that calls tools has no call: `stop`;
-- a turn was cut, or there is no room for another: `length`;
-- `max_turns` were sampled: `turns`; `episode_seconds` have gone by: `time`.
-
-An episode is one sequence of tokens; or several branches, where with `rewritten: branch` the
-template writes the whole conversation anew for the next turn.
+Every turn's tokens are kept as they were sampled. A turn whose prompt begins with all the tokens of
+an earlier branch continues that branch: what the prompt has behind them was said in between, and is
+never learned from. Any other turn begins a branch of its own (`Trajectory.earlier`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.environment.calls import Begun, EnvironmentFailed
-from plimsoll.environment.conversation import Conversation, ended
-from plimsoll.environment.protocol import Message, Reply
-from plimsoll.environment.seat import Seat
-from plimsoll.environment.speech import Speech, answering, identified, readable, rendered
-from plimsoll.records import FinishReason, Prompt, Trajectory, Transcript
-from plimsoll.reward.outcome import Failed
+from plimsoll.data.pieces import Messages, Tools
+from plimsoll.environment.agents.messages import say_the_same
+from plimsoll.environment.conversation import Conversation, build_trajectory
+from plimsoll.environment.protocol import Reply
+from plimsoll.environment.results import EpisodeReward
+from plimsoll.environment.tool_calls import figures_of
+from plimsoll.environment.turn_codec import TurnCodec, render_message, with_call_ids
+from plimsoll.records import FinishReason, Ints, Prompt, TokenIds, Trajectory
 from plimsoll.rollout.protocol import Ask, Request
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
-class Table:
-    """An environment as a run has it. name: in the config. most_prompt: tokens of a prompt."""
+class EpisodeRules:
+    """What all episodes of one environment of a run have in common."""
 
     name: str
+    """The environment's name in the config."""
     config: EnvironmentConfig
-    speech: Speech
-    most_prompt: int
-
-    @property
-    def longest(self) -> int:
-        """Tokens of prompt and episode together."""
-        return self.most_prompt + self.config.max_tokens
+    codec: TurnCodec
+    max_prompt_tokens: int
 
 
 @dataclass(frozen=True)
-class Policy:
-    """Who speaks in an episode. ask: an engine; episode: the number that it knows this one by.
-    seed: of the first turn."""
+class EpisodePolicy:
+    """The policy as one episode samples it."""
 
     ask: Ask
+    """Asks an engine."""
     episode: int
+    """The number by which the engine knows the episode."""
     sampling: SamplingConfig
     seed: int
+    """From which each turn's seed is made."""
 
-    async def says(
-        self, prompt: Prompt, turn: int, most: int, stop: Sequence[str] = ()
+    async def sample_turn(
+        self, prompt: Prompt, turn: int, max_tokens: int, stop: Sequence[str] = ()
     ) -> Trajectory:
-        """A turn of at most so many tokens. stop: strings that end it beside the run's own."""
+        """Return a turn of the policy. stop: strings that end it beside the run's own."""
         seed = int(np.random.SeedSequence([self.seed, turn]).generate_state(1)[0])
         sampling = self.sampling
         if stop:
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, *stop)})
-        [answer] = await self.ask(Request((prompt,), 1, sampling, seed, (most,)), self.episode)
-        return answer
+        request = Request((prompt,), 1, sampling, seed, (max_tokens,))
+        [sample] = await self.ask(request, self.episode)
+        return sample
 
 
-@dataclass
-class _Told:
-    """What is told of an episode while it is played, as it ends wherever its time is over."""
-
-    branches: list[Conversation] = field(default_factory=list)
-    messages: list[Mapping[str, Any]] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=lambda: {"environment_seconds": 0.0})
-
-    def add(self, figures: Mapping[str, float]) -> None:
-        """Of one turn: they are summed up."""
-        for name, value in figures.items():
-            self.figures[name] = self.figures.get(name, 0.0) + value
-
-    async def timed(self, work: Awaitable[T]) -> T:
-        """What the environment gives, its time counted."""
-        start = time.monotonic()
-        try:
-            return await work
-        finally:
-            self.add({"environment_seconds": time.monotonic() - start})
+def add_figures(sums: dict[str, float], figures: Mapping[str, float]) -> None:
+    """Add the figures of a turn to the sums of the episode."""
+    for name, value in figures.items():
+        sums[name] = sums.get(name, 0.0) + value
 
 
-async def play(
-    make_seat: Callable[[], Seat],
-    table: Table,
-    prompt: Prompt,
-    group_seed: int,
-    sample_index: int,
-    policy: Policy,
-) -> Trajectory:
-    """An episode, with the environment's part of the reward. make_seat: for this episode.
-
-    Raises EnvironmentFailed where the environment fails, and DataError where the chat template
-    refuses what it says.
-    """
-    seat, told = make_seat(), _Told()
-    try:
-        try:
-            async with asyncio.timeout(table.config.episode_seconds):
-                reason = await _turns(table, prompt, group_seed, policy, seat, told)
-        except TimeoutError:
-            reason = "time"
-        branches = [one for one in told.branches if one.turns]
-        if not branches:
-            seconds = f"{table.config.episode_seconds:g} s (episode_seconds)"
-            raise EnvironmentFailed(Failed(f" had not begun after {seconds}", unanswered=True))
-        whole = await told.timed(seat.reward())
-        figures = {**counted_turns(branches), **told.figures}
-        found = ended(branches, sample_index, reason, whole, figures)
-        return replace(found, transcript=Transcript(seat.environment, told.messages))
-    finally:
-        await seat.close()
+class CallRefused(Exception):
+    """The episode is over, or has no turn or room left; the text says which."""
 
 
-async def _turns(
-    table: Table, prompt: Prompt, group_seed: int, policy: Policy, seat: Seat, told: _Told
-) -> FinishReason:
-    """Play; gives why it ended."""
-    config = table.config
-    begun = await told.timed(seat.reset(row_of(prompt, group_seed, table.speech)))
-    speech = table.speech.knowing(begun.tools) if config.describe_tools else table.speech
-    messages, first = _begun(table, speech, prompt, begun)
-    longest = len(first.tokens) + config.max_tokens
-    told.branches.append(Conversation(first))
-    for turn in range(1, config.max_turns + 1):
-        conversation = told.branches[-1]
-        asked = conversation.asked()
-        room = longest - len(asked.tokens)
-        most = min(prompt.max_new_tokens or policy.sampling.max_new_tokens, room)
-        answer = await policy.says(asked, turn, most)
-        reply = identified(speech.read(answer.response_tokens, begun.tools), turn)
-        told.add(answer.figures)
-        conversation = told.branches[-1] = conversation.said(answer, reply.problem or "")
-        told.messages.append(rendered(reply.message))
-        if answer.finish_reason == "length":
-            return "length"
-        heard = await told.timed(seat.step(reply))
-        told.add(heard.figures)
-        conversation = told.branches[-1] = conversation.rewarded(heard.reward)
-        if heard.done:
-            return "stop"
-        if turn == config.max_turns:
-            return "turns"
-        after = answering([speech.cut(one) for one in heard.messages], reply.tool_calls)
-        goes_on = _goes_on(conversation, config, speech, messages, reply, after, answer)
-        if len(goes_on[-1].all_tokens) >= longest:
-            return "length"
-        told.branches[-1:] = goes_on
-        told.messages += map(rendered, after)
-        messages = [*messages, rendered(reply.message), *map(rendered, after)]
-    raise AssertionError("max_turns is 1 or more")
+@dataclass(frozen=True)
+class ChatTurn:
+    """A turn that a call by messages asked for."""
+
+    messages: Messages
+    tools: Tools
+    prompt: Ints
+    """The tokens that the turn was sampled after."""
+    reply: Reply
+    sample: Trajectory
 
 
-def _goes_on(
-    conversation: Conversation,
-    config: EnvironmentConfig,
-    speech: Speech,
-    messages: Sequence[Mapping[str, Any]],
-    reply: Reply,
-    after: Sequence[Message],
-    answer: Trajectory,
-) -> list[Conversation]:
-    """The conversation with what the environment said; or, where the template writes anew what came
-    before and the config says so, as it is, and another branch that begins with all of it."""
-    if config.rewritten == "branch" and all(one.role != "raw" for one in after):
-        said, heard = rendered(reply.message), [*map(rendered, after)]
-        if speech.is_rewritten(messages, said, heard):
-            anew = np.array(speech.begins([*messages, said, *heard]), np.int32)
-            return [conversation, Conversation(replace(conversation.prompt, tokens=anew))]
-    tokens = speech.follows(messages, reply, after, answer.response_tokens)
-    text = "\n".join(map(readable, after))
-    return [conversation.told(after[-1].role, tokens, text)]
+class Episode:
+    """The state of an episode, and the turns that it samples."""
+
+    def __init__(self, rules: EpisodeRules, prompt: Prompt, policy: EpisodePolicy) -> None:
+        self.rules, self.prompt, self.policy = rules, prompt, policy
+        self.max_tokens = rules.max_prompt_tokens + rules.config.max_tokens
+        """The most tokens of prompt and episode together."""
+        self.branches: list[Conversation] = []
+        """In the order of their last turns."""
+        self.reason: FinishReason = "stop"
+        """Why the episode ended, once the agent is done."""
+        self.figures: dict[str, float] = {}
+        """Sums over all calls."""
+        self.turns = 0
+        """The number of turns that were sampled."""
+        self._over = False
+        self._chats: list[ChatTurn] = []
+
+    def end(self) -> None:
+        """Refuse further calls."""
+        self._over = True
+
+    async def sample(
+        self, tokens: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Trajectory:
+        """Sample a turn after these tokens, and keep it. Raises as `ask`."""
+        sample = await self.ask(tokens, max_tokens, stop)
+        self.keep(np.asarray(tokens, np.int64), sample, "user", None, "")
+        return sample
+
+    async def chat(
+        self,
+        messages: Messages,
+        tools: Tools,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> ChatTurn:
+        """Sample a turn after these messages, and keep it.
+
+        Raises as `ask`, and DataError if the chat template refuses the messages.
+        """
+        codec = self.rules.codec
+        if self.rules.config.describe_tools:
+            codec = codec.with_tools(tools)
+        prompt, new_messages = self._encode(codec, messages, tools)
+        sample = await self.ask(prompt, max_tokens, stop)
+        reply = with_call_ids(codec.decode_reply(sample.response_tokens, tools), self.turns)
+        text = "\n".join(str(message["content"]) for message in new_messages)
+        self.keep(prompt, sample, str(new_messages[-1]["role"]), text, reply.problem or "")
+        turn = ChatTurn(messages, tools, prompt, reply, sample)
+        self._chats.append(turn)
+        if tools:
+            add_figures(self.figures, figures_of(reply))
+        return turn
+
+    async def ask(
+        self,
+        tokens: Sequence[int] | TokenIds,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Trajectory:
+        """Sample a turn after these tokens.
+
+        Raises CallRefused if the episode is over, or has no turn or room left, which then is why it
+        ends.
+        """
+        config = self.rules.config
+        if self._over:
+            raise CallRefused("The episode is over.")
+        if self.turns == config.max_turns:
+            self.reason = "turns"
+            raise CallRefused(f"The episode has had its max_turns, {config.max_turns}.")
+        if len(tokens) >= self.max_tokens:
+            self.reason = "length"
+            raise CallRefused(
+                f"{len(tokens)} tokens leave no room for a turn: data.max_tokens + "
+                f"environments.{self.rules.name}.max_tokens is {self.max_tokens}."
+            )
+        self.turns += 1
+        most = self.prompt.max_new_tokens or self.policy.sampling.max_new_tokens
+        room = min(most, max_tokens or most, self.max_tokens - len(tokens))
+        prompt = replace(self.prompt, tokens=np.asarray(tokens, np.int64))
+        sample = await self.policy.sample_turn(prompt, self.turns, room, stop)
+        add_figures(self.figures, sample.figures)
+        return sample
+
+    def _encode(self, codec: TurnCodec, messages: Messages, tools: Tools) -> tuple[Ints, Messages]:
+        """Return the tokens of a conversation up to the next turn, and its new messages.
+
+        Sampled turns in it are never rendered again: the tokens continue those of the longest call
+        that the conversation continues.
+        """
+        continued = [chat for chat in self._chats if _continues(messages, tools, chat)]
+        chat = max(reversed(continued), key=lambda chat: len(chat.messages), default=None)
+        if chat is not None:
+            before, reply = chat.messages, messages[len(chat.messages)]
+            after = messages[len(before) + 1 :]
+            branches = self.rules.config.rewritten == "branch"
+            if not (branches and codec.is_rewritten(before, reply, after)):
+                sampled = chat.sample.response_tokens
+                new = codec.encode_rendered_answer(before, reply, after, sampled)
+                return np.concatenate([chat.prompt, sampled, new]).astype(np.int64), after
+        return np.array(codec.encode_prompt(messages), np.int64), messages
+
+    def keep(
+        self, prompt: TokenIds, sample: Trajectory, role: str, text: str | None, problem: str
+    ) -> None:
+        """Add a turn to the longest branch that its prompt continues, or to a new branch.
+
+        Args:
+            prompt: the tokens that the turn was sampled after.
+            sample: the turn.
+            role: who said what is new in the prompt.
+            text: what is new in the prompt; None: its tokens' text.
+            problem: what is wrong with the turn's tool calls.
+        """
+        continued = [branch for branch in self.branches if _begins(prompt, branch.all_tokens)]
+        branch = max(continued, key=lambda branch: len(branch.all_tokens), default=None)
+        if branch is None:
+            extended = Conversation(replace(self.prompt, tokens=prompt))
+        else:
+            self.branches = [kept for kept in self.branches if kept is not branch]
+            new, extended = prompt[len(branch.all_tokens) :], branch
+            if len(new):
+                new_text = self.rules.codec.decode(new.tolist()) if text is None else text
+                extended = branch.add_answer(role, new, new_text)
+        self.branches.append(extended.add_sampled(sample, problem))
+        self.reason = "length" if sample.finish_reason == "length" else "stop"
+
+    def trajectory(
+        self, sample_index: int, reward: EpisodeReward, figures: Mapping[str, float]
+    ) -> Trajectory:
+        """Return the episode, which has a turn, as `build_trajectory`. figures: further ones."""
+        figures = {**self.figures, **figures}
+        return build_trajectory(self.branches, sample_index, self.reason, reward, figures)
 
 
-def counted_turns(branches: Sequence[Conversation]) -> dict[str, float]:
-    """How often the policy spoke; and in how many branches, where there are several."""
-    spoken = sum(turn.role == "assistant" for one in branches for turn in one.turns)
-    several = {"branches": float(len(branches))} if len(branches) > 1 else {}
-    return {"turns": spoken, **several}
+def _begins(tokens: TokenIds, beginning: Ints) -> bool:
+    return len(tokens) >= len(beginning) and np.array_equal(tokens[: len(beginning)], beginning)
 
 
-def row_of(prompt: Prompt, seed: int, speech: Speech) -> dict[str, Any]:
-    """What an episode is about; the data's own columns before what is told besides."""
+def _continues(messages: Messages, tools: Tools, chat: ChatTurn) -> bool:
+    """Return whether a conversation goes on after the reply of an earlier call."""
+    reply: Mapping[str, Any] = render_message(chat.reply.message)
+    return (
+        len(messages) > len(chat.messages) + 1
+        and [*tools] == [*chat.tools]
+        and all(map(say_the_same, messages, (*chat.messages, reply)))
+    )
+
+
+def row_of(prompt: Prompt, seed: int, codec: TurnCodec) -> dict[str, Any]:
+    """Return the row that an episode is about; the data's own columns win over the others."""
     return {
         "prompt": prompt.text,
-        "prompt_text": speech.text(prompt.tokens.tolist()),
+        "prompt_text": codec.decode(prompt.tokens.tolist()),
         "messages": [*prompt.messages],
         "reference": prompt.reference,
         "reference_value": prompt.given_reference,
@@ -205,28 +247,3 @@ def row_of(prompt: Prompt, seed: int, speech: Speech) -> dict[str, Any]:
         "seed": seed,
         **prompt.columns,
     }
-
-
-def _begun(
-    table: Table, speech: Speech, prompt: Prompt, begun: Begun
-) -> tuple[list[Mapping[str, Any]], Prompt]:
-    """The conversation before the first turn, and the prompt that it is. A user's message goes on
-    where the row's own ends, and raw text goes on as it is."""
-    messages: list[Mapping[str, Any]] = [*prompt.messages]
-    if not begun.messages and not speech.template.tools:
-        return messages, prompt
-    said = [speech.cut(one) for one in begun.messages]
-    if said and said[0].role == "raw":
-        tokens = [*prompt.tokens.tolist(), *speech.tokens(said[0].content)]
-    else:
-        for one in said:
-            if messages and messages[-1]["role"] == one.role == "user":
-                texts = filter(None, (messages[-1]["content"], one.content))
-                messages[-1] = {**messages[-1], "content": "\n\n".join(texts)}
-            else:
-                messages.append(rendered(one))
-        tokens = speech.begins(messages)
-    if len(tokens) > table.most_prompt:
-        said_text = f"'s reset makes a prompt of {len(tokens)} tokens, and data.max_tokens is "
-        raise EnvironmentFailed(Failed(f"{said_text}{table.most_prompt}"))
-    return messages, replace(prompt, tokens=np.array(tokens, np.int32))

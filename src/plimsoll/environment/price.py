@@ -1,5 +1,4 @@
-"""How many episodes are in flight; and what environments in processes of their own hold on the host
-where the loop runs."""
+"""Count episodes in flight, and price the processes of environments on the host of the loop."""
 
 from __future__ import annotations
 
@@ -8,48 +7,49 @@ from math import ceil
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.environment.verifiers.venv import PREFIX
+from plimsoll.environment.adapters import find_adapter
 from plimsoll.reward.price import processes_item
 from plimsoll.timeline.items import Item
 
 _WAITING = 1.5
-"""Episodes in flight for each that the engines work on at once: the others wait for their
+"""Episodes in flight for each that the engines work on at once; the others wait for their
 environments."""
 _PER_CORE = 4
-"""Processes, where `at_once` does not say: they wait for the policy most of the time."""
+"""Processes for each core if `at_once` does not say: they wait for the policy most of the time."""
 _CORES = 8
-"""Where they are not known."""
+"""The number of cores if it is not known."""
 _PROCESS = 52 * 2**20
 _SOURCE = "measured: Linux, Python 3.11, with NumPy 2 and jsonschema, 54.3 MB resident"
-_VERIFIERS = 292 * 2**20
-_VERIFIERS_SOURCE = "measured: verifiers 0.4.0, 400 episodes of one turn at once, 305 MB resident"
 
 
 def processes_of(config: EnvironmentConfig, cores: int | None) -> int:
-    """How many an environment is played in at most."""
+    """Return the most processes that an environment is played in."""
     return config.at_once or _PER_CORE * (cores or _CORES)
 
 
 def episodes_at_once(
     environments: Mapping[str, EnvironmentConfig], rollout: RolloutConfig, cores: int | None
 ) -> int:
-    """In flight over all engines, whichever environment they are of: as many as each allows."""
+    """Return the episodes in flight over all engines: as many as each environment allows."""
     default = ceil(_WAITING * rollout.engines * rollout.max_sequences)
     return min(
-        processes_of(one, cores) if one.process else one.at_once or default
-        for one in environments.values()
+        processes_of(config, cores) if config.process else config.at_once or default
+        for config in environments.values()
     )
 
 
 def process_items(
     environments: Mapping[str, EnvironmentConfig], cores: int | None
 ) -> Iterator[Item]:
-    """Of each that asks for them, or is of verifiers. What its class loads and makes there, and
-    what tool servers hold, is not in it."""
+    """Yield the processes of each environment that has some.
+
+    What its class loads and makes there, and what tool servers hold, is not counted.
+    """
     for name, config in environments.items():
-        if config.name.startswith(PREFIX):
+        adapter = find_adapter(config.name)
+        if adapter is not None and adapter.process_bytes:
             what = f"process of environments.{name}"
-            yield processes_item(what, 1, _VERIFIERS, _VERIFIERS_SOURCE)
+            yield processes_item(what, 1, adapter.process_bytes, adapter.process_source)
         elif config.process:
             count = processes_of(config, cores)
             yield processes_item(f"processes of environments.{name}", count, _PROCESS, _SOURCE)

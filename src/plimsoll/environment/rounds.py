@@ -1,65 +1,82 @@
-"""Turns sampled together, for engines that want many prompts at once."""
+"""Sample turns together, for engines that want many prompts at once."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from itertools import groupby
 
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Ask, Request, derive_seeds
 
-_Waiting = tuple[int, Request, asyncio.Future[list[Trajectory]]]
+
+@dataclass(frozen=True)
+class _WaitingTurn:
+    episode: int
+    request: Request
+    answer: asyncio.Future[list[Trajectory]]
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return self.request.sampling.stop
 
 
 class Rounds:
-    """Collects the turns that episodes ask for, each of one prompt and one response, and asks for
-    them at once when every episode that is under way waits for one.
+    """Collects the turns that episodes ask for, each of one prompt and one response.
 
-    So what is sampled together is the same in every run, whatever environments take; a slow one
-    keeps the others waiting. Turns with stop strings of their own are sampled apart. ask: the
-    engine. at_once: prompts in one request, at most. seed: of the first round. episodes: that will
-    be played; places: how many of them at the same time.
+    It asks the engine when every episode under way waits for a turn. So what is sampled together is
+    the same in every run, however long environments take; a slow one keeps the others waiting.
+    Turns with stop strings of their own are sampled apart.
     """
 
     def __init__(self, ask: Ask, at_once: int, seed: int, episodes: int, places: int) -> None:
+        """Begin with no turn waiting.
+
+        Args:
+            ask: asks the engine.
+            at_once: the most prompts in one request.
+            seed: of the first round.
+            episodes: the number of episodes that will be played.
+            places: how many of them are played at the same time.
+        """
         self._ask, self._at_once = ask, at_once
         self._seeds = [seed]
         self._left, self._places = episodes, places
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingTurn] = []
         self._asking: set[asyncio.Task[None]] = set()
 
     def end(self) -> None:
-        """Another episode has ended, for good."""
+        """Note that an episode has ended, for good."""
         self._left -= 1
         self._begin_round()
 
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
-        """An `Ask`."""
+        """Answer as an `Ask`."""
         answer: asyncio.Future[list[Trajectory]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((episode, request, answer))
+        self._waiting.append(_WaitingTurn(episode, request, answer))
         self._begin_round()
         try:
             return await answer
         except asyncio.CancelledError:
-            self._waiting = [one for one in self._waiting if one[2] is not answer]
+            self._waiting = [turn for turn in self._waiting if turn.answer is not answer]
             raise
 
     def _begin_round(self) -> None:
         if not self._waiting or len(self._waiting) < min(self._left, self._places):
             return
-        waiting = sorted(self._waiting, key=lambda one: (one[1].sampling.stop, one[0]))
+        waiting = sorted(self._waiting, key=lambda turn: (turn.stop, turn.episode))
         self._waiting = []
         size = self._at_once
-        alike = [list(own) for _, own in groupby(waiting, key=lambda one: one[1].sampling.stop)]
-        parts = [own[i : i + size] for own in alike for i in range(0, len(own), size)]
+        alike = [list(turns) for _, turns in groupby(waiting, key=lambda turn: turn.stop)]
+        parts = [turns[i : i + size] for turns in alike for i in range(0, len(turns), size)]
         self._seeds = derive_seeds(self._seeds[-1], len(parts) + 1)
         for part, seed in zip(parts, self._seeds, strict=False):
             task = asyncio.get_running_loop().create_task(self._sample(part, seed))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
-    async def _sample(self, waiting: list[_Waiting], seed: int) -> None:
-        requests = [request for _, request, _ in waiting]
+    async def _sample(self, turns: list[_WaitingTurn], seed: int) -> None:
+        requests = [turn.request for turn in turns]
         whole = Request(
             tuple(prompt for request in requests for prompt in request.prompts),
             1,
@@ -67,7 +84,7 @@ class Rounds:
             seed,
             tuple(most for request in requests for most in request.most_tokens()),
         )
-        found = await self._ask(whole, waiting[0][0])
-        for (_, _, answer), trajectory in zip(waiting, found, strict=True):
-            if not answer.done():  # who asked may have given up
-                answer.set_result([trajectory])
+        samples = await self._ask(whole, turns[0].episode)
+        for turn, sample in zip(turns, samples, strict=True):
+            if not turn.answer.done():  # who asked may have given up
+                turn.answer.set_result([sample])

@@ -1,4 +1,4 @@
-"""Tools as JSON schemas: what chat templates are told, and what calls are checked against."""
+"""Tools as JSON schemas: chat templates describe them, and calls are checked against them."""
 
 from __future__ import annotations
 
@@ -17,72 +17,74 @@ Tool = Mapping[str, Any]
 """A function's JSON schema: `{"type": "function", "function": {"name", "description",
 "parameters"}}`, or the inner mapping alone."""
 
-MOST_CHARACTERS = 200
-"""Of a value that a sentence shows."""
+MAX_CHARACTERS = 200
+"""The longest value that a sentence shows."""
 
 
 def function_of(tool: Tool) -> Mapping[str, Any]:
-    """The mapping with the name and the parameters."""
+    """Return the mapping with the name and the parameters."""
     inner: Mapping[str, Any] = tool.get("function", tool)
     return inner
 
 
-def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
-    """Raises ConfigError where two have one name."""
-    found: dict[str, Tool] = {}
+def tools_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
+    """Return tools by their names. Raises ConfigError if two have one name."""
+    named: dict[str, Tool] = {}
     for tool in tools:
         name = tool_name(tool)
-        if name in found:
+        if name in named:
             raise ConfigError(
                 f"Two tools are called {name!r}, and a call could mean either: rename one."
             )
-        found[name] = tool
-    return found
+        named[name] = tool
+    return named
 
 
-def written(tool: Tool) -> str:
-    """A tool as a line tells it: `name(argument: type, optional?: type)`."""
+def format_signature(tool: Tool) -> str:
+    """Return a tool as one line: `name(argument: type, optional?: type)`."""
     parameters = _parameters(tool)
     required = parameters.get("required", ())
-    known = parameters.get("properties", {}).items()
-    arguments = [f"{name}{'' if name in required else '?'}: {_type(own)}" for name, own in known]
+    arguments = [
+        f"{name}{'' if name in required else '?'}: {_type_name(schema)}"
+        for name, schema in parameters.get("properties", {}).items()
+    ]
     return f"{tool_name(tool)}({', '.join(arguments)})"
 
 
-def _type(schema: object) -> str:
+def _type_name(schema: object) -> str:
     if not isinstance(schema, Mapping):
         return "anything"
     if "enum" in schema:
         return " or ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(map(_type, schema["anyOf"]))
+        return " or ".join(map(_type_name, schema["anyOf"]))
     kinds = schema.get("type", "anything")
     name = kinds if isinstance(kinds, str) else " or ".join(kinds)
-    inner = f" of {_type(schema['items'])}" if "items" in schema else ""
+    inner = f" of {_type_name(schema['items'])}" if "items" in schema else ""
     return f"{name}{inner}{' or null' if schema.get('nullable') else ''}"
 
 
 def check_tool(tool: object) -> None:
-    """Raises ConfigError for what calls cannot be checked against."""
+    """Raise ConfigError if calls cannot be checked against a tool's schema."""
     inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise ConfigError(
-            f"{shown(tool)} is no tool: a JSON schema of a function is needed, with a name, a "
-            f"description and parameters."
+            f"{show_value(tool)} is not a tool: a JSON schema of a function is needed, with a "
+            f"name, a description and parameters."
         )
     parameters = inner.get("parameters", {})
     if not isinstance(parameters, Mapping):
-        raise ConfigError(f"The parameters of the tool {inner['name']!r} are no JSON schema.")
+        raise ConfigError(f"The parameters of the tool {inner['name']!r} are not a JSON schema.")
     try:
         Draft202012Validator.check_schema(parameters)
     except SchemaError as error:
         where = "/".join(map(str, error.absolute_path)) or "its top"
         raise ConfigError(
-            f"The parameters of the tool {inner['name']!r} are no JSON schema: at {where}, "
+            f"The parameters of the tool {inner['name']!r} are not a JSON schema: at {where}, "
             f"{_cut(error.message)}."
         ) from error
     for reference in _references(parameters):
-        if not _leads_somewhere(reference, parameters):
+        if not _is_in(parameters, reference):
             raise ConfigError(
                 f"The parameters of the tool {inner['name']!r} refer to {reference!r}, which is not"
                 f" in them: write it into their `$defs`."
@@ -100,7 +102,7 @@ def _references(schema: object) -> Iterator[str]:
             yield from _references(value)
 
 
-def _leads_somewhere(reference: str, parameters: Mapping[str, Any]) -> bool:
+def _is_in(parameters: Mapping[str, Any], reference: str) -> bool:
     place: Any = parameters
     root, *keys = reference.split("/")
     for key in keys:
@@ -111,12 +113,14 @@ def _leads_somewhere(reference: str, parameters: Mapping[str, Any]) -> bool:
 
 
 def wrong_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments of a call, in words that a sentence goes on with; None:
-    nothing. An argument that the schema does not name is wrong, unless it has
-    `additionalProperties`: functions take no others."""
+    """Return what is wrong with the arguments of a call, to go on a sentence; None: nothing.
+
+    An argument that the schema does not name is wrong, unless the schema has
+    `additionalProperties`: functions take no others.
+    """
     validator = _validator(json.dumps(_parameters(tool), sort_keys=True, default=str))
     error = best_match(validator.iter_errors(dict(arguments)))
-    return None if error is None else _told(error)
+    return None if error is None else _describe_error(error)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -127,12 +131,12 @@ def _validator(parameters: str) -> Draft202012Validator:
 def _strict(parameters: dict[str, Any]) -> dict[str, Any]:
     composed = {"allOf", "anyOf", "oneOf", "$ref"} & parameters.keys()
     closed = {} if composed else {"additionalProperties": False}
-    own: dict[str, Any] = _with_null({"properties": {}, **closed, **parameters})
-    return own
+    strict: dict[str, Any] = _with_null({"properties": {}, **closed, **parameters})
+    return strict
 
 
 def _with_null(schema: Any) -> Any:
-    """`nullable` is OpenAPI's, and transformers writes it; a JSON schema says null as a type."""
+    """Turn `nullable`, which is OpenAPI's and transformers writes, into a type of JSON schemas."""
     if isinstance(schema, list):
         return [_with_null(value) for value in schema]
     if not isinstance(schema, dict):
@@ -144,17 +148,17 @@ def _with_null(schema: Any) -> Any:
 
 
 def _parameters(tool: Tool) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = function_of(tool).get("parameters", {})
-    return found
+    parameters: Mapping[str, Any] = function_of(tool).get("parameters", {})
+    return parameters
 
 
-def _told(error: ValidationError) -> str:
+def _describe_error(error: ValidationError) -> str:
     place = "".join(f"[{key!r}]" if at else str(key) for at, key in enumerate(error.absolute_path))
     return f"{f'{place}: ' if place else ''}{_cut(error.message)}"
 
 
-def shown(value: object) -> str:
-    """As Python writes it, cut where it is long."""
+def show_value(value: object) -> str:
+    """Return a value as Python prints it; of a long one the middle is left out."""
     try:
         return _cut(repr(value))
     except ValueError:  # an integer of over 4,300 digits
@@ -162,7 +166,7 @@ def shown(value: object) -> str:
 
 
 def _cut(text: str) -> str:
-    if len(text) <= MOST_CHARACTERS:
+    if len(text) <= MAX_CHARACTERS:
         return text
-    half = MOST_CHARACTERS // 2  # a validator's message begins with the value and ends with why
+    half = MAX_CHARACTERS // 2  # a validator's message begins with the value and ends with why
     return f"{text[:half]} ... {text[-half:]}"

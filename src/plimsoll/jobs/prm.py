@@ -44,7 +44,6 @@ JOB = Job(
     evaluation=lambda config: Evaluation(_METRICS),
     loop="plimsoll.jobs.prm_loop",
     has_steps=True,
-    draws_calibration=True,
     start={"actor.optimizer.learning_rate": 1e-6, "actor.optimizer.schedule": "cosine"},
     panels=(
         both("Loss", "nats per labelled step", "loss"),

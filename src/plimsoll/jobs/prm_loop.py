@@ -60,7 +60,7 @@ def evaluate(work: PrmWork) -> dict[str, float]:
 
 
 def process_metrics(
-    scores: Sequence[Floats], rows: Sequence[LabelledSteps], output_png: Path
+    scores: Sequence[Floats], rows: Sequence[LabelledSteps], output_svg: Path
 ) -> dict[str, float]:
     """The loss on steps and its metrics, with the calibration error, and those of whole solutions;
     draws the calibration. scores: of each row's steps."""
@@ -70,7 +70,7 @@ def process_metrics(
     title = f"{len(flat):,} held-out steps"
     return (
         as_metrics(output)
-        | show_calibration(calibration, title, output_png)
+        | show_calibration(calibration, title, output_svg)
         | solution_metrics(scores, rows)
     )
 

@@ -55,7 +55,6 @@ JOB = Job(
     evaluation=_evaluation,
     loop="plimsoll.jobs.rm_loop",
     choices=lambda config: {"reward_loss": config.algorithm.loss},
-    draws_calibration=True,
     start={"actor.optimizer.learning_rate": 1e-5, "actor.optimizer.schedule": "linear"},
     panels=(
         both("Loss", "per pair", "loss"),

@@ -99,7 +99,7 @@ def evaluate(work: RmWork) -> dict[str, float]:
 
 
 def score_metrics(
-    config: RmConfig, scores: Floats, pairs: Sequence[Pair], output_png: Path
+    config: RmConfig, scores: Floats, pairs: Sequence[Pair], output_svg: Path
 ) -> dict[str, float]:
     """The loss on pairs and its metrics, with the accuracy's 95 % confidence interval and the
     calibration error; draws the calibration. scores: of each sequence (chosen, rejected, chosen,
@@ -110,7 +110,7 @@ def score_metrics(
     output = reward_objective(inputs, reward_loss(algorithm.loss), algorithm.centring)
     calibration = calibrate_pairs(by_pair.margin_P.numpy())
     title = f"{len(pairs):,} held-out pairs, each in both orders"
-    return as_pair_metrics(output, pairs) | show_calibration(calibration, title, output_png)
+    return as_pair_metrics(output, pairs) | show_calibration(calibration, title, output_svg)
 
 
 def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]) -> Floats:

@@ -1,1 +1,1 @@
-"""The load line: what a run weighs, predicted, measured, explained. Only trace.py needs torch."""
+"""The load line: what a run weighs, predicted, measured, explained."""

@@ -1,2 +1,5 @@
-"""The page of a run: pure functions from run directories to JSON, and one HTML page that shows it,
-live or frozen with the JSON within."""
+"""The page of a run.
+
+Pure functions turn run directories into JSON. One HTML page shows the JSON, live from a server or
+frozen with the JSON inside.
+"""

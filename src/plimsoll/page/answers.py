@@ -18,7 +18,7 @@ from plimsoll.page.samples import ends, group, groups
 from plimsoll.page.serve import Query
 from plimsoll.page.settings import settings
 from plimsoll.page.watched import Watched
-from plimsoll.run.responses import evenly
+from plimsoll.run.responses import pick_evenly
 
 _FROZEN_GROUPS = 8
 """That a frozen page has of the last step."""
@@ -57,7 +57,7 @@ def _sampled(run: Watched, place: int) -> dict[str, Any]:
     needed = {one["group"] for what in ("best", "worst") for one in best_and_worst[what]}
     of_prompts = {one["prompt"]: one for one in reversed(overview["groups"])}
     ordered = sorted(of_prompts.values(), key=lambda one: -one["reward"])
-    needed |= {ordered[at]["group"] for at in evenly(len(ordered), _FROZEN_GROUPS)}
+    needed |= {ordered[at]["group"] for at in pick_evenly(len(ordered), _FROZEN_GROUPS)}
     shown = [one for one in overview["groups"] if one["group"] in needed]
     return {
         f"groups?run={place}": {**overview, "steps": [step], "groups": shown},
@@ -69,8 +69,7 @@ def _sampled(run: Watched, place: int) -> dict[str, Any]:
 def pictures(run: Watched) -> list[dict[str, str]]:
     """What a run drew itself, as addresses that hold it."""
     found = [
-        ("The plan", run.run.plan_svg_path, "svg+xml"),
-        ("Calibration: do predicted probabilities come true?", run.run.calibration_path, "png"),
+        ("Calibration: do predicted probabilities come true?", run.run.calibration_path, "svg+xml"),
     ]
     return [
         {

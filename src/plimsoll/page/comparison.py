@@ -1,4 +1,4 @@
-"""The ledger in short: predicted beside measured, by process and phase, over all steps."""
+"""The ledger in short: predicted beside measured memory, by process and phase, over all steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import reduce
 from itertools import groupby
 from typing import Literal, get_args
 
-from plimsoll.run.ledger import LedgerRow, grouped, is_node
+from plimsoll.run.ledger import LedgerRow, group_rows, is_node
 from plimsoll.run.readings import largest
 
 Measure = Literal["host", "allocated", "reserved", "device"]
@@ -17,31 +17,30 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number of one process in one phase; bytes, the largest of all steps.
-
-    predicted: None where the plan says nothing. seconds: of all steps.
-    """
+    """One measure of one process in one phase, as the maximum over all steps, in bytes."""
 
     process: str
     phase: str
     measure: Measure
     predicted: int | None
+    """What the plan says; None if it says nothing."""
     measured: int
     seconds: float
+    """Duration of the phase, summed over all steps."""
 
     @property
     def over(self) -> float | None:
-        """The share by which measured exceeds predicted; negative where it is less."""
+        """Share by which measured exceeds predicted; negative if it is less."""
         return None if not self.predicted else self.measured / self.predicted - 1
 
 
 def compare(rows: Iterable[LedgerRow]) -> list[Comparison]:
-    """In the order in which processes and phases first came; nodes last."""
+    """Return the comparisons in the order of first appearance; those of nodes are last."""
     return [
         comparison
-        for own in grouped(sorted(rows, key=is_node), lambda row: row.process).values()
-        for together in grouped(own, lambda row: row.phase).values()
-        for comparison in _comparisons(together)
+        for process_rows in group_rows(sorted(rows, key=is_node), lambda row: row.process).values()
+        for phase_rows in group_rows(process_rows, lambda row: row.phase).values()
+        for comparison in _comparisons(phase_rows)
     ]
 
 
@@ -55,8 +54,8 @@ def _comparisons(rows: Sequence[LedgerRow]) -> Iterable[Comparison]:
             yield Comparison(last.process, last.phase, measure, predicted, size, seconds)
 
 
-def without_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """Without the rows of nodes that have one process: they say again what its own rows say."""
+def drop_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """Return the rows without those of nodes that run one process, which only repeat it."""
     processes: dict[str, set[str]] = {}
     for row in rows:
         if not is_node(row):
@@ -64,33 +63,42 @@ def without_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     return [row for row in rows if not is_node(row) or len(processes[row.node]) > 1]
 
 
-def kind_of(process: str) -> str:
-    """Such as `critic rank` of `critic rank 3`."""
+def process_kind(process: str) -> str:
+    """Return the kind of a process, such as `critic rank` for `critic rank 3`."""
     return process.rstrip("0123456789").rstrip()
 
 
 def fullest_of_kinds(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """Of each kind of process in each phase: the numbers of the one that was fullest, by what its
-    line is held against."""
+    """Return the comparisons of the fullest process of each kind in each phase.
+
+    The fullest is the one with the largest last measure: the card's if there is one, else the
+    host's.
+    """
     fullest: dict[tuple[str, str], list[Comparison]] = {}
-    for (process, phase), group in groupby(comparisons, lambda one: (one.process, one.phase)):
-        own, key = list(group), (kind_of(process), phase)
+    for (process, phase), group in groupby(
+        comparisons, lambda comparison: (comparison.process, comparison.phase)
+    ):
+        measures, key = list(group), (process_kind(process), phase)
         # The last is of the card, if there is one.
-        if key not in fullest or own[-1].measured > fullest[key][-1].measured:
-            fullest[key] = own
-    return [one for own in fullest.values() for one in own]
+        if key not in fullest or measures[-1].measured > fullest[key][-1].measured:
+            fullest[key] = measures
+    return [comparison for measures in fullest.values() for comparison in measures]
 
 
-def nearest(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
-    """When a card or a node was nearest its line: the process that held most there then, and the
-    row of the card or node. Of cards what they show as used counts, of nodes only what this run
-    held."""
+def nearest_to_line(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
+    """Return the moment at which a card or node was nearest to its load line.
+
+    Of a card, all that it shows as used counts; of a node, only what this run held.
+
+    Returns:
+        The row of the process that held most at that moment, and the row of the card or node.
+    """
     fullest = max(
         (row for row in rows if is_node(row) or row.measured.device is not None),
         key=lambda row: row.measured.fullest / row.line.capacity,
     )
     if not is_node(fullest):
         return fullest, fullest
-    then = (fullest.step, fullest.phase)
-    together = (row for row in rows if (row.step, row.phase) == then and not is_node(row))
-    return max(together, key=lambda row: row.measured.host), fullest
+    moment = (fullest.step, fullest.phase)
+    rows_then = (row for row in rows if (row.step, row.phase) == moment and not is_node(row))
+    return max(rows_then, key=lambda row: row.measured.host), fullest

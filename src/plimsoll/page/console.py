@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.page.watched import Watched
-from plimsoll.run.responses import visible
+from plimsoll.run.responses import escape_controls
 
 LOG = "run.log"
 """The file in a run's directory that holds what the run printed."""
@@ -14,7 +14,7 @@ _MOST_BYTES, _MOST_LINES = 64 * 2**10, 300
 
 
 def log_bytes(run: Watched) -> int | None:
-    """Return the size of a run's log; None where the run writes none."""
+    """Return the size of a run's log, or None if the run writes none."""
     path = _path(run)
     return path.stat().st_size if path.is_file() else None
 
@@ -22,8 +22,8 @@ def log_bytes(run: Watched) -> int | None:
 def console(run: Watched) -> dict[str, Any]:
     """Return the last lines of a run's log.
 
-    lines: whole ones but for the last, which may be under way; control codes are escaped. cut:
-    whether there are lines before them. bytes: as of `log_bytes`.
+    `lines` are whole, except for the last, which may be incomplete; control codes are escaped.
+    `cut` says whether there are lines before them. `bytes` is the size that `log_bytes` returns.
     """
     size = log_bytes(run)
     if size is None:
@@ -34,9 +34,13 @@ def console(run: Watched) -> dict[str, Any]:
         text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
     lines = text.split("\n")[1 if begin else 0 :]
     lines = lines[:-1] if lines and not lines[-1] else lines
-    shown = lines[-_MOST_LINES:]
-    cut = begin > 0 or len(shown) < len(lines)
-    return {"bytes": size, "cut": cut, "lines": [visible(line.rstrip("\r")) for line in shown]}
+    last_lines = lines[-_MOST_LINES:]
+    cut = begin > 0 or len(last_lines) < len(lines)
+    return {
+        "bytes": size,
+        "cut": cut,
+        "lines": [escape_controls(line.rstrip("\r")) for line in last_lines],
+    }
 
 
 def _path(run: Watched) -> Path:

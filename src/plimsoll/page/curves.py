@@ -1,4 +1,4 @@
-"""The curves of runs as JSON: which are drawn, and of long runs the points that show the same."""
+"""The curves of runs as JSON: which panels there are, and for long runs the points that matter."""
 
 from __future__ import annotations
 
@@ -11,58 +11,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.jobs import JOBS
-from plimsoll.page.comparison import kind_of, without_lone_nodes
+from plimsoll.page.comparison import drop_lone_nodes, process_kind
 from plimsoll.page.metrics import curve_panels, metric_names, time_panels
 from plimsoll.page.watched import Column, Watched
 from plimsoll.run.health_ranges import RANGES
-from plimsoll.run.json_lines import Row
+from plimsoll.run.json_lines import JsonRow
 from plimsoll.run.step_report import BEFORE_STEPS
 from plimsoll.spec.job import Panel
 
 Section = Literal["learning", "health", "time", "memory", "other"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 BUCKETS = 400
-"""Of a curve that is longer: of each bucket of steps its lowest and its highest value are kept."""
+"""Number of buckets of a longer curve; each keeps its lowest and its highest value."""
 _DIGITS = 6
-Bounds = tuple[float | None, float | None]
+HealthyBand = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What a run has to draw: the steps, shape [S], a column by its name, shape [S], and panels."""
+    """What a run has to draw in a section."""
 
     steps: Column
+    """The steps, shape [S]."""
     column: Callable[[str], Column]
+    """Returns the values of a metric at the steps, shape [S]."""
     panels: Sequence[Panel]
 
 
 def curves(
     runs: Sequence[Watched], section: Section, steps: tuple[float, float], buckets: int = BUCKETS
 ) -> list[dict[str, Any]]:
-    """The panels of a section, each with a table for every run that has it, of the steps between
-    these two, both among them. What is stacked has a panel for each run."""
+    """Return the panels of a section, each with a table for every run that has data.
+
+    A stacked panel belongs to one run, so each run gets its own.
+
+    `steps`: first and last step to include. `buckets`: as `BUCKETS`.
+    """
     compared = [run.metrics.names for run in runs]
-    drawn = [_drawn(run, section, compared) for run in runs]
+    per_run = [_curves_of(run, section, compared) for run in runs]
     merged: dict[str, Panel] = {}
     owners: dict[str, list[int]] = {}
-    for place, (run, own) in enumerate(zip(runs, drawn, strict=True)):
-        for panel in own.panels:
-            alone = panel.stacked and len(runs) > 1
-            title = f"{panel.title}: {run.name}" if alone else panel.title
+    for place, (run, run_curves) in enumerate(zip(runs, per_run, strict=True)):
+        for panel in run_curves.panels:
+            is_single = panel.stacked and len(runs) > 1
+            title = f"{panel.title}: {run.name}" if is_single else panel.title
             series = {**merged[title].series, **panel.series} if title in merged else panel.series
             merged[title] = replace(panel, title=title, series=series)
             owners.setdefault(title, []).append(place)
-    found = []
+    panels = []
     for title, panel in merged.items():
-        tables = {i: _table(drawn[i], panel, steps, buckets) for i in owners[title]}
-        shown = [{"run": i, **table} for i, table in tables.items() if table is not None]
-        if shown:
-            found.append({**_described(panel, runs[shown[0]["run"]]), "tables": shown})
-    return found
+        tables = {i: _table(per_run[i], panel, steps, buckets) for i in owners[title]}
+        run_tables = [{"run": i, **table} for i, table in tables.items() if table is not None]
+        if run_tables:
+            panels.append(
+                {**_describe_panel(panel, runs[run_tables[0]["run"]]), "tables": run_tables}
+            )
+    return panels
 
 
-def _drawn(run: Watched, section: Section, compared: Sequence[Row]) -> Curves:
-    """compared: the names of the metrics of all runs."""
+def _curves_of(run: Watched, section: Section, compared: Sequence[JsonRow]) -> Curves:
+    """Return a run's curves in a section; `compared` has the metric names of all runs."""
     if section == "memory":
         return _peaks(run)
     metrics = run.metrics
@@ -73,33 +81,36 @@ def _drawn(run: Watched, section: Section, compared: Sequence[Row]) -> Curves:
 
 
 def _peaks(run: Watched) -> Curves:
-    """Of each kind of process; of nodes where one has several processes."""
+    """Return the memory peaks by kind of process; nodes only if one runs several processes."""
     steps, peaks = run.ledger.peaks_by_step()
-    told = {kind_of(row.process) for row in without_lone_nodes(run.ledger.rows)}
-    nothing = np.full(len(steps), np.nan)
-    series = {kind: kind for kind in peaks if kind in told}
+    kinds = {process_kind(row.process) for row in drop_lone_nodes(run.ledger.rows)}
+    no_values = np.full(len(steps), np.nan)
+    series = {kind: kind for kind in peaks if kind in kinds}
     panel = Panel("Memory at its fullest", "GB", series, from_zero=True)
-    return Curves(steps, lambda name: peaks.get(name, nothing) / 1e9, [panel])
+    return Curves(steps, lambda name: peaks.get(name, no_values) / 1e9, [panel])
 
 
-def _panels(run: Watched, section: Section, compared: Sequence[Row]) -> list[Panel]:
-    """Every metric is drawn in one section, those of phases before the steps in none. The only
-    reward of a run has a panel where runs that it is compared with have others."""
+def _panels(run: Watched, section: Section, compared: Sequence[JsonRow]) -> list[Panel]:
+    """Return the panels of a section.
+
+    Every metric is in one section; the seconds of phases before the steps are in none. A run's only
+    reward part has a panel if other runs on the page have several parts.
+    """
     names = run.metrics.names
     learning = list(curve_panels(JOBS[run.job].panels if run.job else (), compared))
-    drawn = _series(learning) | {name for name in names if _is_end(name, names)}
-    held_out = [name for name in metric_names([names], "eval/") if name not in drawn]
-    learning += [_alone(name, f"Held out: {name.removeprefix('eval/')}") for name in held_out]
-    healthy = {n: one for n, one in RANGES.items() if n in names and n not in drawn}
-    health = [_alone(name, name, one.what) for name, one in healthy.items()]
+    taken = _series(learning) | {name for name in names if _is_end(name, names)}
+    held_out = [name for name in metric_names([names], "eval/") if name not in taken]
+    learning += [_panel_of(name, f"Held out: {name.removeprefix('eval/')}") for name in held_out]
+    healthy = {n: limits for n, limits in RANGES.items() if n in names and n not in taken}
+    health = [_panel_of(name, name, limits.what) for name, limits in healthy.items()]
     time = list(time_panels([names]))
-    drawn |= _series([*learning, *health, *time]) | {f"seconds/{phase}" for phase in BEFORE_STEPS}
-    rest = [n for n in names if n not in drawn and not n.startswith("memory_bytes/")]
-    other = [_alone(name, name) for name in rest]
+    taken |= _series([*learning, *health, *time]) | {f"seconds/{phase}" for phase in BEFORE_STEPS}
+    untaken = [n for n in names if n not in taken and not n.startswith("memory_bytes/")]
+    other = [_panel_of(name, name) for name in untaken]
     return {"learning": learning, "health": health, "time": time, "other": other}[section]
 
 
-def _alone(name: str, title: str, unit: str = "") -> Panel:
+def _panel_of(name: str, title: str, unit: str = "") -> Panel:
     return Panel(title, unit, {name: name})
 
 
@@ -108,12 +119,12 @@ def _series(panels: Sequence[Panel]) -> set[str]:
 
 
 def _is_end(name: str, names: Mapping[str, None]) -> bool:
-    """Whether it is an end of another's interval, which has two."""
+    """Return whether the name is an end of the interval of another metric, which has two ends."""
     whole = name.removesuffix("_low").removesuffix("_high")
     return name != whole and {whole, f"{whole}_low", f"{whole}_high"} <= names.keys()
 
 
-def _described(panel: Panel, run: Watched) -> dict[str, Any]:
+def _describe_panel(panel: Panel, run: Watched) -> dict[str, Any]:
     return {
         "title": panel.title,
         "unit": panel.unit,
@@ -124,51 +135,56 @@ def _described(panel: Panel, run: Watched) -> dict[str, Any]:
     }
 
 
-def _band(panel: Panel, run: Watched) -> Bounds | None:
-    """The healthy range of a panel's first metric, as it is at the last step; None: an end that
-    does not matter."""
+def _band(panel: Panel, run: Watched) -> HealthyBand | None:
+    """Return the healthy range of a panel's first metric at the last step; None for an open end."""
     healthy = RANGES.get(next(iter(panel.series)))
     if healthy is None:
         return None
-    known = {name: value for name, value in run.metrics.last.items() if value is not None}
-    low, high = healthy.bounds(known)
+    last_values = {name: value for name, value in run.metrics.last.items() if value is not None}
+    low, high = healthy.bounds(last_values)
     ends = (low if isfinite(low) else None, high if isfinite(high) else None)
     return None if ends == (None, None) else ends
 
 
 def _table(
-    drawn: Curves, panel: Panel, steps: tuple[float, float], buckets: int
+    run_curves: Curves, panel: Panel, steps: tuple[float, float], buckets: int
 ) -> dict[str, Any] | None:
-    """The points of a panel; None where there are none. y, low, high: of each series, and of its
-    interval where it has one. together: how many steps a point is the mean of."""
-    inside = (drawn.steps >= steps[0]) & (drawn.steps <= steps[1])
-    x = drawn.steps[inside]
-    y = [drawn.column(name)[inside] for name in panel.series]
-    if not any(np.isfinite(one).any() for one in y):
+    """Return the points of a panel, or None if there are none.
+
+    `y`, `low` and `high` have a list for each series. `together` is the number of steps of which a
+    point is the mean.
+    """
+    inside = (run_curves.steps >= steps[0]) & (run_curves.steps <= steps[1])
+    x = run_curves.steps[inside]
+    y = [run_curves.column(name)[inside] for name in panel.series]
+    if not any(np.isfinite(values).any() for values in y):
         return None
     if panel.stacked:
         together = -(-len(x) // buckets)
         starts = np.arange(0, len(x), together)
-        means = [_means(np.nan_to_num(one), starts) for one in y]
+        means = [_means(np.nan_to_num(values), starts) for values in y]
         return {"x": _numbers(x[starts]), "y": [*map(_numbers, means)], "together": together}
-    chosen = np.unique(np.concatenate([extremes(one, buckets) for one in y]))
+    chosen = np.unique(np.concatenate([extremes(values, buckets) for values in y]))
     ends = {
-        end: [_end(drawn, f"{name}_{end}", inside, chosen) for name in panel.series]
+        end: [_end(run_curves, f"{name}_{end}", inside, chosen) for name in panel.series]
         for end in ("low", "high")
     }
-    return {"x": _numbers(x[chosen]), "y": [_numbers(one[chosen]) for one in y], **ends}
+    return {"x": _numbers(x[chosen]), "y": [_numbers(values[chosen]) for values in y], **ends}
 
 
 def extremes(values: Column, buckets: int) -> NDArray[np.intp]:
-    """Where a curve has a value; of one with more than two for each bucket the first, the last, and
-    of each bucket, which are equally many values, the lowest and the highest. In their order."""
+    """Return the positions of the values that show the shape of a curve.
+
+    A short curve keeps all values. A longer one is divided into buckets of equal length, and keeps
+    its first and last value and the lowest and highest of each bucket.
+    """
     where = np.flatnonzero(np.isfinite(values))
     size = -(-len(where) // buckets)
     if size <= 2:
         return where
     padded = np.append(where, np.full(-len(where) % size, where[-1])).reshape(-1, size)
-    own, rows = values[padded], np.arange(len(padded))
-    kept = (padded[rows, own.argmin(axis=1)], padded[rows, own.argmax(axis=1)])
+    bucket_values, rows = values[padded], np.arange(len(padded))
+    kept = (padded[rows, bucket_values.argmin(axis=1)], padded[rows, bucket_values.argmax(axis=1)])
     return np.unique(np.concatenate([where[[0, -1]], *kept]))
 
 
@@ -178,13 +194,13 @@ def _means(values: Column, starts: NDArray[np.intp]) -> Column:
     return means
 
 
-def _end(drawn: Curves, name: str, inside: Any, chosen: Any) -> list[float | None] | None:
-    values = drawn.column(name)[inside][chosen]
+def _end(run_curves: Curves, name: str, inside: Any, chosen: Any) -> list[float | None] | None:
+    values = run_curves.column(name)[inside][chosen]
     return _numbers(values) if np.isfinite(values).any() else None
 
 
 def _numbers(values: Column) -> list[float | None]:
-    """For JSON, which has no NaN; whole numbers as such."""
+    """Return the values as JSON has them: None for NaN, and whole numbers as integers."""
     return [_number(value) for value in values.tolist()]
 
 

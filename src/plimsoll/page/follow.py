@@ -1,4 +1,4 @@
-"""A file of JSON lines read on from where it was left, as Arrow tables."""
+"""A growing file of JSON lines, read as Arrow tables from where the last read ended."""
 
 from __future__ import annotations
 
@@ -12,43 +12,50 @@ from plimsoll.errors import PlimsollError
 from plimsoll.run.json_lines import iter_rows
 
 _BLOCK = 4 * 2**20
-"""That Arrow reads at once; longer than any row. Bytes."""
+"""Bytes that Arrow reads at once; longer than any row."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """How far a file has been read, in bytes. inode: which file it was. size: when last seen."""
+class FilePosition:
+    """How far a file has been read, in bytes."""
 
     inode: int = 0
+    """Which file it was."""
     offset: int = 0
     size: int = 0
+    """Size of the file when it was last looked at."""
 
-    def seen(self, path: Path) -> Place:
-        """The same place in the file as it is now; its beginning where another file has its name,
-        as after a run was resumed."""
+    def seen(self, path: Path) -> FilePosition:
+        """Return the position in the file as it is now; 0 if another file has its name."""
         try:
-            found = path.stat()
+            status = path.stat()
         except FileNotFoundError:
-            return Place()
-        if found.st_ino != self.inode or found.st_size < self.offset:
-            return Place(found.st_ino, 0, found.st_size)
-        return replace(self, size=found.st_size)
+            return FilePosition()
+        if status.st_ino != self.inode or status.st_size < self.offset:
+            return FilePosition(status.st_ino, 0, status.st_size)
+        return replace(self, size=status.st_size)
 
 
 @dataclass(frozen=True)
-class More:
-    """Rows that have been read, and the lines that they were; behind them is `place`."""
+class NewRows:
+    """Rows that were read, with the lines that they were read from."""
 
     rows: pa.Table
     lines: bytes
-    place: Place
+    place: FilePosition
+    """Position behind the rows."""
 
 
-def read_on(path: Path, place: Place, most: int, schema: pa.Schema | None = None) -> More | None:
-    """The next whole rows of at most so many bytes. None where there are none: a line that is half
-    written waits for its end. schema: of what is read; default: all.
+def read_on(
+    path: Path, place: FilePosition, most: int, schema: pa.Schema | None = None
+) -> NewRows | None:
+    """Return the next whole rows, or None if there are none.
 
-    Raises PlimsollError naming file and line where a line is no JSON object.
+    A line without its end is left for the next read.
+
+    `most`: number of bytes to read. `schema`: columns to read; all if it is None.
+
+    Raises PlimsollError if a line is no JSON object; the message names file and line.
     """
     data = _whole_lines(path, place, most)
     if not data:
@@ -65,11 +72,11 @@ def read_on(path: Path, place: Place, most: int, schema: pa.Schema | None = None
         for _ in iter_rows(path):  # names the line
             pass
         raise PlimsollError(f"{path}: its rows cannot be read together: {error}.") from error
-    return More(table, data, replace(place, offset=place.offset + len(data)))
+    return NewRows(table, data, replace(place, offset=place.offset + len(data)))
 
 
-def _whole_lines(path: Path, place: Place, most: int) -> bytes:
-    """At least one, where there is one."""
+def _whole_lines(path: Path, place: FilePosition, most: int) -> bytes:
+    """Return the next whole lines, at least one if there is one."""
     if place.offset >= place.size:
         return b""
     with path.open("rb") as file:

@@ -1,5 +1,7 @@
-"""The page as one HTML file that needs nothing beside it: style, scripts and, where it is frozen,
-its data are within; a policy lets nothing else run, and no other place be reached.
+"""The page as one HTML file that needs no other file.
+
+Style, scripts and, if the page is frozen, its data are inside. A content policy forbids all other
+scripts and addresses.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ _UPLOT = "uplot/uPlot.iife.min.js"
 
 @dataclass(frozen=True)
 class View:
-    """What a page is made of, by the names of its files. modules: in the order in which they need
-    one another. libraries: scripts of others."""
+    """What a page is made of, as names of files in `static/`."""
 
     modules: tuple[str, ...]
+    """Our scripts, in the order in which they depend on each other."""
     styles: tuple[str, ...] = ("page.css",)
     libraries: tuple[str, ...] = ()
+    """Scripts of other projects."""
 
 
 RUNS = View(
@@ -42,35 +45,37 @@ PLAN = View(
 )
 
 
-def page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
-    """The whole file. title: of the window. data: the answers of a frozen page, by what it asks
-    for; None for one that asks its server."""
+def render_page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
+    """Return the whole file.
+
+    `title`: title of the window. `data`: answers of a frozen page by request; None for a page that
+    asks its server.
+    """
     style = "\n".join(map(_asset, view.styles))
-    libraries, own = [*map(_asset, view.libraries)], script(view)
+    libraries, modules = [*map(_asset, view.libraries)], join_scripts(view)
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     text: str = environment.from_string(_asset("index.html.j2")).render(
         title=title,
-        policy=policy(style, [*libraries, own], live=data is None),
+        policy=policy(style, [*libraries, modules], live=data is None),
         style=style,
         libraries=libraries,
-        script=own,
+        script=modules,
         data=None if data is None else _embedded(data),
     )
     return text
 
 
-def script(view: View) -> str:
-    """Our modules as one: what they import of one another is in the same scope."""
-    return "\n".join(_alone(_asset(f"{name}.js")) for name in view.modules)
+def join_scripts(view: View) -> str:
+    """Join the modules of a view into one script, in one scope."""
+    return "\n".join(_without_imports(_asset(f"{name}.js")) for name in view.modules)
 
 
-def _alone(module: str) -> str:
+def _without_imports(module: str) -> str:
     return re.sub(r"^export ", "", re.sub(r"^import [^;]*;\n", "", module, flags=re.M), flags=re.M)
 
 
 def policy(style: str, scripts: list[str], *, live: bool) -> str:
-    """The Content-Security-Policy: these scripts and this style alone; pictures that are within; a
-    live page may ask its own server."""
+    """Return the Content-Security-Policy: only this content, and a live page's own server."""
     hashes = " ".join(map(_hash, scripts))
     return "; ".join(
         [
@@ -90,7 +95,7 @@ def _hash(text: str) -> str:
 
 
 def _embedded(data: Mapping[str, Any]) -> str:
-    """JSON that cannot end the element that it stands in."""
+    """Return the data as JSON that cannot end the HTML element around it."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 

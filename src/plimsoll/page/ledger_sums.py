@@ -1,4 +1,4 @@
-"""The ledger of a run in short, however long the run: by process and phase, and peaks by step."""
+"""The ledger of a run in constant space: sums by process and phase, and peaks by step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from plimsoll.errors import PlimsollError
-from plimsoll.page.follow import Place, read_on
+from plimsoll.page.follow import FilePosition, read_on
 from plimsoll.run.ledger import LedgerRow, read_ledger
 from plimsoll.run.readings import Footprint, Line
 
@@ -36,20 +36,21 @@ _HOW = {
     "line.capacity_bytes": "last",
     "seconds": "sum",
 }
-"""How several steps' rows of a process and a phase become one."""
+"""How the rows of several steps become one row of a process and phase."""
 
 
 @dataclass(frozen=True)
 class LedgerSums:
-    """sums: a row for each process and phase. peaks: for each step and kind of process its largest
-    peak, bytes; a step's may come in several rows."""
+    """The sums of a ledger as far as it has been read."""
 
-    place: Place = field(default_factory=Place)
+    place: FilePosition = field(default_factory=FilePosition)
     sums: pa.Table | None = None
+    """One row for each process and phase."""
     peaks: pa.Table | None = None
+    """Largest peak of each step and kind of process, in bytes. A step may have several rows."""
 
     def read_on(self, path: Path, most: int) -> LedgerSums:
-        """With at most so many bytes more of a ledger.jsonl."""
+        """Return the sums after reading at most `most` more bytes of a ledger.jsonl."""
         place = self.place.seen(path)
         more = read_on(path, place, most, _SCHEMA)
         before = self if place.offset else LedgerSums()
@@ -69,22 +70,24 @@ class LedgerSums:
 
     @property
     def rows(self) -> list[LedgerRow]:
-        """For each process and phase: the largest of all steps, and their seconds together. step:
-        the last that had it."""
+        """One row for each process and phase: maxima over all steps, seconds summed.
+
+        `step` is the last step that has the phase.
+        """
         return [] if self.sums is None else [_row(values) for values in self.sums.to_pylist()]
 
     def peaks_by_step(self) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-        """The steps, shape [S], and for each kind of process its peaks then, bytes, shape [S]."""
+        """Return the steps, shape [S], and each kind's peaks in bytes, shape [S]."""
         if self.peaks is None:
             return np.array([]), {}
-        steps, own = np.unique(self.peaks["step"].to_numpy(), return_inverse=True)
+        steps, positions = np.unique(self.peaks["step"].to_numpy(), return_inverse=True)
         kinds, sizes = self.peaks["kind"].to_numpy(), self.peaks["bytes"].to_numpy()
-        found = {}
+        by_kind = {}
         for kind in pc.unique(self.peaks["kind"]).to_pylist():
-            peaks, here = np.full(len(steps), np.nan), kinds == kind
-            np.fmax.at(peaks, own[here], sizes[here].astype(np.float64))
-            found[kind] = peaks
-        return steps.astype(np.float64), found
+            peaks, is_kind = np.full(len(steps), np.nan), kinds == kind
+            np.fmax.at(peaks, positions[is_kind], sizes[is_kind].astype(np.float64))
+            by_kind[kind] = peaks
+        return steps.astype(np.float64), by_kind
 
 
 def _summed(rows: pa.Table) -> pa.Table:

@@ -1,5 +1,6 @@
-"""Predicted and measured memory of a run as JSON: of each card and host by phase, role and item,
-against what it can hold.
+"""Predicted and measured memory of a run as JSON.
+
+Each card and host has its phases, roles and items, beside its capacity.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, get_args
 
-from plimsoll.page.comparison import compare, fullest_of_kinds, kind_of, without_lone_nodes
+from plimsoll.page.comparison import compare, drop_lone_nodes, fullest_of_kinds, process_kind
 from plimsoll.page.watched import Watched
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.ledger import LedgerRow, is_node
 
-Item = Mapping[str, Any]
+PlanItem = Mapping[str, Any]
 _PLACES = {phase: place for place, phase in enumerate(get_args(TimedPhase))}
 
 
 def memory(run: Watched) -> dict[str, Any]:
-    """places: of each kind of card and host what the plan says and what was measured. table: the
-    comparisons of the ledger; all bytes."""
+    """Return the memory of a run, all in bytes.
+
+    `places` are the kinds of cards and hosts with predicted and measured items. `table` has the
+    comparisons of the ledger.
+    """
     rows = run.ledger.rows
     plan = _plan(run)
     return {
@@ -32,7 +36,7 @@ def memory(run: Watched) -> dict[str, Any]:
 
 
 def _plan(run: Watched) -> Mapping[str, Any]:
-    """Of plan.json; empty where there is none."""
+    """Return the run's plan.json, or an empty mapping if there is none."""
     try:
         plan = json.loads(run.run.plan_path.read_bytes())
     except (OSError, ValueError):
@@ -41,9 +45,8 @@ def _plan(run: Watched) -> Mapping[str, Any]:
 
 
 def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
-    """One for each kind of card: those that are planned to hold the same. Processes belong to the
-    cards that are planned to hold what their rows say."""
-    own = [row for row in rows if row.measured.device is not None]
+    """Return an entry for each kind of card, with the processes whose planned bytes it has."""
+    card_rows = [row for row in rows if row.measured.device is not None]
     items = _by_device(plan)
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for card in plan.get("devices", ()):
@@ -53,12 +56,14 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
         name, capacity = cards[0]["device"], cards[0]["capacity_bytes"]
         predicted = items.get(name, ())
         totals = _totals(predicted)
-        here = own if len(kinds) == 1 else [row for row in own if _agrees(row, totals)]
+        matching = (
+            card_rows if len(kinds) == 1 else [row for row in card_rows if _agrees(row, totals)]
+        )
         title = name if len(cards) == 1 else f"{name}, and {len(cards) - 1} like it"
-        places.append(place(title, capacity, predicted, _fullest(here, "device")))
-    if not kinds and own:
-        capacity = max(row.line.capacity for row in own)
-        places.append(place("cards", capacity, (), _fullest(own, "device")))
+        places.append(describe_place(title, capacity, predicted, _fullest(matching, "device")))
+    if not kinds and card_rows:
+        capacity = max(row.line.capacity for row in card_rows)
+        places.append(describe_place("cards", capacity, (), _fullest(card_rows, "device")))
     return places
 
 
@@ -67,7 +72,7 @@ def _hosts(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
     planned = {f"node {host['node']}": host["capacity_bytes"] for host in plan.get("hosts", ())}
     lines = {row.process: row.line.capacity for row in rows if is_node(row)}
     return [
-        place(
+        describe_place(
             name,
             lines.get(name) or planned.get(name),
             items.get(name, ()),
@@ -77,14 +82,13 @@ def _hosts(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
     ]
 
 
-def place(
+def describe_place(
     name: str,
     capacity: int | None,
-    predicted: Iterable[Item],
+    predicted: Iterable[PlanItem],
     measured: Iterable[tuple[LedgerRow, int]] = (),
 ) -> dict[str, Any]:
-    """A card or host. capacity: None where it is not known. phases: in the order in which they
-    come."""
+    """Return a card or host with its phases in order; an unknown capacity is None."""
     phases: dict[str, dict[str, Any]] = {}
 
     def phase(name: str) -> dict[str, Any]:
@@ -95,25 +99,29 @@ def place(
         phase(item["phase"])["predicted"].append(kept)
     for row, size in measured:
         phase(row.phase)["measured"].append({"process": row.process, "bytes": size})
-    for one in phases.values():
-        one["predicted"].sort(key=lambda item: (item["role"], -item["bytes"]))
+    for phase_values in phases.values():
+        phase_values["predicted"].sort(key=lambda item: (item["role"], -item["bytes"]))
     ordered = sorted(phases, key=lambda phase: _PLACES.get(phase, len(_PLACES)))
-    return {"name": name, "capacity": capacity, "phases": [phases[own] for own in ordered]}
+    return {
+        "name": name,
+        "capacity": capacity,
+        "phases": [phases[phase_name] for phase_name in ordered],
+    }
 
 
-def _by_device(plan: Mapping[str, Any]) -> dict[str, list[Item]]:
-    found: dict[str, list[Item]] = {}
+def _by_device(plan: Mapping[str, Any]) -> dict[str, list[PlanItem]]:
+    items: dict[str, list[PlanItem]] = {}
     for item in plan.get("items", ()):
         if item["where"] != "disk":
-            found.setdefault(item["device"], []).append(item)
-    return found
+            items.setdefault(item["device"], []).append(item)
+    return items
 
 
-def _contents(items: Iterable[Item]) -> list[list[Any]]:
+def _contents(items: Iterable[PlanItem]) -> list[list[Any]]:
     return sorted([item["phase"], item["role"], item["item"], item["bytes"]] for item in items)
 
 
-def _totals(items: Iterable[Item]) -> dict[str, int]:
+def _totals(items: Iterable[PlanItem]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for item in items:
         totals[item["phase"]] = totals.get(item["phase"], 0) + item["bytes"]
@@ -125,26 +133,31 @@ def _agrees(row: LedgerRow, totals: Mapping[str, int]) -> bool:
 
 
 def _fullest(rows: Iterable[LedgerRow], measure: str) -> list[tuple[LedgerRow, int]]:
-    """For each phase the row that shows most: a card shows what all processes on it use."""
+    """Return the row with the largest measure of each phase: a card shows all its processes."""
     ordered = sorted(rows, key=lambda row: row.phase)
     return [
-        max(((row, getattr(row.measured, measure)) for row in own), key=lambda pair: pair[1])
-        for _, own in groupby(ordered, key=lambda row: row.phase)
+        max(((row, getattr(row.measured, measure)) for row in phase_rows), key=lambda pair: pair[1])
+        for _, phase_rows in groupby(ordered, key=lambda row: row.phase)
     ]
 
 
 def _table_rows(rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
-    """Of each kind of process in each phase the one that was fullest. several: how many processes
-    of the kind there are. measures: by name, [predicted or None, measured, over or None]."""
-    shown = without_lone_nodes(rows)
-    kinds = [kind_of(process) for process in {row.process for row in shown}]
-    together = groupby(fullest_of_kinds(compare(shown)), lambda one: (one.process, one.phase))
+    """Return the fullest process of each kind in each phase.
+
+    `several` is the number of processes of the kind. `measures` has, by name, [predicted or None,
+    measured, over or None].
+    """
+    counted_rows = drop_lone_nodes(rows)
+    kinds = [process_kind(process) for process in {row.process for row in counted_rows}]
+    by_phase = groupby(
+        fullest_of_kinds(compare(counted_rows)), lambda entry: (entry.process, entry.phase)
+    )
     return [
         {
             "process": process,
             "phase": phase,
-            "several": kinds.count(kind_of(process)),
-            "measures": {o.measure: [o.predicted, o.measured, o.over] for o in own},
+            "several": kinds.count(process_kind(process)),
+            "measures": {e.measure: [e.predicted, e.measured, e.over] for e in entries},
         }
-        for (process, phase), own in together
+        for (process, phase), entries in by_phase
     ]

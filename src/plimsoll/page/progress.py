@@ -1,4 +1,4 @@
-"""Where a run is, what it has come to, and what is not healthy, as JSON."""
+"""The progress of a run, its results so far, and its health warnings, as JSON."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, headline
 
 _RECENT = 100
-"""Steps whose mean time says how long the others will take."""
+"""Number of last steps whose mean time predicts the time that is left."""
 _HELD_OUT = "eval/"
 _SPEEDS = ("tokens_per_second", "mfu", "gpu_busy")
 
 
 def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
-    """Where a run is. at: the time, seconds since 1970; default: now."""
+    """Return the progress of a run at a time in seconds since 1970, by default now."""
     at = time.time() if at is None else at
     settings, last = run.settings, run.metrics.last
     done = int(last.get("step", 0))
     steps = (run.now and run.now.steps) or value_at(settings, ("run", "steps")) or 0
     state, seconds = _state(run), _seconds_per_step(run)
-    known = {name: nan if value is None else value for name, value in last.items()}
-    metrics = {name: value for name, value in known.items() if name != "step"}
+    numbers = {name: nan if value is None else value for name, value in last.items()}
+    metrics = {name: value for name, value in numbers.items() if name != "step"}
     trained = {name: value for name, value in metrics.items() if not name.startswith(_HELD_OUT)}
     return {
         "name": run.name,
@@ -60,7 +60,7 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
         "version": run.version,
         "problem": run.problem,
         "speed": {name: _recent_mean(run, name) for name in _SPEEDS},
-        "headline": {name: number_text(one) for name, one in headline(trained).items()},
+        "headline": {name: number_text(figure) for name, figure in headline(trained).items()},
         "heldOut": _last_held_out(run),
         "logBytes": log_bytes(run),
         "warnings": _warnings(done, metrics),
@@ -68,24 +68,25 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
 
 
 def _recent_mean(run: Watched, name: str) -> float | None:
-    """Return a metric's mean over the last steps that have it; None where none has."""
+    """Return a metric's mean over the recent steps that have it, or None."""
     values = run.metrics.column(name)[-_RECENT:]
-    found = values[np.isfinite(values) & (run.metrics.column("step")[-_RECENT:] > 0)]
-    return float(found.mean()) if len(found) else None
+    recent = values[np.isfinite(values) & (run.metrics.column("step")[-_RECENT:] > 0)]
+    return float(recent.mean()) if len(recent) else None
 
 
 def _last_held_out(run: Watched) -> dict[str, Any] | None:
-    """Return the figures of the last evaluation with the step that it was after; None before the
-    first one."""
+    """Return the figures of the last evaluation with its step, or None before the first."""
     if not run.metrics.evaluated:
         return None
     row = run.metrics.evaluated[-1]
     measured = {n: nan if x is None else x for n, x in row.items() if n.startswith(_HELD_OUT)}
-    shown = {
-        name.removeprefix(_HELD_OUT): " ".join(filter(None, (number_text(one), _interval(one))))
-        for name, one in headline(measured).items()
+    texts = {
+        name.removeprefix(_HELD_OUT): " ".join(
+            filter(None, (number_text(figure), _interval(figure)))
+        )
+        for name, figure in headline(measured).items()
     }
-    return {"step": row["step"], "figures": shown}
+    return {"step": row["step"], "figures": texts}
 
 
 def _interval(figure: Figure) -> str:
@@ -94,9 +95,12 @@ def _interval(figure: Figure) -> str:
 
 
 def _state(run: Watched) -> str:
-    """Return `running`, or how the run came to an end: `out of memory`, `done`, `stopped`,
-    `killed` without a word, or `failed: ` with the first line of the error. A run that writes no
-    model is done after its last step."""
+    """Return the state of a run.
+
+    It is `running`, `done`, `stopped`, `out of memory`, `killed` if it ended without writing how,
+    or `failed: ` with the first line of the error. A run that writes no model is done after its
+    last step.
+    """
     if run.now is not None and not run.now.ended:
         return "running"
     if run.run.out_of_memory_path.is_file():
@@ -117,7 +121,7 @@ def _written_ago(run: Watched, at: float) -> float | None:
 
 
 def _seconds_per_step(run: Watched) -> float | None:
-    """The mean of the last steps, without what comes before the first one."""
+    """Return the mean time of the recent steps, without what comes before the first step."""
     names = [n for n in _phases(run) if n not in BEFORE_STEPS]
     steps = run.metrics.column("step")[-_RECENT:]
     if not names or not (steps > 0).any():
@@ -136,21 +140,21 @@ def _total_seconds(run: Watched) -> dict[str, float]:
 
 
 def _warnings(step: int, metrics: dict[str, float]) -> list[dict[str, str]]:
-    """What is not healthy at the last step."""
-    settled = [one for one in warnings_of(metrics) if step > RANGES[one.metric].settles]
+    """Return the health warnings of the last step."""
+    due = [warning for warning in warnings_of(metrics) if step > RANGES[warning.metric].settles]
     return [
         {
-            "metric": one.metric,
-            "text": str(one).removeprefix("warning: ").partition(". ")[0] + ".",
-            "means": one.advice.means,
-            "attempt": one.advice.attempt,
+            "metric": warning.metric,
+            "text": str(warning).removeprefix("warning: ").partition(". ")[0] + ".",
+            "means": warning.advice.means,
+            "attempt": warning.advice.attempt,
         }
-        for one in settled
+        for warning in due
     ]
 
 
 def seconds(run: Watched) -> dict[str, Any]:
-    """The seconds of each phase, those before the steps for themselves."""
+    """Return the total seconds of each phase, with those before the steps apart."""
     totals = _total_seconds(run)
     return {
         "before": {phase: s for phase, s in totals.items() if phase in BEFORE_STEPS and s},
@@ -159,28 +163,32 @@ def seconds(run: Watched) -> dict[str, Any]:
 
 
 def held_out(run: Watched) -> dict[str, Any]:
-    """The held-out figures of the first, the best and the last evaluation; each cell has a number
-    and its interval, both as text, None where that evaluation has no such figure."""
-    shown = evaluations(run.metrics.evaluated, _best_step(run))
+    """Return the held-out figures of the first, the best and the last evaluation.
+
+    A cell has a number and its interval as texts, or is None if the evaluation lacks the figure.
+    """
+    by_label = evaluations(run.metrics.evaluated, _best_step(run))
     job = JOBS[run.job] if run.job else None
     panels = curve_panels(job.panels if job else (), [run.metrics.names])
-    labels = {name: f"{one.title}, {one.unit}" for one in panels for name in one.series}
-    found = held_out_figures(shown.values())
+    labels = {name: f"{panel.title}, {panel.unit}" for panel in panels for name in panel.series}
+    figures_by_name = held_out_figures(by_label.values())
     return {
-        "columns": list(shown),
+        "columns": list(by_label),
         "rows": [
             {
                 "name": name,
                 "label": labels.get(name, ""),
-                "cells": [one and [number_text(one), bounds_text(one)] for one in own],
+                "cells": [
+                    panel and [number_text(panel), bounds_text(panel)] for panel in row_figures
+                ],
             }
-            for name, own in found.items()
+            for name, row_figures in figures_by_name.items()
         ],
     }
 
 
 def _best_step(run: Watched) -> int | None:
-    """Of a run that looks for its best evaluation, and has a checkpoint."""
+    """Return the best evaluation's step; None without `run.best` or a checkpoint."""
     latest = run.run.latest_checkpoint()
     if latest is None or value_at(run.settings, ("run", "best")) is None:
         return None

@@ -1,5 +1,6 @@
-"""What was sampled in a step as JSON: the groups in short, and one in full, with the advantage of
-each token.
+"""What was sampled in a step, as JSON.
+
+Groups are summarized; a single group is shown in full, with the advantage of each token.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from plimsoll.run.responses import (
 
 _EXCERPT = 160
 _ENDS = 3
-"""Responses that are shown as the best of a step, and as the worst."""
+"""Number of responses shown as the best of a step, and as the worst."""
 _COLUMNS = ("sample_index", "tokens", "loss_mask", "advantages", "turns", "earlier", "response")
-Piece = tuple[str, float | None]
-"""A text, and the advantage of its tokens; None where they are not learned."""
+ScoredText = tuple[str, float | None]
+"""A text, and the advantage of its tokens; None if they are not learned from."""
 
 
 def groups(run: Watched, step: int | None) -> dict[str, Any]:
-    """The groups of a step, None for the last, in short; and which steps there are."""
+    """Return a summary of the groups of a step (None: the last), and the steps that there are."""
     steps = run.run.trajectories()
     if not steps and step is None:
         return {"step": None, "steps": [], "groups": []}
@@ -49,14 +50,14 @@ def groups(run: Watched, step: int | None) -> dict[str, Any]:
 
 
 def group(run: Watched, step: int, number: int) -> dict[str, Any]:
-    """A group in full: responses from the highest reward to the lowest."""
+    """Return a group in full, its responses from the highest reward to the lowest."""
     path = _file(run, step)
-    found = next((one for one in _groups(path) if one.number == number), None)
-    if found is None:
+    wanted = next((candidate for candidate in _groups(path) if candidate.number == number), None)
+    if wanted is None:
         raise ConfigError(f"Step {step} of {run.name} has no group {number}.")
     tokenizer = _tokenizer(tuple(map(str, _tokenizer_files(run))))
-    rows = _rows(path, found)
-    first = found.responses[0]
+    rows = _rows(path, wanted)
+    first = wanted.responses[0]
     return {
         "step": step,
         "group": number,
@@ -64,36 +65,40 @@ def group(run: Watched, step: int, number: int) -> dict[str, Any]:
         "source": first.source,
         "reference": first.reference,
         "withTokens": tokenizer is not None,
-        "responses": [_response(o, rows[o.sample_index], tokenizer) for o in found.responses],
+        "responses": [
+            _response(response, rows[response.sample_index], tokenizer)
+            for response in wanted.responses
+        ],
     }
 
 
 def ends(run: Watched, step: int) -> dict[str, Any]:
-    """Return the best and the worst responses of a step in full, each with its prompt and group, of
-    different prompts as far as there are some."""
+    """Return the best and the worst responses of a step in full, of prompts that differ."""
     path = _file(run, step)
     tokenizer = _tokenizer(tuple(map(str, _tokenizer_files(run))))
-    by_number = {one.number: one for one in _groups(path)}
+    by_number = {response.number: response for response in _groups(path)}
     best, worst = best_and_worst(list(by_number.values()), _ENDS)
-    rows = {n: _rows(path, by_number[n]) for n in {one.group for one in (*best, *worst)}}
+    rows = {n: _rows(path, by_number[n]) for n in {response.group for response in (*best, *worst)}}
 
-    def shown(found: Sequence[SampledResponse]) -> list[dict[str, Any]]:
+    def in_full(responses: Sequence[SampledResponse]) -> list[dict[str, Any]]:
         return [
             {
-                "group": one.group,
-                "prompt": one.prompt,
-                "source": one.source,
-                "reference": one.reference,
-                "response": _response(one, rows[one.group][one.sample_index], tokenizer),
+                "group": response.group,
+                "prompt": response.prompt,
+                "source": response.source,
+                "reference": response.reference,
+                "response": _response(
+                    response, rows[response.group][response.sample_index], tokenizer
+                ),
             }
-            for one in found
+            for response in responses
         ]
 
     return {
         "step": step,
         "withTokens": tokenizer is not None,
-        "best": shown(best),
-        "worst": shown(worst),
+        "best": in_full(best),
+        "worst": in_full(worst),
     }
 
 
@@ -109,55 +114,55 @@ def _groups(path: Path) -> Sequence[ResponseGroup]:
 
 
 @lru_cache(maxsize=4)
-def _groups_of(path: Path, written: int) -> Sequence[ResponseGroup]:
+def _groups_of(path: Path, modified: int) -> Sequence[ResponseGroup]:
     return read_groups(path)
 
 
-def _short(one: ResponseGroup) -> dict[str, Any]:
+def _short(group: ResponseGroup) -> dict[str, Any]:
     return {
-        "group": one.number,
-        "prompt": excerpt(one.prompt, _EXCERPT),
-        "source": one.responses[0].source,
-        "reward": one.reward,
-        "lowest": one.responses[-1].reward,
-        "highest": one.responses[0].reward,
-        "tokens": fmean(own.tokens for own in one.responses),
-        "responses": len(one.responses),
-        "cutOff": sum(own.cut_off for own in one.responses),
+        "group": group.number,
+        "prompt": excerpt(group.prompt, _EXCERPT),
+        "source": group.responses[0].source,
+        "reward": group.reward,
+        "lowest": group.responses[-1].reward,
+        "highest": group.responses[0].reward,
+        "tokens": fmean(response.tokens for response in group.responses),
+        "responses": len(group.responses),
+        "cutOff": sum(response.cut_off for response in group.responses),
     }
 
 
-def _rows(path: Path, one: ResponseGroup) -> dict[int, Mapping[str, Any]]:
-    """The rows of a group as they are stored, by their place in it."""
+def _rows(path: Path, group: ResponseGroup) -> dict[int, Mapping[str, Any]]:
+    """Return the stored rows of a group by their sample index."""
     names = pq.read_schema(path).names
     key = "group" if "group" in names else "prompt_index"
     columns = [name for name in _COLUMNS if name in names]
-    table = pq.read_table(path, columns=columns, filters=[(key, "=", one.number)])
+    table = pq.read_table(path, columns=columns, filters=[(key, "=", group.number)])
     return {row["sample_index"]: row for row in table.to_pylist()}
 
 
 def _response(
-    one: SampledResponse, row: Mapping[str, Any], tokenizer: Tokenizer | None
+    response: SampledResponse, row: Mapping[str, Any], tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
     branches = [*(row.get("earlier") or ()), row]
     return {
-        "sample": one.sample_index,
-        "reward": one.reward,
-        "parts": dict(one.parts),
-        "advantage": one.advantage,
-        "tokens": one.tokens,
-        "version": one.version,
-        "cutOff": one.cut_off,
+        "sample": response.sample_index,
+        "reward": response.reward,
+        "parts": dict(response.parts),
+        "advantage": response.advantage,
+        "tokens": response.tokens,
+        "version": response.version,
+        "cutOff": response.cut_off,
         "branches": [list(_turns(branch, tokenizer)) for branch in branches],
     }
 
 
 def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
-    """What each side said; a response without turns is one of the assistant."""
+    """Yield what each side said; a response without turns is one turn of the assistant."""
     whole = {"role": "assistant", "begin": 0, "end": len(row["tokens"]), "text": row["response"]}
     for turn in row.get("turns") or [whole]:
         span = slice(turn["begin"], turn["end"])
-        pieces: list[Piece] = [(turn["text"], None)]
+        pieces: list[ScoredText] = [(turn["text"], None)]
         if turn["role"] == "assistant" and tokenizer is not None and row.get("advantages"):
             pieces = _pieces(row, span, tokenizer)
         yield {
@@ -168,22 +173,24 @@ def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[dict
         }
 
 
-def _pieces(row: Mapping[str, Any], span: slice, tokenizer: Tokenizer) -> list[Piece]:
-    """The tokens as text, neighbours of the same advantage as one. A token that ends within a
-    character belongs to the one that completes it."""
+def _pieces(row: Mapping[str, Any], span: slice, tokenizer: Tokenizer) -> list[ScoredText]:
+    """Return the tokens as text, with neighbours of equal advantage joined.
+
+    A token that ends within a character belongs to the token that completes it.
+    """
     stream = DecodeStream(skip_special_tokens=False)
     mask = row.get("loss_mask") or [True] * len(row["tokens"])
     tokens = zip(row["tokens"][span], row["advantages"][span], mask[span], strict=True)
-    found = [
+    scored = [
         (stream.step(tokenizer, token) or "", round(advantage, 4) if learned else None)
         for token, advantage, learned in tokens
     ]
-    together = groupby(found, key=lambda piece: piece[1])
-    return [("".join(text for text, _ in own), advantage) for advantage, own in together]
+    by_advantage = groupby(scored, key=lambda piece: piece[1])
+    return [("".join(text for text, _ in equals), advantage) for advantage, equals in by_advantage]
 
 
 def _tokenizer_files(run: Watched) -> Iterator[Path]:
-    """Where the actor's tokenizer may lie on this machine."""
+    """Yield the files that the actor's tokenizer may be in on this machine."""
     name = "tokenizer.json"
     yield run.run.model_path / name
     path = value_at(run.settings, ("actor", "model", "path"))
@@ -203,6 +210,6 @@ def _cached(repository: str, name: str) -> object:
 
 @lru_cache(maxsize=4)
 def _tokenizer(files: Sequence[str]) -> Tokenizer | None:
-    """The first that is there."""
+    """Return the tokenizer of the first file that exists, or None."""
     path = next((path for path in files if Path(path).is_file()), None)
     return None if path is None else Tokenizer.from_file(path)

@@ -1,5 +1,6 @@
-"""The server of a page. Its address has a random word in it: who does not know it is told
-nothing.
+"""The server of a page.
+
+Its address contains a random token. Requests without the token are answered with 404.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 Query = Mapping[str, str]
-Answer = Callable[[str, Query], Any]
-"""From a name that the page asks for, and its query, to JSON. Raises PlimsollError for what there
-is none of."""
+AnswerFunction = Callable[[str, Query], Any]
+"""Takes the name and query of a request, and returns JSON.
+
+Raises PlimsollError if there is no answer.
+"""
 
 _PACKAGES = ("starlette", "uvicorn")
 _HEADERS = {
@@ -29,32 +32,36 @@ _HEADERS = {
 }
 
 
-def require_server() -> None:
-    """Raises ConfigError where what serves is not installed."""
+def require_server(way_without: str = "") -> None:
+    """Raise ConfigError if a server's packages are not installed, with a way without them."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"A page is served by {' and '.join(missing)}, which is not installed. Install "
-            f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`. `plimsoll report`, and "
-            f"`plimsoll plan` with --svg, write files without it."
+            f"The server needs {' and '.join(missing)}, which is not installed. Install "
+            f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`.{way_without}"
         )
 
 
-def serve(text: str, answer: Answer, host: str, port: int) -> None:
-    """Serve a page until it is interrupted. text: its HTML. Raises ConfigError where the address
-    cannot be had."""
+def serve(text: str, answer: AnswerFunction, host: str, port: int) -> None:
+    """Serve an HTML page until it is interrupted, or raise ConfigError if the address is taken."""
+    token = secrets.token_urlsafe(16)
+    with bind_socket(host, port) as listening:
+        address = f"[{host}]" if ":" in host else host
+        print(
+            f"http://{address}:{listening.getsockname()[1]}/{token}/  (Ctrl-C ends it)", flush=True
+        )
+        run_app(make_app(text, answer, token), listening)
+
+
+def run_app(app: Starlette, listening: socket.socket) -> None:
+    """Run an application on a socket until it is interrupted."""
     import uvicorn
 
-    token = secrets.token_urlsafe(16)
-    with bound(host, port) as place:
-        shown = f"[{host}]" if ":" in host else host
-        print(f"http://{shown}:{place.getsockname()[1]}/{token}/  (Ctrl-C ends it)", flush=True)
-        settings = uvicorn.Config(app(text, answer, token), log_level="warning")
-        uvicorn.Server(settings).run(sockets=[place])
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
 
 
-def app(text: str, answer: Answer, token: str) -> Starlette:
-    """The page at /TOKEN/, and what it asks for at /TOKEN/data/NAME."""
+def make_app(text: str, answer: AnswerFunction, token: str) -> Starlette:
+    """Return the application with the page at /TOKEN/ and its data at /TOKEN/data/NAME."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -67,29 +74,29 @@ def app(text: str, answer: Answer, token: str) -> Starlette:
         if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
             raise HTTPException(404)
 
-    def shown(request: Request) -> HTMLResponse:
+    def show_page(request: Request) -> HTMLResponse:
         check(request)
         return HTMLResponse(text, headers=_HEADERS)
 
     def data(request: Request) -> JSONResponse:
         check(request)
         try:
-            found = answer(request.path_params["name"], request.query_params)
+            reply = answer(request.path_params["name"], request.query_params)
         except (PlimsollError, OSError) as error:
             return JSONResponse({"detail": str(error)}, 404, headers=_HEADERS)
-        return JSONResponse(found, headers=_HEADERS)
+        return JSONResponse(reply, headers=_HEADERS)
 
-    routes = [Route("/{token}/", shown), Route("/{token}/data/{name}", data)]
+    routes = [Route("/{token}/", show_page), Route("/{token}/data/{name}", data)]
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, compresslevel=3)])
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises ConfigError where it cannot be had."""
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address, or raise ConfigError if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:  # the latter of a port beyond 65535
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{host}:{port} cannot be served at: {why}. Give another --port, or 0 for a free one."
+            f"The server cannot use {host}:{port}: {why}. Give another --port, or 0 for a free one."
         ) from error

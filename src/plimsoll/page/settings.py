@@ -10,14 +10,16 @@ from plimsoll.page.watched import Watched
 
 
 def settings(runs: Sequence[Watched]) -> list[dict[str, Any]]:
-    """Every key of the configs, dotted, with its value in each run as text; None in one that has no
-    such key. differs: whether the runs differ in it."""
-    found = [dict(_flat(run.settings, "")) for run in runs]
-    keys = dict.fromkeys(key for own in found for key in own)
+    """Return every dotted key of the configs with its value in each run as text.
+
+    A value is None if the run lacks the key. `differs` says whether the runs differ in it.
+    """
+    flat = [dict(_flat(run.settings, "")) for run in runs]
+    keys = dict.fromkeys(key for values_of_run in flat for key in values_of_run)
     return [
         {
             "key": key,
-            "values": (values := [own.get(key) for own in found]),
+            "values": (values := [values_of_run.get(key) for values_of_run in flat]),
             "differs": len(set(values)) > 1,
         }
         for key in keys

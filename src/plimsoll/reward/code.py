@@ -1,4 +1,4 @@
-"""Reward for a program that passes the tests of its row, which are run within limits."""
+"""Reward for a program that passes the tests of its row, which are run in a sandbox."""
 
 from __future__ import annotations
 
@@ -6,21 +6,30 @@ import re
 
 from plimsoll.config.base import PositiveFloat, PositiveInt
 from plimsoll.errors import DataError
+from plimsoll.process.programs import REMEDY, Bounds, run_program, sandbox_trouble
+from plimsoll.process.sandbox import Sandbox
 from plimsoll.records import Trajectory
+from plimsoll.reward.code_cases import Case, cases_of
 from plimsoll.reward.marks import ANSWER_TAG, last_within
-from plimsoll.reward.references import asks_processes, checks_references
-from plimsoll.reward.sandbox.cases import Case, cases_of
-from plimsoll.reward.sandbox.run import Bounds, run
+from plimsoll.reward.references import asks_processes, checks_references, needs_machine
 
 _BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 def check(reference: object) -> None:
-    """Raises ValueError for a reference that holds no tests."""
+    """Raise ValueError for a reference that holds no tests."""
     cases_of(reference, None)
 
 
-@asks_processes(25 * 2**20, "measured: a runner 13.7 MB resident, a program 11.6 MB at first")
+def missing(*, sandbox: Sandbox = "bwrap") -> str:
+    """Return why the sandbox does not work on this machine; "" if it does, or none is asked for."""
+    return sandbox_trouble() if sandbox == "bwrap" else ""
+
+
+@asks_processes(
+    25 * 2**20, "measured: bwrap 3.9 MB resident, a runner 12.1, a program 9.5 at first"
+)
+@needs_machine(missing, REMEDY)
 @checks_references(check, unless="tests", whole=True)
 def reward(
     trajectory: Trajectory,
@@ -33,31 +42,40 @@ def reward(
     total_seconds: PositiveFloat = 30.0,
     memory_gib: PositiveFloat = 1.0,
     max_tests: PositiveInt | None = None,
+    sandbox: Sandbox = "bwrap",
 ) -> float:
-    """The share of the tests that the response's program passes; with `all_or_nothing` 1 if it
-    passes all, else 0. The program: see `program_in`.
+    """Return the share of the tests that the response's program passes (see `program_in`).
 
-    tests: the column of the tests; default: the reference. entry_point: the column with the name of
-    the function that is asked for. setup: the column with lines that go before the program, such as
-    imports. seconds: of the processor for one test (of the clock twice as many); total_seconds: of
-    the clock for all, after which no further test is passed. max_tests: only so many are run.
+    Args:
+        trajectory: The response.
+        tests: The column of the tests; default: the reference.
+        entry_point: The column with the name of the function that the program should define.
+        setup: The column with lines that go before the program, such as imports.
+        all_or_nothing: Return 1 if the program passes all tests, else 0.
+        seconds: Processor time for one test; a test may take twice as long by the clock.
+        total_seconds: Time by the clock for all tests. Tests that are left then are not passed.
+        memory_gib: Memory of a process of the program.
+        max_tests: How many tests are run at most.
+        sandbox: What keeps the program from the rest of the machine: bubblewrap, or nothing.
 
-    Raises DataError where the row has no tests that can be read, and ConfigError where this machine
-    cannot confine a program.
+    Raises DataError if the row has no tests that can be read, and ConfigError if the sandbox does
+    not work on this machine.
     """
     cases = _cases(trajectory, tests, entry_point)[:max_tests]
     program = program_in(trajectory.response_text)
     if setup is not None:
         program = f"{trajectory.prompt.columns.get(setup) or ''}\n{program}"
     bounds = Bounds(seconds, total_seconds, int(memory_gib * 1024**3))
-    ended = run(program, [case.run for case in cases], bounds)
-    passed = sum(case.passed(one) for case, one in zip(cases, ended, strict=True))
+    results = run_program(program, [case.run for case in cases], bounds, sandbox)
+    passed = sum(map(Case.is_passed, cases, results))
     return float(passed == len(cases)) if all_or_nothing else passed / len(cases)
 
 
 def program_in(response: str) -> str:
-    """Return the last block of Python code; without a block the text of the last
-    `<answer>...</answer>`, or else the whole response."""
+    """Return the last block of Python code in a response.
+
+    Without a block: the text of the last `<answer>...</answer>`, or else the whole response.
+    """
     blocks: list[str] = _BLOCK.findall(response)
     return blocks[-1] if blocks else last_within(response, ANSWER_TAG) or response
 

@@ -1,4 +1,4 @@
-"""A trajectory as a reward model with a tokenizer of its own reads it."""
+"""Render a trajectory as a reward model with a tokenizer of its own reads it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from plimsoll.records import Trajectory
 def conversation_tokens(
     trajectory: Trajectory, template: Template, steps: StepsConfig | None = None
 ) -> Tokenized:
-    """Tokens of prompt and response, rendered by the model's own template, and marks, both [n]: at
-    each step's last token where there are steps."""
+    """Return the model's own tokens of a trajectory, and marks of steps' last tokens, both [n]."""
     pieces = _pieces(trajectory, template, steps)
     return tokenize(template.tokenizer, [pieces], template.begin, None)[0]
 

@@ -27,8 +27,10 @@ def check(reference: str, *, marker: str = MARKER, tag: str = ANSWER_TAG) -> Non
 
 
 def answer(response: str, *, marker: str = MARKER, tag: str = ANSWER_TAG) -> str | None:
-    """Return the text within the last `<tag>...</tag>`, or else after the last marker; within the
-    tags, a marker and what stands before it are left out. None if there is no text."""
+    """Return the text within the last `<tag>...</tag>`, or else after the last marker, or None.
+
+    Within the tags, a marker and what stands before it are left out.
+    """
     inside = last_within(response, tag)
     after = after_last(response if inside is None else inside, marker)
     return (inside if after is None else after) or None

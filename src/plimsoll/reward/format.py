@@ -1,4 +1,4 @@
-"""Reward for a response that thinks first and answers then, each within its tags."""
+"""Reward for a response that first thinks and then answers, each within tags."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from plimsoll.records import Trajectory
 def reward(
     trajectory: Trajectory, *, think: str = "think", answer: str = "answer", opened: bool = False
 ) -> float:
-    """1 for `<think>...</think><answer>...</answer>`, each tag once and neither part empty, with
-    nothing but white space around and between them; 0 otherwise.
+    """Return 1 for `<think>...</think><answer>...</answer>` with nothing else around, else 0.
 
-    opened: the chat template has opened the first tag, so the response begins inside it.
+    Each tag must be there once, and neither part be empty. With `opened` the chat template has
+    opened the first tag, so the response begins inside it.
     """
     text = trajectory.response_text.strip()
     if opened and f"<{think}>" not in text:

@@ -6,5 +6,5 @@ from plimsoll.records import Trajectory
 
 
 def reward(trajectory: Trajectory, *, value: float = -1.0) -> float:
-    """`value` where the response was cut at the longest length, 0 where it stopped by itself."""
+    """Return `value` if the response was cut at the longest length, 0 if it ended by itself."""
     return value if trajectory.finish_reason == "length" else 0.0

@@ -1,4 +1,4 @@
-"""Where a response marks its answer: within tags, or after a marker."""
+"""Find the answer that a response marks: within tags, or after a marker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ MARKER = "####"
 
 
 def last_within(text: str, tag: str) -> str | None:
-    """Return the text of the last `<tag>...</tag>` that is not empty, without white space around
-    it; None if there is none. A tag that is not closed marks nothing, nor does the tag `""`."""
+    """Return the text of the last `<tag>...</tag>` that is not empty, stripped, or None.
+
+    A tag that is not closed marks nothing, nor does the tag `""`.
+    """
     if not tag:
         return None
     begin, end = re.escape(f"<{tag}>"), re.escape(f"</{tag}>")
@@ -21,7 +23,6 @@ def last_within(text: str, tag: str) -> str | None:
 
 
 def after_last(text: str, marker: str) -> str | None:
-    """Return the text after the last marker, without white space around it; None if there is no
-    marker."""
-    _, found, after = text.rpartition(marker)
-    return after.strip() if found else None
+    """Return the text after the last marker, stripped; None if there is no marker."""
+    _, mark, after = text.rpartition(marker)
+    return after.strip() if mark else None

@@ -27,18 +27,15 @@ def check(reference: str, *, tag: str = ANSWER_TAG) -> None:
         return
     verdict = verify(right, "")
     if verdict is Verdict.UNDECIDED:
-        raise ValueError(
-            f"{_shown(reference)} is not read within {CPU_SECONDS:g} s: give its value"
-        )
+        raise ValueError(f"{_cut(reference)} is not read within {CPU_SECONDS:g} s: give its value")
     if verdict is Verdict.NO_REFERENCE:
         raise ValueError(_unclear(reference))
 
 
-def same(one: str, other: str) -> bool:
-    """Return whether two answers have one vote: they are written alike, or the reward takes one of
-    them as right where the other is the reference."""
-    pairs = ((one, other), (other, one))
-    return one == other or any(verify(*pair) is Verdict.EQUAL for pair in pairs)
+def same(first: str, second: str) -> bool:
+    """Return whether two answers are written alike, or one is right by the other as reference."""
+    pairs = ((first, second), (second, first))
+    return first == second or any(verify(*pair) is Verdict.EQUAL for pair in pairs)
 
 
 @asks_processes(61 * 2**20, "measured: math-verify 0.9 and sympy, 63.8 MB resident")
@@ -71,11 +68,11 @@ def reward(
 
 def _unclear(reference: str) -> str:
     return (
-        f"{_shown(reference)} is no clear mathematical answer: give a number, or LaTeX (words as "
+        f"{_cut(reference)} is no clear mathematical answer: give a number, or LaTeX (words as "
         f"\\text{{...}}, \\sqrt{{2}} for sqrt(2)); of a longer text only what is after "
         f"`{MARKER}`, in \\boxed{{...}} or in $...$ counts"
     )
 
 
-def _shown(reference: str) -> str:
+def _cut(reference: str) -> str:
     return repr(reference if len(reference) <= 200 else f"{reference[:200]}...")

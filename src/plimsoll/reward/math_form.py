@@ -1,4 +1,4 @@
-r"""Mathematical answers, such as `\frac43` or `-$5`, in a form that math-verify reads whole.
+r"""Write mathematical answers, such as `\frac43` or `-$5`, in a form that math-verify reads whole.
 
 math-verify looks for mathematics in prose: of what is not in `$...$`, `\(...\)`, `\[...\]` or
 `\boxed{...}` it takes the last number, which of `6 - 5i` is 5. So it is given a plain number, or
@@ -45,8 +45,10 @@ _UNCLEAR = re.compile(r"(?!and)[A-Za-z]{3,}|\b(?i:it|is|so|of|to|we)\b|pi|[nN]/[
 
 
 def plain_number(text: str) -> str | None:
-    """Return the digits of a number that may have a currency before it or a unit after it, such as
-    `1234` for `$1,234.00` and for `1234 apples`; None for anything else. A percent sign stays."""
+    """Return the digits of a number with a currency or a unit; None for anything else.
+
+    Both `$1,234.00` and `1234 apples` give `1234`. A percent sign stays.
+    """
     number = _NUMBER.fullmatch(_signed(text))
     if number is None:
         return None
@@ -57,9 +59,10 @@ def plain_number(text: str) -> str | None:
 
 
 def as_math(text: str) -> str | None:
-    r"""Return an answer in a form that math-verify reads whole: a number in plain digits, other
-    mathematics in `\boxed{}` unless it has delimiters. None for text that is not clearly
-    mathematics, such as words."""
+    r"""Return an answer in a form that math-verify reads whole; None if it is no clear mathematics.
+
+    A number is returned in plain digits, other mathematics in `\boxed{}` unless it has delimiters.
+    """
     text = _signed(text)
     if (number := plain_number(text)) is not None:
         return number
@@ -73,9 +76,8 @@ def as_math(text: str) -> str | None:
 
 
 def last_box(text: str) -> str | None:
-    r"""Return what is in the last `\boxed{...}` that ends and is not empty, in the form of
-    `as_math`; None if there is none."""
-    for begin in reversed([found.end() for found in re.finditer(re.escape(BOX), text)]):
+    r"""Return the last `\boxed{...}` that is closed and not empty, as `as_math` does, or None."""
+    for begin in reversed([box.end() for box in re.finditer(re.escape(BOX), text)]):
         depths = accumulate({"{": 1, "}": -1}.get(character, 0) for character in text[begin:])
         end = next((i for i, depth in enumerate(depths) if depth < 0), None)
         if end is not None and (inside := text[begin : begin + end].strip()):
@@ -84,8 +86,10 @@ def last_box(text: str) -> str | None:
 
 
 def last_in_prose(text: str) -> str | None:
-    """Return the last number or formula within words, in the form of `as_math`; None if there is
-    none. A formula has delimiters, or is a fraction."""
+    """Return the last number or formula within words, as `as_math` writes it, or None.
+
+    A formula has delimiters, or is a fraction.
+    """
     text = _minus(text)
     formulas = list(_FORMULA.finditer(text))
     numbers = list(_IN_PROSE.finditer(text, formulas[-1].end() if formulas else 0))

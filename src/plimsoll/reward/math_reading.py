@@ -1,4 +1,4 @@
-r"""Which part of a text is its mathematical answer. Rewards, votes and evaluations all ask here.
+r"""Find the mathematical answer in a text, for rewards, votes and evaluations alike.
 
 | the response has | its answer is |
 | --- | --- |
@@ -29,8 +29,9 @@ def final_answer(
     tag: str = ANSWER_TAG,
     max_characters: PositiveInt = 1000,
 ) -> str | None:
-    """Return a response's answer as `math_form.as_math` writes it; None if it has none. Words that
-    are marked as the answer are returned as they are.
+    """Return a response's answer as `math_form.as_math` writes it; None if it has none.
+
+    Words that are marked as the answer are returned as they are.
 
     Args:
         response: The text that was sampled.
@@ -50,8 +51,7 @@ def final_answer(
 
 
 def reference_answer(reference: str, *, tag: str = ANSWER_TAG) -> str | None:
-    """Return a reference's answer as `math_form.as_math` writes it; None if it holds no clear
-    one."""
+    """Return a reference's answer as `math_form.as_math` writes it; None if none is clear."""
     text = last_within(reference, tag) or reference
     line = _answer_line(text)
     return _read_clear(text if line is None else line)

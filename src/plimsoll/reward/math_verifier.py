@@ -1,31 +1,33 @@
-r"""Whether two mathematical answers are equal, asked of processes of its own (math_worker.py).
+r"""Tell whether two mathematical answers are equal, by math-verify, in processes of their own.
 
-Why a process: a policy can write `9^{9^{9^9}}`, and sympy would compute it, in C, where neither
+Why processes: a policy can write `9^{9^{9^9}}`, and sympy would compute it, in C, where neither
 an exception nor math-verify's own alarm (which needs the main thread) ends it. The kernel can.
 """
 
 from __future__ import annotations
 
 import functools
-import json
+import logging
 import signal
-import subprocess
-import sys
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from queue import LifoQueue
+from typing import Any
 
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import usable_cores
-from plimsoll.machine.meter import count_as_own
+from plimsoll.process.child import ChildEnded, Program
+from plimsoll.process.pool import Pool
+from plimsoll.reward.math_form import BOX
 
 CPU_SECONDS = 1.0
-"""How long one comparison may take."""
-READY = "ready"
-"""What the process says when it has started."""
+"""Processor time for one comparison."""
+_WHAT = "The process that checks mathematical answers"
+_CLOCK_SECONDS = 300.0
+_MEMORY_GIB = 4.0
+_MOST_PROCESSES = 8  # each holds some 100 MB
 
 # What an answer can do to the process: run out of time, of stack, of memory.
 _ENDED_BY_ANSWER = {-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT}
-_MOST_PROCESSES = 8  # each holds some 100 MB
 
 
 class Verdict(StrEnum):
@@ -40,62 +42,60 @@ class Verdict(StrEnum):
 def verify(reference: str, answer: str) -> Verdict:
     """Compare two answers by value. Any thread may ask; as many at once as there are cores.
 
-    Raises PlimsollError where a process cannot be started, or was killed by someone else.
+    Raises PlimsollError if a process cannot be started, or was ended by someone else.
     """
-    question = json.dumps([reference, answer]) + "\n"
-    places = _places()
-    process, kept = places.get(), None
     try:
-        process = process or _started()
-        if reply := _ask(process, question):
-            kept = process
-            return Verdict(reply)
-        process.communicate()  # closes the pipes
-    finally:
-        places.put(kept)
-    code = process.returncode
-    if code not in _ENDED_BY_ANSWER:
-        raise PlimsollError(
-            f"The process that checks mathematical answers ended with code {code}. A negative "
-            f"code is a signal; -9 is often the system's, when host memory runs out."
-        )
-    return Verdict.UNDECIDED
+        return Verdict(_pool().ask([reference, answer], _CLOCK_SECONDS))
+    except ChildEnded as ended:
+        if ended.code in _ENDED_BY_ANSWER:
+            return Verdict.UNDECIDED
+        raise PlimsollError(f"{_WHAT} {ended}\n{ended.lines}".rstrip()) from ended
+    except TimeoutError as error:
+        why = f"One takes {CPU_SECONDS:g} s of the processor at most: is this machine overloaded?"
+        raise PlimsollError(f"{_WHAT} gave none in {_CLOCK_SECONDS:g} s. {why}") from error
 
 
 @functools.cache
-def _places() -> LifoQueue[subprocess.Popen[str] | None]:
-    """The processes that wait for a question, and None for each that may yet be started. The last
-    that answered is the next: who asks one question after another starts no second process."""
-    places: LifoQueue[subprocess.Popen[str] | None] = LifoQueue()
-    for _ in range(min(usable_cores(), _MOST_PROCESSES)):
-        places.put(None)
-    return places
-
-
-def _ask(process: subprocess.Popen[str], question: str) -> str:
-    """The reply, or nothing where the process ended."""
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write(question)
-        process.stdin.flush()
-    except BrokenPipeError:
-        return ""
-    return process.stdout.readline().strip()
-
-
-def _started() -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "plimsoll.reward.math_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the run, whose step still needs its rewards
+def _pool() -> Pool:
+    program = Program(
+        open_comparison,
+        what=_WHAT,
+        setup=None,
+        memory_gib=_MEMORY_GIB,
+        cpu_seconds=CPU_SECONDS,
+        forwards=False,  # what a parser prints about a response is of no interest to the run
     )
-    count_as_own(process.pid)
-    assert process.stdout is not None
-    if process.stdout.readline().strip() != READY:
-        raise PlimsollError(
-            f"The process that checks mathematical answers did not start (code {process.wait()}). "
-            f"Its own message is above; `pip install math-verify` in {sys.prefix} may be missing."
-        )
-    return process
+    return Pool(program, min(usable_cores(), _MOST_PROCESSES))
+
+
+def open_comparison(setup: None) -> Callable[[Sequence[str]], Verdict]:
+    """Return what answers in the process: a reference and an answer to the verdict."""
+    from math_verify import LatexExtractionConfig, parse, verify  # sympy takes a second
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
+
+    def read(text: str) -> list[Any]:
+        """Return expressions, and their text, which is all if math-verify understands nothing.
+
+        Of a box that it does not understand, math-verify would take the last number.
+        """
+        boxed = {"extraction_config": [LatexExtractionConfig()]} if text.startswith(BOX) else {}
+        # No timeout: math-verify's would take the place of ours, and cannot interrupt C code.
+        return list(parse(text, parsing_timeout=None, **boxed))
+
+    @functools.lru_cache(maxsize=4096)
+    def read_reference(text: str) -> list[Any]:
+        """Return what a reference is; nothing if no part of it was understood."""
+        expressions = read(text)
+        return [] if all(isinstance(part, str) for part in expressions) else expressions
+
+    def compare(pair: Sequence[str]) -> Verdict:
+        reference, answer = pair
+        gold = read_reference(reference)
+        if not gold:
+            return Verdict.NO_REFERENCE
+        equal = verify(gold, read(answer), timeout_seconds=None)
+        return Verdict.EQUAL if equal else Verdict.DIFFERENT
+
+    compare(("1", "$\\frac{1}{2}$"))  # the first call compiles its patterns
+    return compare

@@ -1,6 +1,6 @@
-"""What one call of a reward came to, for one trajectory: a number, a failure, a broken contract.
+"""What came of one call of a reward, for one trajectory: a number, a failure, a broken contract.
 
-Of plain numbers and text, so that it crosses processes as it is.
+Outcomes are plain numbers and text, so they cross processes as they are.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Failed:
     """No number this time; another try may give one.
 
     Attributes:
-        said: what is wrong, going on after the reward's name.
-        lines: lines of a traceback.
-        kind: the error that stops a run for it.
-        unanswered: whether no answer came at all, in time or from anybody. Such a try takes long,
+        said: What is wrong, going on after the reward's name.
+        lines: Lines of a traceback, or the last lines that a process wrote.
+        kind: The error that stops a run.
+        unanswered: Whether no answer came at all, in time or from anybody. Such a try takes long,
             so the first one is shown at once.
     """
 
@@ -43,8 +43,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Broken:
-    """What no other try would mend: something else than a number, or other inputs than it needs.
-    said: as of `Failed`."""
+    """What no other try would mend, such as text instead of a number; fields as of `Failed`."""
 
     said: str
     kind: type[PlimsollError] = PlimsollError
@@ -52,7 +51,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Unasked:
-    """Nothing, because a number would be of no use: the trajectory's group is lost already."""
+    """No number, because it would be of no use: the trajectory's group is lost already."""
 
 
 Outcome = Given | Failed | Broken | Unasked
@@ -60,68 +59,63 @@ Outcome = Given | Failed | Broken | Unasked
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """How long one try may take.
-
-    Attributes:
-        seconds: the limit.
-        key: the config's key that sets it, such as `rewards.style.time_limit`.
-    """
+    """How long one try may take, and the key that sets it, such as `rewards.style.time_limit`."""
 
     seconds: float
     key: str
 
-    def exceeded(self, before: str = "", after: str = "") -> Failed:
-        """Return the failure of a try that took longer; the texts stand around what is said."""
+    def failure(self, before: str = "", after: str = "") -> Failed:
+        """Return the failure of a try that took longer, with texts before and after the reason."""
         limit = f"its time_limit of {self.seconds:g} s ({self.key})"
         return Failed(f"{before} took longer than {limit}{after}", unanswered=True)
 
 
 def number(value: object) -> Outcome:
-    """What a reward gave for one trajectory, if it is a finite number."""
-    found = finite(value)
-    if found is None:
+    """Return the outcome of what a reward gave for one trajectory."""
+    finite_value = finite(value)
+    if finite_value is None:
         kind = type(value).__name__
-        return Broken(f" gave {shown(value)} ({kind}), and a reward must be a finite number")
-    return Given(found)
+        return Broken(f" gave {short_repr(value)} ({kind}), and a reward must be a finite number")
+    return Given(finite_value)
 
 
 def numbers(values: object, wanted: int) -> list[Outcome]:
-    """What a reward gave for several trajectories; a list, or an array of NumPy's or torch's."""
+    """Return the outcomes of a list, or an array, that a reward gave for `wanted` trajectories."""
     tolist = getattr(values, "tolist", None)
     given = tolist() if callable(tolist) else values
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         kind = type(values).__name__
-        said = f" gave {shown(values)} ({kind}), and a list of numbers is needed, one for each of "
-        return [Broken(f"{said}{wanted} responses")] * wanted
+        needed = f"a list of numbers is needed, one for each of {wanted} responses"
+        return [Broken(f" gave {short_repr(values)} ({kind}), and {needed}")] * wanted
     if len(given) != wanted:
-        said = f" gave {len(given)} numbers for {wanted} responses: {shown(given)}"
+        said = f" gave {len(given)} numbers for {wanted} responses: {short_repr(given)}"
         return [Broken(said)] * wanted
     return [number(value) for value in given]
 
 
-def raised(error: BaseException) -> Failed | Broken:
-    """Of a function that raised. To be asked where the function is called."""
-    if isinstance(error, ConfigError):  # what was asked of it cannot be answered, now or later
+def error_outcome(error: BaseException) -> Failed | Broken:
+    """Return the outcome of a function that raised; call this where it was called."""
+    if isinstance(error, ConfigError):  # no other try would mend it
         return Broken(f": {str(error).rstrip('.')}", type(error))
     if isinstance(error, PlimsollError):
         return Failed(f": {str(error).rstrip('.')}", "", type(error))
-    told, lines = told_of(error)
-    return Failed(f" raised {told}", lines, FunctionFailed)
+    text, lines = told_of(error)
+    return Failed(f" raised {text}", lines, FunctionFailed)
 
 
 def finite(value: object) -> float | None:
-    """A number of Python's, NumPy's or torch's; None for anything else, and for NaN or infinity."""
+    """Return a finite number of Python's, NumPy's or torch's as a float; None for anything else."""
     if not isinstance(value, SupportsFloat):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # many numbers; or one too large
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None
 
 
-def shown(value: object) -> str:
-    """As Python writes it, cut where it is long."""
+def short_repr(value: object) -> str:
+    """Return a value as Python writes it, cut if it is long."""
     try:
         text = repr(value)
     except ValueError:  # an integer of over 4,300 digits

@@ -1,4 +1,4 @@
-"""Penalty for a response that comes near the longest length; DAPO's soft overlong punishment.
+"""Penalty for a response near the longest length: DAPO's soft overlong punishment.
 
 Yu et al. 2025, https://arxiv.org/abs/2503.14476, equation 13.
 """
@@ -17,8 +17,9 @@ def reward(
     factor: float = 1.0,
     observations: bool = False,
 ) -> float:
-    """Return 0 up to `max_new_tokens - buffer` tokens, then linearly down to `-factor` at
-    `max_new_tokens`: -factor * min(max(0, length - (max_new_tokens - buffer)), buffer) / buffer.
+    """Return a penalty that grows with the last `buffer` tokens before the longest length.
+
+    It is -factor * min(max(0, length - (max_new_tokens - buffer)), buffer) / buffer.
 
     The length of an episode of several turns is the number of its sampled tokens. With
     `observations` it is all that follows the first prompt, as `environments.*.max_tokens` counts.
@@ -34,7 +35,7 @@ def _sampled_tokens(trajectory: Trajectory) -> int:
 
 
 def _episode_tokens(trajectory: Trajectory) -> int:
-    """Of several branches, each of which begins with what came before: in the longest."""
+    """Return the length of the longest branch: each begins with what came before."""
     branches = trajectory.branches
-    longest = max(len(one.prompt.tokens) + len(one.response_tokens) for one in branches)
+    longest = max(len(branch.prompt.tokens) + len(branch.response_tokens) for branch in branches)
     return longest - len(branches[0].prompt.tokens)

@@ -25,9 +25,9 @@ Regex = Annotated[str, AfterValidator(_compilable)]
 
 
 def reward(trajectory: Trajectory, *, pattern: Regex, full: bool = False) -> float:
-    """1 where the regular expression (of Python's `re`) is found in the response, 0 otherwise.
+    """Return 1 if the regular expression (of Python's `re`) is found in the response, else 0.
 
-    full: the whole response must match, without white space around it.
+    With `full` the whole response must match, without white space around it.
     """
     if full:
         return float(re.fullmatch(pattern, trajectory.response_text.strip()) is not None)

@@ -1,8 +1,8 @@
-"""What a reward says of itself, of a reference answer before anything is sampled, and of the answer
-that a response gives.
+"""What a reward declares beside its value.
 
-A reward that compares with references brings a function that looks at one. It is called for
-every reference while the rows are read, so that one that nothing could equal is a bad row.
+How it checks references and takes answers from responses, and what it needs of the machine. The
+check is called for every reference while the rows are read, so that one that nothing could equal
+is a bad row.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from plimsoll.config.base import Choice
-from plimsoll.config.choice import resolve_choice
 from plimsoll.config.codes import Code
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.environment import EnvironmentConfig
@@ -26,36 +25,36 @@ from plimsoll.config.reward import JudgeReward, RewardConfig
 from plimsoll.config.run import BestConfig
 from plimsoll.data.fields import kind_of, reference_text
 from plimsoll.errors import ConfigError
-from plimsoll.reward.functions.trl import ENVIRONMENTS, adapted, taken
+from plimsoll.reward.adapters import reward_function
 from plimsoll.spec.choices import unusable
 from plimsoll.spec.eval_sets import EvalSet
 
-REWARDS = "plimsoll.reward"
-
 Check = Callable[[object], object]
-"""Looks at a reference as its row has it; raises ValueError, saying what is wrong with it."""
+"""Checks a reference as its row has it; raises ValueError, saying what is wrong with it."""
 
 Same = Callable[[str, str], bool]
-"""Whether two answers count as one for a vote."""
+"""Returns whether two answers count as one for a vote."""
 
 _NONE: Mapping[str, EnvironmentConfig] = MappingProxyType({})
 _SETTINGS: Code = "reward-settings"
 _ATTRIBUTE = "check_reference"
 _VOTING = "voting"
-_ASKED = "processes_asked"
+_PROCESSES = "helper_processes"
+_MACHINE = "needs_machine"
+_EPISODES = "reads_episodes"
 _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
 
 def checks_references(
     check: Callable[..., object], *, unless: str | None = None, whole: bool = False
 ) -> Callable[[_Reward], _Reward]:
-    """Mark a reward as one that needs references, each of which `check` looks at before a run.
+    """Mark a reward as one that needs references, each of which is checked before a run.
 
     Args:
-        check: takes a reference, and by keyword those of the reward's options that it names; raises
+        check: Takes a reference, and by keyword those of the reward's options that it names; raises
             ValueError, saying what is wrong with the reference and what to write instead.
-        unless: an option with which the reward needs no references.
-        whole: whether the reward, and `check`, take a reference as its row has it. Others take
+        unless: An option with which the reward needs no references.
+        whole: Whether the reward, and `check`, take a reference as its row has it. Others take
             text: true, false, a list or an object is then no reference for them.
     """
     return _marked(_ATTRIBUTE, (check if whole else _text_check(check), unless))
@@ -75,19 +74,39 @@ def _text_check(check: Callable[..., object]) -> Callable[..., object]:
     return check_text
 
 
+def needs_machine(missing: Callable[..., str], fix: str) -> Callable[[_Reward], _Reward]:
+    """Mark a reward that cannot run on every machine, which is checked before a run.
+
+    Args:
+        missing: Takes by keyword those of the reward's options that it names; returns what is
+            missing here, in sentences; "" if nothing is.
+        fix: What to do then.
+    """
+    return _marked(_MACHINE, (missing, fix))
+
+
 @dataclass(frozen=True)
-class Asked:
-    """The processes that a reward asks, one for each call at a time. bytes: resident in each.
-    source: where that is from."""
+class HelperProcesses:
+    """The processes that a reward waits for, one for each call at a time."""
 
     bytes: int
+    """Resident memory of each."""
     source: str
+    """Where this number is from."""
 
 
 def asks_processes(bytes_each: int, source: str) -> Callable[[_Reward], _Reward]:
-    """Mark a reward that waits for processes: several threads may call it at once, and gain.
-    bytes_each, source: as of `Asked`."""
-    return _marked(_ASKED, Asked(bytes_each, source))
+    """Mark a reward that waits for `HelperProcesses`: several threads may call it at once."""
+    return _marked(_PROCESSES, HelperProcesses(bytes_each, source))
+
+
+def reads_episodes(environments: bool) -> Callable[[_Reward], _Reward]:
+    """Mark a reward that reads what is left of an episode in the process that played it.
+
+    Args:
+        environments: whether it needs the environments' objects, not only the conversations.
+    """
+    return _marked(_EPISODES, environments)
 
 
 @dataclass(frozen=True)
@@ -96,7 +115,7 @@ class Voting:
 
     Attributes:
         take: Gives the answer in a response's text; None if there is none.
-        same: Whether two answers count as one for a vote.
+        same: Returns whether two answers count as one for a vote.
     """
 
     take: Callable[..., str | None]
@@ -106,7 +125,7 @@ class Voting:
 def gives_answers(
     answer: Callable[..., str | None], same: Same = operator.eq
 ) -> Callable[[_Reward], _Reward]:
-    """Mark a reward that judges an answer within the response, so that maj@k can be told.
+    """Mark a reward that judges an answer within the response, so that votes can be counted.
 
     Args:
         answer: Takes a response's text, and by keyword those of the reward's options that it
@@ -125,22 +144,23 @@ def _marked(attribute: str, value: object) -> Callable[[_Reward], _Reward]:
     return mark
 
 
-def processes_asked(reward: partial[Any]) -> Asked | None:
-    """What a reward is marked with so; None of another."""
-    found: Asked | None = getattr(reward.func, _ASKED, None)
-    return found
+def processes_of(reward: partial[Any]) -> HelperProcesses | None:
+    """Return the processes that a reward waits for; None if there are none."""
+    processes: HelperProcesses | None = getattr(reward.func, _PROCESSES, None)
+    return processes
 
 
 def reference_check(reward: partial[Any]) -> Check | None:
-    """The check that a reward brings, with its own share of the options that are bound; None where
-    it brings none."""
+    """Return the check of references that a reward brings, with its options; None without one."""
     check, unless = getattr(reward.func, _ATTRIBUTE, (None, None))
     return None if check is None or unless in reward.keywords else _with_options(check, reward)
 
 
 def voting_of(rewards: Mapping[str, Choice], part: str) -> Voting | None:
-    """Return how a part of the reward takes answers from responses, with its own options; None if
-    it judges no answer: servers, a judge, a reward model, a rule that brings no such function."""
+    """Return how a part of the reward takes answers from responses, with its options.
+
+    None if it judges no answer: servers, a judge, a reward model, a rule without such a function.
+    """
     choice = rewards.get(part)
     reward = reward_function(choice) if choice is not None and choice.name else None
     voting: Voting | None = getattr(reward.func, _VOTING, None) if reward else None
@@ -150,30 +170,20 @@ def voting_of(rewards: Mapping[str, Choice], part: str) -> Voting | None:
 
 
 def _with_options(function: Callable[..., Any], reward: partial[Any]) -> partial[Any]:
-    """A function that a reward brings, with those of the reward's options that it takes."""
+    """Return a function that a reward brings, with those of the reward's options that it takes."""
     named = inspect.signature(function).parameters
     return partial(function, **{name: v for name, v in reward.keywords.items() if name in named})
 
 
-def reward_function(choice: Choice) -> partial[Any]:
-    """What a part of the reward names, with its options bound; it may be an `async def`. One of
-    TRL's form takes a list of trajectories.
-
-    Raises ConfigError where it cannot be used.
-    """
-    return resolve_choice(choice, REWARDS, "reward", awaited=True, adapted=adapted)
-
-
 def missing_key(judge: JudgeReward) -> bool:
-    """Whether the environment variable that is to hold a judge's key is not set here."""
+    """Return whether the environment variable of a judge's key is not set here."""
     return judge.api_key is not None and not os.environ.get(judge.api_key)
 
 
 def check_rewards(
     rewards: Mapping[str, Choice], environments: Mapping[str, EnvironmentConfig] = _NONE
 ) -> Iterator[Problem]:
-    """Parts of a reward that cannot be used, by their names. Rules need no torch, so they are
-    imported. environments: that they are beside."""
+    """Yield what is wrong with parts of a reward, beside the environments of the same run."""
     for name, part in rewards.items():
         if isinstance(part, RewardConfig) and part.judge is not None and missing_key(part.judge):
             why = "It names the environment variable of the judge's key, which is not set here."
@@ -186,24 +196,28 @@ def check_rewards(
         except ConfigError as error:
             yield unusable(f"rewards.{name}", part, error)
         else:
-            yield from _of_trls_form(f"rewards.{name}", part, taken(reward), environments)
+            missing, fix = getattr(reward.func, _MACHINE, (None, ""))
+            if missing is not None and (why := _with_options(missing, reward)()):
+                yield invalid(f"rewards.{name}", part.name, why, fix, code="package-missing")
+            yield from _of_episodes(f"rewards.{name}", part, reward, environments)
 
 
-def _of_trls_form(
-    key: str, part: Choice, names: Sequence[str], environments: Mapping[str, EnvironmentConfig]
+def _of_episodes(
+    key: str, part: Choice, reward: partial[Any], environments: Mapping[str, EnvironmentConfig]
 ) -> Iterator[Problem]:
-    """names: what it takes, if it has this form."""
-    at = Section(key, part)
-    if ENVIRONMENTS in names and not environments:
-        why = f"It takes {ENVIRONMENTS}, and the config has none."
-        fix = f"a function without {ENVIRONMENTS}, or environments (docs/environments.md)"
+    """Yield why a reward cannot read what it reads of episodes (`reads_episodes`)."""
+    at, needs_objects = Section(key, part), getattr(reward.func, _EPISODES, None)
+    if needs_objects and not environments:
+        why = "It takes environments, and the config has none."
+        fix = "a function without environments, or environments (docs/environments.md)"
         yield at.conflict("name", why, fix, _SETTINGS)
-    if names and environments and isinstance(part, RewardConfig) and part.process:
-        why = "A function of TRL's form is called where the environments are."
+    process = isinstance(part, RewardConfig) and part.process
+    if needs_objects is not None and environments and process:
+        why = "It reads episodes, so it is called in the process that plays them."
         yield at.conflict("process", why, f"{key}.process: false", _SETTINGS)
-    for name, one in environments.items() if ENVIRONMENTS in names else ():
-        if one.process:
-            why = f"It takes {ENVIRONMENTS}, and those of environments.{name} are in processes of "
+    for name, environment in environments.items() if needs_objects else ():
+        if environment.process:
+            why = f"It takes environments, and those of environments.{name} are in processes of "
             why += "their own."
             fix = f"environments.{name}.process: false, or get_reward of the environment"
             yield at.conflict("name", why, fix, _SETTINGS)
@@ -212,23 +226,22 @@ def _of_trls_form(
 def check_votes(
     rewards: Mapping[str, Choice], sets: Iterable[EvalSet], best: BestConfig | None
 ) -> Iterator[Problem]:
-    """A choice of the best evaluation by votes, where the reward judges no answers."""
+    """Yield whether the best evaluation is chosen by votes though the reward judges no answers."""
     if best is None or "maj@" not in best.metric:
         return
-    chosen = [one for one in sets if best.metric.startswith(f"eval/{one.prefix}")]
-    for one in chosen:
-        if one.votes and one.pass_by is not None and voting_of(rewards, one.pass_by) is None:
-            why = f"maj@k counts equal answers, and rewards.{one.pass_by} takes none from a "
+    chosen = [set_ for set_ in sets if best.metric.startswith(f"eval/{set_.prefix}")]
+    for set_ in chosen:
+        if set_.votes and set_.pass_by is not None and voting_of(rewards, set_.pass_by) is None:
+            why = f"maj@k counts equal answers, and rewards.{set_.pass_by} takes none from a "
             why += "response."
-            fix = f"another figure, or {one.key}.pass_by: a part that judges an answer"
+            fix = f"another figure, or {set_.key}.pass_by: a part that judges an answer"
             yield Section("run.best", best).invalid("metric", why, fix, "best-metric")
 
 
 def check_references(
     rewards: Mapping[str, Choice], sources: Mapping[str, SourceConfig]
 ) -> Iterator[Problem]:
-    """Sources without the references that rewards compare with. sources: by their keys in the
-    config."""
+    """Yield sources, by their keys in the config, without references that rewards need."""
     chosen = {name: reward_function(part) for name, part in rewards.items() if part.name}
     comparing = [name for name, reward in chosen.items() if reference_check(reward) is not None]
     for key, source in sources.items():

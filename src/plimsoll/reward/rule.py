@@ -1,4 +1,4 @@
-"""A part of the reward as the config gives it, checked, before anything runs."""
+"""Rules: the parts of the reward as the config gives them, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.data.fields import reference_text
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import Trajectory
+from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.outcome import SHOWN_CHARACTERS
-from plimsoll.reward.references import Check, reference_check, reward_function
+from plimsoll.reward.references import Check, reference_check
 
 
 @dataclass(frozen=True)
 class Rule:
-    """function: what `config.name` names, its options bound; None where `config` names servers or a
-    judge. check: what it brings to look at references, if anything."""
+    """One part of the reward."""
 
     name: str
+    """The part's name in the config."""
     config: RewardConfig
     function: partial[Any] | None
+    """The function that `config.name` names, its options bound; None for servers or a judge."""
     check: Check | None
+    """The check of references that the function brings, if any."""
 
     @property
-    def shown(self) -> str:
-        """As messages name it, such as `reward 'mine' (my_rewards:short)`."""
-        own = f" ({self.config.name})" if ":" in self.config.name else ""
-        return f"reward {self.name!r}{own}"
+    def label(self) -> str:
+        """The rule as messages name it, such as `reward 'mine' (my_rewards:short)`."""
+        place = f" ({self.config.name})" if ":" in self.config.name else ""
+        return f"reward {self.name!r}{place}"
 
-    def adjusted(self, value: float, trajectory: Trajectory) -> float:
-        """A value within the bounds of `clip`, times `truncated_factor` where that holds."""
+    def adjust(self, value: float, trajectory: Trajectory) -> float:
+        """Return a value within `clip`, times `truncated_factor` if the response was cut."""
         if self.config.clip is not None:
             low, high = self.config.clip
             value = min(max(value, low), high)
@@ -41,11 +44,10 @@ class Rule:
         return value if factor is None or not truncated else value * factor
 
     def check_reference(self, reference: object) -> None:
-        """Look at a reference as its row has it, before anything is sampled, where the rule
-        compares with them.
+        """Check a reference as its row has it, before anything is sampled.
 
-        Raises DataError, naming the rule, where it cannot be compared with, and PlimsollError where
-        the check itself fails.
+        Raises DataError, naming the rule, if the rule cannot compare with the reference, and
+        PlimsollError if the check itself fails.
         """
         try:
             if self.check is not None:
@@ -55,13 +57,16 @@ class Rule:
         except PlimsollError:
             raise
         except Exception as error:
-            where = f"The check of references of the {self.shown}"
-            told = f"The reference{cut(reference_text(reference))}."
-            raise failure(where, error, told) from error
+            where = f"The check of references of the {self.label}"
+            text = f"The reference{cut(reference_text(reference))}."
+            raise failure(where, error, text) from error
 
 
 def build_rule(name: str, config: RewardConfig) -> Rule:
-    """A part of a config's `rewards`. Raises ConfigError where it, or an option, cannot be used."""
+    """Return a part of a config's `rewards` as a rule.
+
+    Raises ConfigError if its function or an option cannot be used.
+    """
     try:
         function = reward_function(config) if config.name else None
     except ConfigError as error:
@@ -69,13 +74,13 @@ def build_rule(name: str, config: RewardConfig) -> Rule:
     return Rule(name, config, function, None if function is None else reference_check(function))
 
 
-def shown_texts(trajectory: Trajectory) -> str:
-    """Prompt and response as messages show them."""
+def texts_of(trajectory: Trajectory) -> str:
+    """Return prompt and response as messages show them."""
     texts = {"prompt": trajectory.prompt.text, "response": trajectory.response_text}
     return " ".join(f"The {name}{cut(text)}." for name, text in texts.items())
 
 
 def cut(text: str) -> str:
-    """A text as messages show it, after its name."""
+    """Return a text as messages show it after its name: the beginning of a long one."""
     mark = " (cut)" if len(text) > SHOWN_CHARACTERS else ""
     return f"{mark}: {text[:SHOWN_CHARACTERS]!r}"

@@ -1,5 +1,4 @@
-"""Something that scores trajectories, how it is tried again where it fails, and the event loop in
-which all rewards of a run are waited for, in a thread of its own."""
+"""What scores trajectories, how a failed call is made again, and the event loop of all rewards."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Failed, Outcome, Unasked
 
 Call = Callable[[Sequence[Trajectory]], Awaitable[Sequence[Outcome]]]
-"""One try: an outcome for each trajectory, in order. It ends within a time limit of its own and
-raises nothing."""
+"""One try: returns an outcome for each trajectory, in order. A call ends within a time limit of its
+own and raises nothing."""
 
 LONGEST_WAIT = 30.0
 
@@ -24,12 +23,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Watch:
-    """Who hears of failures while trajectories are scored, and what is not worth scoring any more.
+    """What hears of failures while trajectories are scored, and what need not be scored any more.
 
     Attributes:
-        failed: called after each try of a trajectory that failed, with the number of tries that
+        failed: Called after each try of a trajectory that failed, with the number of tries that
             are left. What it raises ends the scoring.
-        lost: groups that have lost a trajectory for good. Nothing more of them is asked.
+        lost: Groups that have lost a trajectory for good. Their other trajectories are not scored
+            any more.
     """
 
     failed: Callable[[Trajectory, Failed, int], None]
@@ -37,17 +37,17 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Source:
+class RewardSource:
     """Scores trajectories by calls that are made side by side, and made again where they fail.
 
     Attributes:
-        call: one try.
-        size: how many trajectories a call takes at most; None for any number.
-        retries: further tries for the trajectories that failed.
-        wait: seconds before the first of these; twice as many before each one after it, up to
-            LONGEST_WAIT.
-        places: how many calls are made at the same time. A call that fails keeps its place until
-            its last try. So what is asked for first is settled first, and a source that never
+        call: One try.
+        size: How many trajectories a call takes at most; None for any number.
+        retries: Further tries for the trajectories that failed.
+        wait: Seconds before the first of these tries; twice as many before each one after it, up
+            to LONGEST_WAIT.
+        places: How many calls are made at the same time. A call that fails keeps its place until
+            its last try. So the first trajectories are settled first, and a source that never
             answers is known after a few calls instead of after all.
     """
 
@@ -58,38 +58,39 @@ class Source:
     places: asyncio.Semaphore
 
     async def score(self, trajectories: Sequence[Trajectory], watch: Watch) -> list[Outcome]:
-        """Return an outcome for each trajectory, in order; a failure is the last one."""
+        """Return an outcome for each trajectory, in order: the last failure if all tries failed."""
         size = self.size or max(1, len(trajectories))
         parts = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
-        tried = await side_by_side(self._tried(part, watch) for part in parts)
-        return [one for part in tried for one in part]
+        outcomes = await side_by_side(self._try(part, watch) for part in parts)
+        return [outcome for part in outcomes for outcome in part]
 
-    async def _tried(self, trajectories: Sequence[Trajectory], watch: Watch) -> list[Outcome]:
-        found: list[Outcome] = [Unasked()] * len(trajectories)
+    async def _try(self, trajectories: Sequence[Trajectory], watch: Watch) -> list[Outcome]:
+        results: list[Outcome] = [Unasked()] * len(trajectories)
         async with self.places:
             for attempt in range(1 + self.retries):
-                asked = [
+                open_rows = [
                     i
-                    for i, one in enumerate(found)
-                    if isinstance(one, Failed | Unasked) and trajectories[i].group not in watch.lost
+                    for i, result in enumerate(results)
+                    if isinstance(result, Failed | Unasked)
+                    and trajectories[i].group not in watch.lost
                 ]
-                if not asked:
+                if not open_rows:
                     break
                 if attempt:
                     await asyncio.sleep(min(LONGEST_WAIT, self.wait * 2 ** (attempt - 1)))
-                outcomes = await self.call([trajectories[i] for i in asked])
-                for i, outcome in zip(asked, outcomes, strict=True):
-                    found[i] = outcome
+                outcomes = await self.call([trajectories[i] for i in open_rows])
+                for i, outcome in zip(open_rows, outcomes, strict=True):
+                    results[i] = outcome
                     if isinstance(outcome, Failed):
                         watch.failed(trajectories[i], outcome, self.retries - attempt)
-        return found
+        return results
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """All results, in order. Where one raises, the others are ended, and its error is raised."""
+    """Return all results, in order. If one raises, end the others, and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
+            tasks = [group.create_task(coroutine) for coroutine in work]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
@@ -97,24 +98,20 @@ async def side_by_side(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 @contextmanager
 def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop that consumes coroutines handed to it by `asyncio.run_coroutine_threadsafe`, waits for
-    what they wait for, and gives their results through futures. The end of
-    the block ends it, and its thread is waited for."""
+    """Yield an event loop that runs in a thread of its own.
+
+    The loop consumes coroutines handed to it by `asyncio.run_coroutine_threadsafe`, waits for what
+    they wait for, is unblocked by each, and produces their results in futures. The end of the block
+    stops the loop and waits for its thread.
+    """
     loop = asyncio.new_event_loop()
-    thread = Thread(target=_run, args=(loop,), name="rewards", daemon=True)
+    thread = Thread(target=loop.run_forever, name="rewards", daemon=True)
     thread.start()
     try:
         yield loop
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
         loop.close()
 
 

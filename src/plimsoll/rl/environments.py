@@ -1,4 +1,4 @@
-"""The environments of a config, from their names to tables that episodes are played at."""
+"""The environments of a config, from their names to what plays their episodes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.data.continuation import most_calls, rewrites
 from plimsoll.data.pieces import tool_name
 from plimsoll.data.template import Template
+from plimsoll.environment.adapters import EnvironmentFactory, EpisodeAgent
 from plimsoll.environment.agents.endpoint import Endpoint
-from plimsoll.environment.agents.executor import ExecutorAgent
-from plimsoll.environment.agents.play import Agent, ServedAgent, play_agent
-from plimsoll.environment.apart import Apart, Setup, processes
-from plimsoll.environment.episode import Table, play
-from plimsoll.environment.opening import AgentFunction, Factory, opened, opened_functions
-from plimsoll.environment.openrlhf import AgentExecutorBase
+from plimsoll.environment.agents.play import ServedAgent, play_agent
+from plimsoll.environment.apart import Apart, environment_pool
+from plimsoll.environment.episode import EpisodeRules
+from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment
+from plimsoll.environment.opening import load_functions, open_environment
+from plimsoll.environment.play import play
 from plimsoll.environment.price import episodes_at_once, processes_of
-from plimsoll.environment.seat import Here, Seat
-from plimsoll.environment.speech import Read, Speech
 from plimsoll.environment.tool_calls import read_reply
-from plimsoll.environment.verifiers.agent import VerifiersAgent
-from plimsoll.environment.verifiers.process import VerifiersEnvironment
+from plimsoll.environment.turn_codec import ReadReply, TurnCodec
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.machine.host import usable_cores
 from plimsoll.reward.score import Scorer
@@ -32,7 +30,7 @@ from plimsoll.rollout.text import end_tokens
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import template_of
 
-Kind = Factory | AgentFunction | AgentExecutorBase | VerifiersEnvironment
+Kind = EnvironmentFactory | EpisodeAgent
 Kinds = Mapping[str, Kind]
 _TOOL = {
     "type": "function",
@@ -56,18 +54,14 @@ def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
 
 
 def _kind(config: EnvironmentConfig) -> Kind:
-    found = opened(config.name, opened_functions(config.tools))
-    if not isinstance(found, Factory) and config.process:
+    found = open_environment(config.name, load_functions(config.tools))
+    if isinstance(found, EpisodeAgent) and config.process:
         raise ConfigError(
             f"{config.name!r} plays whole episodes itself, and process: true is for environments "
             "that are asked turn by turn. An agent in processes of its own is `name: command`."
         )
-    if isinstance(found, AgentExecutorBase):
-        if config.options:
-            raise ConfigError(f"{config.name!r} is an executor of OpenRLHF: it takes no options.")
-        return found
     found.check(config.options)
-    if isinstance(found, Factory) and found.tools and config.tool_format == "none":
+    if isinstance(found, EnvironmentFactory) and found.tools and config.tool_format == "none":
         raise ConfigError(
             f"{config.name!r} has tools ({', '.join(map(tool_name, found.tools))}), and with "
             "tool_format: none no reply calls one. Say how the model writes calls: hermes, ..."
@@ -75,7 +69,7 @@ def _kind(config: EnvironmentConfig) -> Kind:
     return found
 
 
-def _reader(config: EnvironmentConfig, template: Template) -> Read:
+def _reader(config: EnvironmentConfig, template: Template) -> ReadReply:
     """How a reply's tool calls are found in its text."""
     if config.tool_format == "none":
         return lambda text, tools: read_reply(text, ())
@@ -90,7 +84,7 @@ def _reader(config: EnvironmentConfig, template: Template) -> Read:
 
 def _check_tools(name: str, kind: Kind, config: EnvironmentConfig, template: Template) -> None:
     """ConfigError for a chat template that cannot tell of the environment's tools, or of calls."""
-    if not isinstance(kind, Factory) or not kind.tools:
+    if not isinstance(kind, EnvironmentFactory) or not kind.tools:
         return
     if config.describe_tools:
         try:
@@ -118,12 +112,12 @@ def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environment
     if not kinds:
         return None
     endpoint = None
-    if any(isinstance(kind, AgentFunction) for kind in kinds.values()):
+    if any(isinstance(kind, EpisodeAgent) for kind in kinds.values()):
         endpoint = Endpoint(spec.config.rollout.serve)
         asyncio.run_coroutine_threadsafe(endpoint.open(), scorer.loop).result()
         scorer.held.push_async_callback(endpoint.close)
     players = {
-        name: _player(_table(spec, name, kind), kind, scorer, endpoint)
+        name: _player(_rules(spec, name, kind), kind, scorer, endpoint)
         for name, kind in kinds.items()
     }
     config = spec.config
@@ -131,34 +125,27 @@ def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environment
     return Environments(players, at_once, scorer.loop)
 
 
-def _player(table: Table, kind: Kind, scorer: Scorer, endpoint: Endpoint | None) -> Player:
-    config = table.config
-    if isinstance(kind, Factory):
-        return Player(table, partial(play, _seat(config, kind, scorer), table))
-    agent: Agent
-    if isinstance(kind, AgentFunction):
-        assert endpoint is not None, "opened where there is one"
-        agent = ServedAgent(kind.play, config.options, endpoint)
-    elif isinstance(kind, VerifiersEnvironment):
-        process = kind.process(config.options)
-        scorer.held.push_async_callback(process.close)
-        agent = VerifiersAgent(process, config.call_seconds)
-    else:
-        agent = ExecutorAgent(kind)
-    return Player(table, partial(play_agent, agent, table))
+def _player(rules: EpisodeRules, kind: Kind, scorer: Scorer, endpoint: Endpoint | None) -> Player:
+    config = rules.config
+    if isinstance(kind, EnvironmentFactory):
+        return Player(rules, partial(play, _environment(config, kind, scorer), rules))
+    assert endpoint is not None, "opened where there is an agent"
+    if kind.close is not None:
+        scorer.held.push_async_callback(kind.close)
+    return Player(rules, partial(play_agent, ServedAgent(kind, config.options, endpoint), rules))
 
 
-def _seat(config: EnvironmentConfig, kind: Factory, scorer: Scorer) -> Callable[[], Seat]:
+def _environment(
+    config: EnvironmentConfig, kind: EnvironmentFactory, scorer: Scorer
+) -> Callable[[], EpisodeEnvironment]:
     if not config.process:
-        return partial(Here, partial(kind.make, **config.options), config.call_seconds)
-    memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
-    setup = Setup(config.name, config.options, config.tools, memory)
-    children = processes(setup, processes_of(config, usable_cores()))
-    scorer.held.push_async_callback(children.close)
-    return partial(Apart, children, config.call_seconds)
+        return partial(LocalEnvironment, partial(kind.make, **config.options), config.call_seconds)
+    pool = environment_pool(config, processes_of(config, usable_cores()))
+    scorer.held.callback(pool.close)
+    return partial(Apart, pool, config.call_seconds)
 
 
-def _table(spec: RunSpec[RlConfig], name: str, kind: Kind) -> Table:
+def _rules(spec: RunSpec[RlConfig], name: str, kind: Kind) -> EpisodeRules:
     config, model = spec.config.environments[name], spec.actor.model
     template = template_of(spec, spec.data.chat_template)
     changed = rewrites(template, () if config.tool_format == "none" else (_TOOL,))
@@ -173,6 +160,6 @@ def _table(spec: RunSpec[RlConfig], name: str, kind: Kind) -> Table:
     _check_tools(name, kind, config, template)
     ends = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
     read = _reader(config, template)
-    keeps_end = isinstance(kind, Factory) and kind.keeps_end
-    speech = Speech(template, ends, read, config.max_observation_tokens, keeps_end)
-    return Table(name, config, speech, spec.data.max_tokens)
+    keeps_end = isinstance(kind, EnvironmentFactory) and kind.keeps_end
+    codec = TurnCodec(template, ends, read, config.max_observation_tokens, keeps_end)
+    return EpisodeRules(name, config, codec, spec.data.max_tokens)

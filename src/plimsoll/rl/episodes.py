@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.environment.calls import EnvironmentFailed
-from plimsoll.environment.episode import Policy, Table
+from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
+from plimsoll.environment.results import EnvironmentFailed
 from plimsoll.environment.rounds import Rounds
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.outcome import Failed
@@ -29,10 +29,10 @@ _ATTEMPT = 7_919
 
 @dataclass(frozen=True)
 class Player:
-    """play: an episode at the table: (prompt, seed of the group, number in the group, policy)."""
+    """play: an episode: (prompt, seed of the group, number in the group, policy)."""
 
-    table: Table
-    play: Callable[[Prompt, int, int, Policy], Awaitable[Trajectory]]
+    rules: EpisodeRules
+    play: Callable[[Prompt, int, int, EpisodePolicy], Awaitable[Trajectory]]
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ def play_groups(
         async def group(place: int) -> Scored:
             prompt, own = prompts[place], seeds[place]
             first, number_of_group = place * responses, first_group + place
-            table = environments.player_of(prompt).table
+            rules = environments.player_of(prompt).rules
             failures: list[RewardFailure] = []
 
             def failed(outcome: Failed, tries_left: int) -> None:
-                failure = _failure(outcome, prompt, number_of_group, table, source, tries_left)
+                failure = _failure(outcome, prompt, number_of_group, rules, source, tries_left)
                 if tries_left == 0:
                     failures.append(failure)
                 on_failure(failure)
@@ -140,9 +140,9 @@ async def _episode(
             returned where there are none left.
     """
     player = floor.environments.player_of(prompt)
-    retries = player.table.config.retries
+    retries = player.rules.config.retries
     for attempt in range(1 + retries):
-        policy = Policy(floor.ask, place, floor.sampling, seed + number + attempt * _ATTEMPT)
+        policy = EpisodePolicy(floor.ask, place, floor.sampling, seed + number + attempt * _ATTEMPT)
         async with floor.places:
             try:
                 found = await player.play(prompt, seed, number, policy)
@@ -156,9 +156,9 @@ async def _episode(
 
 
 def _failure(
-    failed: Failed, prompt: Prompt, group: int, table: Table, source: str, tries_left: int
+    failed: Failed, prompt: Prompt, group: int, rules: EpisodeRules, source: str, tries_left: int
 ) -> RewardFailure:
-    where = f"The environment {table.name!r}, at row {prompt.index} (from 0) of {source}"
+    where = f"The environment {rules.name!r}, at row {prompt.index} (from 0) of {source}"
     shown = f"The prompt{cut(prompt.text)}."
     return RewardFailure(
         group,

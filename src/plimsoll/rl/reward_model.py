@@ -23,7 +23,7 @@ from plimsoll.model.load import load_tokenizer
 from plimsoll.model.value import at_marks
 from plimsoll.records import Floats, RewardPart, Sample, Trajectory, from_packed
 from plimsoll.reward.conversation import conversation_tokens
-from plimsoll.reward.rule import shown_texts
+from plimsoll.reward.rule import texts_of
 from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec
 
@@ -65,7 +65,7 @@ def model_scores(
                 f"The reward model {name!r} ({model.role.model.path}), at row "
                 f"{trajectory.prompt.index} (from 0), gave {scores.tolist()}, and a reward must be "
                 f"a finite number: its weights hold NaN, or overflow in role.model.dtype "
-                f"{model.role.model.dtype}. {shown_texts(trajectory)}"
+                f"{model.role.model.dtype}. {texts_of(trajectory)}"
             )
     return [of_response(scores, model) for scores in found]
 

@@ -54,8 +54,8 @@ def normalized(sampled: Sampled, scorer: Scorer) -> Sampled:
     scorer.observe(sampled.trajectories)
     return replace(
         sampled,
-        trajectories=scorer.normalized(sampled.trajectories),
-        greedy=scorer.normalized(sampled.greedy),
+        trajectories=scorer.normalize(sampled.trajectories),
+        greedy=scorer.normalize(sampled.greedy),
     )
 
 

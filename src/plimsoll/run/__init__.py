@@ -1,1 +1,1 @@
-"""The run directory: what a run writes, shows and needs to go on; free of torch."""
+"""What a run writes, shows and needs to resume; no torch is imported here."""

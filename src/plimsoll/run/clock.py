@@ -1,4 +1,4 @@
-"""Where the time of a step goes: seconds by phase."""
+"""The seconds of a step, by phase."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ TimedPhase = Literal[
     "eval",
     "save",
 ]
-"""What a step's time is told by. The plan leaves out `data` and `eval`, which hold no more than
-others do."""
+"""The phases that a step's time is divided into. The plan has no `data` and `eval`: they hold no
+more than the other phases."""
 
 
 class PhaseClock:
-    """Adds up the seconds of each phase until `reset`. Phases do not nest: each second of a step
-    belongs to one phase, so that their sum is never more than the step's time."""
+    """A clock that adds up the seconds of each phase until `reset`.
+
+    Phases do not nest: every second belongs to one phase, so the sum is at most the step's time.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -33,7 +35,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: TimedPhase) -> Iterator[None]:
-        """Count the time of the block, also of one that ends with an error."""
+        """Count the time of the block, even if it ends with an error."""
         assert self._current is None, f"phase {name} inside of {self._current}"
         self._current = name
         start = time.perf_counter()
@@ -45,9 +47,9 @@ class PhaseClock:
             self._current = None
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase since the last reset, in the order in which phases first ran."""
+        """Return the seconds of each phase since the last reset, in order of their first run."""
         return dict(self._seconds)
 
     def reset(self) -> None:
-        """Start a new step."""
+        """Begin a new step."""
         self._seconds.clear()

@@ -1,21 +1,21 @@
-"""Counts, sizes and times as a person reads them."""
+"""Counts, sizes and times as text."""
 
 from __future__ import annotations
 
 
 def counted(count: int, what: str) -> str:
-    """A count with what it counts, such as `1 row` and `2,048 rows`."""
+    """Return a count with its noun, such as `1 row` or `2,048 rows`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def gigabytes(size: int) -> str:
-    """Decimal gigabytes, in three digits or all whole ones."""
+    """Return decimal gigabytes with three digits, such as `1.93`, or with all whole digits."""
     digits = 2 if size < 9.995e9 else 1 if size < 99.95e9 else 0
     return f"{size / 1e9:,.{digits}f}"
 
 
 def bytes_text(count: float) -> str:
-    """Bytes with a binary unit, such as `1.5 GiB`."""
+    """Return bytes with a binary unit, such as `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -24,21 +24,21 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Whole seconds as `h:mm:ss`."""
+    """Return whole seconds as `h:mm:ss`."""
     minutes, second = divmod(round(seconds), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02d}:{second:02d}"
 
 
 def gigabytes_text(count: float) -> str:
-    """Bytes in decimal units with three digits, such as `1.93 GB` or `42.1 MB`."""
+    """Return bytes with a decimal unit and three digits, such as `1.93 GB` or `42.1 MB`."""
     if abs(count) < 0.9995e6:
         return f"{count / 1e3:.3g} kB"
     return f"{count / 1e6:.3g} MB" if abs(count) < 0.9995e9 else f"{_gigabytes(count)} GB"
 
 
 def use_text(measured: int, predicted: int | None) -> str:
-    """Measured beside predicted, such as `1.93 of 2.1 GB`."""
+    """Return measured beside predicted gigabytes, such as `1.93 of 2.1 GB`."""
     if predicted is None:
         return gigabytes_text(measured)
     return f"{_gigabytes(measured)} of {_gigabytes(predicted)} GB"

@@ -1,4 +1,4 @@
-"""The run directory: what is where, and what a run that resumes finds in it."""
+"""The run directory: which files it has, and what a resumed run finds in it."""
 
 from __future__ import annotations
 
@@ -34,53 +34,46 @@ class _Item:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of a run and what is written there. `open_run` makes one to write to.
-
-    path: the directory.
-    lock: held until `close`; a directory that is only read has none.
-    """
+    """The paths of a run, and functions that write to them; `open_run` makes one to write to."""
 
     path: Path
     lock: FileLock | None = field(default=None, repr=False, compare=False)
+    """Lock that is held until `close`; None for a directory that is only read."""
 
     config_path = _Item("config.yaml")
     """The resolved config."""
     template_path = _Item("chat_template.jinja")
-    """The chat template that the config gives, as it was when the run began; there only where it
-    gives one."""
+    """The chat template that the config gives, as it was when the run began."""
     plan_path = _Item("plan.json")
-    """The plan of memory; not there for a model whose shape is not known."""
-    plan_svg_path = _Item("plan.svg")
-    """The plan's drawing."""
+    """The plan of memory; missing for a model whose shape is unknown."""
     metrics_path = _Item("metrics.jsonl")
-    """The metrics, a line per step."""
+    """The metrics, one line per step."""
     ledger_path = _Item("ledger.jsonl")
-    """Predicted and measured memory, a line per step, phase and process."""
+    """Predicted and measured memory, one line per step, phase and process."""
     out_of_memory_path = _Item("out-of-memory.txt")
-    """Why the run ran out of memory; there only where it did."""
+    """Why the run ran out of memory, if it did."""
     report_path = _Item("report.html")
-    """What a run writes at its end, and `plimsoll report`."""
-    calibration_path = _Item("calibration.png")
+    """The report that the end of a run and `plimsoll report` write."""
+    calibration_path = _Item("calibration.svg")
     """How well a reward model's predictions came true at the last evaluation."""
     reference_logprobs_path = _Item("reference-logprobs.parquet")
-    """The reference's log-probs, where they were computed before training."""
+    """The reference's log-probs, if they were computed before training."""
     bad_rows_path = _Item("bad_rows.jsonl")
     """The rows of data that were skipped."""
     log_path = _Item("run.log")
-    """What the run showed on the console, and why it failed; its older part is in
-    `run-older.log`."""
+    """What the run showed on the console, and why it failed; its older part is `run-older.log`."""
     end_path = _Item("end.json")
-    """How the run ended; not there while it goes on, nor where it was killed."""
+    """How the run ended; missing while it goes on, or if it was killed."""
     now_path = _Item("now.json")
-    """The phase that goes on; there only while a run does."""
+    """The current phase; exists only while a run goes on."""
     tensorboard_path = _Item("tensorboard")
     """The TensorBoard event files."""
     loggers_path = _Item("loggers.json")
-    """What other loggers know the run by; there only where one was asked for."""
+    """The identities of the run in other loggers, if there are any."""
     best_path = _Item("best.jsonl")
-    """The best response to each prompt, as `plimsoll sample` writes it for SFT."""
+    """The best response to each prompt, which `plimsoll sample` writes for SFT."""
     pairs_path = _Item("pairs.jsonl")
-    """The best and the worst response to each prompt, as `plimsoll sample` writes them for DPO."""
+    """The best and the worst response to each prompt, which `plimsoll sample` writes for DPO."""
     model_path = _Item("model")
     """The final model; written whole, at the end of the run."""
 
@@ -100,11 +93,11 @@ class RunDirectory:
             self.lock.release()
 
     def checkpoint_path(self, step: int) -> Path:
-        """The directory of the checkpoint after a step; to be made with `whole_directory`."""
+        """Return the directory of the checkpoint after a step; make it with `whole_directory`."""
         return self.path / "checkpoints" / f"step-{step:06d}"
 
     def trajectories_path(self, step: int) -> Path:
-        """The Parquet file with the trajectories of a step."""
+        """Return the Parquet file with the trajectories of a step."""
         return self.path / "trajectories" / f"step-{step:06d}.parquet"
 
     def write_config(self, text: str, template: str | None = None) -> None:
@@ -115,37 +108,38 @@ class RunDirectory:
             write_whole(self.template_path, template)
         write_whole(self.config_path, text)
 
-    def write_plan(self, values: str, picture: str) -> None:
-        """Write the plan of memory, as JSON and as SVG."""
-        write_whole(self.plan_path, values)
-        write_whole(self.plan_svg_path, picture)
+    def write_plan(self, plan: str) -> None:
+        """Write the plan of memory, which is JSON."""
+        write_whole(self.plan_path, plan)
 
     def sync_rows(self) -> None:
-        """Have the system put metrics and ledger on the disk. Before a checkpoint: where the power
-        fails, it must not outlive the rows of its steps, which nothing would write again."""
+        """Write metrics and ledger to the disk.
+
+        Call it before a checkpoint: after a power failure a checkpoint must not be newer than the
+        rows of its steps, which nothing would write again.
+        """
         for path in (self.metrics_path, self.ledger_path, self.path):
             if path.exists():
                 with explained(path):
                     sync(path)
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
-        """The last step that has a whole checkpoint, and where it is.
-
-        Checkpoints get their names when they are complete, so a half-written one is never found.
-        """
+        """Return the last step with a complete checkpoint and its path, or None."""
         return max(_by_step(self.path / "checkpoints"), default=None)
 
     def trajectories(self) -> dict[int, Path]:
-        """The steps that have trajectories, in their order, with their files."""
+        """Return the files of trajectories by step, in order."""
         return dict(sorted(_by_step(self.path / "trajectories")))
 
     def latest_trajectories(self) -> tuple[int, Path] | None:
-        """The last step that has trajectories, and their file."""
+        """Return the last step with trajectories and their file, or None."""
         return max(_by_step(self.path / "trajectories"), default=None)
 
     def prune_checkpoints(self, keep: int, best_step: int | None = None) -> None:
-        """Remove all but the last `keep` checkpoints and that of the best step. A run that writes
-        none (0) leaves alone what it resumed from."""
+        """Remove all checkpoints but the last `keep` and that of the best step.
+
+        A run that writes none (0) keeps the checkpoint that it resumed from.
+        """
         if keep == 0:
             return
         for step, path in sorted(_by_step(self.path / "checkpoints"))[:-keep]:
@@ -153,19 +147,19 @@ class RunDirectory:
                 remove_directory(path)
 
     def saved_bytes(self) -> int:
-        """What checkpoints and final model take on the disk, bytes."""
+        """Return the bytes of checkpoints and final model on the disk."""
         saved = (path for _, path in _by_step(self.path / "checkpoints"))
         items = (item for folder in (*saved, self.model_path) for item in folder.rglob("*"))
         return sum(item.stat().st_size for item in items if item.is_file())
 
     def holds_run(self) -> bool:
-        """Whether a run got anywhere here; one that was refused before its first step did not."""
+        """Return whether a run did anything here, beyond being refused."""
         traces = (self.metrics_path, self.model_path, self.path / "checkpoints")
         return any(path.exists() for path in traces)
 
 
 def existing_run(path: Path) -> RunDirectory:
-    """The directory of a run, to read. Raises ConfigError where there is none."""
+    """Return the directory of a run, to read, or raise ConfigError if it is none."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
     return RunDirectory(path)
@@ -174,11 +168,10 @@ def existing_run(path: Path) -> RunDirectory:
 def open_run(config: RunConfig) -> RunDirectory:
     """Make or reopen the directory as `run.resume` says, and lock it for this process.
 
-    A run that resumes goes on after its latest checkpoint: metrics, ledger and trajectories of
-    later steps, which will be done again, are dropped, and so is what a killed process left half
-    written.
+    A resumed run continues after its latest checkpoint. Metrics, ledger and trajectories of later
+    steps are dropped, as these steps are done again; so are half-written files of a killed process.
 
-    Raises ConfigError where the directory must not, or cannot, be used.
+    Raises ConfigError if the directory must not, or cannot, be used.
     """
     path = Path(config.directory)
     run = RunDirectory(path, _locked(path))
@@ -203,29 +196,29 @@ def _locked(path: Path) -> FileLock:
 
 
 def resume_problems(config: RunConfig) -> Iterator[Problem]:
-    """Why `run.resume` does not let the run begin with what its directory holds."""
-    run, shown = RunDirectory(Path(config.directory)), show(config.directory)
+    """Yield why `run.resume` forbids the run to begin in its directory."""
+    run, quoted = RunDirectory(Path(config.directory)), show(config.directory)
     latest = run.latest_checkpoint()
     if config.resume == "never" and run.holds_run():
         state = f"its last checkpoint is of step {latest[0]}" if latest else "without a checkpoint"
         auto = "continues it" if latest else "begins it anew"
         yield invalid(
             "run.directory",
-            shown,
+            quoted,
             f"It already holds a run ({state}), and run.resume is never.",
             f"run.resume: auto {auto}; or choose another run.directory, or remove this one",
         )
     if config.resume == "must" and latest is None:
         yield invalid(
             "run.directory",
-            shown,
+            quoted,
             "It holds no checkpoint to resume from, and run.resume is must.",
             "correct run.directory; or run.resume: auto, which starts anew where there is none",
         )
 
 
 def _tidy(run: RunDirectory) -> None:
-    """Take away leftovers of killed processes, and what belongs to steps after the checkpoint."""
+    """Remove leftovers of killed processes, and what belongs to steps after the checkpoint."""
     folders = ("checkpoints", "trajectories", "tensorboard")
     _remove_leftovers(run.path, ".*", *(f"{folder}/.*" for folder in folders))
     run.out_of_memory_path.unlink(missing_ok=True)
@@ -234,13 +227,13 @@ def _tidy(run: RunDirectory) -> None:
     step = latest[0] if latest else -1  # without a checkpoint even step 0 is done again
     keep_rows_until(run.metrics_path, step)
     keep_rows_until(run.ledger_path, step)
-    for found, path in _by_step(run.path / "trajectories"):
-        if found > step:
+    for written_step, path in _by_step(run.path / "trajectories"):
+        if written_step > step:
             path.unlink()
 
 
 def _remove_leftovers(path: Path, *patterns: str) -> None:
-    """What processes that were killed had half written."""
+    """Remove the half-written files of processes that were killed."""
     for item in [item for pattern in patterns for item in path.glob(pattern)]:
         if is_temporary(item) and item.is_dir():
             remove_directory(item)
@@ -258,11 +251,11 @@ LOCK_FILE = "run.lock"
 
 
 def lock_directory(path: Path) -> FileLock:
-    """Lock the directory until what is returned is released, or the process ends.
+    """Return a lock of the directory, held until its release or the end of the process.
 
-    The system drops the lock of a process that was killed, so a file that is left is no lock.
+    The system drops the lock of a killed process, so a file that is left is no lock.
 
-    Raises ConfigError naming the process that holds the lock, where it has said its number.
+    Raises ConfigError if another process holds the lock; the message has its number if it is known.
     """
     from filelock import FileLock, Timeout  # not for a plan
 
@@ -282,8 +275,11 @@ def lock_directory(path: Path) -> FileLock:
     return lock
 
 
-def _owner(written: str) -> str:
-    """Who holds the lock. A process takes it before it writes its number: in between there is none,
-    or that of one that has ended."""
-    alive = written.isdecimal() and Path(f"/proc/{written}").exists()
-    return f"process {written}" if alive else "another process"
+def _owner(number: str) -> str:
+    """Return a name for the process that holds the lock.
+
+    A process takes the lock before it writes its number, so the file may be empty or have the
+    number of an earlier process.
+    """
+    alive = number.isdecimal() and Path(f"/proc/{number}").exists()
+    return f"process {number}" if alive else "another process"

@@ -1,10 +1,11 @@
-"""The two ways of showing a run's progress.
+"""The two ways to show a run's progress.
 
-On a terminal: a bar with the time that is left, the last values under it, of sampled responses a
-good and a bad one, and what goes on now, redrawn in place. Elsewhere (a pipe, a log file, a dumb
-terminal): one plain ASCII line per step. A long count is a bar there, and a line now and then here.
-A run whose reader goes away (`plimsoll ppo ... | head -1`), or whose log file's disk is full, says
-so once on standard error, and goes on unseen.
+A terminal has a block that is redrawn in place: a bar with the remaining time, the last values, a
+good and a bad response, and the current phase. Elsewhere (a pipe, a log file, a dumb terminal)
+there is one plain ASCII line per step.
+
+If the reader of the output ends (`plimsoll ppo ... | head -1`) or the disk of the log is full, one
+line on standard error says so, and the run continues.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from plimsoll.run.responses import ResponseGroup, excerpt
 from plimsoll.run.step_report import Figure, RunProgress, StepReport, headline
 
 Advance = Callable[[int], None]
-"""Takes how many more are done."""
+"""Takes the number of items that were done since the last call."""
 
 LINE_EVERY = 100_000
-"""Of a count whose end is not known."""
+"""Items between two lines of a count whose total is unknown."""
 
 
 @contextmanager
 def counting(what: str, total: int, stream: TextIO) -> Iterator[Advance]:
-    """Show a count while the block goes on."""
+    """Show a count during the block."""
     if stream.isatty() and not (console := Console(file=stream)).is_dumb_terminal:
         bar, advance = count_bar(what, total, console)
         with bar:
@@ -47,14 +48,14 @@ def counting(what: str, total: int, stream: TextIO) -> Iterator[Advance]:
 
 
 def count_bar(what: str, total: int | None, console: Console) -> tuple[Progress, Advance]:
-    """A bar to show, and what moves it on. total: None where it is not known."""
+    """Return a progress bar and the function that advances it; an unknown total is None."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console)
     return bar, partial(bar.advance, bar.add_task(what, total=total))
 
 
 def count_lines(what: str, total: int | None, say: Callable[[str], None]) -> Advance:
-    """What says a line at every tenth, or where the total is not known at every `LINE_EVERY`."""
+    """Return a function that counts, and writes a line at every tenth or `LINE_EVERY` items."""
     lines, counted = (1, LINE_EVERY) if total is None else (10, total)
     done = 0
 
@@ -74,9 +75,10 @@ _UNSEEN = (
 
 
 class Display(Protocol):
-    """A way of showing progress. shows_responses: whether it has a place for sampled ones."""
+    """A way to show progress."""
 
     shows_responses: bool
+    """Whether it has a place for sampled responses."""
 
     def show(self, progress: RunProgress) -> None:
         """Show the step that has just ended."""
@@ -85,86 +87,63 @@ class Display(Protocol):
         """Print a line that stays."""
 
     def counting(self, what: str, total: int | None) -> AbstractContextManager[Advance]:
-        """Show a count while the block goes on. total: None where it is not known."""
+        """Show a count during the block; the total is None if it is unknown."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 def display_for(stream: TextIO, now: Callable[[], str]) -> Display:
-    """The display of a stream. now: says what goes on, empty between phases."""
+    """Return the display for a stream; `now` returns the current phase as text."""
     # rich alone would also take FORCE_COLOR for a terminal, and write codes into log files.
     if stream.isatty():
         console = Console(file=stream)
         if not console.is_dumb_terminal:
             return LiveDisplay(console, now)
-    return PlainDisplay(stream)
+    return PlainDisplay(write_lines_to(stream))
+
+
+def write_lines_to(stream: TextIO) -> Callable[[str], None]:
+    """Return a function that writes lines to a stream, until the stream cannot be written to."""
+
+    def write(line: str) -> None:
+        encoding = stream.encoding or "utf-8"
+        safe = line.encode(encoding, errors="backslashreplace").decode(encoding)
+        try:
+            stream.write(safe + "\n")
+            stream.flush()
+        except OSError as error:
+            silence(stream.fileno())
+            tell(_UNSEEN.format(why=error.strerror, pid=os.getpid()))
+
+    return write
 
 
 class PlainDisplay:
-    """A line per step."""
+    """A display with one line per step, each passed to a function."""
 
     shows_responses = False
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
 
     def show(self, progress: RunProgress) -> None:
-        self.note(plain_line(progress))
+        self._say(plain_line(progress))
 
     def note(self, text: str) -> None:
-        encoding = self._stream.encoding or "utf-8"
-        safe = text.encode(encoding, errors="backslashreplace").decode(encoding)
-        try:
-            self._stream.write(safe + "\n")
-            self._stream.flush()
-        except OSError as error:
-            silence(self._stream.fileno())
-            tell(_UNSEEN.format(why=error.strerror, pid=os.getpid()))
+        self._say(text)
 
     @contextmanager
     def counting(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Print a line now and then."""
-        yield count_lines(what, total, self.note)
+        """Pass on a line now and then."""
+        yield count_lines(what, total, self._say)
 
     def close(self) -> None:
-        """Nothing to restore."""
-
-
-class LoggedDisplay:
-    """A display whose lines are also given to a function, as those of `PlainDisplay`."""
-
-    def __init__(self, display: Display, add: Callable[[str], None]) -> None:
-        self._display = display
-        self._add = add
-        self.shows_responses = display.shows_responses
-
-    def show(self, progress: RunProgress) -> None:
-        self._add(plain_line(progress))
-        self._display.show(progress)
-
-    def note(self, text: str) -> None:
-        self._add(text)
-        self._display.note(text)
-
-    @contextmanager
-    def counting(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Show the count, and add a line now and then."""
-        add = count_lines(what, total, self._add)
-        with self._display.counting(what, total) as show:
-
-            def advance(more: int) -> None:
-                add(more)
-                show(more)
-
-            yield advance
-
-    def close(self) -> None:
-        self._display.close()
+        """Do nothing: there is nothing to restore."""
 
 
 def plain_line(progress: RunProgress) -> str:
-    """A step as one ASCII line; steps with the same metrics have them in the same columns."""
+    """Return a step as one ASCII line; equal metrics of different steps are in equal columns."""
     report = progress.report
     width = len(str(progress.steps))
     phases = ", ".join(f"{phase} {s:.1f}" for phase, s in report.seconds.items())
@@ -180,23 +159,23 @@ def plain_line(progress: RunProgress) -> str:
 
 
 def _padded(figure: Figure) -> str:
-    """As wide as others of its kind."""
+    """Return a figure padded to the width of its kind."""
     interval = figure.interval_text
     return f"{figure.value:>9.4g}" + (f"{interval:<21}" if interval else "")
 
 
 class LiveDisplay:
-    """A block at the bottom of a terminal that is redrawn in place, several times a second."""
+    """A block at the bottom of a terminal, redrawn in place several times a second."""
 
     shows_responses = True
 
     def __init__(self, console: Console, now: Callable[[], str]) -> None:
         self._now = now
         self._block: RenderableType = Group()
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._shown)
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._current_block)
         self._live.start()
 
-    def _shown(self) -> RenderableType:
+    def _current_block(self) -> RenderableType:
         now = self._now()
         return Group(self._block, Text(f"now      {now}", style="dim")) if now else self._block
 
@@ -209,7 +188,7 @@ class LiveDisplay:
 
     @contextmanager
     def counting(self, what: str, total: int | None) -> Iterator[Advance]:
-        """A bar in the block's place, which is empty again afterwards."""
+        """Show a bar instead of the block, and an empty block afterwards."""
         bar, advance = count_bar(what, total, self._live.console)
         self._redraw(bar)
         try:
@@ -218,7 +197,7 @@ class LiveDisplay:
             self._redraw(Group())
 
     def close(self) -> None:
-        """Leave the last block where it is, and the cursor under it."""
+        """Leave the last block on the screen, with the cursor below it."""
         self._live.stop()
 
     def _redraw(self, block: RenderableType) -> None:
@@ -227,7 +206,7 @@ class LiveDisplay:
 
 
 def live_block(progress: RunProgress) -> Group:
-    """The bar, and under it the last values by kind; long lines wrap in their column."""
+    """Return the bar, with the last values by kind below it."""
     report = progress.report
     bar = Table.grid(padding=(0, 1), expand=True)
     bar.add_column(no_wrap=True)
@@ -243,14 +222,14 @@ def live_block(progress: RunProgress) -> Group:
     values.add_column()
     for label, texts in _value_rows(progress).items():
         values.add_row(label, Text("   ".join(texts)))
-    for label, shown in _sampled_rows(progress.sampled).items():
-        values.add_row(label, shown)
+    for label, text_block in _sampled_rows(progress.sampled).items():
+        values.add_row(label, text_block)
     return Group(bar, values)
 
 
 @dataclass(frozen=True)
 class _Excerpt:
-    """As much of a text as some lines of a column hold."""
+    """As much of a text as fits into some lines of a column."""
 
     text: str
     lines: int
@@ -262,13 +241,17 @@ class _Excerpt:
 
 
 def _sampled_rows(group: ResponseGroup | None) -> dict[str, _Excerpt]:
-    """The best and the worst of a group; one of them where all are as good."""
+    """Return the best and the worst response of a group, or one if all are equally good."""
     if group is None:
         return {}
     first, last = group.responses[0], group.responses[-1]
-    shown = {"best": first, "worst": last} if group.spread else {"sampled": first}
-    answers = {f"{name} {one.reward:.4g}": one.response for name, one in shown.items()}
-    return {"prompt": _Excerpt(group.prompt, 1)} | {n: _Excerpt(t, 2) for n, t in answers.items()}
+    by_label = {"best": first, "worst": last} if group.spread else {"sampled": first}
+    answers = {
+        f"{name} {response.reward:.4g}": response.response for name, response in by_label.items()
+    }
+    return {"prompt": _Excerpt(group.prompt, 1)} | {
+        label: _Excerpt(text, 2) for label, text in answers.items()
+    }
 
 
 def _value_rows(progress: RunProgress) -> dict[str, list[str]]:
@@ -287,8 +270,7 @@ def _value_rows(progress: RunProgress) -> dict[str, list[str]]:
 
 
 def _memory_texts(report: StepReport) -> list[str]:
-    """The fullest of each kind of process that computes, and where they are several, the fullest
-    node."""
+    """Return the fullest process of each kind that computes, and the fullest of several nodes."""
     fullest: dict[str, str] = {}
     for name, use in report.memory.items():
         kind = name.rstrip("0123456789")

@@ -1,4 +1,4 @@
-"""How a run ended, written down for who looks later; and what a failed one says of going on."""
+"""How a run ended, written for later readers, and how to resume a failed run."""
 
 from __future__ import annotations
 
@@ -21,46 +21,43 @@ RESUME = "run the same command with --run.resume auto"
 
 
 @dataclass(frozen=True)
-class End:
-    """How a run ended. A process that was killed leaves none.
-
-    Attributes:
-        how: it is done, was asked to stop, or failed.
-        why: the first line of the error; "" where it is done.
-        at: when, in seconds since 1970.
-    """
+class RunEnd:
+    """How a run ended; a process that was killed writes none."""
 
     how: Literal["done", "stopped", "failed"]
+    """Done, stopped on request, or failed."""
     why: str = ""
+    """First line of the error; empty if the run is done."""
     at: float = field(default_factory=time.time)
+    """Time of the end, in seconds since 1970."""
 
     def __str__(self) -> str:
         return f"failed: {self.why}" if self.how == "failed" else self.how
 
 
-def read_end(path: Path) -> End | None:
-    """Return how the run ended; None where that is not known, or not of this version."""
+def read_end(path: Path) -> RunEnd | None:
+    """Return how a run ended, or None if that is unknown or written by another version."""
     try:
-        return End(**json.loads(path.read_bytes()))
+        return RunEnd(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 
 
 @contextmanager
 def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
-    """Write down how the block ends: in `end.json`, and a failure with its traceback in the log.
+    """Write how the block ends to `end.json`, and a failure's traceback to the log.
 
-    An error that passes gets notes (PEP 678) on how to go on, and where its traceback is.
+    An error gets notes (PEP 678) that say how to resume and where its traceback is.
     """
     try:
         yield
     except Interrupted as error:
         log.add(str(error))
-        _write(run.end_path, End("stopped", _first_line(str(error))))
+        _write(run.end_path, RunEnd("stopped", _first_line(str(error))))
         raise
     except KeyboardInterrupt as error:
         log.add("".join(traceback.format_exception(error)))  # what was waited for
-        _write(run.end_path, End("stopped", "interrupted"))
+        _write(run.end_path, RunEnd("stopped", "interrupted"))
         raise
     except BaseException as error:
         if advice := how_to_go_on(run):
@@ -70,14 +67,13 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
             error.add_note(f"  Log, with the traceback: {run.log_path}")
         kind = "" if isinstance(error, PlimsollError) else f"unexpected {type(error).__name__}: "
         text = f"{kind}{error}"
-        _write(run.end_path, End("failed", _first_line(text)))
+        _write(run.end_path, RunEnd("failed", _first_line(text)))
         raise
-    _write(run.end_path, End("done"))
+    _write(run.end_path, RunEnd("done"))
 
 
 def how_to_go_on(run: RunDirectory) -> str:
-    """Return what to do after a failure; "" for a run that got nowhere, so that the same command
-    begins it."""
+    """Return how to continue after a failure; empty for a run that wrote nothing."""
     latest = run.latest_checkpoint()
     if latest is not None:
         step, path = latest
@@ -88,7 +84,7 @@ def how_to_go_on(run: RunDirectory) -> str:
 
 
 def _needs_traceback(error: BaseException) -> bool:
-    """Return whether more than the message may be wanted; not where a setting is wrong."""
+    """Return whether a traceback may help; it does not if a setting is wrong."""
     return not isinstance(error, PlimsollError) or error.exit_code == PlimsollError.exit_code
 
 
@@ -101,8 +97,8 @@ def _first_line(text: str) -> str:
     return next(iter(text.strip().splitlines()), "")
 
 
-def _write(path: Path, end: End) -> None:
-    """Write the file. The end itself is the news: a disk that is full does not hide it."""
+def _write(path: Path, end: RunEnd) -> None:
+    """Write the file; a full disk is reported and does not replace the error itself."""
     try:
         write_whole(path, json.dumps(asdict(end)) + "\n")
     except PlimsollError as error:

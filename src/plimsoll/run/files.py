@@ -1,8 +1,7 @@
 """Files and directories that are written whole or not at all.
 
-Each is made under a temporary name beside its place and renamed when it is complete, so that a
-reader, or a run that resumes, never sees half of one. Leftovers of a killed process have names
-that `is_temporary` knows.
+Each is made under a temporary name beside its place and renamed when it is complete, so no reader
+sees half of one. `is_temporary` recognizes the leftovers of a killed process.
 """
 
 from __future__ import annotations
@@ -35,32 +34,26 @@ _RUST_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether the path is the unfinished file or directory of a process that was killed."""
+    """Return whether the path is the unfinished file or directory of a killed process."""
     return path.name.startswith(".") and _MARK in path.name
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file (text as UTF-8) so that it holds either its old content or all of the new.
-
-    Raises PlimsollError with path and reason where the disk is full or not writable.
-    """
+    """Write a file that holds either its old content or all of the new, or raise PlimsollError."""
     data = content.encode() if isinstance(content, str) else content
     with whole_file(path) as partial:
         partial.write_bytes(data)
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Add records at a file's end, all of them or, where that fails, nothing.
-
-    Raises PlimsollError with path and reason where the disk is full or not writable.
-    """
+    """Append all records to a file; after an error append none, and raise PlimsollError."""
     try:
         with path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
-                written = file.write(data)
-                while written < len(data):
-                    written += file.write(data[written:])
+                count = file.write(data)
+                while count < len(data):
+                    count += file.write(data[count:])
             except OSError:
                 file.truncate(end)
                 raise
@@ -73,10 +66,7 @@ def append_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a temporary sibling to write to, which takes the file's place at success.
-
-    On an error the sibling is removed and the old file, if any, stays as it was.
-    """
+    """Yield a temporary sibling to write to, which replaces the file at success only."""
     partial = _sibling(path)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,11 +83,11 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Give a temporary sibling directory to fill, which takes the directory's place at success.
+    """Yield a temporary sibling directory to fill, which replaces the directory at success.
 
-    On an error it is removed with what is in it. A directory that was there before is replaced;
-    it is put aside just before the new one takes its name. Whoever may read the directory may read
-    its files: safetensors writes them for their owner alone, whatever the umask.
+    On an error it is removed with its content. A directory that was there before is put aside just
+    before the new one takes its name. Files get the read rights of the directory: safetensors makes
+    them readable by their owner alone.
     """
     partial = _sibling(path)
     try:
@@ -119,7 +109,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory, if it is there, so that no half-removed one keeps its name."""
+    """Remove a directory, if it exists, so that no half-removed one keeps its name."""
     shutil.rmtree(_put_aside(path), ignore_errors=True)
 
 
@@ -132,7 +122,7 @@ def _put_aside(path: Path) -> Path:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn a failure of the file system into a PlimsollError that says what to do."""
+    """Turn an error of the file system into a PlimsollError that says what to do."""
     try:
         yield
     except PlimsollError:
@@ -147,12 +137,15 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _number(error: Exception) -> int | None:
-    """The system's number of what failed. safetensors and tokenizers, which are written in Rust,
-    raise exceptions of their own kinds that have it in their text alone."""
+    """Return the system's number of an error, or None.
+
+    safetensors and tokenizers are written in Rust: their exceptions have the number only in their
+    text.
+    """
     if isinstance(error, OSError):
         return error.errno
-    told = _RUST_NUMBER.search(str(error))
-    return int(told[1]) if told else None
+    match = _RUST_NUMBER.search(str(error))
+    return int(match[1]) if match else None
 
 
 def _sibling(path: Path) -> Path:
@@ -160,7 +153,7 @@ def _sibling(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Have the system put a file, or a directory's entries, on the disk."""
+    """Write a file, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,30 +1,35 @@
-"""Whether a step's figures are healthy: a warning where one leaves its range, with what it is, what
-it usually means and what to try. docs/rollouts.md has the ranges, with where each is from."""
+"""Health warnings: a figure outside of its healthy range, what it usually means and what to try.
+
+docs/rollouts.md has the ranges and their sources.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, isnan, nan
 
-from plimsoll.run.health_ranges import RANGES, Advice
+from plimsoll.run.health_ranges import RANGES, HealthAdvice
 
 QUIET = 20
-"""A figure is warned of again after so many steps within its range: one that comes and goes at an
-end of it is one trouble, not many."""
+"""Steps within the range after which a figure is warned of again: a figure that moves around an end
+of its range is one problem, not many."""
 
 
 @dataclass(frozen=True)
 class HealthWarning:
-    """A figure outside of its range, low to high. what: what it is. advice: of the side where it
-    is."""
+    """A figure outside of its range."""
 
     metric: str
     value: float
     low: float
+    """Lowest healthy value."""
     high: float
+    """Highest healthy value."""
     what: str
-    advice: Advice
+    """What the figure is."""
+    advice: HealthAdvice
+    """Advice for the side of the range on which the value is."""
 
     def __str__(self) -> str:
         return (
@@ -42,74 +47,61 @@ class HealthWarning:
 
 
 def warnings_of(metrics: Mapping[str, float]) -> list[HealthWarning]:
-    """Of a step's metrics those that are outside of their ranges, in the ranges' order; whatever
-    was warned of before. NaN is outside of every range."""
-    found = []
-    for metric, one in RANGES.items():
-        low, high = one.bounds(metrics)
+    """Return a warning for each metric outside of its range, in the order of the ranges.
+
+    NaN is outside of every range. Earlier warnings do not matter here.
+    """
+    warnings = []
+    for metric, healthy in RANGES.items():
+        low, high = healthy.bounds(metrics)
         if metric in metrics and not low <= (value := metrics[metric]) <= high:
-            advice = _NOT_A_NUMBER if isnan(value) else one.below if value < low else one.above
-            found.append(HealthWarning(metric, value, low, high, one.what, advice))
-    return found
+            advice = (
+                _NOT_A_NUMBER if isnan(value) else healthy.below if value < low else healthy.above
+            )
+            warnings.append(HealthWarning(metric, value, low, high, healthy.what, advice))
+    return warnings
 
 
-_NOT_A_NUMBER = Advice(
+_NOT_A_NUMBER = HealthAdvice(
     "Something was divided by 0, or grew past what its dtype holds; it spreads from here.",
     "the responses of this step (plimsoll rollouts RUN), a reward or loss of one's own, a lower "
     "learning rate.",
 )
 
 
-@dataclass(frozen=True)
-class Health:
-    """last_outside: by metric, the last step at which it was outside of its range."""
-
-    last_outside: Mapping[str, int] = field(default_factory=dict)
-
-    def after(self, step: int, metrics: Mapping[str, float]) -> tuple[Health, list[HealthWarning]]:
-        """The health after one more step, and what is to be told of it: of figures that are outside
-        and were within for `QUIET` steps, or from the beginning."""
-        found = warnings_of(metrics)
-        settled = [one for one in found if step > RANGES[one.metric].settles]
-        told = [o for o in settled if step - self.last_outside.get(o.metric, -inf) > QUIET]
-        return Health({**self.last_outside, **{one.metric: step for one in settled}}), told
-
-
-def health_after(rows: Sequence[Mapping[str, float | None]]) -> Health:
-    """The health of a run that goes on, from its rows of metrics.jsonl, which have null for NaN."""
-    health = Health()
-    first = rows[-1]["step"] or 0.0 if rows else 0.0
-    for row in rows:
-        step = int(row["step"] or 0)
-        if step > first - QUIET:
-            known = {name: nan if value is None else value for name, value in row.items()}
-            health, _ = health.after(step, known)
-    return health
-
-
 class HealthWatch:
-    """The health of a run under way. health: what it begins with."""
+    """The health of a run in progress: the last step at which each metric was out of its range."""
 
-    def __init__(self, health: Health) -> None:
-        self._health = health
+    def __init__(self, rows: Sequence[Mapping[str, float | None]] = ()) -> None:
+        """Begin with the rows of metrics.jsonl of a run that resumes; they have null for NaN."""
+        self._last_outside: dict[str, int] = {}
+        for row in rows[-QUIET:]:
+            metrics = {name: nan if value is None else value for name, value in row.items()}
+            self.add(int(row["step"] or 0), metrics)
 
     def add(self, step: int, metrics: Mapping[str, float]) -> list[HealthWarning]:
-        """Take a step's metrics; give what is to be told."""
-        self._health, told = self._health.after(step, metrics)
-        return told
+        """Add a step's metrics, and return the warnings to show.
+
+        A warning is shown if the figure was in its range for `QUIET` steps, or from the beginning.
+        """
+        due = [w for w in warnings_of(metrics) if step > RANGES[w.metric].settles]
+        new = [w for w in due if step - self._last_outside.get(w.metric, -inf) > QUIET]
+        self._last_outside |= {warning.metric: step for warning in due}
+        return new
 
 
 GRAM = 4
 REPEATS = 0.5
-"""A response repeats itself where more than this share of its 4-grams came before in it. Text of
-people has 0.01 to 0.02, degenerate text of greedy decoding over 0.4 (Welleck et al. 2019,
-arXiv:1908.04319, seq-rep-4); steps of arithmetic lie between."""
+"""Share of repeated 4-grams above which a response repeats itself. Human text has 0.01 to 0.02,
+degenerate text of greedy decoding over 0.4 (Welleck et al. 2019, arXiv:1908.04319, seq-rep-4);
+steps of arithmetic lie between."""
 
 
 def repetition(tokens: Iterable[int]) -> float:
-    """The share of a response's 4-grams that came before in it, 0 to 1; 0 where it has none.
+    """Return the share of a response's 4-grams that occurred earlier in it, 0 to 1.
 
-    [1 2 3 4 1 2 3 4] has five 4-grams, the last of which is the first: 0.2.
+    [1 2 3 4 1 2 3 4] has five 4-grams, and the last equals the first: 0.2. A response without
+    4-grams has 0.
     """
     ids = list(tokens)
     grams = list(zip(*(ids[i:] for i in range(GRAM)), strict=False))
@@ -117,7 +109,7 @@ def repetition(tokens: Iterable[int]) -> float:
 
 
 def repeating(responses: Sequence[Iterable[int]]) -> float:
-    """The share of responses that repeat themselves; each its tokens. 0 of none."""
+    """Return the share of responses (each as its tokens) that repeat themselves; 0 if none."""
     if not responses:
         return 0.0
     return sum(repetition(tokens) > REPEATS for tokens in responses) / len(responses)

@@ -1,5 +1,8 @@
-"""Ctrl-C, asked once: the run stops where nothing is lost; while it loads, that is at once. Asked
-twice: it stops at once."""
+"""Ctrl-C.
+
+The first stops the run at a point where nothing is lost, or at once while it loads. The second
+stops it at once.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class StopRequest:
-    """A context manager in which SIGINT and SIGTERM set `requested`, which a recipe reads at its
-    safe points. The second signal raises KeyboardInterrupt; while `at_once` is set, so does the
-    first. Main thread only.
+    """A context manager in which SIGINT and SIGTERM set `requested`.
+
+    The loop reads it at its safe points. The second signal raises KeyboardInterrupt; while
+    `at_once` is set, the first one does. It works in the main thread only.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a run as JSON lines: appended whole, read back even after a crash in mid-line."""
+"""Rows of a run as JSON lines: appended whole, and readable after a crash within a line."""
 
 from __future__ import annotations
 
@@ -11,56 +11,53 @@ from typing import Any
 from plimsoll.errors import PlimsollError
 from plimsoll.run.files import append_whole, whole_file, write_whole
 
-Row = Mapping[str, Any]
+JsonRow = Mapping[str, Any]
 
 
-def row_line(row: Row) -> str:
-    """The row as one line of strict JSON. JSON has no NaN or infinity: they become null."""
+def row_line(row: JsonRow) -> str:
+    """Return the row as one line of strict JSON, in which NaN and infinity are null."""
     return json.dumps(_strict(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def document(row: Row) -> str:
-    """The same as a file of its own, for people too."""
+def document(row: JsonRow) -> str:
+    """Return the row as an indented JSON file, in which NaN and infinity are null."""
     return json.dumps(_strict(row), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
+def write_rows(path: Path, rows: Iterable[JsonRow]) -> None:
     """Write a whole file of rows."""
     write_whole(path, "".join(map(row_line, rows)))
 
 
-def append_row(path: Path, row: Row) -> None:
-    """Add a row at the end; see `append_rows`."""
+def append_row(path: Path, row: JsonRow) -> None:
+    """Append a row; see `append_rows`."""
     append_rows(path, [row])
 
 
-def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows at the end. If the disk is full, the file keeps the rows that it had."""
+def append_rows(path: Path, rows: Iterable[JsonRow]) -> None:
+    """Append rows; if the disk is full, the file keeps the rows that it had."""
     append_whole(path, "".join(map(row_line, rows)).encode())
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All rows of a file; see `iter_rows`."""
+    """Return all rows of a file; see `iter_rows`."""
     return list(iter_rows(path))
 
 
 def iter_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file. A last line that a crash tore off in the middle is left out.
-
-    Raises PlimsollError where another line is no JSON object.
-    """
+    """Yield the rows but a torn last line; raise PlimsollError if another is no JSON object."""
     return (row for _, row in _lines(path))
 
 
 def keep_rows_until(path: Path, step: int) -> None:
-    """Drop a torn last line and the rows of steps after `step`; no file is made where none is."""
+    """Drop a torn last line and the rows of steps after `step`, if the file exists."""
     if path.exists():
         with whole_file(path) as partial, partial.open("wb") as kept:
             kept.writelines(line for line, row in _lines(path) if row["step"] <= step)
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The whole lines, each with its row."""
+    """Yield the whole lines, each with its row."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):  # else torn

@@ -1,4 +1,4 @@
-"""Memory that grows with every step: noticed, told from warming up, and named."""
+"""Memory that grows with every step: detected, distinguished from warming up, and located."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.run.counting import counted, gigabytes_text
-from plimsoll.run.ledger import LedgerRow, grouped, is_node
+from plimsoll.run.ledger import LedgerRow, group_rows, is_node
 from plimsoll.run.readings import Line
 
 Where = Literal["host", "device"]
 _BOTH: tuple[Where, ...] = ("host", "device")
 
 WINDOW = 100
-"""Steps that are looked at, at most."""
+"""Maximum number of steps that are looked at."""
 
 _CPU_WARM_UP, _CPU_FEWEST = 100, 60
 """On CPU a process that computes grows for about a hundred steps, while kernels keep what they
@@ -28,9 +28,9 @@ prepared for each new shape."""
 _WARM_UP, _FEWEST = 10, 30
 
 _NOISE = 6.0
-"""Growth must be so many times the scatter about its line."""
+"""Growth must be at least this multiple of the scatter about its line."""
 _STEADY = 0.8
-"""Both halves of a window must grow so nearly as fast as the whole."""
+"""Both halves of a window must grow at this share of the whole rate, or faster."""
 _SMALLEST = 4 * 2**20
 _SMALLEST_SHARE = 0.005
 """Growth over a window that is worth a word: of both the larger."""
@@ -38,18 +38,20 @@ _SMALLEST_SHARE = 0.005
 
 @dataclass(frozen=True)
 class Leak:
-    """phase: the one that most likely leaks. rate: bytes a step. steps_left: until the line, if it
-    goes on so."""
+    """A process that leaks memory on its host or card."""
 
     process: str
     phase: str
+    """The phase that most likely leaks."""
     where: Where
     rate: float
+    """Bytes per step."""
     steps_left: int
+    """Steps until the memory is full at this rate."""
 
     @property
     def text(self) -> str:
-        """For a person."""
+        """The leak as a sentence, without its full stop."""
         kind = "its card's" if self.where == "device" else "host"
         return (
             f"{self.process} holds {gigabytes_text(self.rate)} more {kind} memory with every step, "
@@ -59,24 +61,24 @@ class Leak:
 
 
 def growth(held: Sequence[float]) -> float | None:
-    """Bytes a step by which a process grows; None where it does not, or comes to rest.
+    """Return the bytes per step by which a process grows, or None if it does not.
 
-    held: its bytes after each of at least 4 steps. The line of least squares must rise by more
-    than the scatter about it and than what is worth a word, and both halves must rise nearly as
-    fast as the whole: memory that warms up, or that jumps or climbs once, does not.
+    `held` are its bytes after each of at least 4 steps. The line of least squares must rise by more
+    than the scatter about it and than the smallest growth that counts, and both halves must rise
+    nearly as fast as the whole. So memory that warms up, jumps, or climbs once does not count.
     """
     values = np.asarray(held, dtype=np.float64)
-    rate, scatter = _line(values)
+    rate, scatter = _fit_line(values)
     risen = rate * (len(values) - 1)
     if risen < max(_NOISE * scatter, _SMALLEST, _SMALLEST_SHARE * values[0]):
         return None
     half = len(values) // 2
-    (first, _), (second, _) = _line(values[:half]), _line(values[half:])
+    (first, _), (second, _) = _fit_line(values[:half]), _fit_line(values[half:])
     return rate if min(first, second) >= _STEADY * rate else None
 
 
-def _line(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The slope of the line of least squares, and the scatter of the values about it."""
+def _fit_line(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the slope of the line of least squares, and the scatter of the values about it."""
     steps = np.arange(len(values)) - (len(values) - 1) / 2
     rest = values - values.mean()
     slope = float(steps @ rest / (steps @ steps))
@@ -85,15 +87,17 @@ def _line(values: NDArray[np.float64]) -> tuple[float, float]:
 
 @dataclass
 class _History:
-    """One process. seen: steps since it started. levels: after each step; changes: by phase, what
-    it added in each."""
+    """What one process held."""
 
     seen: int = 0
+    """Steps since the process started."""
     levels: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """Bytes after each step."""
     changes: dict[str, deque[int]] = field(default_factory=dict)
+    """Bytes that each phase added in each step."""
 
     def add(self, rows: Sequence[tuple[str, int]]) -> None:
-        """rows: phases in their order, and what was held after each."""
+        """Add a step: its phases in order, with the bytes held after each."""
         level = self.levels[-1] if self.levels else rows[0][1]
         for phase, held in rows:
             changes = self.changes.setdefault(phase, deque(maxlen=WINDOW))
@@ -103,33 +107,40 @@ class _History:
         self.levels.append(level)
 
     def phase_of(self, rate: float) -> str:
-        """The phase that adds nearest to so much; others take and give back."""
+        """Return the phase whose mean change is nearest to `rate`."""
         return min(self.changes, key=lambda phase: abs(fmean(self.changes[phase]) - rate))
 
 
 class LeakWatch:
-    """Follows the ledger; each process's leak on host or card is told once. Checkpoints, which not
-    every step writes, are left out."""
+    """Follows the ledger without checkpoints; reports a process's leak on host or card once."""
 
     def __init__(self) -> None:
         self._histories: dict[tuple[str, Where], _History] = {}
         self._told: set[tuple[str, Where]] = set()
 
     def add(self, rows: Iterable[LedgerRow]) -> list[Leak]:
-        """Take the rows of a step; returns the leaks that these show."""
-        found: list[Leak] = []
-        by_process = grouped((row for row in rows if row.phase != "save"), lambda row: row.process)
-        for process, own in by_process.items():
-            if is_node(own[0]):
+        """Add the rows of a step, and return the leaks that they show."""
+        leaks: list[Leak] = []
+        by_process = group_rows(
+            (row for row in rows if row.phase != "save"), lambda row: row.process
+        )
+        for process, process_rows in by_process.items():
+            if is_node(process_rows[0]):
                 continue
-            if any(row.phase == "load" for row in own):  # a new part of the run, with new processes
+            if any(
+                row.phase == "load" for row in process_rows
+            ):  # a new part of the run, with new processes
                 for where in _BOTH:
                     self._histories.pop((process, where), None)
-            places: tuple[Where, ...] = ("host",) if own[-1].held.allocated is None else _BOTH
+            places: tuple[Where, ...] = (
+                ("host",) if process_rows[-1].held.allocated is None else _BOTH
+            )
             for where in places:
-                line = (own if where == "device" else by_process[own[-1].node])[-1].line
-                found += self._look(process, where, own, line)
-        return found
+                line = (process_rows if where == "device" else by_process[process_rows[-1].node])[
+                    -1
+                ].line
+                leaks += self._look(process, where, process_rows, line)
+        return leaks
 
     def _look(
         self, process: str, where: Where, rows: Sequence[LedgerRow], line: Line
@@ -149,12 +160,16 @@ class LeakWatch:
 
 
 def find_leaks(rows: Iterable[LedgerRow]) -> list[Leak]:
-    """What a `LeakWatch` would have told in the whole run."""
+    """Return the leaks that a `LeakWatch` reports over all the rows."""
     watch = LeakWatch()
-    return [leak for _, own in groupby(rows, lambda row: row.step) for leak in watch.add(own)]
+    return [
+        leak
+        for _, step_rows in groupby(rows, lambda row: row.step)
+        for leak in watch.add(step_rows)
+    ]
 
 
 def _patience(row: LedgerRow, where: Where) -> tuple[int, int]:
-    """Steps to warm up, and to look at after them."""
+    """Return the number of steps to warm up, and of steps to look at after them."""
     on_cpu = where == "host" and row.held.device is None and row.process != "recipe"
     return (_CPU_WARM_UP, _CPU_FEWEST) if on_cpu else (_WARM_UP, _FEWEST)

@@ -1,8 +1,8 @@
 """The ledger of a run: what each process was predicted to hold in each phase, and what it held.
 
-A row per step, phase and process, and per step, phase and node. What happens before the first step
-(data, load, the first sync) is in the rows of the first step, as its seconds are in the metrics, or
-of step 0, an evaluation before training; a checkpoint is in the rows of the step that it keeps.
+There is a row per step, phase and process, and per step, phase and node. What happens before the
+first step (data, load, the first sync) is in the rows of the first step, or of step 0, the
+evaluation before training. A checkpoint is in the rows of its step.
 """
 
 from __future__ import annotations
@@ -15,44 +15,46 @@ from typing import Any
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.counting import use_text
-from plimsoll.run.json_lines import Row, append_rows, iter_rows
+from plimsoll.run.json_lines import JsonRow, append_rows, iter_rows
 from plimsoll.run.readings import Footprint, Footprints, Line, Reading, Share, largest, total
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One process in one phase of one step.
-
-    process: `recipe`, `rank 0`, `critic rank 0`, `engine 0`, or `local` where all is one process;
-    or `node 0`: all processes of a machine that were read, the sum of their peaks. node: the
-    `process` of its machine's row. predicted: None in phases without a plan. measured: at its
-    fullest. held: when the phase ended. line: of its card, or else of its node. seconds: of the
-    phase. shares: what a rank holds of the roles that are divided, once they are loaded; else none.
-    busy: the share of the phase in which its card computed; None where that is not known.
-    """
+    """One process in one phase of one step."""
 
     step: int
     phase: str
     process: str
+    """`recipe`, `rank 0`, `critic rank 0`, `engine 0`, or `local` if all is one process. `node 0`
+    stands for all processes of a machine that were read; its peak is the sum of theirs."""
     node: str
+    """The `process` of the row of its machine."""
     predicted: Footprint | None
+    """None for phases that the plan does not have."""
     measured: Footprint
+    """The peak within the phase."""
     held: Footprint
+    """What the process held at the end of the phase."""
     line: Line
+    """Fill and capacity of its card, or of its node on CPU."""
     seconds: float
+    """Duration of the phase."""
     shares: tuple[Share, ...] = ()
+    """What a rank holds of the roles that are divided; only in rows of `load`."""
     busy: float | None = None
+    """Share of the phase in which its card computed; None if unknown."""
 
 
 def is_node(row: LedgerRow) -> bool:
-    """Whether the row is of a node: of all its processes together."""
+    """Return whether the row is of a node, that is of all its processes together."""
     return row.process.startswith("node ")
 
 
-def grouped(
+def group_rows(
     rows: Iterable[LedgerRow], key: Callable[[LedgerRow], str]
 ) -> dict[str, list[LedgerRow]]:
-    """In the order in which keys first came."""
+    """Return the rows by key, in the order in which keys first appear."""
     groups: dict[str, list[LedgerRow]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -61,39 +63,40 @@ def grouped(
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """A process's peak in a step, on its card, or on CPU on its host; bytes."""
+    """A process's peak in a step, on its card or, on CPU, on its host; bytes."""
 
     measured: int
     predicted: int | None
 
     @property
     def text(self) -> str:
-        """Such as `1.9 of 2.1 GB`."""
+        """Measured and predicted, such as `1.9 of 2.1 GB`."""
         return use_text(self.measured, self.predicted)
 
 
 def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
-    """By process, and at the end by node, its largest over the phases."""
-    together = grouped(sorted(rows, key=is_node), lambda row: row.process)
+    """Return the largest use of each process over the phases, followed by that of each node."""
+    by_process = group_rows(sorted(rows, key=is_node), lambda row: row.process)
     used: dict[str, MemoryUse] = {}
-    for name, own in together.items():
-        predicted = [row.predicted.fullest for row in own if row.predicted is not None]
-        most = max(row.measured.fullest for row in own)
+    for name, process_rows in by_process.items():
+        predicted = [row.predicted.fullest for row in process_rows if row.predicted is not None]
+        most = max(row.measured.fullest for row in process_rows)
         used[name] = MemoryUse(most, max(predicted, default=None))
     return used
 
 
 def busy_share(rows: Iterable[LedgerRow]) -> float | None:
-    """Return the share of the phases' time in which cards computed, as a mean over the processes of
-    which it is known; None where it is known of none."""
-    known = [(row.busy, row.seconds) for row in rows if row.busy is not None]
-    seconds = sum(each for _, each in known)
-    return sum(busy * each for busy, each in known) / seconds if seconds else None
+    """Return the mean share of time in which cards computed; None if no process knows it."""
+    known_shares = [(row.busy, row.seconds) for row in rows if row.busy is not None]
+    seconds = sum(s for _, s in known_shares)
+    return sum(busy * s for busy, s in known_shares) / seconds if seconds else None
 
 
 class Ledger:
-    """The readings of the step under way, by phase and process. step: the last one that ended; -1
-    before step 0, where there is one."""
+    """The readings of the step in progress, by phase and process.
+
+    `step` is the last one that ended; -1 before step 0, if there is a step 0.
+    """
 
     def __init__(self, predicted: Mapping[str, Footprints], step: int) -> None:
         self._predicted = predicted
@@ -102,21 +105,21 @@ class Ledger:
         self._rows: dict[tuple[str, str], LedgerRow] = {}
 
     def add(self, phase: str, readings: Mapping[str, Reading], seconds: float) -> None:
-        """Count the readings at the end of a phase; a phase may come several times in a step."""
+        """Add the readings at the end of a phase; a step may have a phase several times."""
         for row in self._read(phase, readings, seconds):
             key = (phase, row.process)
             before = self._rows.get(key)
             self._rows[key] = row if before is None else _joined(before, row)
 
     def take(self, step: int) -> list[LedgerRow]:
-        """The rows of a step that has ended; the next one starts without any."""
+        """Return the rows of a step that has ended, and begin the next one without any."""
         self.step = step
         rows = [replace(row, step=step) for row in self._rows.values()]
         self._rows.clear()
         return rows
 
     def phases(self) -> set[str]:
-        """Those that have been read since the last `take`."""
+        """Return the phases that were read since the last `take`."""
         return {phase for phase, _ in self._rows}
 
     def _read(self, phase: str, readings: Mapping[str, Reading], seconds: float) -> list[LedgerRow]:
@@ -145,19 +148,24 @@ class Ledger:
 
 
 def _node_lines(readings: Mapping[str, Reading]) -> dict[str, Line]:
-    """What is used of each machine: by all now, and what its processes here had more at their peaks
-    (which they may not have had at the same time)."""
+    """Return what is used of each machine.
+
+    That is what all use now, and what the processes of the run held more at their peaks, which may
+    not have coincided.
+    """
     hosts = [reading.host for reading in readings.values()]
     lines: dict[str, Line] = {}
     for name in {host.node: None for host in hosts}:
-        here = [host for host in hosts if host.node == name]
-        more = sum(host.peak - host.held for host in here)
-        lines[name] = Line(max(host.used for host in here) + more, here[0].capacity)
+        node_hosts = [host for host in hosts if host.node == name]
+        above_now = sum(host.peak - host.held for host in node_hosts)
+        lines[name] = Line(
+            max(host.used for host in node_hosts) + above_now, node_hosts[0].capacity
+        )
     return lines
 
 
 def _node_row(rows: Sequence[LedgerRow], line: Line) -> LedgerRow:
-    """All processes of a node together."""
+    """Return the row of a node: all its processes together."""
     name = rows[0].node
     predicted = [row.predicted for row in rows if row.predicted is not None]
     return replace(
@@ -183,11 +191,11 @@ def _joined(before: LedgerRow, row: LedgerRow) -> LedgerRow:
 
 
 def write_ledger(path: Path, rows: Iterable[LedgerRow]) -> None:
-    """Add rows to a ledger.jsonl."""
+    """Append rows to a ledger.jsonl."""
     append_rows(path, map(_row_values, rows))
 
 
-def _row_values(row: LedgerRow) -> Row:
+def _row_values(row: LedgerRow) -> JsonRow:
     return {
         "step": row.step,
         "phase": row.phase,
@@ -209,11 +217,7 @@ def _values(numbers: Footprint | Line) -> dict[str, int]:
 
 
 def read_ledger(path: Path) -> list[LedgerRow]:
-    """The rows of a ledger.jsonl.
-
-    Raises ConfigError where there are none, PlimsollError naming file and line where a row is not
-    one.
-    """
+    """Return the rows of a ledger.jsonl; raise ConfigError for none, PlimsollError for bad ones."""
     if not path.is_file():
         raise ConfigError(
             f"{path} is not there: no step of the run has ended yet, or {path.parent} is no run "

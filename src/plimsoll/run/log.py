@@ -1,4 +1,4 @@
-"""`run.log`: what a run shows on the console, line by line with the time, in its directory."""
+"""The file `run.log`: what a run shows on the console, line by line, with times."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from typing import Any, TextIO, cast
 from plimsoll.run.output import tell
 
 MOST_BYTES = 10 * 2**20
-"""Size at which the file is put aside, in place of the one that was put aside before."""
+"""Size at which the file is renamed, replacing the one that was renamed before."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 """Colours and cursor movements of a terminal."""
 
 
 class RunLog:
-    """A file that lines are added to, those of an earlier part of the run before them.
+    """A log file to which lines are appended.
 
-    A disk that does not take them does not end the run: that is said once on standard error.
-
-    Args:
-        path: the file.
-        most_bytes: the size at which it becomes `NAME-older.log`, and a new one begins.
+    An error of the disk does not end the run; it is reported once on standard error. A file of
+    `most_bytes` becomes `NAME-older.log`, and a new one begins.
     """
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -36,7 +33,7 @@ class RunLog:
         self._is_open = True
 
     def add(self, text: str) -> None:
-        """Add the lines of a text, each with the time."""
+        """Append the lines of a text, each with the time."""
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         lines = _ESCAPES.sub("", text).rstrip("\n").split("\n")
         data = "".join(f"{now} {line}".rstrip() + "\n" for line in lines)
@@ -45,7 +42,7 @@ class RunLog:
                 self._append(data.encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Take no more lines: libraries may keep a stream that leads here."""
+        """Accept no more lines: libraries may keep a stream that writes here."""
         with self._lock:
             self._is_open = False
 
@@ -63,7 +60,7 @@ class RunLog:
 
 
 class Tee:
-    """A text stream whose lines are also given to a function. All else is as of the stream."""
+    """A text stream that also passes its lines to a function."""
 
     def __init__(self, stream: TextIO, add: Callable[[str], None]) -> None:
         self._stream = stream
@@ -72,7 +69,7 @@ class Tee:
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Write the text. Of a line that is drawn several times (`\\r`) the last state is added."""
+        r"""Write the text; of a line that is redrawn by `\r`, only the last state is passed on."""
         with self._lock:
             *lines, rest = (self._rest + text.replace("\r\n", "\n")).split("\n")
             self._rest = rest.rpartition("\r")[2]
@@ -86,7 +83,7 @@ class Tee:
 
 @contextmanager
 def console_to(log: RunLog, out: TextIO, err: TextIO) -> Iterator[None]:
-    """Inside the block, add what is printed to the standard streams to the log, too."""
+    """Copy what the block prints to the standard streams into the log."""
     with (
         redirect_stdout(cast(TextIO, Tee(out, log.add))),
         redirect_stderr(cast(TextIO, Tee(err, log.add))),

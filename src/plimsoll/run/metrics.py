@@ -1,4 +1,4 @@
-"""A step's report, written once to every place that keeps or shows it."""
+"""A step's report, written to every place that keeps or shows it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.loggers.open import Loggers
 from plimsoll.run.progress import Progress
-from plimsoll.run.responses import read_groups, widest
+from plimsoll.run.responses import read_groups, widest_group
 from plimsoll.run.step_report import StepReport
 
 
 @dataclass(frozen=True)
 class MetricsSink:
-    """metrics.jsonl, the loggers and the progress display, as one. health: None of a run whose
-    figures have no healthy ranges."""
+    """The metrics.jsonl, the loggers and the progress display."""
 
     directory: RunDirectory
     progress: Progress
     loggers: Loggers = field(default_factory=Loggers)
     health: HealthWatch | None = None
+    """None for a run whose figures have no healthy ranges."""
 
     def write(self, report: StepReport) -> None:
-        """Write the step's row, show it, and warn of what is not healthy."""
+        """Write the step's row, show it, and warn of unhealthy figures."""
         scalars = scalars_of(report)
         append_row(self.directory.metrics_path, {"step": report.step, **scalars})
         self.loggers.scalars(report.step, scalars, self.progress.note)
@@ -34,7 +34,7 @@ class MetricsSink:
         if sampled.is_file():
             self.loggers.responses(report.step, sampled, self.progress.note)
             if self.progress.shows_responses:
-                self.progress.sampled(widest(read_groups(sampled)))
+                self.progress.sampled(widest_group(read_groups(sampled)))
         self.progress.update(report)
         if self.health is not None:
             for warning in self.health.add(report.step, report.metrics):
@@ -49,8 +49,11 @@ class MetricsSink:
 
 
 def scalars_of(report: StepReport) -> dict[str, float]:
-    """The report as a flat row: the metrics by their names, then `tokens`, `tokens_per_second`, on
-    cards `mfu` and `gpu_busy`, `seconds/<phase>` and `memory_bytes/<process>`."""
+    """Return the report as a flat row.
+
+    It has the metrics by name, then `tokens`, `tokens_per_second`, on cards `mfu` and `gpu_busy`,
+    `seconds/<phase>` and `memory_bytes/<process>`.
+    """
     of_cards = {"mfu": report.mfu, "gpu_busy": report.gpu_busy}
     measured = {
         "tokens": float(report.tokens),
@@ -59,6 +62,6 @@ def scalars_of(report: StepReport) -> dict[str, float]:
         **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
         **{f"memory_bytes/{name}": float(use.measured) for name, use in report.memory.items()},
     }
-    taken = {"step", *measured} & set(report.metrics)
-    assert not taken, f"metrics must not be named {sorted(taken)}"
+    reserved = {"step", *measured} & set(report.metrics)
+    assert not reserved, f"metrics must not be named {sorted(reserved)}"
     return {**report.metrics, **measured}

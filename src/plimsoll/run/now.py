@@ -1,4 +1,4 @@
-"""What a run does now, for who watches it: a small file that each phase writes anew."""
+"""The current phase of a run, for programs that watch it: a small file that each phase rewrites."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Now:
-    """A phase that goes on.
-
-    step: that it belongs to; 0: the evaluation before training, and what comes before that. steps:
-    of the whole run; 0 where that is not known. since: when the phase began, seconds since 1970.
-    host, pid: of the process that runs the loop.
-    """
+class CurrentPhase:
+    """A phase in progress."""
 
     step: int
+    """Step of the phase; 0 is the evaluation before training and what comes before."""
     steps: int
+    """Steps of the whole run; 0 if unknown."""
     phase: str
     since: float = field(default_factory=time.time)
+    """Start of the phase, in seconds since 1970."""
     host: str = field(default_factory=socket.gethostname)
+    """Machine of the process that runs the loop."""
     pid: int = field(default_factory=os.getpid)
+    """Process that runs the loop."""
 
     @property
     def ended(self) -> bool:
-        """Whether its process is known to have gone: only one of this machine can be looked for."""
+        """Whether the process is known to have ended; only possible for one on this machine."""
         return self.host == socket.gethostname() and not Path(f"/proc/{self.pid}").exists()
 
 
-def write_now(path: Path, now: Now) -> None:
-    """Whole, but without waiting for the disk: it is of use only while the run goes on. A disk that
-    is full is told by what must be written."""
+def write_current_phase(path: Path, now: CurrentPhase) -> None:
+    """Write the file whole, without waiting for the disk, and ignore a full one."""
     partial = path.with_name(f".{path.name}.partial-{now.pid}")
     with suppress(OSError):
         partial.write_text(json.dumps(asdict(now)), encoding="utf-8")
         partial.replace(path)
 
 
-def read_now(path: Path) -> Now | None:
-    """None where no run goes on, or none that is of this version."""
+def read_current_phase(path: Path) -> CurrentPhase | None:
+    """Return the current phase, or None if no run goes on or another version wrote it."""
     try:
-        return Now(**json.loads(path.read_bytes()))
+        return CurrentPhase(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None

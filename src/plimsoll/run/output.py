@@ -1,5 +1,8 @@
-"""Output that leads nowhere: its reader has gone (`plimsoll ... | head -1`), its disk is full, or
-the process began without it (`>&-`)."""
+"""Standard streams that nobody reads.
+
+The reader has ended (`plimsoll ... | head -1`), the disk is full, or the process started without
+the stream (`>&-`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ _STANDARD_ERROR = 2
 
 
 def open_missing() -> None:
-    """Have standard streams that this process began without lead nowhere. The first files that it
-    opens would take their places, and what libraries print would be written into them."""
+    """Open standard streams that this process started without on /dev/null.
+
+    Otherwise the first files that it opens would get their numbers, and what libraries print would
+    be written into them.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)  # takes the lowest place that is free
@@ -20,15 +26,17 @@ def open_missing() -> None:
 
 
 def silence(descriptor: int) -> None:
-    """Send what is still written there to nowhere, what lies in Python's buffers too."""
+    """Redirect a descriptor to /dev/null, including what Python still has in its buffers."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
 def tell(line: str) -> None:
-    """Write a line to standard error at once, past Python's buffers: a signal handler may, while
-    print() is at work in the code that it interrupted."""
+    """Write a line to standard error at once, without Python's buffers.
+
+    A signal handler may call this even while it interrupts print().
+    """
     try:
         os.write(_STANDARD_ERROR, f"{line}\n".encode())
     except OSError:

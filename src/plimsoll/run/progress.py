@@ -1,32 +1,33 @@
-"""What a person sees while a run goes on."""
+"""What a user sees of a run in progress."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TextIO, TypeVar
 
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counting import counted, duration_text
-from plimsoll.run.displays import Advance, LoggedDisplay, display_for
+from plimsoll.run.displays import Advance, Display, PlainDisplay, display_for
 from plimsoll.run.responses import ResponseGroup
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass
 class _Phase:
-    """What goes on now. done: how many of its calls that are counted."""
+    """The current phase."""
 
     name: TimedPhase
     start: float
     done: int = 0
+    """Number of its counted calls that have ended."""
 
     def __str__(self) -> str:
         done = f", {self.done:,} done" if self.done else ""
@@ -36,12 +37,9 @@ class _Phase:
 class Progress:
     """Shows a run's progress; a context manager.
 
-    Args:
-        job: what runs, such as `ppo`.
-        steps: how many the whole run has; None until that is known.
-        directory: where it writes.
-        stream: where to show; default: standard output.
-        log: takes the lines that are shown, too.
+    `job` is the name of the job; `steps` the steps of the whole run, None until they are known;
+    `directory` where it writes; `stream` where it shows, standard output by default; `log` takes
+    each line that is shown.
     """
 
     def __init__(
@@ -64,67 +62,78 @@ class Progress:
         self._phase: _Phase | None = None
 
     def __enter__(self) -> Progress:
-        display = display_for(self._stream, lambda: str(self._phase or ""))
-        self._display = display if self._log is None else LoggedDisplay(display, self._log)
+        logged = [] if self._log is None else [PlainDisplay(self._log)]
+        self._displays: list[Display] = [
+            *logged,
+            display_for(self._stream, lambda: str(self._phase or "")),
+        ]
         steps = f"{counted(self._steps, 'step')}, " if self._steps else ""
         self.note(f"{self._job}: {steps}written to {self._directory}")
         return self
 
     def lasts(self, steps: int) -> None:
-        """Now it is known how many steps the run has."""
+        """Set the number of steps of the run, once it is known."""
         self._steps = steps
 
     def __exit__(self, *_: object) -> None:
         self._phase = None
-        self._display.close()
+        for display in self._displays:
+            display.close()
 
     def update(self, report: StepReport) -> None:
-        """Show a step that has just ended; or step 0, an evaluation before training, which says
-        nothing of how long steps take."""
+        """Show a step that has just ended; step 0 is the evaluation before training."""
         self._last |= headline(report.metrics)
         left = None
         if report.step > 0:
             self._steps_seen += 1
             self._seconds += report.seconds_without(BEFORE_STEPS)
             left = (self._steps - report.step) * self._seconds / self._steps_seen
-        self._display.show(
-            RunProgress(self._job, self._steps, report, self._last, left, self._sampled)
-        )
+        progress = RunProgress(self._job, self._steps, report, self._last, left, self._sampled)
+        for display in self._displays:
+            display.show(progress)
 
     @property
     def steps(self) -> int:
-        """How many the whole run has; 0 until that is known."""
+        """Steps of the whole run; 0 until they are known."""
         return self._steps
 
     @property
     def shows_responses(self) -> bool:
-        """Whether there is a place for sampled ones."""
-        return self._display.shows_responses
+        """Whether the display has a place for sampled responses."""
+        return any(display.shows_responses for display in self._displays)
 
     def sampled(self, group: ResponseGroup) -> None:
-        """Have responses to one prompt shown from the next step's end on."""
+        """Show responses to one prompt from the end of the next step on."""
         self._sampled = group
 
     def enter(self, phase: TimedPhase) -> None:
-        """Show what goes on from here, and for how long."""
+        """Show that a phase begins."""
         self._phase = _Phase(phase, time.monotonic())
 
-    def counted(self, function: Callable[Given, Made]) -> Callable[Given, Made]:
-        """Return the same function, whose calls are counted in the phase that goes on."""
+    def counted(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return the function with its calls counted in the current phase."""
 
-        def call(*given: Given.args, **named: Given.kwargs) -> Made:
-            made = function(*given, **named)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            result = function(*args, **kwargs)
             if self._phase is not None:
                 self._phase.done += 1
-            return made
+            return result
 
         return call
 
     def note(self, text: str) -> None:
         """Print a line above the display."""
-        self._display.note(text)
+        for display in self._displays:
+            display.note(text)
 
-    def counting(self, what: str, total: int | None) -> AbstractContextManager[Advance]:
-        """Show how far something is that comes before the steps; within: a function that takes how
-        many more are done. total: None where it is not known."""
-        return self._display.counting(what, total)
+    @contextmanager
+    def counting(self, what: str, total: int | None) -> Iterator[Advance]:
+        """Show a count before the first step; the block gets what advances it."""
+        with ExitStack() as stack:
+            counts = [stack.enter_context(d.counting(what, total)) for d in self._displays]
+
+            def advance(more: int) -> None:
+                for count in counts:
+                    count(more)
+
+            yield advance

@@ -1,5 +1,4 @@
-"""What the processes of a run are seen to hold, and were planned to; and the few numbers that this
-comes down to."""
+"""What the processes of a run hold, planned and measured."""
 
 from __future__ import annotations
 
@@ -11,24 +10,27 @@ from dataclasses import dataclass, field
 class Footprint:
     """Bytes of one process, predicted or measured.
 
-    host: its resident memory. allocated, reserved: by torch's allocator on its card. device: all
-    that the card shows as used, whoever uses it. The last three are None without a card.
+    The bytes on a card are None for a process without one.
     """
 
     host: int
+    """Resident memory."""
     allocated: int | None = None
+    """Bytes that torch's allocator gave to tensors."""
     reserved: int | None = None
+    """Bytes that torch's allocator took from the card."""
     device: int | None = None
+    """All that the card shows as used, by any process."""
 
     @property
     def fullest(self) -> int:
-        """What its line is held against: the card's bytes, on CPU those of the host."""
+        """The bytes that count against the load line: the card's, or the host's on CPU."""
         return self.host if self.device is None else self.device
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """How full a card or a node was, by all that uses it; and how full it can be. Bytes."""
+    """Bytes in use of a card or a node, by all processes, and its capacity."""
 
     used: int
     capacity: int
@@ -36,73 +38,74 @@ class Line:
 
 @dataclass(frozen=True)
 class HostReading:
-    """A process (with its children, where it has any) on its node; bytes.
-
-    node: the machine's name. peak: its largest resident memory since the reading before. held: its
-    resident memory now. used, capacity: of the node now, by all that runs there.
-    """
+    """A process and its children on a node, in bytes."""
 
     node: str
+    """Name of the machine."""
     peak: int
+    """Largest resident memory since the last reading."""
     held: int
+    """Resident memory now."""
     used: int
+    """Used memory of the node now, by all processes."""
     capacity: int
+    """Memory of the node."""
 
 
 @dataclass(frozen=True)
 class CardReading:
-    """A process on its card; bytes.
-
-    peak_allocated, peak_reserved: torch's peaks since the reading before. allocated, reserved: now.
-    used, capacity: of the card now, by all that runs there (`cudaMemGetInfo`). busy: the share of
-    the time since the reading before in which something computed there; None where NVML does not
-    tell.
-    """
+    """A process on its card, in bytes."""
 
     peak_allocated: int
+    """Torch's peak since the last reading."""
     peak_reserved: int
+    """Torch's peak since the last reading."""
     allocated: int
     reserved: int
     used: int
+    """Used memory of the card now, by all processes (`cudaMemGetInfo`)."""
     capacity: int
     busy: float | None = None
+    """Share of the time since the last reading in which the card computed; None if NVML does not
+    know."""
 
     @property
     def peak_used(self) -> int:
-        """What the card showed when this process had reserved most, if all else stayed."""
+        """What the card showed at this process's peak, if everything else stayed the same."""
         return self.used + self.peak_reserved - self.reserved
 
     @property
     def line(self) -> Line:
-        """How full it was at that moment."""
+        """Fill of the card at that moment."""
         return Line(self.peak_used, self.capacity)
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank holds of what ZeRO divides of a role; bytes.
-
-    what: `weights` (stage 3) or `fp32 masters` (stages 1 and 2). whole: of all ranks together.
-    """
+    """What one rank holds of a role that ZeRO divides, in bytes."""
 
     role: str
     what: str
+    """`weights` (stage 3) or `fp32 masters` (stages 1 and 2)."""
     whole: int
+    """Bytes of all ranks together."""
     ranks: int
     held: int
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A process at the end of a phase; card: None on CPU. shares: of a rank's roles."""
+    """A process at the end of a phase."""
 
     host: HostReading
     card: CardReading | None = None
+    """None on CPU."""
     shares: tuple[Share, ...] = ()
+    """What a rank holds of its roles."""
 
     @property
     def peak(self) -> Footprint:
-        """At its fullest since the reading before."""
+        """Footprint at its largest since the last reading."""
         if self.card is None:
             return Footprint(self.host.peak)
         card = self.card
@@ -110,44 +113,42 @@ class Reading:
 
     @property
     def held(self) -> Footprint:
-        """Now."""
+        """Footprint now."""
         if self.card is None:
             return Footprint(self.host.held)
         card = self.card
         return Footprint(self.host.held, card.allocated, card.reserved, card.used)
 
 
-def largest(one: Footprint, other: Footprint) -> Footprint:
-    """The larger of each number."""
+def largest(a: Footprint, b: Footprint) -> Footprint:
+    """Return the larger of each number."""
 
     def larger(name: str) -> int | None:
-        both = (getattr(one, name), getattr(other, name))
+        both = (getattr(a, name), getattr(b, name))
         return max((size for size in both if size is not None), default=None)
 
     card = (larger(name) for name in ("allocated", "reserved", "device"))
-    return Footprint(max(one.host, other.host), *card)
+    return Footprint(max(a.host, b.host), *card)
 
 
 def total(footprints: Sequence[Footprint]) -> Footprint:
-    """Together, on their host."""
-    return Footprint(sum(one.host for one in footprints))
+    """Return the host memory of several footprints together."""
+    return Footprint(sum(footprint.host for footprint in footprints))
 
 
 Footprints = dict[str, Footprint]
-"""By phase."""
+"""Footprints by phase."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What was planned of a run before it began, as far as the run needs it.
+    """What a run needs of the plan that was made before it began."""
 
-    plan: as JSON and as SVG; None where there is none. predicted: what each process should hold at
-    its fullest, by process and phase. fits: False for a run that was forced, though its plan does
-    not fit. tokens_at_peak: a second, if its cards multiplied at their peak; None where that is not
-    known, as on CPUs.
-    """
-
-    plan: tuple[str, str] | None = None
+    plan: str | None = None
+    """JSON text of the plan; None if there is no plan."""
     predicted: Mapping[str, Footprints] = field(default_factory=dict)
+    """Peak of each process, by process and phase."""
     fits: bool = True
+    """False for a run that was forced although its plan does not fit."""
     tokens_at_peak: float | None = None
+    """Tokens per second if the cards multiplied at their peak; None if unknown, as on CPUs."""

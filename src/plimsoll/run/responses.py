@@ -1,6 +1,7 @@
-"""Sampled responses as people read them: from a step's trajectories on the disk, the columns that
-say something to a person; of files of older versions too. And texts that models wrote, made fit to
-be shown on a terminal."""
+"""Sampled responses for readers, from the trajectories of a step.
+
+Files of older versions are read too. Texts that models wrote are made safe for a terminal.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +19,26 @@ import pyarrow.parquet as pq
 
 _GAP = " ... "
 _SHOWN_AS_CODES = {"Cc", "Cf", "Cs"}
-"""Unicode's categories of control codes, marks that turn the direction of writing, and halves of
-characters."""
+"""Unicode's categories of control codes, of marks that change the direction of writing, and of
+surrogates."""
 
 
-def visible(text: str) -> str:
-    """The text with its control codes escaped, such as `\\x1b`, but for tabs and ends of lines:
-    shown as they are, they would be commands to the terminal."""
+def escape_controls(text: str) -> str:
+    r"""Return the text with control codes escaped, such as `\\x1b`, except tabs and line ends.
 
-    def shown(one: str) -> str:
-        plain = one in "\t\n" or unicodedata.category(one) not in _SHOWN_AS_CODES
-        return one if plain else one.encode("unicode_escape").decode()
+    Unescaped, they would be commands to the terminal.
+    """
 
-    return "".join(map(shown, text))
+    def escaped(character: str) -> str:
+        plain = character in "\t\n" or unicodedata.category(character) not in _SHOWN_AS_CODES
+        return character if plain else character.encode("unicode_escape").decode()
+
+    return "".join(map(escaped, text))
 
 
 def excerpt(text: str, length: int) -> str:
-    """On one line, at most so many characters: of a longer text its beginning and its end, which is
-    where an answer stands."""
-    line = visible(" ".join(text.split()))
+    """Return the beginning and the end of a text as one line of at most `length` characters."""
+    line = escape_controls(" ".join(text.split()))
     if len(line) <= length:
         return line
     if length <= 2 * len(_GAP):
@@ -53,13 +55,13 @@ _READ = (
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Part of what is shown of a response. kind: the role of who said it; `call`, of the policy's
-    tool calls; `wrong`, of what is wrong with them; or whether its tokens are `learned` from, or
-    `other`."""
+class TextPiece:
+    """A part of a response."""
 
     text: str
     kind: str
+    """Role of the speaker, `call` (a tool call), `wrong` (what is wrong with it), or `learned` or
+    `other` (whether its tokens are learned from)."""
 
 
 _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|\[TOOL_CALLS\].*", re.DOTALL)
@@ -67,15 +69,10 @@ _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|\[TOOL_CALLS\].*", re.DOT
 
 @dataclass(frozen=True)
 class SampledResponse:
-    """A row as a person reads it.
-
-    group: which responses answer the same prompt in the same step. parts: of the reward, before
-    their weights. advantage: the mean over the tokens that are learned; None where none was
-    estimated. version: of the weights that began it; None of one without tokens. pieces: of an
-    episode with an environment; together they are the response's text.
-    """
+    """A row of trajectories for a reader."""
 
     group: int
+    """Number of the group, whose responses answer the same prompt in the same step."""
     prompt_index: int
     sample_index: int
     source: str
@@ -84,16 +81,20 @@ class SampledResponse:
     reference: str | None
     reward: float
     parts: Mapping[str, float]
+    """Parts of the reward, before their weights."""
     advantage: float | None
+    """Mean over the tokens that are learned from; None if none was estimated."""
     tokens: int
     version: int | None
+    """Version of the weights that sampled the first token; None without tokens."""
     cut_off: bool
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[TextPiece, ...] = ()
+    """Turns of an episode with an environment; joined they are the response."""
 
     @property
-    def shown(self) -> tuple[Piece, ...]:
+    def shown(self) -> tuple[TextPiece, ...]:
         """The response in pieces."""
-        return self.pieces or (Piece(self.response, "assistant"),)
+        return self.pieces or (TextPiece(self.response, "assistant"),)
 
 
 @dataclass(frozen=True)
@@ -104,27 +105,27 @@ class ResponseGroup:
 
     @property
     def number(self) -> int:
-        """The group's id in its step."""
+        """Id of the group in its step."""
         return self.responses[0].group
 
     @property
     def prompt(self) -> str:
-        """What all of them answer."""
+        """The prompt of all responses."""
         return self.responses[0].prompt
 
     @property
     def reward(self) -> float:
-        """The mean."""
-        return fmean(one.reward for one in self.responses)
+        """Mean reward."""
+        return fmean(r.reward for r in self.responses)
 
     @property
     def spread(self) -> float:
-        """The highest reward less the lowest."""
+        """Highest reward minus the lowest."""
         return self.responses[0].reward - self.responses[-1].reward
 
 
 def read_responses(path: Path) -> list[SampledResponse]:
-    """All of a step, in the order in which they were written."""
+    """Return all responses of a step, in the order in which they were written."""
     names = pq.read_schema(path).names
     parts = [name for name in names if name.startswith(_PART)]
     table = pq.read_table(path, columns=[*(n for n in _READ if n in names), "tokens", *parts])
@@ -134,7 +135,7 @@ def read_responses(path: Path) -> list[SampledResponse]:
 
 
 def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> SampledResponse:
-    """Before groups were kept, the prompt's place in the data told them apart."""
+    """Return a row as a response; older files have the prompt's index instead of a group."""
     pieces = tuple(_branches(row))
     return SampledResponse(
         group=row.get("group", row["prompt_index"]),
@@ -142,7 +143,7 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
         sample_index=row["sample_index"],
         source=row.get("source", ""),
         prompt=row["prompt"],
-        response="".join(one.text for one in pieces) or row["response"],
+        response="".join(piece.text for piece in pieces) or row["response"],
         reference=row["reference"],
         reward=row["reward"],
         parts={n.removeprefix(_PART): row[n] for n in parts if row[n] is not None},
@@ -154,75 +155,75 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
     )
 
 
-def _branches(row: Mapping[str, Any]) -> Iterator[Piece]:
-    """Of an episode's turns, or of its branches; none of a response without an environment."""
+def _branches(row: Mapping[str, Any]) -> Iterator[TextPiece]:
+    """Yield the pieces of an episode, branch by branch; none without an environment."""
     branches = [*(row.get("earlier") or ()), row]
     for number, branch in enumerate(branches, 1):
         turns = branch.get("turns") or ()
         if len(branches) > 1:
-            yield Piece("\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch")
-            yield from _pieces(turns) if turns else (Piece(branch["response"], "assistant"),)
+            yield TextPiece(
+                "\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch"
+            )
+            yield from _pieces(turns) if turns else (TextPiece(branch["response"], "assistant"),)
         else:
             yield from _pieces(turns)
 
 
-def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[Piece]:
-    """All that was said, each turn under who said it."""
+def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[TextPiece]:
+    """Yield all turns, each after the name of its speaker."""
     for number, turn in enumerate(turns):
         role, end = turn["role"], 0
         reward = f", reward {turn['reward']:.4g}" if turn["reward"] else ""
         text = "\n" * (number > 0) + f"[{role}{reward}] {turn['text']}"
         for call in _CALL.finditer(text) if role == "assistant" else ():
-            yield Piece(text[end : call.start()], role)
-            yield Piece(call[0], "call")
+            yield TextPiece(text[end : call.start()], role)
+            yield TextPiece(call[0], "call")
             end = call.end()
-        yield Piece(text[end:], role)
+        yield TextPiece(text[end:], role)
         if turn["problem"]:
-            yield Piece(f" (wrong: {turn['problem']})", "wrong")
+            yield TextPiece(f" (wrong: {turn['problem']})", "wrong")
 
 
 def read_groups(path: Path) -> list[ResponseGroup]:
-    """All of a step, group by group, in the order of their numbers."""
-    ordered = sorted(read_responses(path), key=lambda one: (one.group, -one.reward))
-    return [ResponseGroup(list(own)) for _, own in groupby(ordered, lambda one: one.group)]
+    """Return the groups of a step in the order of their numbers."""
+    ordered = sorted(read_responses(path), key=lambda r: (r.group, -r.reward))
+    return [ResponseGroup(list(group)) for _, group in groupby(ordered, lambda r: r.group)]
 
 
-def widest(groups: Sequence[ResponseGroup]) -> ResponseGroup:
-    """The first of those whose rewards are furthest apart: what is learned most from."""
+def widest_group(groups: Sequence[ResponseGroup]) -> ResponseGroup:
+    """Return the first group with the largest spread of rewards, which teaches most."""
     return max(groups, key=lambda group: group.spread)
 
 
 def read_some(path: Path, count: int) -> list[SampledResponse]:
-    """Of a step so many, or all: the best first, the worst last, and between them others at even
-    distances in that order."""
-    ordered = sorted(read_responses(path), key=lambda one: -one.reward)
-    return [ordered[place] for place in evenly(len(ordered), count)]
+    """Return `count` responses of a step, evenly from the best to the worst."""
+    ordered = sorted(read_responses(path), key=lambda r: -r.reward)
+    return [ordered[place] for place in pick_evenly(len(ordered), count)]
 
 
 def best_and_worst(
     groups: Sequence[ResponseGroup], count: int
 ) -> tuple[list[SampledResponse], list[SampledResponse]]:
-    """Return at most so many of the best responses and so many of the worst; none is in both.
+    """Return at most `count` of the best responses and of the worst; none is in both.
 
-    Within each the prompts differ, so that one easy prompt does not fill it; of equally bad ones
-    those come first whose prompts are not among the best.
+    Within each, prompts differ, so that one easy prompt does not fill it. Among equally bad
+    responses, those come first whose prompts are not among the best.
     """
     by_prompt: dict[str, list[SampledResponse]] = {}
     for group in groups:
         by_prompt.setdefault(group.prompt, []).extend(group.responses)
-    highest = [max(own, key=lambda one: one.reward) for own in by_prompt.values()]
-    best = sorted(highest, key=lambda one: -one.reward)[:count]
-    shown, taken = {one.prompt for one in best}, {(one.group, one.sample_index) for one in best}
+    highest = [max(responses, key=lambda r: r.reward) for responses in by_prompt.values()]
+    best = sorted(highest, key=lambda r: -r.reward)[:count]
+    best_prompts, best_keys = {r.prompt for r in best}, {(r.group, r.sample_index) for r in best}
     lowest = [
-        min(others, key=lambda one: one.reward)
-        for own in by_prompt.values()
-        if (others := [one for one in own if (one.group, one.sample_index) not in taken])
+        min(rest, key=lambda r: r.reward)
+        for responses in by_prompt.values()
+        if (rest := [r for r in responses if (r.group, r.sample_index) not in best_keys])
     ]
-    return best, sorted(lowest, key=lambda one: (one.reward, one.prompt in shown))[:count]
+    return best, sorted(lowest, key=lambda r: (r.reward, r.prompt in best_prompts))[:count]
 
 
-def evenly(length: int, count: int) -> list[int]:
-    """Of so many places so many, or all: the first, the last, and between them others at even
-    distances."""
-    shown = min(count, length)
-    return [round(i * (length - 1) / max(shown - 1, 1)) for i in range(shown)]
+def pick_evenly(length: int, count: int) -> list[int]:
+    """Return `count` of the positions below `length`, from first to last at even distances."""
+    kept = min(count, length)
+    return [round(i * (length - 1) / max(kept - 1, 1)) for i in range(kept)]

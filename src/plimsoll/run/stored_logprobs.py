@@ -1,7 +1,7 @@
-"""Log-probs of sequences that a model scored once, as Parquet: a row for each sequence.
+"""Log-probs of sequences that a model scored once, as Parquet: one row per sequence.
 
-A sequence is known by a hash of its tokens and of which of them are learned, so a file serves every
-run that has some of its sequences, in whatever order; the model is known by its fingerprint.
+A sequence is identified by a hash of its tokens and its loss mask, so any run with some of the
+sequences can use the file, in any order. The model is identified by its fingerprint.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from plimsoll.records import Sample
 from plimsoll.run.files import whole_file
 
 WRITE_SECONDS = 30.0
-"""At most so much scoring is lost to a kill."""
+"""Maximum scoring time that is lost if the process is killed."""
 
 _KEY_BYTES = 16
 _ABOUT = b"plimsoll.stored_logprobs"
-"""The key of the file's metadata that says what it holds."""
+"""Key of the metadata that says what the file holds."""
 _SCHEMA = pa.schema([("sequence", pa.binary(_KEY_BYTES)), ("logprob", pa.float32())])
 
 
 @dataclass(frozen=True)
 class StoredLogprobs:
-    """fingerprint: of the model that scored. logprobs: nats, of all learned tokens of a sequence
-    together, by its `sequence_key`."""
+    """Log-probs of sequences under one model."""
 
     fingerprint: str
+    """Fingerprint of the model that scored."""
     logprobs: Mapping[bytes, float]
+    """Sum over the learned tokens of a sequence, in nats, by its `sequence_key`."""
 
 
 class LogprobStore:
-    """Log-probs that grow, and their file; a context manager.
+    """A growing file of log-probs; a context manager.
 
-    What is added within it goes to the file now and then, and at the end, however it comes; the
-    file is whole at any time. stored: what the file holds already.
+    Additions are written now and then and at the end, even after an error. The file is whole at any
+    time.
     """
 
     def __init__(self, path: Path, stored: StoredLogprobs) -> None:
@@ -55,11 +56,11 @@ class LogprobStore:
 
     @property
     def logprobs(self) -> Mapping[bytes, float]:
-        """All, by `sequence_key`."""
+        """All log-probs by `sequence_key`."""
         return self._logprobs
 
     def add(self, logprobs: Mapping[bytes, float]) -> None:
-        """Take what is new; a signal comes before or after all of it."""
+        """Add log-probs; a signal comes before or after all of them."""
         self._logprobs.update(logprobs)
         if time.monotonic() - self._written >= WRITE_SECONDS:
             self._write()
@@ -78,16 +79,13 @@ class LogprobStore:
 
 
 def sequence_key(sample: Sample) -> bytes:
-    """A hash of the sample's tokens and learned marks; 16 bytes."""
+    """Return a hash of the sample's tokens and loss mask; 16 bytes."""
     tokens = sample.tokens.astype(np.int64)
     return xxhash.xxh3_128_digest(tokens.tobytes() + sample.loss_mask.tobytes())
 
 
 def write_logprobs(path: Path, stored: StoredLogprobs) -> None:
-    """Write the file, whole or not at all.
-
-    Raises PlimsollError with the path where the disk is full or not writable.
-    """
+    """Write the file whole, or raise PlimsollError if the disk is full or not writable."""
     columns = [list(stored.logprobs), list(stored.logprobs.values())]
     about = {_ABOUT: json.dumps({"fingerprint": stored.fingerprint})}
     table = pa.table(columns, schema=_SCHEMA).replace_schema_metadata(about)
@@ -96,7 +94,7 @@ def write_logprobs(path: Path, stored: StoredLogprobs) -> None:
 
 
 def read_logprobs(path: Path) -> StoredLogprobs:
-    """Read it back. Raises ConfigError for a file that is not what `write_logprobs` writes."""
+    """Return the log-probs of a file, or raise ConfigError if it holds none."""
     try:
         table = pq.read_table(path)
         about = json.loads((table.schema.metadata or {})[_ABOUT])

@@ -1,4 +1,4 @@
-"""Trajectories as Parquet: one row per sampled response, with all that replaying it takes."""
+"""Trajectories as Parquet: one row per sampled response, with everything that a replay needs."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _BRANCHES = pa.list_(
     )
 )
 _EPISODE = ["environment", "turns", "token_rewards", "figures", "earlier"]
-"""The columns that runs with environments have besides."""
+"""Additional columns of runs with environments."""
 _VALUE = "reference_value"
-"""The column that runs have besides whose references are not all text: as JSON."""
+"""Additional column, as JSON, of runs with references that are not text."""
 _WHOLE = [
     *("group", "prompt_index", "sample_index", "source", "columns", "prompt", "prompt_tokens"),
     *("response", "tokens", "loss_mask", "reference", "parts", "sampler_logprobs"),
@@ -55,18 +55,17 @@ _WHOLE = [
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What is known of a step's tokens before it is learned from.
+    """What is known of a step's tokens before they are learned from.
 
     Each is an array for every branch of every trajectory (`Trajectory.branches`), over its response
-    tokens, shape [R], in nats where they are log-probs. None has NaN; tokens that were not sampled
-    (`loss_mask` is False) have 0.
-
-    advantages: None where they are not estimated. trainer_logprobs: of the policy that sampled, by
-        the trainer; None where it did not compute them.
+    tokens, shape [R]. No array has NaN; tokens that were not sampled have 0.
     """
 
     advantages: Sequence[Floats] | None = None
+    """None if they are not estimated."""
     trainer_logprobs: Sequence[Floats] | None = None
+    """Log-probs of the policy that sampled, by the trainer, in nats; None if it did not compute
+    them."""
 
 
 _UNSCORED = TokenScores()
@@ -75,13 +74,13 @@ _UNSCORED = TokenScores()
 def write_trajectories(
     path: Path, step: int, trajectories: Sequence[Trajectory], scores: TokenScores | None
 ) -> None:
-    """Write the trajectories of a step, in their order; before anything learns from them.
+    """Write the trajectories of a step in their order, before they are learned from.
 
-    Beside `parts`, which has all of them with their weights, each reward part has a column
+    `parts` has all parts of the reward with their weights. Each part also has a column
     `reward_<name>` with its value before the weight, null for trajectories without it.
-    `advantage_mean` is over the tokens that are learned; null where there is no advantage.
+    `advantage_mean` is the mean over the tokens that are learned from, or null.
 
-    Raises PlimsollError with the path where the disk is full or not writable.
+    Raises PlimsollError if the disk is full or not writable.
     """
     table = _table(step, trajectories, _UNSCORED if scores is None else scores)
     with whole_file(path) as partial:
@@ -92,8 +91,8 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
     prompts = [t.prompt for t in ts]
     branches = [branch for t in ts for branch in t.branches]
     last = np.cumsum([len(t.branches) for t in ts]) - 1
-    every_advantage = _checked("advantages", scores.advantages, branches)
-    every_logprob = _checked("trainer_logprobs", scores.trainer_logprobs, branches)
+    every_advantage = _check_arrays("advantages", scores.advantages, branches)
+    every_logprob = _check_arrays("trainer_logprobs", scores.trainer_logprobs, branches)
     advantages = [every_advantage[i] for i in last]
     trainer_logprobs = [every_logprob[i] for i in last]
     columns = {
@@ -131,7 +130,7 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
 
 
 def _branch(t: Trajectory, advantages: Floats | None, trainer: Floats | None) -> dict[str, Any]:
-    """What an earlier branch has of its own."""
+    """Return the values of an earlier branch."""
     return {
         "prompt_tokens": t.prompt.tokens,
         "response": t.response_text,
@@ -148,7 +147,7 @@ def _branch(t: Trajectory, advantages: Floats | None, trainer: Floats | None) ->
 
 
 def _value_column(prompts: Sequence[Prompt]) -> dict[str, pa.Array]:
-    """Of references that are no text; none where all are."""
+    """Return the column of references that are not text, or nothing if all are text."""
     values = [p.reference_value for p in prompts]
     if all(value is None for value in values):
         return {}
@@ -157,7 +156,7 @@ def _value_column(prompts: Sequence[Prompt]) -> dict[str, pa.Array]:
 
 
 def _episode_columns(ts: Sequence[Trajectory]) -> dict[str, pa.Array]:
-    """Of episodes with an environment; none where there are none."""
+    """Return the columns of episodes, or nothing if there are no environments."""
     if not any(t.turns for t in ts):
         return {}
     return {
@@ -168,10 +167,10 @@ def _episode_columns(ts: Sequence[Trajectory]) -> dict[str, pa.Array]:
     }
 
 
-def _checked(
+def _check_arrays(
     name: str, arrays: Sequence[Floats] | None, trajectories: Sequence[Trajectory]
 ) -> Sequence[Floats | None]:
-    """The arrays, which fit their trajectories; a None for each where there are none."""
+    """Return the arrays, which must fit their trajectories; None for each if there are none."""
     if arrays is None:
         return [None] * len(trajectories)
     counts = f"{len(arrays)} {name}, {len(trajectories)} trajectories"
@@ -184,7 +183,7 @@ def _checked(
 
 
 def _learned_mean(array: Floats | None, trajectory: Trajectory) -> float | None:
-    """0 of a trajectory without tokens to learn."""
+    """Return the mean over the learned tokens; 0 if there are none."""
     if array is None:
         return None
     learned = array[trajectory.loss_mask]
@@ -192,19 +191,16 @@ def _learned_mean(array: Floats | None, trajectory: Trajectory) -> float | None:
 
 
 def _reward_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
-    found = [{part.name: part.value for part in t.rewards} for t in trajectories]
-    names = dict.fromkeys(name for values in found for name in values)
+    by_trajectory = [{part.name: part.value for part in t.rewards} for t in trajectories]
+    names = dict.fromkeys(name for values in by_trajectory for name in values)
     return {
-        f"reward_{name}": pa.array([values.get(name) for values in found], pa.float64())
+        f"reward_{name}": pa.array([values.get(name) for values in by_trajectory], pa.float64())
         for name in names
     }
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """Read back what `write_trajectories` wrote, in its order; whole records, as they were.
-
-    Raises ConfigError for a file that has not all their columns, as older versions wrote it.
-    """
+    """Return the trajectories of a file; raise ConfigError if it lacks columns."""
     names = set(pq.read_schema(path).names)
     lacking = sorted(set(_WHOLE) - names)
     if lacking:
@@ -218,7 +214,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
 
 def _trajectory(row: Mapping[str, Any]) -> Trajectory:
     rewards = row.get("token_rewards")
-    alone = {**row, "earlier": (), "parts": ()}
+    branch_row = {**row, "earlier": (), "parts": ()}
     return Trajectory(
         prompt=Prompt(
             row["prompt_index"],
@@ -242,5 +238,5 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         turns=tuple(Turn(**turn) for turn in row.get("turns", ())),
         token_rewards=None if rewards is None else np.array(rewards, np.float32),
         figures=json.loads(row.get("figures", "{}")),
-        earlier=tuple(_trajectory({**alone, **branch}) for branch in row.get("earlier") or ()),
+        earlier=tuple(_trajectory({**branch_row, **branch}) for branch in row.get("earlier") or ()),
     )

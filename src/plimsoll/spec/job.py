@@ -175,7 +175,7 @@ class Job(Generic[ConfigT]):
     must agree in a config of this job alone. sampling: None where it learns from data. rows:
     settings besides those of `data` that decide what is made of a row. has_steps: its rows have
     steps, with a separator. imitates: the loss is computed in the head, without log-probs.
-    draws_calibration: its evaluation draws a picture. start: what a first config says besides data
+    start: what a first config says besides data
     and model, by dotted key; MODEL stands for the model's path. presets: those that its config may
     name, and preset: the one that its command is.
     """
@@ -195,7 +195,6 @@ class Job(Generic[ConfigT]):
     rows: Callable[[ConfigT], Mapping[str, object]] = field(default=lambda config: {})
     has_steps: bool = False
     imitates: bool = False
-    draws_calibration: bool = False
     start: Mapping[str, object] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
     preset: str | None = None

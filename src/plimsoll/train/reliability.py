@@ -6,40 +6,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from plimsoll.algorithm.calibration import Calibration
-from plimsoll.run.files import whole_file
+from plimsoll.run.chart import Chart, ChartLine, draw_charts
+from plimsoll.run.files import write_whole
 
-PICTURE = "eval-calibration.png"
-"""Of an evaluation without training."""
-
-_LINE, _BARS = "#0072B2", "#56B4E9"
+PICTURE = "eval-calibration.svg"
+"""Name of the picture that an evaluation without training writes."""
 
 
-def show_calibration(calibration: Calibration, of_what: str, output_png: Path) -> dict[str, float]:
-    """Draw the observed share over the mean prediction of each bin, and how many are in it; gives
-    the calibration error as a metric.
+def show_calibration(calibration: Calibration, of_what: str, output_svg: Path) -> dict[str, float]:
+    """Draw each bin's observed share over its mean prediction, and return the calibration error.
 
-    Raises PlimsollError where the file cannot be written.
+    Each point has the number of predictions of its bin above it.
+
+    Raises PlimsollError if the file cannot be written.
     """
-    predicted_K = calibration.predicted_K
-    figure = Figure(figsize=(5.6, 5.6), layout="tight")
-    canvas = FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    above.plot([0, 1], [0, 1], color="#999999", linestyle="--", label="calibrated")
-    above.plot(predicted_K, calibration.observed_K, color=_LINE, marker="o", label="model")
-    above.set(xlim=(0, 1), ylim=(0, 1), ylabel="observed share")
+    predicted, observed = calibration.predicted_K.tolist(), calibration.observed_K.tolist()
+    counts = [f"{count:,}" for count in calibration.counts_K.tolist()]
+    points = [*zip(predicted, observed, strict=True)]
     title = f"{of_what}; calibration error {calibration.error:.3f}"
-    above.set_title(title, loc="left", fontsize=10)
-    above.legend(frameon=False, fontsize=8, loc="upper left")
-    bars = below.bar(predicted_K, calibration.counts_K, width=0.06, color=_BARS)
-    below.bar_label(bars, fmt="{:,.0f}", fontsize=7)
-    below.set(xlabel="predicted probability", ylabel="count")
-    below.margins(y=0.25)
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-    with whole_file(output_png) as partial:
-        canvas.print_figure(partial, format="png", dpi=120)
+    lines = (
+        ChartLine("model", points, notes=counts),
+        ChartLine("calibrated", [(0, 0), (1, 1)], dashed=True),
+    )
+    chart = Chart(title, "predicted probability", "observed share", lines, (0, 1), (0, 1))
+    write_whole(output_svg, draw_charts([chart]))
     return {"calibration_error": calibration.error}

@@ -28,7 +28,7 @@ from plimsoll.run.clock import PhaseClock, TimedPhase
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RESUME, recording_end
-from plimsoll.run.health import HealthWatch, health_after
+from plimsoll.run.health import HealthWatch
 from plimsoll.run.interrupt import StopRequest
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
@@ -36,7 +36,7 @@ from plimsoll.run.ledger import Ledger, busy_share, memory_use
 from plimsoll.run.log import RunLog, console_to
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.now import Now, write_now
+from plimsoll.run.now import CurrentPhase, write_current_phase
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
@@ -111,8 +111,8 @@ class Session:
         # The first sync belongs to loading: until steps begin, nothing is lost.
         self.stop.at_once = name in ("data", "load") or (name == "sync" and self.stop.at_once)
         self.progress.enter(name)
-        now = Now(self.step_under_way, self.progress.steps, name)
-        write_now(self.directory.now_path, now)
+        now = CurrentPhase(self.step_under_way, self.progress.steps, name)
+        write_current_phase(self.directory.now_path, now)
         with self.clock.phase(name), _telling_where(name, self.step_under_way):
             if cluster is not None and name in _SELDOM:
                 on_all_ranks(cluster, Worker.release_heap)
@@ -254,7 +254,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
         if latest is None:
             directory.write_config(config_text(spec), template)
         if planned.plan is not None:
-            directory.write_plan(*planned.plan)
+            directory.write_plan(planned.plan)
         stop = stack.enter_context(StopRequest())
         settings = spec.config.model_dump(mode="json")
         first_step = state.step + 1 if latest else 0
@@ -302,7 +302,7 @@ def _health(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:
     if spec.sampling is None:
         return None
     path = directory.metrics_path
-    return HealthWatch(health_after(read_rows(path) if path.is_file() else []))
+    return HealthWatch(read_rows(path) if path.is_file() else ())
 
 
 def evaluates_first(spec: RunSpec[Any], state: RunState) -> bool:

@@ -36,7 +36,7 @@ def ppo(extra: str = "") -> str:
 def test_ppo_on_ray() -> None:
     assert ppo() == (
         "Processes\n"
-        "  this process     the recipe; Ray on this machine\n"
+        "  this process     the controller; Ray on this machine\n"
         "  ranks 0-1        device auto\n"
         "  dtype: auto      bfloat16, since the CPU multiplies it\n"
         "                   actor a (bfloat16, ZeRO stage 3, weights in host memory)\n"
@@ -75,7 +75,7 @@ def test_without_kl_there_is_no_reference() -> None:
 def test_sft_in_this_process() -> None:
     assert placement(spec_of(validate(SftConfig, read_tree(SFT, "f")))) == (
         "Processes\n"
-        "  this process     the recipe, rank 0 of 1, no Ray\n"
+        "  this process     the controller with rank 0 of 1, no Ray\n"
         "                   actor a (bfloat16, ZeRO stage 2)\n"
         "  device, threads  cpu, 2\n"
         "  dtype: auto      bfloat16, since the CPU multiplies it\n"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -134,10 +134,15 @@ def test_an_answer_is_printed_or_written_as_a_config(capsys: Captured) -> None:
     assert Path("new/one.yaml").read_text() == text
 
 
-def test_the_picture_is_written_whole(capsys: Captured) -> None:
-    words = ["plan", "plan.yaml", "--cluster", "cpu", "--host-memory", "64GB", "--svg", "a/p.svg"]
+def test_the_page_is_written_whole_with_the_plan_within(capsys: Captured) -> None:
+    words = ["plan", "plan.yaml", "--cluster", "cpu", "--host-memory", "64GB", "--html", "a/p.html"]
     assert main(words) == 0
-    assert ElementTree.parse("a/p.svg").getroot().attrib["width"] == "900"
+    text = Path("a/p.html").read_text()
+    embedded = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert embedded is not None
+    shown = json.loads(embedded[1])["plan"]
+    assert shown["plan"]["places"][0]["name"] == "host memory (node 0)"
+    assert (shown["controls"], shown["refusal"]) == ([], None)
     assert "host memory (node 0)" in capsys.readouterr().out
 
 
@@ -166,7 +171,7 @@ def test_the_picture_is_written_whole(capsys: Captured) -> None:
         (["plan", "plan.yaml", "--apply", "one"], 2, "--apply"),
         (["plan", "plan.yaml", "--cluster", "cpu", "--apply", "99"], 2, "no such answer"),
         (["plan", "plan.yaml", "--apply", "1", "--json"], 2, "not allowed with"),
-        (["plan", "plan.yaml", "--apply", "1", "--svg", "x.svg"], 2, "no plan"),
+        (["plan", "plan.yaml", "--apply", "1", "--html", "x.html"], 2, "no plan"),
         (["plan", "plan.yaml", "-o", "new.yaml"], 2, "--apply N"),
         (["plan", "plan.yaml", "--force"], 2, "-o"),
         (["plan", "plan.yaml", "--apply", "1", "--force", "-o", "model"], 2, "is a directory"),

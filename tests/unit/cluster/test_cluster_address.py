@@ -18,7 +18,7 @@ from plimsoll.errors import ConfigError
 def test_a_wrong_address_is_refused_at_once(address: str) -> None:
     address = address.format(port=free_port())
     with pytest.raises(ConfigError) as caught:
-        RayCluster(ClusterConfig(address=address), (), threads=1)
+        RayCluster(ClusterConfig(address=address), (), threads=1, device="cpu")
     assert str(caught.value).startswith(f"cluster.address: no Ray cluster answers at {address!r}")
 
 

@@ -10,7 +10,7 @@ import pytest
 from plimsoll.cluster import ray as cluster
 from plimsoll.cluster.ray import RayCluster, _places
 from plimsoll.cluster.ray_actors import Host, Member
-from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.protocol import EngineSpec
 
@@ -43,7 +43,7 @@ class Asked(Exception):
 
 @pytest.mark.parametrize(("device", "first"), [("cuda", "ranks"), ("cpu", "engines")])
 def test_engines_ask_for_cards_once_the_ranks_have_theirs(
-    device: str, first: str, monkeypatch: pytest.MonkeyPatch
+    device: Device, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray may else give them cards of the node that the ranks would fill. On CPU nobody waits."""
     settled: list[str] = []
@@ -55,7 +55,6 @@ def test_engines_ask_for_cards_once_the_ranks_have_theirs(
     def ask(*_: object) -> list[Any]:
         raise Asked
 
-    monkeypatch.setattr(cluster, "run_device", lambda config: device)
     monkeypatch.setattr(cluster, "wait_for_nodes", lambda config: ["a"])
     monkeypatch.setattr(cluster, "create_ranks", lambda *_: [])
     monkeypatch.setattr(cluster, "rank_members", settle)
@@ -65,6 +64,6 @@ def test_engines_ask_for_cards_once_the_ranks_have_theirs(
     begun._watches = {}
     spec = EngineSpec(0, "none", 8, 1, "cuda", RolloutConfig(placement="own"))
     with pytest.raises(Asked):
-        begun._start_members(ClusterConfig(ranks=2), [spec], 1)
+        begun._start_members(ClusterConfig(ranks=2), [spec], 1, device)
     wanted = ["training rank", "critic rank"] if first == "ranks" else []
     assert settled == wanted

@@ -29,7 +29,7 @@ def write_run(
     path.mkdir()
     run.write_config(f"rollout: {{{engine}}}")
     write_ledger(run.ledger_path, rows)
-    run.write_plan(json.dumps({"constants": constant_values(constants)}), "<svg/>")
+    run.write_plan(json.dumps({"constants": constant_values(constants)}))
     return path
 
 

@@ -9,9 +9,9 @@ import pytest
 from plimsoll.page.comparison import (
     Comparison,
     compare,
+    drop_lone_nodes,
     fullest_of_kinds,
-    nearest,
-    without_lone_nodes,
+    nearest_to_line,
 )
 from plimsoll.run.leaks import find_leaks
 from plimsoll.run.ledger import LedgerRow
@@ -61,7 +61,7 @@ def test_nearest_the_line_of_a_node_is_its_largest_process_then() -> None:
         row(2, "score", "rank 1", Footprint(25)),
         row(2, "score", "node 0", Footprint(45), line=Line(60, 100)),
     ]
-    assert nearest(rows) == (rows[3], rows[4])
+    assert nearest_to_line(rows) == (rows[3], rows[4])
 
 
 def test_nearest_the_line_of_a_card_counts_all_that_it_shows() -> None:
@@ -70,7 +70,7 @@ def test_nearest_the_line_of_a_card_counts_all_that_it_shows() -> None:
         row(1, "score", "rank 1", Footprint(60, 10, 20, 25), line=Line(25, 40)),
         row(1, "score", "node 0", Footprint(120), line=Line(130, 1000)),
     ]
-    assert nearest(rows) == (rows[0], rows[0])
+    assert nearest_to_line(rows) == (rows[0], rows[0])
 
 
 def test_leaks_are_found_in_a_whole_ledger() -> None:
@@ -94,7 +94,7 @@ def test_a_node_of_one_process_is_not_told_twice() -> None:
         replace(row(1, "load", "rank 1", Footprint(9)), node="node 1"),
         replace(row(1, "load", "node 1", Footprint(14)), node="node 1"),
     ]
-    assert without_lone_nodes(rows) == [rows[0], *rows[2:]]
+    assert drop_lone_nodes(rows) == [rows[0], *rows[2:]]
 
 
 def test_of_a_kind_the_fullest_is_shown_phase_by_phase() -> None:

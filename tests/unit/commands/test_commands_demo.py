@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from shutil import copytree
 
+import numpy as np
 import pytest
+from rich.console import Console
 
-from plimsoll.commands.demo import prepare, run_demo
+from plimsoll.commands.demo import Outcome, prepare, run_demo, tell
 from plimsoll.errors import SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import Ground, make_plan
+from plimsoll.records import Prompt, single_turn
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.json_lines import append_row
+from plimsoll.run.trajectories import write_trajectories
 from plimsoll.spec.load import load_spec
 
 
@@ -61,3 +70,28 @@ def test_the_build_for_gpus_is_refused_before_anything_is_trained(
     with pytest.raises(SettingsConflict, match="vllm-build"):
         run_demo(str(tmp_path), seed=1)
     assert not (tmp_path / "sft").exists()
+
+
+def test_the_end_has_results_and_one_page_of_ppo_and_grpo(tmp_path: Path) -> None:
+    for name in ("sft", "ppo", "grpo"):
+        run = RunDirectory(tmp_path / name)
+        run.path.mkdir()
+        run.write_config(f"# {name}\nrun: {{steps: 1}}\n")
+        for step, right in ((0, 0.25), (1, 0.75)):
+            row = {"step": step, "reward": right, "eval/correct": right, "seconds/train_actor": 2.0}
+            append_row(run.metrics_path, row)
+        prompt = Prompt(0, np.array([1, 2]), "1+2=", "3")
+        logprobs = np.zeros(1, dtype=np.float32)
+        response = single_turn(prompt, 0, np.array([3]), logprobs, "3", "stop", 1)
+        write_trajectories(run.trajectories_path(1), 1, [response], None)
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
+    assert tell(tmp_path, console, 60.0) == Outcome(0.25, 0.75, 0.75)
+    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "curves.html").read_text())
+    assert data is not None
+    page = json.loads(data[1])
+    assert [run["name"] for run in page["progress"]] == ["ppo", "grpo"]
+    (reward, *_) = page["curves?section=learning"]
+    assert [table["run"] for table in reward["tables"]] == [0, 1]
+    rows = [line.split() for line in printed.getvalue().splitlines()]
+    assert all([name, "train_actor", "4.0"] in rows for name in ("SFT", "PPO", "GRPO"))

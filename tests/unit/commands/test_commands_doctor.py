@@ -20,8 +20,8 @@ from plimsoll.commands.doctor_machine import (
     observe,
 )
 from plimsoll.config.problems import Problem
-from plimsoll.environment.verifiers.venv import Found
 from plimsoll.errors import PlimsollError
+from plimsoll.interop.verifiers.venv import VerifiersInstall
 from plimsoll.machine.cgroup import Limit
 from plimsoll.machine.host import HostMemory
 from plimsoll.machine.nvidia import CardProcess, LiveCard
@@ -65,7 +65,8 @@ SOUND = Machine(
     allocator="",
     tools=dict.fromkeys((*COMPILERS, "Python.h", LIBNUMA), "/usr/bin"),
     ray=RayView("", None, ""),
-    verifiers=Found(Path("/venv-verifiers"), exists=False),
+    sandbox_trouble="",
+    verifiers=VerifiersInstall(Path("/venv-verifiers"), exists=False),
 )
 
 
@@ -89,7 +90,7 @@ def with_shadowed(version: str | None) -> Machine:
 
 
 def with_verifiers(**seen: str) -> Machine:
-    return replace(SOUND, verifiers=Found(Path("/venv-verifiers"), True, **seen))
+    return replace(SOUND, verifiers=VerifiersInstall(Path("/venv-verifiers"), True, **seen))
 
 
 CPU = replace(
@@ -161,7 +162,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
             "gpu 0",
             with_card(total_bytes=0, reserved_bytes=0),
             "warning",
-            "shares the host's memory",
+            "share the host's memory",
         ),
         (
             "gpu 0",
@@ -247,6 +248,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("libnuma", replace(CPU, tools={**SOUND.tools, LIBNUMA: None}), "error", "libnuma1"),
         ("ray import", replace(SOUND, ray=RayView("no libprotobuf", None, "")), "error", "libpr"),
         ("ray address", replace(SOUND, ray=RayView("", "a:1", "refused")), "error", "ray start"),
+        ("sandbox", replace(SOUND, sandbox_trouble="There is none."), "warning", "apt install bub"),
     ],
 )
 def test_what_is_wrong_is_found_with_its_mending(

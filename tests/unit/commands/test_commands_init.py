@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from plimsoll.cli import main
-from plimsoll.commands.init import Asked, describe_value, guessed
+from plimsoll.commands.init import InitRequest, describe_value, guess_columns
 from plimsoll.commands.planning import plan_job
 from plimsoll.config.keys import find_key, keys_of
 from plimsoll.errors import ConfigError
@@ -51,14 +51,17 @@ def write_rows(folder: Path, kind: str, row: Mapping[str, Any] | None = None) ->
     ],
 )
 def test_columns_are_told_by_their_names(job: str, kind: str, columns: dict[str, str]) -> None:
-    assert guessed(JOBS[job], Asked("model", "data"), ROWS[kind]) == columns
+    assert guess_columns(JOBS[job], InitRequest("model", "data"), ROWS[kind]) == columns
 
 
 def test_columns_that_no_name_tells_are_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"x1, x2.*--data\.train\.prompt COLUMN"):
-        guessed(JOBS["sft"], Asked("model", "data.jsonl"), {"x1": "a", "x2": "b"})
+        guess_columns(JOBS["sft"], InitRequest("model", "data.jsonl"), {"x1": "a", "x2": "b"})
     flags = ["--data.train.prompt", "x1", "--data.train.response", "x2"]
-    assert guessed(JOBS["sft"], Asked("model", "data", flags=flags), {"x1": "", "x2": ""}) == {}
+    assert (
+        guess_columns(JOBS["sft"], InitRequest("model", "data", flags=flags), {"x1": "", "x2": ""})
+        == {}
+    )
 
 
 KINDS = {"sft": "gsm8k", "dpo": "pairs", "rm": "pairs", "kto": "labelled", "prm": "steps"}

@@ -11,8 +11,8 @@ import pytest
 from plimsoll.cli import main
 from plimsoll.commands.plan_page import answer
 from plimsoll.errors import ConfigError
-from plimsoll.page.html import PLAN, page
-from plimsoll.page.serve import app
+from plimsoll.page.html import PLAN, render_page
+from plimsoll.page.serve import make_app
 
 SCENARIO = Path(__file__).parents[3] / "examples" / "scenarios" / "5_orz_1p5b.yaml"
 HALF = {"rollout.vllm.memory_share": "0.5"}
@@ -169,8 +169,8 @@ def test_a_layout_that_cannot_be_edited_has_the_command_alone(config: str) -> No
 
 def test_only_who_knows_the_token_is_answered(config: str) -> None:
     testclient = pytest.importorskip("starlette.testclient")
-    text = page("<plan>", None, PLAN)
-    client = testclient.TestClient(app(text, lambda n, q: answer(config, [], n, q), "word"))
+    text = render_page("<plan>", None, PLAN)
+    client = testclient.TestClient(make_app(text, lambda n, q: answer(config, [], n, q), "word"))
     assert "Plimsoll: &lt;plan&gt;" in client.get("/word/").text
     asked = client.get("/word/data/plan", params=HALF)
     assert asked.status_code == 200 and asked.json()["plan"]["verdict"] == "fits"
@@ -186,7 +186,7 @@ def test_only_who_knows_the_token_is_answered(config: str) -> None:
         (["--host", "127.0.0.1"], "of the page that --open serves"),
         (["--open", "--json", "--suggest"], "without --json and --suggest"),
         (["--open", "--actor.zero.stage", "7"], "actor.zero.stage: 7"),
-        (["--open", "--host", "192.0.2.1", "--port", "9"], "192.0.2.1:9 cannot be served at"),
+        (["--open", "--host", "192.0.2.1", "--port", "9"], "The server cannot use 192.0.2.1:9: "),
         (["--open", "--port", "70000"], "port must be 0-65535"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plimsoll.commands.report.report import report_run, table_text
+from plimsoll.commands.report import report_run, table_text
 from plimsoll.commands.run import leave_report
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.page.comparison import Comparison
@@ -137,9 +137,9 @@ def test_the_text_has_a_line_a_phase_and_names_what_is_nearest(run: RunDirectory
         "node 0         train_actor   host           8 GB      8 GB     +0%       2.5",
     ]
     assert lines[5:] == [
-        "Of several processes of a kind each phase's fullest; ledger.jsonl has all of them.",
+        "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all.",
         "Nearest the line: rank 1 in train_actor, step 1. The run held 8 GB of its node's 10 GB "
-        "(80%); 6 GB were in use by all that ran there.",
+        "(80%); 6 GB were in use by all processes there.",
         f"Written to {run.report_path}.",
     ]
 
@@ -166,7 +166,7 @@ def test_the_page_has_what_was_learned_and_what_it_took(run: RunDirectory) -> No
     )
     append_row(run.metrics_path, {"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
     write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "1+1=", "2")], None)
-    run.write_plan("{}", "<svg/>")
+    run.write_plan("{}")
     page = page_of(run)
     (progress,) = page["progress"]
     assert {name: progress[name] for name in ("job", "model", "step", "steps", "seconds")} == {
@@ -276,13 +276,9 @@ def test_the_policy_allows_the_pages_own_scripts_and_no_other(run: RunDirectory)
 def test_the_page_needs_no_network(run: RunDirectory) -> None:
     run.write_config("# rm\nrun: {steps: 1}\n")
     append_row(run.metrics_path, {"step": 1, "loss": 2.0, "seconds/train_actor": 1.0})
-    run.write_plan("{}", "<svg/>")
-    run.calibration_path.write_bytes(b"PNG")
+    run.calibration_path.write_text("<svg/>")
     pictures = page_of(run)["pictures?run=0"]
-    assert [one["source"].partition(",")[0] for one in pictures] == [
-        "data:image/svg+xml;base64",
-        "data:image/png;base64",
-    ]
+    assert [one["source"].partition(",")[0] for one in pictures] == ["data:image/svg+xml;base64"]
     text = run.report_path.read_text()
     assert not re.search(r'(?:src|href)="(?!data:|#)|@import|<link|url\((?!#)', text)
 
@@ -301,7 +297,7 @@ def test_needs_no_torch(run: RunDirectory) -> None:
     program = """
 import sys
 from pathlib import Path
-from plimsoll.commands.report.report import report_run
+from plimsoll.commands.report import report_run
 report_run(Path(sys.argv[1]))
 print("torch" in sys.modules)
 """

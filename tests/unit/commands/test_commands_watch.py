@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli import main
-from plimsoll.commands.watch import Reader, answers
-from plimsoll.page.html import RUNS, page
-from plimsoll.page.serve import app
-from plimsoll.page.watched import watched
+from plimsoll.commands.watch import Reader, answer_with
+from plimsoll.page.html import RUNS, render_page
+from plimsoll.page.serve import make_app
+from plimsoll.page.watched import watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
 
@@ -27,8 +27,10 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_only_who_knows_the_token_is_answered(run: RunDirectory) -> None:
-    runs = [one.look() for one in watched([run.path])]
-    client = testclient.TestClient(app(page("a", None, RUNS), answers(lambda: runs), "word"))
+    runs = [one.look() for one in watch_runs([run.path])]
+    client = testclient.TestClient(
+        make_app(render_page("a", None, RUNS), answer_with(lambda: runs), "word")
+    )
     shown = client.get("/word/")
     assert shown.status_code == 200 and "connect-src &#39;self&#39;" in shown.text
     assert shown.headers["cache-control"] == "no-store"
@@ -42,7 +44,7 @@ def test_only_who_knows_the_token_is_answered(run: RunDirectory) -> None:
 
 
 def test_what_a_run_writes_is_read_on_until_the_end(run: RunDirectory) -> None:
-    with Reader(watched([run.path])) as reader:
+    with Reader(watch_runs([run.path])) as reader:
         for step in (2, 3):
             append_row(run.metrics_path, {"step": step, "reward": 0.5})
             deadline = time.monotonic() + 60
@@ -68,4 +70,4 @@ def test_an_address_that_cannot_be_had_is_refused(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["watch", str(run.path), "--host", "192.0.2.1", "--port", "9"]) == 2
-    assert "192.0.2.1:9 cannot be served at" in capsys.readouterr().err
+    assert "The server cannot use 192.0.2.1:9: " in capsys.readouterr().err

@@ -17,7 +17,9 @@ from plimsoll.config.data import DataConfig, EvalSource, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data import loading
 from plimsoll.data.dataset import load_prompts, load_samples
-from plimsoll.data.report import BadRow
+from plimsoll.data.pieces import Messages
+from plimsoll.data.report import BadRow, Row
+from plimsoll.data.rows import prompt_of
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.spec.columns import (
@@ -467,3 +469,19 @@ def test_gsm8k(tokenizer: Tokenizer) -> None:
         answers = [json.loads(line)["answer"] for line, _ in zip(file, range(500), strict=False)]
     loss_mask = [tokenizer.decode(sample.tokens[sample.loss_mask]) for sample in samples]
     assert loss_mask == [f"{answer}<|im_end|>" for answer in answers]
+
+
+def test_each_row_of_prompts_is_parsed_once(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+
+    def counting(row: Row, source: SourceConfig) -> Messages:
+        parsed.append(row.line)
+        return prompt_of(row, source)
+
+    monkeypatch.setattr("plimsoll.data.dataset.prompt_of", counting)
+    data = config(tmp_path, {"q": "hi"}, {"q": "ho"}, prompt="q")
+    loaded = load_prompts(data, source(data), make_template(tokenizer, None, None))
+    assert parsed == [1, 2, 3]
+    assert [p.messages[0]["content"] for p in loaded.items][:2] == ["hi", "ho"]

@@ -14,6 +14,7 @@ from plimsoll.data.first_rows import first_columns
 from plimsoll.data.generated import LIBRARY, check_generated
 from plimsoll.data.report import Row
 from plimsoll.data.sources import read_rows
+from plimsoll.errors import ConfigError
 
 needs_library = pytest.mark.skipif(
     importlib.util.find_spec(LIBRARY) is None,
@@ -98,11 +99,12 @@ def test_the_same_seed_gives_the_same_rows_and_another_one_others() -> None:
     ],
 )
 def test_what_the_library_does_not_take_is_told(tasks: Any, said: str) -> None:
-    from plimsoll.data.generator import rows as generated_rows
+    from plimsoll.data.generator import rows_at
 
     options = GenerateConfig(tasks=tasks, size=1, seed=0).options()
-    [message] = generated_rows({"tasks": options, "size": 1, "seed": 0})
-    assert said in message["refused"]
+    with pytest.raises(ConfigError) as refusal:
+        rows_at({"tasks": options, "size": 1, "seed": 0})
+    assert said in str(refusal.value)
 
 
 @needs_library

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plimsoll.environment.calls import EnvironmentFailed
-from plimsoll.environment.conversation import Conversation, ended
+from plimsoll.environment.conversation import Conversation, build_trajectory
+from plimsoll.environment.results import EnvironmentFailed
 from plimsoll.records import Prompt, Trajectory, single_turn
 
 
@@ -23,24 +23,26 @@ def answer(tokens: list[int], version: int = 0) -> Trajectory:
 
 
 def two_turns() -> Conversation:
-    first = Conversation(prompt()).said(answer([5, 6])).rewarded(0.25)
-    return first.told("tool", [7, 8, 9], "so").said(answer([3], version=1)).rewarded(0.5)
+    first = Conversation(prompt()).add_sampled(answer([5, 6])).with_turn_reward(0.25)
+    answered = first.add_answer("tool", [7, 8, 9], "so")
+    return answered.add_sampled(answer([3], version=1)).with_turn_reward(0.5)
 
 
 def test_what_is_sampled_and_what_is_put_between_stand_in_their_order() -> None:
-    found = ended([two_turns()], 4, "stop", 2.0, {"turns": 2})
-    assert found.response_tokens.tolist() == [5, 6, 7, 8, 9, 3]
-    assert found.loss_mask.tolist() == [True, True, False, False, False, True]
-    assert found.sampler_logprobs.tolist() == [-2.5, -3.0, 0, 0, 0, -1.5]
-    assert found.weight_versions.tolist() == [0, 0, 0, 0, 0, 1]
-    assert [(turn.role, turn.begin, turn.end) for turn in found.turns] == [
+    trajectory = build_trajectory([two_turns()], 4, "stop", 2.0, {"seconds": 0.5})
+    assert trajectory.figures == {"turns": 2, "seconds": 0.5}
+    assert trajectory.response_tokens.tolist() == [5, 6, 7, 8, 9, 3]
+    assert trajectory.loss_mask.tolist() == [True, True, False, False, False, True]
+    assert trajectory.sampler_logprobs.tolist() == [-2.5, -3.0, 0, 0, 0, -1.5]
+    assert trajectory.weight_versions.tolist() == [0, 0, 0, 0, 0, 1]
+    assert [(turn.role, turn.begin, turn.end) for turn in trajectory.turns] == [
         *(("assistant", 0, 2), ("tool", 2, 5), ("assistant", 5, 6)),
     ]
-    assert (found.response_text, found.sample_index) == ("said [3]", 4)
+    assert (trajectory.response_text, trajectory.sample_index) == ("said [3]", 4)
 
 
 def test_the_next_turn_is_asked_for_after_all_that_was_said() -> None:
-    assert two_turns().asked().tokens.tolist() == [1, 2, 5, 6, 7, 8, 9, 3]
+    assert two_turns().next_prompt().tokens.tolist() == [1, 2, 5, 6, 7, 8, 9, 3]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +56,9 @@ def test_the_next_turn_is_asked_for_after_all_that_was_said() -> None:
 def test_rewards_stand_at_the_last_token_of_their_turn(
     whole: float | tuple[float, ...] | None, expected: list[float]
 ) -> None:
-    found = ended([two_turns()], 0, "stop", whole, {})
-    assert found.token_rewards is not None and found.token_rewards.tolist() == expected
-    [part] = found.rewards
+    trajectory = build_trajectory([two_turns()], 0, "stop", whole, {})
+    assert trajectory.token_rewards is not None and trajectory.token_rewards.tolist() == expected
+    [part] = trajectory.rewards
     assert (part.name, part.value) == ("environment", sum(expected))
 
 
@@ -71,14 +73,20 @@ def test_a_branch_has_its_turns_rewards_and_the_last_one_the_episodes(
     whole: float | tuple[float, ...], first: list[float], last: list[float]
 ) -> None:
     other = Conversation(replace(prompt(), tokens=np.array([1, 2, 5, 9], np.int32)))
-    found = ended([two_turns(), other.said(answer([4, 4])).rewarded(1.0)], 3, "turns", whole, {})
-    [earlier] = found.earlier
-    assert earlier.token_rewards is not None and found.token_rewards is not None
-    assert (earlier.token_rewards.tolist(), found.token_rewards.tolist()) == (first, last)
+    trajectory = build_trajectory(
+        [two_turns(), other.add_sampled(answer([4, 4])).with_turn_reward(1.0)],
+        3,
+        "turns",
+        whole,
+        {},
+    )
+    [earlier] = trajectory.earlier
+    assert earlier.token_rewards is not None and trajectory.token_rewards is not None
+    assert (earlier.token_rewards.tolist(), trajectory.token_rewards.tolist()) == (first, last)
     assert (earlier.sample_index, earlier.finish_reason, earlier.rewards) == (3, "stop", ())
-    assert found.reward == sum(first) + sum(last) and found.finish_reason == "turns"
-    assert found.prompt.tokens.tolist() == [1, 2, 5, 9]
-    assert [one.response_tokens.tolist() for one in found.branches] == [
+    assert trajectory.reward == sum(first) + sum(last) and trajectory.finish_reason == "turns"
+    assert trajectory.prompt.tokens.tolist() == [1, 2, 5, 9]
+    assert [branch.response_tokens.tolist() for branch in trajectory.branches] == [
         [5, 6, 7, 8, 9, 3],
         [4, 4],
     ]
@@ -86,4 +94,4 @@ def test_a_branch_has_its_turns_rewards_and_the_last_one_the_episodes(
 
 def test_a_reward_for_each_token_must_be_for_all_of_them() -> None:
     with pytest.raises(EnvironmentFailed, match="gave 2 numbers for 3 sampled tokens"):
-        ended([two_turns()], 0, "stop", (1.0, 2.0), {})
+        build_trajectory([two_turns()], 0, "stop", (1.0, 2.0), {})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from plimsoll.environment.library.calculator import Calculator, evaluate, written
-from plimsoll.environment.library.guess_number import GuessNumber, drawn, guessed
-from plimsoll.environment.library.self_correction import SelfCorrection, answer, same
+from plimsoll.environment.library.calculator import Calculator, evaluate, format_number
+from plimsoll.environment.library.guess_number import GuessNumber, draw_number, read_guess
+from plimsoll.environment.library.self_correction import SelfCorrection, is_same, read_answer
 from plimsoll.environment.protocol import Message, Reply
 from plimsoll.environment.tool_environment import tool_environment
 from plimsoll.errors import ConfigError, DataError
@@ -45,11 +46,11 @@ def reply(text: str) -> Reply:
     ],
 )
 def test_arithmetic(expression: str, value: str) -> None:
-    assert written(evaluate(expression)) == value
+    assert format_number(evaluate(expression)) == value
 
 
 @pytest.mark.parametrize(
-    ("expression", "said"),
+    ("expression", "why"),
     [
         ("", "is no arithmetic expression"),
         ("1 +", "is no arithmetic expression"),
@@ -71,8 +72,8 @@ def test_arithmetic(expression: str, value: str) -> None:
         ("1\x00", "is no arithmetic expression"),
     ],
 )
-def test_what_is_no_arithmetic_is_told(expression: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_what_is_no_arithmetic_is_reported(expression: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
         evaluate(expression)
 
 
@@ -83,8 +84,8 @@ def test_nested_parentheses_and_signs_end() -> None:
 
 
 def test_the_calculator_is_a_tool() -> None:
-    environment: Any = tool_environment(Calculator())
-    begun = environment.reset({"prompt": "What is 12 * 7?", "reference": "84"})
+    environment = tool_environment(Calculator())
+    begun = asyncio.run(environment.reset({"prompt": "What is 12 * 7?", "reference": "84"}))
     assert begun.messages == ()
     (tool,) = begun.tools
     assert tool["function"]["name"] == "calculate"
@@ -100,12 +101,12 @@ def play(game: GuessNumber, *guesses: str, row: dict[str, Any]) -> tuple[list[An
 def test_guessing_to_the_number() -> None:
     game = GuessNumber(low=1, high=100, guesses=5)
     steps, reward = play(game, "50", "I say 75", "No, 70", "71.", row={"number": 71})
-    assert [one.observation for one in steps[:3]] == [
+    assert [step.observation for step in steps[:3]] == [
         "The number is higher than 50. 4 guesses are left.",
         "The number is lower than 75. 3 guesses are left.",
         "The number is higher than 70. 2 guesses are left.",
     ]
-    assert [one.done for one in steps] == [False, False, False, True]
+    assert [step.done for step in steps] == [False, False, False, True]
     assert reward == 1.0
     assert steps[-1].figures == {"guesses": 4.0, "found": 1.0}
 
@@ -142,7 +143,7 @@ def test_a_guess_far_outside_is_worth_nothing() -> None:
     ],
 )
 def test_the_guess_in_a_text(text: str, number: int | None) -> None:
-    assert guessed(text) == number
+    assert read_guess(text) == number
 
 
 def test_the_rules_where_the_row_has_no_prompt() -> None:
@@ -154,8 +155,8 @@ def test_the_rules_where_the_row_has_no_prompt() -> None:
 
 
 def test_all_episodes_of_a_row_have_one_number() -> None:
-    numbers = [drawn({"prompt": f"Game {i}"}, 1, 10) for i in range(200)]
-    assert numbers == [drawn({"prompt": f"Game {i}"}, 1, 10) for i in range(200)]
+    numbers = [draw_number({"prompt": f"Game {i}"}, 1, 10) for i in range(200)]
+    assert numbers == [draw_number({"prompt": f"Game {i}"}, 1, 10) for i in range(200)]
     assert set(numbers) == set(range(1, 11))
 
 
@@ -172,7 +173,7 @@ def corrected(*texts: str, reference: str = "42") -> tuple[SelfCorrection, list[
     return environment, [environment.step(reply(text)) for text in texts]
 
 
-def test_a_wrong_answer_is_told_without_the_solution() -> None:
+def test_a_wrong_answer_is_reported_without_the_solution() -> None:
     environment, (first, second) = corrected("#### 41", "Right: #### 42")
     assert first.observation.startswith("Your answer is wrong.")
     assert "42" not in first.observation and not first.done
@@ -215,13 +216,13 @@ def test_an_episode_of_one_turn_is_worth_nothing() -> None:
     ],
 )
 def test_equal_answers(given: str | None, reference: str, equal: bool) -> None:
-    assert same(given, reference) is equal
+    assert is_same(given, reference) is equal
 
 
 def test_the_answer_is_the_line_after_the_last_marker() -> None:
-    assert answer("#### 1\nso\n#### 2\nDone.", "####") == "2"
-    assert answer("2", "####") is None
-    assert answer("####", "####") == ""
+    assert read_answer("#### 1\nso\n#### 2\nDone.", "####") == "2"
+    assert read_answer("2", "####") is None
+    assert read_answer("####", "####") == ""
 
 
 def test_a_reference_with_its_working() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from plimsoll.environment.adapters import EnvironmentFactory
 from plimsoll.environment.library.guess_number import GuessNumber
 from plimsoll.environment.library.self_correction import SelfCorrection
-from plimsoll.environment.opening import Factory, opened, opened_functions
+from plimsoll.environment.opening import load_functions, open_environment
 from plimsoll.environment.protocol import Message, Observation, Reply
 from plimsoll.errors import ConfigError
 
@@ -83,51 +85,57 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def factory(name: str, *functions: str) -> Factory:
-    found = opened(name, opened_functions(functions))
-    assert isinstance(found, Factory)
-    return found
+def factory(name: str, *functions: str) -> EnvironmentFactory:
+    opened = open_environment(name, load_functions(functions))
+    assert isinstance(opened, EnvironmentFactory)
+    return opened
+
+
+def reset(factory: EnvironmentFactory, row: dict[str, Any]) -> Observation:
+    made: Any = factory.make()
+    begun: Observation = asyncio.run(made.reset(row))
+    return begun
 
 
 def test_built_in_names() -> None:
-    assert isinstance(factory("guess_number")(high=10), GuessNumber)
-    assert isinstance(factory("self_correction")(), SelfCorrection)
+    assert isinstance(factory("guess_number").make(high=10), GuessNumber)
+    assert isinstance(factory("self_correction").make(), SelfCorrection)
     calculator = factory("calculator")
     assert [tool["function"]["name"] for tool in calculator.tools] == ["calculate"]
-    begun = calculator().reset({"prompt": "1+1?"})
+    begun = reset(calculator, {"prompt": "1+1?"})
     assert begun == Observation((), calculator.tools)
 
 
 @pytest.mark.parametrize("place", ["soundings", "soundings.py", "./soundings.py"])
 def test_by_import_path_and_by_file(place: str, own: Path) -> None:
-    assert factory(f"{place}:Native")(depth=5).reset({}) == "depth 5"
+    assert factory(f"{place}:Native").make(depth=5).reset({}) == "depth 5"
     tools = factory(f"{place}:Tools")
     assert [tool["function"]["name"] for tool in tools.tools] == ["sound"]
-    made: Any = tools()
-    step = made.step(Reply("", Message("assistant", ""), (), "A problem."))
+    made: Any = tools.make()
+    step = asyncio.run(made.step(Reply("", Message("assistant", ""), (), "A problem.")))
     assert not step.done
 
 
 def test_by_a_function_that_makes_one(own: Path) -> None:
-    assert factory("soundings:made")(depth=3).reset({}) == "depth 3"
-    begun: Any = factory("soundings:tools_made")().reset({})
+    assert factory("soundings:made").make(depth=3).reset({}) == "depth 3"
+    begun = reset(factory("soundings:tools_made"), {})
     assert [tool["function"]["name"] for tool in begun.tools] == ["sound"]
     with pytest.raises(ConfigError, match="object has no method `reset`"):
-        factory("soundings:nothing")()
+        factory("soundings:nothing").make()
 
 
 def test_functions_beside_methods_and_alone(own: Path) -> None:
     both = factory("soundings:Tools", "soundings.py:fathoms")
     assert [tool["function"]["name"] for tool in both.tools] == ["fathoms", "sound"]
-    begun: Any = both().reset({})
+    begun = reset(both, {})
     assert begun.tools == both.tools
     alone = factory("functions", "soundings:fathoms")
-    begun = alone().reset({})
+    begun = reset(alone, {})
     assert begun.tools == alone.tools and len(alone.tools) == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "why"),
     [
         ("guess_numbr", "No environment is called 'guess_numbr'. Did you mean 'guess_number'?"),
         ("chess", "Known: calculator, command, functions, guess_number, self_correction."),
@@ -145,15 +153,15 @@ def test_functions_beside_methods_and_alone(own: Path) -> None:
         ("broken:Native", "SyntaxError"),
         ("broken.py:Native", "SyntaxError"),
         ("leaving.py:Native", "SystemExit: 4"),
-        ("agents.py:Agent", "An agent file of OpenRLHF is named alone: agents.py"),
+        ("agents.py:Agent", "If it is an agent file of OpenRLHF, name it alone: agents.py"),
     ],
 )
-def test_names_that_cannot_be_used(name: str, said: str, own: Path) -> None:
+def test_names_that_cannot_be_used(name: str, why: str, own: Path) -> None:
     (own / "broken.py").write_text("class Native")
     (own / "leaving.py").write_text("raise SystemExit(4)")
     (own / "agents.py").write_text("from openrlhf.utils.agent import AgentInstanceBase")
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        opened(name)
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        open_environment(name)
 
 
 def test_functions_beside_an_environment_that_carries_calls_out_itself(own: Path) -> None:
@@ -163,9 +171,9 @@ def test_functions_beside_an_environment_that_carries_calls_out_itself(own: Path
 
 def test_what_is_no_function_is_no_tool(own: Path) -> None:
     with pytest.raises(ConfigError, match="'soundings:PORT' names a int"):
-        opened_functions(["soundings:PORT"])
+        load_functions(["soundings:PORT"])
     with pytest.raises(ConfigError, match="made cannot be a tool"):
-        opened_functions(["soundings:made"])
+        load_functions(["soundings:made"])
 
 
 def test_options_are_checked(own: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.environment.protocol import Message, ToolCall
-from plimsoll.environment.schemas import check_tool, written, wrong_arguments
+from plimsoll.environment.schemas import check_tool, format_signature, wrong_arguments
 from plimsoll.environment.tool_calls import hermes, read_reply
 from plimsoll.errors import ConfigError
 
@@ -87,7 +87,7 @@ def test_thoughts_call_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "why"),
     [
         ('{"name": "calculate" "arguments": {}}', "not valid JSON (Expecting ',' delimiter)"),
         ('{"name": "calculate", "arguments": {"expression": "1', "not valid JSON"),
@@ -106,17 +106,17 @@ def test_thoughts_call_nothing() -> None:
         ('{"name": "calculate", "arguments": {"digits": ' + "9" * 5000 + "}}", "not valid JSON"),
     ],
 )
-def test_a_malformed_call_is_told_with_what_is_expected(body: str, said: str) -> None:
+def test_a_malformed_call_is_reported_with_what_is_expected(body: str, why: str) -> None:
     for text in (f"<tool_call>{body}</tool_call>", f"<tool_call>{body}"):
         reply = read_reply(text, TOOLS)
         assert reply.tool_calls == ()
-        assert reply.problem is not None and said in reply.problem
+        assert reply.problem is not None and why in reply.problem
         assert '<tool_call>{"name": "...", "arguments": {...}}</tool_call>' in reply.problem
         assert len(reply.problem) < 700
         assert reply.message == Message("assistant", text)
 
 
-def test_an_unknown_tool_is_told_with_those_there_are() -> None:
+def test_an_unknown_tool_is_reported_with_those_there_are() -> None:
     problem = read_reply(call("calculat", expression="1"), TOOLS).problem
     assert problem == (
         "There is no tool 'calculat'. Did you mean 'calculate'? The tools: "
@@ -125,7 +125,7 @@ def test_an_unknown_tool_is_told_with_those_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "why"),
     [
         ({}, "'expression' is a required property"),
         ({"expression": 3}, "expression: 3 is not of type 'string'"),
@@ -133,11 +133,11 @@ def test_an_unknown_tool_is_told_with_those_there_are() -> None:
         ({"expression": "1", "places": 2}, "'places' was unexpected"),
     ],
 )
-def test_wrong_arguments_are_told_with_the_tools_signature(
-    arguments: dict[str, Any], said: str
+def test_wrong_arguments_are_reported_with_the_tools_signature(
+    arguments: dict[str, Any], why: str
 ) -> None:
     problem = read_reply(call("calculate", **arguments), TOOLS).problem
-    assert problem is not None and said in problem
+    assert problem is not None and why in problem
     assert problem.endswith("Expected: calculate(expression: string, digits?: integer or null).")
 
 
@@ -153,7 +153,7 @@ def test_right_calls_are_carried_out_beside_wrong_ones() -> None:
     assert "no tool 'never'" in reply.problem and "not valid JSON" in reply.problem
 
 
-def test_of_many_wrong_calls_a_few_are_told() -> None:
+def test_of_many_wrong_calls_a_few_are_reported() -> None:
     problem = read_reply(call("never") * 50, TOOLS).problem
     assert problem is not None and problem.count("There is no tool") == 3
     assert problem.endswith("And 47 more calls are wrong.")
@@ -205,7 +205,7 @@ def test_hermes_gives_the_text_outside_of_calls() -> None:
     assert (outside, calls, problems) == ("abc", [("now", "{}", "")] * 2, [])
 
 
-def test_where_a_turn_may_have_one_call_further_ones_are_told() -> None:
+def test_where_a_turn_may_have_one_call_further_ones_are_reported() -> None:
     """Llama's template refuses a conversation with two."""
     text = call("now") + call("calculate", expression="2")
     reply = read_reply(text, TOOLS, one_call=True)
@@ -221,11 +221,11 @@ def test_two_tools_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "said"),
+    ("tool", "why"),
     [
-        ("calculate", "is no tool"),
-        ({"type": "function"}, "is no tool"),
-        ({"name": "a", "parameters": []}, "no JSON schema"),
+        ("calculate", "is not a tool"),
+        ({"type": "function"}, "is not a tool"),
+        ({"name": "a", "parameters": []}, "not a JSON schema"),
         (
             {"name": "a", "parameters": {"properties": {"b": {"type": "image"}}}},
             "properties/b/type",
@@ -234,10 +234,10 @@ def test_two_tools_of_one_name_are_refused() -> None:
         ({"name": "a", "parameters": {"$ref": "#/$defs/b"}}, "'#/$defs/b'"),
     ],
 )
-def test_a_tool_that_no_call_could_be_checked_against(tool: object, said: str) -> None:
+def test_a_tool_that_no_call_could_be_checked_against(tool: object, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_tool(tool)
-    assert said in str(caught.value)
+    assert why in str(caught.value)
 
 
 def test_schemas_of_others() -> None:
@@ -253,7 +253,7 @@ def test_schemas_of_others() -> None:
     }
     tool = {"name": "weather", "parameters": parameters}
     check_tool(tool)
-    assert written(tool) == (
+    assert format_signature(tool) == (
         'weather(nullable?: string, place?: anything, unit?: "C" or "F" or null, '
         "days?: array of integer)"
     )

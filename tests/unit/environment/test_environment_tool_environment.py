@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from plimsoll.environment.library.functions import Functions
-from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
+from plimsoll.environment.protocol import (
+    Message,
+    Observation,
+    Reply,
+    Step,
+    ToolCall,
+)
 from plimsoll.environment.tool_calls import read_reply
 from plimsoll.environment.tool_environment import (
-    MOST_CHARACTERS,
-    AsyncToolEnvironment,
+    MAX_CHARACTERS,
     ToolEnvironment,
     result_text,
     tool_environment,
@@ -91,13 +97,21 @@ def calls(*written: tuple[str, dict[str, Any]], problem: str | None = None) -> R
 def counter(target: int = 4) -> tuple[ToolEnvironment, CounterEnv, Observation]:
     inner = CounterEnv()
     environment = tool_environment(inner)
-    assert isinstance(environment, ToolEnvironment)
-    return environment, inner, environment.reset({"target": target, "other": "column"})
+    begun = reset(environment, {"target": target, "other": "column"})
+    return environment, inner, begun
 
 
-def said(step: Step) -> list[tuple[str, str, str]]:
+def reset(environment: ToolEnvironment, row: dict[str, Any]) -> Observation:
+    return asyncio.run(environment.reset(row))
+
+
+def step_of(environment: ToolEnvironment, reply: Reply) -> Step:
+    return asyncio.run(environment.step(reply))
+
+
+def results_of(step: Step) -> list[tuple[str, str, str]]:
     assert isinstance(step.observation, Observation)
-    return [(one.role, one.name, one.content) for one in step.observation.messages]
+    return [(result.role, result.name, result.content) for result in step.observation.messages]
 
 
 def test_reset_takes_the_columns_and_gives_text_and_tools() -> None:
@@ -113,17 +127,17 @@ def test_reset_takes_the_columns_and_gives_text_and_tools() -> None:
 def test_an_episode_from_text_to_reward() -> None:
     environment, _, begun = counter()
     text = '<tool_call>{"name": "increment", "arguments": {"by": 2, "twice": true}}</tool_call>'
-    step = environment.step(read_reply(text, begun.tools))
-    assert said(step) == [("tool", "increment", "4")] and not step.done
-    end = environment.step(read_reply("Done.", begun.tools))
-    assert end.done and said(end) == []
+    step = step_of(environment, read_reply(text, begun.tools))
+    assert results_of(step) == [("tool", "increment", "4")] and not step.done
+    end = step_of(environment, read_reply("Done.", begun.tools))
+    assert end.done and results_of(end) == []
     assert environment.get_reward() == 1.0
 
 
 def test_calls_are_carried_out_in_their_order() -> None:
     environment, _, _ = counter()
-    step = environment.step(calls(("increment", {"by": 1}), ("increment", {"by": 2})))
-    assert said(step) == [("tool", "increment", "1"), ("tool", "increment", "3")]
+    step = step_of(environment, calls(("increment", {"by": 1}), ("increment", {"by": 2})))
+    assert results_of(step) == [("tool", "increment", "1"), ("tool", "increment", "3")]
     assert step.figures == {
         "tool_calls": 2.0,
         "tool_calls_failed": 0.0,
@@ -133,24 +147,26 @@ def test_calls_are_carried_out_in_their_order() -> None:
 
 def test_a_tool_that_raises_is_answered_and_counted() -> None:
     environment, inner, _ = counter()
-    step = environment.step(calls(("increment", {"by": -1}), ("increment", {"by": 3})))
-    assert said(step)[0] == ("tool", "increment", "Error: The counter only goes up.")
+    step = step_of(environment, calls(("increment", {"by": -1}), ("increment", {"by": 3})))
+    assert results_of(step)[0] == ("tool", "increment", "Error: The counter only goes up.")
     assert inner.count == 3 and not step.done
     assert step.figures["tool_calls_failed"] == 1.0
 
 
 def test_a_malformed_call_is_answered_and_the_episode_goes_on() -> None:
     environment, inner, begun = counter()
-    step = environment.step(read_reply("<tool_call>{increment}</tool_call>", begun.tools))
+    step = step_of(environment, read_reply("<tool_call>{increment}</tool_call>", begun.tools))
     assert not step.done and inner.count == 0
-    assert [one[0] for one in said(step)] == ["user"] and "not valid JSON" in said(step)[0][2]
+    assert [result[0] for result in results_of(step)] == [
+        "user"
+    ] and "not valid JSON" in results_of(step)[0][2]
     assert step.figures["tool_calls_malformed"] == 1.0
 
 
 def test_beside_a_right_call_what_is_wrong_stands_under_its_result() -> None:
     environment, _, _ = counter()
-    step = environment.step(calls(("increment", {"by": 1}), problem="There is no tool 'x'."))
-    assert said(step) == [("tool", "increment", "1\nThere is no tool 'x'.")]
+    step = step_of(environment, calls(("increment", {"by": 1}), problem="There is no tool 'x'."))
+    assert results_of(step) == [("tool", "increment", "1\nThere is no tool 'x'.")]
 
 
 def test_properties_are_not_looked_at() -> None:
@@ -160,8 +176,7 @@ def test_properties_are_not_looked_at() -> None:
             raise RuntimeError("not before the first call")
 
     environment = tool_environment(Shy())
-    assert isinstance(environment, ToolEnvironment)
-    assert len(environment.reset({"target": 1}).tools) == 1
+    assert len(reset(environment, {"target": 1}).tools) == 1
 
 
 def test_close_is_the_objects() -> None:
@@ -178,15 +193,27 @@ def test_what_an_object_lacks_is_not_there() -> None:
 def test_async_tools_are_awaited() -> None:
     async def play() -> tuple[Observation, Step]:
         environment = tool_environment(LookupEnv())
-        assert isinstance(environment, AsyncToolEnvironment)
         begun = await environment.reset({"prompt": "?"})
         asked = calls(("look_up", {"word": "keel"}), ("count_letters", {"word": "keel"}))
         return begun, await environment.step(asked)
 
     begun, step = asyncio.run(play())
     assert begun.messages == ()
-    results = [content for _, _, content in said(step)]
+    results = [content for _, _, content in results_of(step)]
     assert results == ['{"word": "keel", "meaning": "ein Schiff – ⚓"}', "4"]
+
+
+def test_plain_tools_run_in_threads_and_keep_the_event_loop_free() -> None:
+    class Blocking:
+        def reset(self) -> None: ...
+
+        def block(self) -> str:
+            """Block."""
+            return threading.current_thread().name
+
+    environment = tool_environment(Blocking())
+    [(_, _, thread)] = results_of(step_of(environment, calls(("block", {}))))
+    assert thread != threading.main_thread().name
 
 
 def test_an_episodes_time_limit_reaches_through_a_tool() -> None:
@@ -199,8 +226,6 @@ def test_an_episodes_time_limit_reaches_through_a_tool() -> None:
 
     async def play() -> None:
         environment = tool_environment(Slow())
-        assert isinstance(environment, AsyncToolEnvironment)
-        await environment.reset({})
         async with asyncio.timeout(0.05):
             await environment.step(calls(("wait", {})))
 
@@ -220,13 +245,13 @@ def add(a: float, b: float) -> float:
 
 def test_functions_alone_and_beside_methods() -> None:
     alone = tool_environment(Functions(), [add])
-    assert isinstance(alone, ToolEnvironment)
-    assert [tool["function"]["name"] for tool in alone.reset({}).tools] == ["add"]
-    assert said(alone.step(calls(("add", {"a": 1, "b": 0.5})))) == [("tool", "add", "1.5")]
+    assert results_of(step_of(alone, calls(("add", {"a": 1, "b": 0.5})))) == [
+        ("tool", "add", "1.5")
+    ]
     both = tool_environment(CounterEnv(), [add])
-    assert isinstance(both, ToolEnvironment)
-    names = [tool["function"]["name"] for tool in both.reset({"target": 1}).tools]
-    assert names == ["add", "increment"]
+    for environment, names in ((alone, ["add"]), (both, ["add", "increment"])):
+        begun = reset(environment, {"target": 1})
+        assert [tool["function"]["name"] for tool in begun.tools] == names
 
 
 def test_reset_without_keywords_gets_what_it_takes() -> None:
@@ -235,7 +260,7 @@ def test_reset_without_keywords_gets_what_it_takes() -> None:
             self.target = target
 
     inner = Small()
-    tool_environment(inner).reset({"target": 3, "prompt": "?", "source": ""})
+    reset(tool_environment(inner), {"target": 3, "prompt": "?", "source": ""})
     assert inner.target == 3
 
 
@@ -277,7 +302,7 @@ def test_reset_that_gives_no_text_is_refused() -> None:
             return 7
 
     with pytest.raises(ConfigError, match=r"reset gave 7 \(int\)"):
-        tool_environment(Wrong()).reset({"target": 1})
+        reset(tool_environment(Wrong()), {"target": 1})
 
 
 def test_a_tool_that_leaves_the_process_does_not() -> None:
@@ -287,8 +312,7 @@ def test_a_tool_that_leaves_the_process_does_not() -> None:
             raise SystemExit(3)
 
     environment = tool_environment(Leaving())
-    assert isinstance(environment, ToolEnvironment)
-    assert said(environment.step(calls(("leave", {})))) == [("tool", "leave", "Error: 3")]
+    assert results_of(step_of(environment, calls(("leave", {})))) == [("tool", "leave", "Error: 3")]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +334,7 @@ def test_results_as_text(value: object, text: str) -> None:
 
 def test_a_long_result_is_cut_and_says_so() -> None:
     text = result_text("x" * 10_000_000, "tool")
-    assert text.startswith("x" * MOST_CHARACTERS) and len(text) < MOST_CHARACTERS + 100
+    assert text.startswith("x" * MAX_CHARACTERS) and len(text) < MAX_CHARACTERS + 100
     assert text.endswith("(the first 20,000 of 10,000,000 characters)")
     assert json.dumps(text)
 

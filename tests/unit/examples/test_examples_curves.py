@@ -48,7 +48,7 @@ def test_the_difference_is_told_with_its_interval(
 ) -> None:
     """Differences of 0.2, 0.3 and 0.4: 0.3 +- 4.302653 * 0.1 / sqrt(3)."""
     several = runs("several", [0.25, 0.5, 0.45], [0.25, 0.5, 0.55], [0.25, 0.5, 0.65])
-    picture = tmp_path / "curves.png"
+    picture = tmp_path / "curves.svg"
     assert curves.main([str(picture), "eval/x,eval/y", several, runs("one", [0.25, 0.75])]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "several, eval/x: 0.250 -> 0.450, 0.250 -> 0.550, 0.250 -> 0.650; difference +0.300, 95 % "
@@ -58,19 +58,19 @@ def test_the_difference_is_told_with_its_interval(
         "one, eval/x: 0.250 -> 0.750; difference +0.500",
         "one, eval/y: 0.750 -> 0.250; difference -0.500",
     ]
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.read_text().startswith("<svg")
 
 
 def test_the_curve_of_several_runs_is_their_mean(
     curves: SimpleNamespace, runs: Callable[..., str]
 ) -> None:
     label, found = curves._labelled(runs("a", [0.25, 0.5], [0.25, 0.75], [0.25, 1.0]))
-    rows, _, panels = curves.together({label: found}, Path("x.png"), ["eval/x"])
+    reward, held_out = curves.charts_of({label: found}, ["eval/x"])
+    (line,) = held_out.lines
     half = 4.302653 * 0.25 / np.sqrt(3)
-    assert rows[1]["a/eval/x"] == 0.75
-    assert rows[1]["a/eval/x_low"] == pytest.approx(0.75 - half)
-    assert rows[1]["a/eval/x_high"] == pytest.approx(0.75 + half)
-    assert [list(panel.series) for panel in panels] == [["a/reward"], ["a/eval/x"]]
+    assert line.points == [(0, 0.25), (1, 0.75)]
+    assert line.intervals[1] == pytest.approx((1, 0.75 - half, 0.75 + half))
+    assert (reward.lines[0].label, reward.lines[0].points) == ("a", [(0, 0.5), (1, 0.5)])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_runs_that_cannot_be_drawn_are_named(
     given: str | None,
     message: str,
 ) -> None:
-    words = [str(tmp_path / "curves.png"), "eval/z", given or runs("a", [0.0])]
+    words = [str(tmp_path / "curves.svg"), "eval/z", given or runs("a", [0.0])]
     assert curves.main(words) == 2
     assert message in capsys.readouterr().err
-    assert not (tmp_path / "curves.png").exists()
+    assert not (tmp_path / "curves.svg").exists()

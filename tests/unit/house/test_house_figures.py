@@ -1,4 +1,4 @@
-"""Tables and drawings of the documents that are the plan's are those of today."""
+"""The documents' tables of plans are those of today."""
 
 from __future__ import annotations
 
@@ -23,16 +23,6 @@ def test_the_table_of_levers_is_what_its_script_prints() -> None:
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(ROOT / "benchmarks" / "levers.py"), run_name="__main__")
     assert printed.getvalue() in (DOCUMENTS / "levers.md").read_text()
-
-
-def test_the_drawing_of_a_plan_is_that_of_its_scenario(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    drawn = tmp_path / "plan.svg"
-    scenario = "examples/scenarios/5_orz_1p5b_sleep.yaml"  # its title names the file so
-    assert main(["plan", scenario, "--svg", str(drawn)]) == 0
-    assert drawn.read_text() == (DOCUMENTS / "plan.svg").read_text()
 
 
 WAYS = {

@@ -31,7 +31,7 @@ def test_imports_point_downwards_and_engines_stay_in_their_rooms() -> None:
         "plimsoll.commands.preflight",
         "plimsoll.commands.placement",
         "plimsoll.commands.doctor",
-        "plimsoll.commands.report.report",
+        "plimsoll.commands.report",
         "plimsoll.machine.hardware",
         "plimsoll.machine.versions",
         "plimsoll.run.directory",

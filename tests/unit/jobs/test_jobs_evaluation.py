@@ -92,7 +92,7 @@ def test_every_preference_loss_reports_the_names(name: str) -> None:
 @pytest.mark.parametrize("name", names_of(reward_losses))
 def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
     config: RmConfig = config_of("rm", name)
-    picture = tmp_path / "out" / "calibration.png"
+    picture = tmp_path / "out" / "calibration.svg"
     found = score_metrics(config, FOUR, [pair(1), pair(2)], picture)
     assert told(found) == set(spec_of(config).evaluation.written)
     assert picture.is_file()
@@ -132,7 +132,7 @@ def test_a_solution_is_right_where_all_of_its_steps_are(tmp_path: Path) -> None:
     rows = [solution(*own, prompt=i) for i, own in enumerate(labels)]
     given = [scores(2, 1), scores(-1, 3), scores(1, -2, 1), scores(0.5), scores(-1, -1)]
     config: PrmConfig = config_of("prm")
-    found = process_metrics(given, rows, tmp_path / "calibration.png")
+    found = process_metrics(given, rows, tmp_path / "calibration.svg")
     assert told(found) == set(spec_of(config).evaluation.written)
     assert found["solution_accuracy"] == pytest.approx(3 / 5)
     low, high = wilson_interval(3 / 5, 5)
@@ -159,9 +159,9 @@ def test_the_accuracys_interval_is_over_prompts_in_every_job(tmp_path: Path) -> 
     loss = preference_loss(config_of("dpo").algorithm.loss)
     pairs = [pair(prompt) for prompt in BY_PROMPT]
     dpo = pair_metrics(config_of("dpo"), loss, pairs, logprobs, 0 * logprobs)
-    rm = score_metrics(config_of("rm"), logprobs, pairs, tmp_path / "rm.png")
+    rm = score_metrics(config_of("rm"), logprobs, pairs, tmp_path / "rm.svg")
     rows = [solution(1, prompt=prompt) for prompt in BY_PROMPT]
-    prm = process_metrics([scores(score) for score in HARD], rows, tmp_path / "prm.png")
+    prm = process_metrics([scores(score) for score in HARD], rows, tmp_path / "prm.svg")
     assert interval_of(dpo, "accuracy") == pytest.approx(expected)
     assert interval_of(rm, "accuracy") == pytest.approx(expected)
     assert interval_of(prm, "solution_accuracy") == pytest.approx(expected)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.commands.planning import advise_job, applied, fitted, plan_job
+from plimsoll.commands.planning import advise_job, apply_answer, fit_values, plan_job
 from plimsoll.config.flags import Flag, apply_flags
 from plimsoll.config.load import validate
 from plimsoll.config.yaml_tree import Tree, read_tree, value_at
@@ -174,7 +174,7 @@ def test_a_plan_in_short_shows_what_does_not_fit_and_adds_up() -> None:
 def test_a_config_with_an_answer_has_its_plan_and_its_comments(path: Path, tmp_path: Path) -> None:
     advice, new = advice_of(path), tmp_path / "new.yaml"
     for number, one in enumerate(advice.numbered, 1):
-        new.write_text(applied(str(path), [], advice, number))
+        new.write_text(apply_answer(str(path), [], advice, number))
         plan = plan_job(load_any(str(new)))
         assert plan.verdict == one.verdict
         assert max(store.peak.bytes for store in plan.devices) == one.device_bytes
@@ -184,12 +184,12 @@ def test_a_config_with_an_answer_has_its_plan_and_its_comments(path: Path, tmp_p
 def test_a_config_with_an_answer_has_the_flags_that_it_was_planned_with() -> None:
     path, flags = named("4_qwen2_7b_4090"), ["--cluster.host_memory=1TB", "--run.seed", "3"]
     advice = advise_job(load_any(str(path), flags))
-    text = applied(str(path), flags, advice, 1)
+    text = apply_answer(str(path), flags, advice, 1)
     assert "\n  host_memory: 1TB\n" in text and "\n  seed: 3\n" in text
     assert "\n  zero: {stage: 3, optimizer_offload: cpu}\n" in text
     for number in (0, -1, len(advice.numbered) + 1):
         with pytest.raises(ConfigError, match=f"--apply {number}: there is no such answer"):
-            applied(str(path), flags, advice, number)
+            apply_answer(str(path), flags, advice, number)
 
 
 def values_of(**cluster: str) -> dict[str, object]:
@@ -204,17 +204,17 @@ def sft_of(values: dict[str, object]) -> RunSpec[Any]:
 
 def test_a_config_made_in_python_is_made_to_fit_by_what_changes_least() -> None:
     values = values_of()
-    found = fitted(sft_of(values), values)
+    found = fit_values(sft_of(values), values)
     assert values == values_of() and found is not None
     assert plan_job(sft_of(found)).verdict == "fits"
     assert value_at(found, ("actor", "zero", "optimizer_offload")) == "cpu"
-    assert fitted(sft_of(found), found) is found
+    assert fit_values(sft_of(found), found) is found
     little = values_of(host_memory="40GB")  # too little for Adam
-    found = fitted(sft_of(little), little)
+    found = fit_values(sft_of(little), little)
     assert found is not None and plan_job(sft_of(found)).verdict == "fits"
     assert value_at(found, ("actor", "adapter", "rank")) == 16
     hopeless = values_of(hardware="4x1GB")
-    assert fitted(sft_of(hopeless), hopeless) is None
+    assert fit_values(sft_of(hopeless), hopeless) is None
 
 
 def test_larger_cards_are_named_where_they_take_fewer_nodes() -> None:

@@ -12,7 +12,6 @@ from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.run import JobConfig
-from plimsoll.jobs.rm import RmConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import Hardware, parse_cluster
@@ -88,23 +87,6 @@ def test_a_process_that_trains_an_adapter_has_its_libraries() -> None:
     name = "PEFT and bitsandbytes"
     assert held_while_loading(adapted)["local"][name] == CONSTANTS.adapter_libraries
     assert name not in held_while_loading(plain)["local"]
-
-
-def test_the_process_that_draws_a_calibration_has_what_draws_it() -> None:
-    pairs = {"path": "rows.jsonl", "prompt": "prompt", "chosen": "better", "rejected": "worse"}
-    scorer = RmConfig.model_validate(
-        {
-            "run": {"directory": "out", "steps": 2},
-            "cluster": {"ranks": 2},
-            "data": {"train": pairs, "max_tokens": 512},
-            "batch": {"pairs": 8, "micro_batch_tokens": 2048},
-            "actor": MODEL,
-        }
-    )
-    found = held_while_loading(scorer)
-    assert found["recipe"]["matplotlib"] == CONSTANTS.drawing_libraries
-    assert not any("matplotlib" in items for name, items in found.items() if name != "recipe")
-    assert "matplotlib" not in held_while_loading(sft())["recipe"]
 
 
 def test_the_process_that_writes_trajectories_has_their_libraries() -> None:

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from traced_roles import MicroBatchStep, TraceForm
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from plimsoll.commands.trace import measure
-from plimsoll.commands.trace_models import MicroBatchStep, TraceForm
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, register_packed_attention
@@ -27,6 +26,7 @@ from plimsoll.model.price.form import activation_form
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
+from traced_bytes import measure
 
 torch.set_num_threads(1)
 

@@ -1,8 +1,6 @@
-"""What a person sees of a plan: 80 columns, bars under the line, a picture that is SVG."""
+"""What a person sees of a plan: 80 columns, bars under the line."""
 
 from __future__ import annotations
-
-from xml.etree import ElementTree
 
 import pytest
 from rule_cases import config
@@ -13,14 +11,12 @@ from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.plan.as_text import draw_bars, store_table, wrapped
-from plimsoll.memory.plan.svg import draw_svg
+from plimsoll.memory.plan.as_text import draw_bars, store_table, wrap_lines
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import PHASES
 from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Moment
 
 GB = 10**9
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def item(role: str, name: str, size: int, kind: Kind = "weights") -> Item:
@@ -77,36 +73,6 @@ def test_bars_are_plain_ascii_where_they_must_be() -> None:
     assert "█" in draw_bars(store(80 * GB), unicode=True)
 
 
-def test_the_picture_is_svg_with_a_bar_for_every_stack_and_the_line() -> None:
-    root = ElementTree.fromstring(draw_svg("a < b & c", [store(80 * GB), store(None)]))
-    assert root.tag == f"{SVG}svg"
-    panels = root.findall(f"{SVG}g")
-    assert len(panels) == 2
-    bars = [r for r in panels[0].iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
-    assert len(bars) == 2 * len(PHASES) + 1
-    texts = ["".join(t.itertext()) for t in root.iter(f"{SVG}text")]
-    assert "a < b & c" in texts and set(PHASES) <= set(texts)
-    assert texts.count("load line 80.0") == 1
-    heights = [float(bar.attrib["height"]) for bar in bars]
-    ratio = max(heights) / min(heights)
-    assert ratio == pytest.approx(40.002, rel=0.05)
-
-
-@pytest.mark.parametrize("capacity", [61, 61.5, 62, 63, 64, 66, 70, 80, 60, 40])
-def test_the_load_line_crosses_no_figure(capacity: float) -> None:
-    """The fullest bar has 61 GB: lines just above, at and below its top."""
-    panel = ElementTree.fromstring(draw_svg("p", [store(round(capacity * GB))])).find(f"{SVG}g")
-    assert panel is not None
-    (line,) = (p for p in panel.iter(f"{SVG}path") if p.attrib["stroke"] == "#cc0000")
-    crossing = float(line.attrib["d"].partition(" ")[2].partition("H")[0])
-    figures = [t for t in panel.iter(f"{SVG}text") if t.attrib["text-anchor"] == "middle"]
-    stands = [float(t.attrib["y"]) for t in figures if t.text in ("21.0", "61.0")]
-    assert len(stands) == len(PHASES)
-    # A figure reaches from where it stands to less than its font's size above that.
-    assert not any(y - 13 <= crossing <= y for y in stands)
-    assert all(y - 13 >= 28 for y in stands)  # nor do figures reach into the panel's title
-
-
 def test_every_item_has_a_kind() -> None:
     """Of whole runs: all that a role holds, the engines and the processes."""
     split = {"cluster.ranks": 4, "rollout.vllm.sleep_level": 1, "rollout.placement": "shared"}
@@ -139,4 +105,4 @@ def test_every_item_has_a_kind() -> None:
 
 def test_a_path_stays_whole_however_long() -> None:
     path = f"runs/{'long-name_' * 12}/model"
-    assert path in wrapped(f"the directory {path} is full", "  ").split()
+    assert path in wrap_lines(f"the directory {path} is full", "  ").split()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from plimsoll.commands.trace import LiveBytes, Traced, measure, trace
+from traced_bytes import LiveBytes, Traced, measure, trace
 
 WIDTH, ROWS = 256, 512
 

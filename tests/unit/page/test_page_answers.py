@@ -10,9 +10,9 @@ import pytest
 
 from plimsoll.errors import ConfigError
 from plimsoll.page.answers import answer, frozen
-from plimsoll.page.html import PLAN, RUNS, View, page, script
+from plimsoll.page.html import PLAN, RUNS, View, join_scripts, render_page
 from plimsoll.page.settings import settings
-from plimsoll.page.watched import Watched, watched
+from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
 
@@ -25,7 +25,7 @@ def runs(tmp_path: Path) -> tuple[Watched, ...]:
         run = RunDirectory(tmp_path / name)
         run.write_config(f"# ppo\n{config}")
         append_row(run.metrics_path, {"step": 1, "reward": 1.0, "eval/reward": None})
-    return tuple(run.look() for run in watched([tmp_path / name for name in configs]))
+    return tuple(run.look() for run in watch_runs([tmp_path / name for name in configs]))
 
 
 def test_settings_of_runs_are_compared_key_by_key(runs: tuple[Watched, ...]) -> None:
@@ -65,7 +65,7 @@ def test_a_frozen_page_has_every_answer_as_json(runs: tuple[Watched, ...]) -> No
 
 
 def test_every_name_that_the_page_asks_for_is_answered(runs: tuple[Watched, ...]) -> None:
-    asked = set(re.findall(r'load\("([a-z-]+)"', script(RUNS))) | {"held-out", "pictures"}
+    asked = set(re.findall(r'load\("([a-z-]+)"', join_scripts(RUNS))) | {"held-out", "pictures"}
     known = {key.partition("?")[0] for key in frozen(runs, [])}
     assert asked - known == {"ends", "group"}  # no trajectories here
     for name in asked - {"ends", "group", "curves"}:
@@ -74,7 +74,7 @@ def test_every_name_that_the_page_asks_for_is_answered(runs: tuple[Watched, ...]
 
 @pytest.mark.parametrize("view", [RUNS, PLAN])
 def test_modules_in_one_scope_have_no_name_twice_and_no_import_left(view: View) -> None:
-    text = script(view)
+    text = join_scripts(view)
     names = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", text, re.M)
     assert len(names) > 30 and len(set(names)) == len(names)
     assert not re.search(r"^(import|export) ", text, re.M)
@@ -83,13 +83,13 @@ def test_modules_in_one_scope_have_no_name_twice_and_no_import_left(view: View) 
 @pytest.mark.parametrize("view", [RUNS, PLAN])
 def test_texts_never_become_markup(view: View) -> None:
     assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script(view)
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", join_scripts(view)
     )
 
 
 def test_a_title_and_data_cannot_leave_their_places() -> None:
     attack = "</script><script>alert(1)</script>"
-    text = page(attack, {"progress": [attack]}, RUNS)
+    text = render_page(attack, {"progress": [attack]}, RUNS)
     assert "<script>alert" not in text and "</script><script>alert" not in text
     (data,) = re.findall(r'id="data">(.*?)</script>', text)
     assert json.loads(data) == {"progress": [attack]}

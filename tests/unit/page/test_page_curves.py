@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 from plimsoll.page.curves import SECTIONS, curves, extremes
-from plimsoll.page.watched import Watched, watched
+from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.json_lines import Row, write_rows
+from plimsoll.run.json_lines import JsonRow, write_rows
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.readings import Footprint, Line
 
 ALL = (-inf, inf)
 
 
-def run_of(path: Path, rows: list[Row], config: str = "# ppo\nrun: {steps: 9}\n") -> Watched:
+def run_of(path: Path, rows: list[JsonRow], config: str = "# ppo\nrun: {steps: 9}\n") -> Watched:
     path.mkdir(exist_ok=True)
     run = RunDirectory(path)
     run.write_config(config)
     write_rows(run.metrics_path, rows)
-    (found,) = watched([path])
+    (found,) = watch_runs([path])
     return found.look()
 
 
@@ -51,7 +51,9 @@ def test_the_extremes_of_each_bucket_are_kept(
 
 
 def test_a_long_curve_keeps_its_only_peak_and_comes_down_to_few_points(tmp_path: Path) -> None:
-    rows: list[Row] = [{"step": s, "reward": 9.0 if s == 31_415 else 0.5} for s in range(1, 50_001)]
+    rows: list[JsonRow] = [
+        {"step": s, "reward": 9.0 if s == 31_415 else 0.5} for s in range(1, 50_001)
+    ]
     (table,) = panel([run_of(tmp_path, rows)], "learning", "Reward")["tables"]
     assert len(table["x"]) <= 2 * 400 + 2
     assert table["y"][0][table["x"].index(31_415)] == 9
@@ -59,7 +61,7 @@ def test_a_long_curve_keeps_its_only_peak_and_comes_down_to_few_points(tmp_path:
 
 
 def test_a_part_of_a_run_is_asked_for_by_its_steps(tmp_path: Path) -> None:
-    rows: list[Row] = [{"step": step, "reward": float(step)} for step in range(1, 1001)]
+    rows: list[JsonRow] = [{"step": step, "reward": float(step)} for step in range(1, 1001)]
     run = run_of(tmp_path, rows)
     (table,) = panel([run], "learning", "Reward", steps=(10.5, 14.0))["tables"]
     assert (table["x"], table["y"]) == ([11, 12, 13, 14], [[11, 12, 13, 14], [None] * 4])
@@ -67,14 +69,14 @@ def test_a_part_of_a_run_is_asked_for_by_its_steps(tmp_path: Path) -> None:
 
 def test_an_interval_goes_with_its_metric(tmp_path: Path) -> None:
     bounds = {"eval/reward_low": 0.25, "eval/reward_high": 0.75}
-    rows: list[Row] = [{"step": 1, "reward": 1.0}, {"step": 2, "eval/reward": 0.5, **bounds}]
+    rows: list[JsonRow] = [{"step": 1, "reward": 1.0}, {"step": 2, "eval/reward": 0.5, **bounds}]
     (table,) = panel([run_of(tmp_path, rows)], "learning", "Reward")["tables"]
     assert table["y"] == [[1, None], [None, 0.5]]
     assert (table["low"], table["high"]) == ([None, [None, 0.25]], [None, [None, 0.75]])
 
 
 def test_health_has_its_ranges_as_they_are_at_the_last_step(tmp_path: Path) -> None:
-    rows: list[Row] = [{"step": 1, "kl": 1.0, "entropy": 2.0, "response_tokens": 500.0}]
+    rows: list[JsonRow] = [{"step": 1, "kl": 1.0, "entropy": 2.0, "response_tokens": 500.0}]
     run = run_of(tmp_path, rows)
     assert panel([run], "health", "entropy")["band"] == (0.01, 4.0)
     kl = panel([run], "learning", "KL from the reference")
@@ -102,7 +104,7 @@ def test_every_metric_is_in_one_section_and_loading_in_none(tmp_path: Path) -> N
 
 def test_phases_are_means_of_steps_without_the_evaluation_before_them(tmp_path: Path) -> None:
     seconds = [(9.0, 9.0), (1.0, None), (3.0, 2.0), (5.0, 4.0)]
-    rows: list[Row] = [
+    rows: list[JsonRow] = [
         {"step": step, "seconds/rollout": a, **({} if b is None else {"seconds/sync": b})}
         for step, (a, b) in enumerate(seconds)
     ]
@@ -113,7 +115,7 @@ def test_phases_are_means_of_steps_without_the_evaluation_before_them(tmp_path: 
 
 
 def test_runs_are_overlaid_but_for_what_is_stacked(tmp_path: Path) -> None:
-    rows: list[Row] = [{"step": 1, "reward": 1.0, "seconds/rollout": 2.0}]
+    rows: list[JsonRow] = [{"step": 1, "reward": 1.0, "seconds/rollout": 2.0}]
     two = [run_of(tmp_path / "a", rows), run_of(tmp_path / "b", [{**rows[0], "kl": 0.5}])]
     assert [one["run"] for one in panel(two, "learning", "Reward")["tables"]] == [0, 1]
     assert [one["run"] for one in panel(two, "learning", "KL from the reference")["tables"]] == [1]
@@ -155,6 +157,6 @@ def test_the_only_reward_of_a_run_is_drawn_beside_those_of_another(tmp_path: Pat
 
 
 def test_the_use_of_cards_is_drawn_where_it_is_known(tmp_path: Path) -> None:
-    rows: list[Row] = [{"step": 1, "mfu": 0.25, "gpu_busy": 0.5}]
+    rows: list[JsonRow] = [{"step": 1, "mfu": 0.25, "gpu_busy": 0.5}]
     use = panel([run_of(tmp_path, rows)], "time", "Use of the cards")
     assert use["tables"][0]["y"] == [[0.25], [0.5]]

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.page.follow import Place, read_on
-from plimsoll.page.watched import Watched, watched, whole
+from plimsoll.page.follow import FilePosition, read_on
+from plimsoll.page.watched import Watched, read_whole_run, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row, write_rows
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Watched:
-    (found,) = watched([tmp_path])
+    (found,) = watch_runs([tmp_path])
     return found
 
 
@@ -63,12 +63,12 @@ def test_a_file_that_was_written_anew_is_read_anew(run: Watched) -> None:
 def test_much_is_read_in_parts_of_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write_rows(path, [{"step": step} for step in range(10)])  # of 12 bytes each
-    place, read = Place().seen(path), []
+    place, read = FilePosition().seen(path), []
     while more := read_on(path, place, most=30):
         read.append(more.rows["step"].to_pylist())
         place = more.place
     assert read == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-    one = read_on(path, Place().seen(path), most=3)
+    one = read_on(path, FilePosition().seen(path), most=3)
     assert one is not None and one.rows["step"].to_pylist() == [0]
 
 
@@ -76,7 +76,7 @@ def test_whole_reads_all_parts(run: Watched, monkeypatch: pytest.MonkeyPatch) ->
     write_rows(run.run.metrics_path, [{"step": step, "reward": 1.0} for step in range(2000)])
     monkeypatch.setattr(Watched.look, "__defaults__", (1000,))
     assert len(run.look().metrics.rows) < 50
-    assert len(whole(run).metrics.rows) == 2000
+    assert len(read_whole_run(run).metrics.rows) == 2000
 
 
 def test_a_broken_line_is_named_and_what_was_read_stays(run: Watched) -> None:
@@ -88,7 +88,7 @@ def test_a_broken_line_is_named_and_what_was_read_stays(run: Watched) -> None:
     after = seen.look()
     assert rewards(after) == [0.5] and "metrics.jsonl, line 2: no JSON" in after.problem
     with pytest.raises(PlimsollError, match=r"metrics\.jsonl, line 2: no JSON"):
-        whole(run)
+        read_whole_run(run)
 
 
 def test_what_is_not_finite_is_kept_as_such(run: Watched) -> None:
@@ -104,11 +104,11 @@ def test_runs_have_the_shortest_names_that_tell_them_apart(tmp_path: Path) -> No
     paths = [tmp_path / name for name in ("a/ppo", "b/ppo", "b/grpo")]
     for path in paths:
         path.mkdir(parents=True)
-    names = [[one.name for one in watched(some)] for some in (paths[:1], paths[1:], paths)]
+    names = [[one.name for one in watch_runs(some)] for some in (paths[:1], paths[1:], paths)]
     assert names == [["ppo"], ["ppo", "grpo"], ["a/ppo", "b/ppo", "b/grpo"]]
-    assert [one.name for one in watched(paths[:1] * 2)] == ["ppo (1)", "ppo (2)"]
+    assert [one.name for one in watch_runs(paths[:1] * 2)] == ["ppo (1)", "ppo (2)"]
     with pytest.raises(ConfigError, match="gone is no directory"):
-        watched([tmp_path / "gone"])
+        watch_runs([tmp_path / "gone"])
 
 
 def test_a_run_that_has_written_nothing_is_empty(run: Watched) -> None:

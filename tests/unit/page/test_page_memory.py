@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.page.memory import memory
-from plimsoll.page.watched import watched
+from plimsoll.page.watched import watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import document
 from plimsoll.run.ledger import LedgerRow, write_ledger
@@ -33,9 +33,9 @@ def ledger_row(
 def shown(path: Path, plan: dict[str, Any] | None, *rows: LedgerRow) -> dict[str, Any]:
     run = RunDirectory(path)
     if plan is not None:
-        run.write_plan(document(plan), "<svg/>")
+        run.write_plan(document(plan))
     write_ledger(run.ledger_path, rows)
-    (seen,) = watched([path])
+    (seen,) = watch_runs([path])
     return memory(seen.look())
 
 

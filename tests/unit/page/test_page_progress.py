@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from plimsoll.page.progress import progress, seconds
-from plimsoll.page.watched import Watched, watched
+from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
-from plimsoll.run.now import Now, read_now, write_now
+from plimsoll.run.now import CurrentPhase, read_current_phase, write_current_phase
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def shown(run: RunDirectory, at: float | None = None) -> dict[str, Any]:
-    (seen,) = watched([run.path])
+    (seen,) = watch_runs([run.path])
     return progress(seen.look(), at)
 
 
@@ -34,7 +34,7 @@ def test_the_time_left_is_that_of_the_steps_so_far(run: RunDirectory) -> None:
     append_row(run.metrics_path, {"step": 0, "seconds/eval": 50.0, "seconds/load": 20.0})
     append_row(run.metrics_path, {"step": 1, "seconds/rollout": 2.0, "seconds/sync": 1.0})
     append_row(run.metrics_path, {"step": 2, "seconds/rollout": 4.0, "seconds/sync": 1.0})
-    write_now(run.now_path, Now(3, 10, "rollout", since=100.0))
+    write_current_phase(run.now_path, CurrentPhase(3, 10, "rollout", since=100.0))
     found = shown(run, at=107.0)
     assert (found["step"], found["steps"], found["state"]) == (2, 10, "running")
     assert (found["phase"], found["phaseSeconds"]) == ("rollout", 7.0)
@@ -55,7 +55,7 @@ def test_how_a_run_came_to_an_end_is_told(run: RunDirectory) -> None:
     assert shown(run)["state"] == "done"
     run.out_of_memory_path.write_text("why")
     assert shown(run)["state"] == "out of memory"
-    write_now(run.now_path, Now(3, 10, "sync"))
+    write_current_phase(run.now_path, CurrentPhase(3, 10, "sync"))
     assert shown(run)["state"] == "running"
     assert shown(run)["secondsLeft"] is None  # before the first step
 
@@ -78,22 +78,22 @@ def test_what_was_only_sampled_is_done_with_its_selection(run: RunDirectory) -> 
 
 def test_a_killed_run_does_not_go_on_but_one_elsewhere_may(run: RunDirectory) -> None:
     gone = 2**22 + 1  # above the largest number that Linux gives a process
-    write_now(run.now_path, Now(3, 10, "sync", pid=gone))
+    write_current_phase(run.now_path, CurrentPhase(3, 10, "sync", pid=gone))
     assert shown(run)["state"] == "killed" and shown(run)["phase"] is None
-    write_now(run.now_path, Now(3, 10, "sync", pid=gone, host="another"))
+    write_current_phase(run.now_path, CurrentPhase(3, 10, "sync", pid=gone, host="another"))
     assert shown(run)["state"] == "running"
 
 
 def test_now_is_read_back_and_what_is_none_is_no_error(run: RunDirectory) -> None:
-    assert read_now(run.now_path) is None
-    now = Now(1, 2, "load", 3.0)
+    assert read_current_phase(run.now_path) is None
+    now = CurrentPhase(1, 2, "load", 3.0)
     assert (now.host, now.pid) == (socket.gethostname(), os.getpid())
-    write_now(run.now_path, now)
-    assert read_now(run.now_path) == now
+    write_current_phase(run.now_path, now)
+    assert read_current_phase(run.now_path) == now
     assert [one.name for one in run.path.iterdir()].count("now.json") == 1
     run.now_path.write_text('{"step"')
-    assert read_now(run.now_path) is None
-    write_now(run.path / "gone" / "now.json", now)  # a full disk, or none, is no error
+    assert read_current_phase(run.now_path) is None
+    write_current_phase(run.path / "gone" / "now.json", now)  # a full disk, or none, is no error
 
 
 def test_what_is_not_healthy_is_told_with_what_to_try(run: RunDirectory) -> None:
@@ -107,7 +107,7 @@ def test_what_is_not_healthy_is_told_with_what_to_try(run: RunDirectory) -> None
 def test_seconds_are_told_by_phase(run: RunDirectory) -> None:
     append_row(run.metrics_path, {"step": 1, "seconds/load": 3.0, "seconds/rollout": 2.0})
     append_row(run.metrics_path, {"step": 2, "seconds/rollout": 2.5, "seconds/save": 1.0})
-    (seen,) = watched([run.path])
+    (seen,) = watch_runs([run.path])
     assert isinstance(seen, Watched)
     assert seconds(seen.look()) == {"before": {"load": 3.0}, "steps": {"rollout": 4.5, "save": 1.0}}
 

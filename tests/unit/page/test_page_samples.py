@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from plimsoll.errors import ConfigError
 from plimsoll.page.answers import frozen
 from plimsoll.page.samples import ends, group, groups
-from plimsoll.page.watched import Watched, watched
+from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.trajectories import TokenScores, write_trajectories
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Watched:
     model = RunDirectory(tmp_path).model_path
     model.mkdir()
     tokenizer.save(str(model / "tokenizer.json"))
-    (found,) = watched([tmp_path])
+    (found,) = watch_runs([tmp_path])
     return found
 
 

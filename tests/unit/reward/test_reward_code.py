@@ -1,26 +1,26 @@
-"""Programs of a policy: what they pass, and what they cannot do."""
+"""Programs of a policy: the share of the tests that they pass, in every form of tests."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
-import socket
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError
+from plimsoll.process.programs import sandbox_trouble
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward import code
-from plimsoll.reward.sandbox.cases import cases_of
-from plimsoll.reward.sandbox.run import Bounds, run
+from plimsoll.reward.code_cases import cases_of
+from plimsoll.reward.references import check_rewards
 
 STDIN = json.dumps({"inputs": ["1 2\n", "3 4\n", "5 6\n"], "outputs": ["3\n", "7", "11\n\n"]})
-BOUNDS = Bounds(seconds=2.0, total_seconds=20.0, memory_bytes=2**30)
+
+pytestmark = pytest.mark.skipif(bool(sandbox_trouble()), reason=sandbox_trouble())
 
 
 def trajectory(response: str, tests: str | None = None, **columns: object) -> Trajectory:
@@ -97,6 +97,7 @@ def test_a_method_of_solution_and_a_setup_are_found() -> None:
         "import sys; sys.exit(0)",
         "import os; os._exit(0)",
         "import os; os.write(3, b'passed'); os._exit(0)",
+        "import os; os.kill(os.getppid(), 9)",
         "def add(a, b): exit()",
     ],
 )
@@ -126,76 +127,28 @@ def test_a_row_without_tests_is_told() -> None:
         code.reward(trajectory("", None), tests="unit")
 
 
-def output(program: str, **bounds: Any) -> tuple[str, str]:
-    given = Bounds(**{**vars(BOUNDS), **bounds})
-    (ended,) = run(program, [{"input": "in"}], given)
-    return ended.how, ended.output
+@pytest.mark.parametrize("text", ["no JSON", "[" * 100_000])
+def test_a_program_that_writes_a_result_itself_is_wrong_and_no_failure(text: str) -> None:
+    tests = json.dumps({"inputs": [[1]], "outputs": [1], "fn_name": "same"})
+    program = f"import os\nos.write(3, {text!r}.encode())\nos._exit(0)"
+    assert code.reward(trajectory(fenced(program), tests)) == 0.0
 
 
-FORBIDDEN = {
-    "connect": "socket.create_connection(('127.0.0.1', PORT))",
-    "send": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
-    "write": "open(PATH + '/new', 'w')",
-    "overwrite": "open(PATH + '/kept', 'w')",
-    "append": "open(PATH + '/kept', 'a')",
-    "remove": "os.remove(PATH + '/kept')",
-    "rename": "os.rename(PATH + '/kept', PATH + '/new')",
-    "make a folder": "os.mkdir(PATH + '/new')",
-    "link": "os.symlink('/', PATH + '/new')",
-    "rights": "os.chmod(PATH + '/kept', 0)",
-    "truncate": "os.truncate(PATH + '/kept', 0)",
-    "fork": "os.fork()",
-    "start": "subprocess.run(['true'])",
-    "become": "os.execv('/bin/true', ['true'])",
-    "kill": "os.kill(PARENT, 0)",
-}
+@pytest.fixture
+def no_bwrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sandbox_trouble.cache_clear()
+    yield
+    sandbox_trouble.cache_clear()
 
 
-@pytest.mark.parametrize("what", FORBIDDEN)
-def test_the_kernel_refuses(what: str, tmp_path: Path) -> None:
-    (tmp_path / "kept").write_text("kept")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        names = {"PORT": server.getsockname()[1], "PATH": str(tmp_path), "PARENT": os.getpid()}
-        lines = [f"{name} = {value!r}" for name, value in names.items()]
-        tried = f"try:\n    {FORBIDDEN[what]}\nexcept PermissionError: print('refused')"
-        program = "\n".join(["import os, socket, subprocess", *lines, tried])
-        assert output(program) == ("done", "refused\n")
-        exec(f"import os, socket, subprocess\n{chr(10).join(lines)}\n{allowed(what)}")
-    assert (tmp_path / "kept").read_text() == "kept"
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-
-
-def allowed(what: str) -> str:
-    """The same outside, where that does no harm: that it is refused is the sandbox's doing."""
-    harmless = ("connect", "send", "start", "kill")
-    return FORBIDDEN[what] if what in harmless else "pass"
-
-
-def test_what_a_program_may_do() -> None:
-    program = "import threading, math\nt = threading.Thread(target=print, args=(input(),))\n"
-    program += "t.start(); t.join(); print(len(open('/proc/self/maps').read()) > 0)"
-    assert output(program) == ("done", "in\nTrue\n")
-
-
-@pytest.mark.slow  # on a busy machine, what ends first is a matter of luck
-def test_time_memory_and_output_are_bounded() -> None:
-    start = time.monotonic()
-    assert output("while True: pass", seconds=0.5)[0] == "time"
-    assert output("import time; time.sleep(60)", seconds=0.5)[0] == "time"
-    assert output("x = bytearray(2**31)")[0] == "error"
-    how, written = output("while True: print('a' * 1000)", seconds=5.0)
-    assert how == "error" and len(written) <= 4 * 1024**2
-    ended = run("while True: pass", [{"input": ""}] * 50, Bounds(0.3, 1.0, 2**30))
-    assert [one.how for one in ended] == ["time"] * 50
-    assert time.monotonic() - start < 15
-
-
-def test_a_program_does_not_see_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    assert "secret" not in output("import os; print(os.environ)")[1]
-
-
-def test_without_a_filter_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    with pytest.raises(ConfigError, match="run only where the kernel confines them by seccomp"):
-        code.reward(trajectory(fenced("print(1)"), STDIN))
+def test_without_a_sandbox_nothing_is_run_unless_the_user_says_so(no_bwrap: None) -> None:
+    (problem,) = check_rewards({"tests": RewardConfig(name="code", options={"tests": "unit"})})
+    assert (problem.key, problem.code) == ("rewards.tests", "package-missing")
+    assert "no `bwrap` on the PATH" in problem.why and "apt install bubblewrap" in problem.fix
+    given = trajectory(fenced("print(sum(map(int, input().split())))"), STDIN)
+    with pytest.raises(ConfigError, match="sandbox is bwrap"):
+        code.reward(given)
+    options: dict[str, Any] = {"tests": "unit", "sandbox": "none"}
+    assert [*check_rewards({"tests": RewardConfig(name="code", options=options)})] == []
+    assert code.reward(given, sandbox="none") == 1.0

@@ -39,7 +39,7 @@ def said(text: str, columns: dict[str, Any]) -> Trajectory:
 
 
 def test_other_rows_have_no_score() -> None:
-    with pytest.raises(DataError, match=r"Give data\.train\.generate"):
+    with pytest.raises(DataError, match=r"data\.train\.generate"):
         reward(said("7", {}))
 
 

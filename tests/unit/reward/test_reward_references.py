@@ -14,8 +14,8 @@ from plimsoll.config.base import OptionValue
 from plimsoll.config.reward import RewardConfig
 from plimsoll.data.fields import reference_text
 from plimsoll.errors import DataError
+from plimsoll.interop.rewards.trl import adapt
 from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
-from plimsoll.reward.functions.trl import adapted
 from plimsoll.reward.rule import build_rule
 from plimsoll.reward.score import open_rewards
 from plimsoll.reward.servers.formats import (
@@ -66,7 +66,7 @@ def test_functions_of_trls_form_get_what_the_row_has() -> None:
         return [float(VALUES.index(one)) if one == VALUES[-1] else -1.0 for one in reference]
 
     episodes = [replace(trajectory(value), transcript=Transcript(None, ())) for value in VALUES]
-    assert adapted(reward)(episodes) == [-1.0] * (len(VALUES) - 1) + [float(len(VALUES) - 1)]
+    assert adapt(reward)(episodes) == [-1.0] * (len(VALUES) - 1) + [float(len(VALUES) - 1)]
 
 
 def test_a_whole_number_of_a_float_column_is_compared_as_one() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll.config.reward import RewardConfig
 from plimsoll.records import Prompt, Trajectory, single_turn
-from plimsoll.reward.running import Running
+from plimsoll.reward.running import RunningMoments
 from plimsoll.reward.score import Scorer, open_rewards
 
 LONG = RewardConfig(name="overlong", options={"max_new_tokens": 10, "buffer": 10, "factor": -10.0})
@@ -39,7 +39,7 @@ def normalised(scorer: Scorer, *tokens: int) -> list[float]:
     found = scorer([trajectory(n) for n in tokens])
     assert [t.rewards[0].value for t in found] == list(tokens)
     scorer.observe(found)
-    return [t.rewards[0].value for t in scorer.normalized(found)]
+    return [t.rewards[0].value for t in scorer.normalize(found)]
 
 
 def test_values_are_normalised_over_the_run_when_a_step_is_settled() -> None:
@@ -48,7 +48,7 @@ def test_values_are_normalised_over_the_run_when_a_step_is_settled() -> None:
         assert normalised(scorer, 1, 3) == pytest.approx([-(0.5**0.5), 0.5**0.5])
         deviation = (20 / 3) ** 0.5
         assert normalised(scorer, 5, 7) == pytest.approx([1 / deviation, 3 / deviation])
-        (greedy,) = scorer.normalized(scorer([trajectory(4)]))  # looked at, and not taken in
+        (greedy,) = scorer.normalize(scorer([trajectory(4)]))  # looked at, and not taken in
         assert greedy.rewards[0].value == 0.0
         state = scorer.state()
     assert state == {"tokens": {"count": 4.0, "mean": 4.0, "squares": 20.0}}
@@ -77,13 +77,13 @@ def test_a_step_is_normalised_alike_whatever_was_scored_first(
         came = {place: other([trajectory(tokens[place])])[0] for place in order}
         settled = [came[place] for place in range(len(tokens))]
         other.observe(settled)
-        assert [t.rewards[0].value for t in other.normalized(settled)] == wanted
+        assert [t.rewards[0].value for t in other.normalize(settled)] == wanted
         assert other.state() == scorer.state()
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=6), min_size=1, max_size=6))
 def test_the_statistics_are_those_of_all_values_however_they_came(parts: list[list[float]]) -> None:
-    running, values = Running(), [value for part in parts for value in part]
+    running, values = RunningMoments(), [value for part in parts for value in part]
     for part in parts:
         running.add(part)
     if len(values) > 1:

@@ -10,7 +10,7 @@ from plimsoll.cli.command import _show_unexpected, _told
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError, WorkerDied
 from plimsoll.run.directory import RunDirectory, open_run
-from plimsoll.run.ending import End, how_to_go_on, notes_of, read_end, recording_end
+from plimsoll.run.ending import RunEnd, how_to_go_on, notes_of, read_end, recording_end
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.log import RunLog
 
@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path)
 
 
-def end_of(run: RunDirectory, error: BaseException | None) -> End:
+def end_of(run: RunDirectory, error: BaseException | None) -> RunEnd:
     """End the run with an error, or without one."""
 
     def work() -> None:

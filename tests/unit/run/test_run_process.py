@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from plimsoll.machine.meter import process_bytes, process_peak_bytes, reset_process_peak
-from plimsoll.page.metrics import total_seconds
 from plimsoll.run.clock import PhaseClock
 from plimsoll.run.interrupt import StopRequest
 
@@ -32,14 +31,6 @@ def test_the_clock_adds_up_by_phase() -> None:
     assert sum(seconds.values()) <= whole
     clock.reset()
     assert clock.seconds() == {}
-
-
-def test_the_seconds_of_a_run_are_those_of_its_rows_together() -> None:
-    rows = [
-        {"step": 1, "seconds/load": 2.0, "seconds/sync": 1.0, "loss": 3.0},
-        {"step": 2, "seconds/sync": 0.5, "memory_bytes/rank 0": 9.0},
-    ]
-    assert total_seconds(rows) == {"load": 2.0, "sync": 1.5}
 
 
 def test_a_phase_that_fails_is_counted_and_ends() -> None:

@@ -24,7 +24,7 @@ from plimsoll.records import Sample
 from plimsoll.reward.rule import build_rule
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.clock import TimedPhase
-from plimsoll.run.now import read_now
+from plimsoll.run.now import read_current_phase
 from plimsoll.run.readings import Planned
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.resuming import fingerprint
@@ -175,7 +175,7 @@ def test_a_run_says_what_it_does_until_it_ends() -> None:
         path = session.directory.now_path
         for phase in ("load", "train_actor"):
             with session.phase(phase):
-                now = read_now(path)
+                now = read_current_phase(path)
                 assert now is not None and (now.step, now.steps, now.phase) == (1, 1, phase)
                 assert not now.ended
     assert not path.exists()

@@ -73,7 +73,7 @@ def _agent(o: Options) -> Iterator[Outcome]:
     yield o.entry(f"{key}.max_turns", turns, "agent_func_path", note=note)
     note = "an agent reads text"
     yield o.entry(f"{key}.tool_format", "none", "agent_func_path", note=note)
-    why = "it runs as it is, by `reset` and `step` or by `execute`; one that samples otherwise "
+    why = "it runs as it is, by `reset` and `step`, not by `execute`; one that samples otherwise "
     why += "than rollout.sampling says is refused in its first episode"
     yield Remark("check", f"{key}.name", why)
 

@@ -1,1 +1,1 @@
-"""Environments by their names: each file has a class of the file's name, such as `GuessNumber`."""
+"""Environments by name: each file has a class of the file's name, such as `GuessNumber`."""

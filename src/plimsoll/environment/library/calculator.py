@@ -9,11 +9,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, TypeGuard
 
-LONGEST = 200
-"""Characters of an expression."""
+MAX_CHARACTERS = 200
+"""The longest expression."""
 
-MOST_DIGITS = 100
-"""Of a number on the way and of a result."""
+MAX_DIGITS = 100
+"""The longest number on the way, and the longest result."""
 
 _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Any]] = {
     ast.Add: operator.add,
@@ -31,11 +31,13 @@ _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 
 
 class Calculator:
-    """The row's prompt gives the problem. The reward is the run's own, such as `exact_match` or
-    `math_answer`, of the last thing that is said."""
+    """A tool for the problem that the row's prompt gives.
+
+    The run's `rewards`, such as `exact_match` or `math_answer`, score the last reply.
+    """
 
     def reset(self, **row: Any) -> None:
-        """Nothing is added to the prompt."""
+        """Add nothing to the prompt."""
 
     def calculate(self, expression: str) -> str:
         """Calculate an arithmetic expression.
@@ -43,17 +45,19 @@ class Calculator:
         Args:
             expression: Numbers with + - * / // % ** and parentheses, such as (12 + 7) * 3
         """
-        return written(evaluate(expression))
+        return format_number(evaluate(expression))
 
 
 def evaluate(expression: str) -> Fraction:
-    """The exact value of an arithmetic expression.
+    """Return the exact value of an arithmetic expression.
 
     Raises ValueError, in words for the policy, for anything else, for what has no value, and for
-    numbers of more than `MOST_DIGITS` digits.
+    numbers of more than `MAX_DIGITS` digits.
     """
-    if len(expression) > LONGEST:
-        raise ValueError(f"the expression has {len(expression)} characters, more than {LONGEST}")
+    if len(expression) > MAX_CHARACTERS:
+        raise ValueError(
+            f"the expression has {len(expression)} characters, more than {MAX_CHARACTERS}"
+        )
     try:
         tree = ast.parse(expression.translate(_SIGNS).strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
@@ -63,7 +67,7 @@ def evaluate(expression: str) -> Fraction:
 
 def _value(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant) and _is_number(node.value):
-        return _bounded(_exact(node.value))
+        return _check_digits(_exact(node.value))
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _UNARY[type(node.op)](_value(node.operand))
     if isinstance(node, ast.BinOp):
@@ -72,7 +76,7 @@ def _value(node: ast.expr) -> Fraction:
             return _power(left, right)
         if type(node.op) in _BINARY:
             try:
-                return _bounded(Fraction(_BINARY[type(node.op)](left, right)))
+                return _check_digits(Fraction(_BINARY[type(node.op)](left, right)))
             except ZeroDivisionError as error:
                 raise ValueError("division by zero") from error
     raise ValueError(f"{ast.unparse(node)[:100]!r} is no arithmetic")
@@ -83,7 +87,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _exact(number: int | float) -> Fraction:
-    """0.1 is a tenth; Python's own 0.1 is not."""
+    """Return the number as it is written: 0.1 is a tenth, which Python's own 0.1 is not."""
     if not math.isfinite(number):
         raise _too_long()
     return Fraction(repr(number))
@@ -95,23 +99,23 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if base == 0 and exponent < 0:
         raise ValueError("division by zero")
     size = max(abs(base.numerator), base.denominator)
-    if size > 1 and abs(exponent) * math.log10(size) > MOST_DIGITS:
+    if size > 1 and abs(exponent) * math.log10(size) > MAX_DIGITS:
         raise _too_long()
-    return _bounded(Fraction(base ** int(exponent)))
+    return _check_digits(Fraction(base ** int(exponent)))
 
 
-def _bounded(value: Fraction) -> Fraction:
-    if max(abs(value.numerator), value.denominator) >= 10**MOST_DIGITS:
+def _check_digits(value: Fraction) -> Fraction:
+    if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:
         raise _too_long()
     return value
 
 
 def _too_long() -> ValueError:
-    return ValueError(f"a number has more than {MOST_DIGITS} digits")
+    return ValueError(f"a number has more than {MAX_DIGITS} digits")
 
 
-def written(value: Fraction) -> str:
-    """A whole number as it is, another one with at most ten decimals."""
+def format_number(value: Fraction) -> str:
+    """Return a whole number as it is, another one with at most ten decimals."""
     if value.denominator == 1:
         return str(value.numerator)
     tenths = round(abs(value) * 10**10)

@@ -6,8 +6,10 @@ from typing import Any
 
 
 class Functions:
-    """Its tools are what `tools` names beside it. The row's prompt gives the problem; the reward is
-    the run's own, of the last thing that is said."""
+    """The functions that `tools` names beside it, for the problem that the row's prompt gives.
+
+    The run's `rewards` score the last reply.
+    """
 
     def reset(self, **row: Any) -> None:
-        """Nothing is added to the prompt."""
+        """Add nothing to the prompt."""

@@ -15,18 +15,18 @@ _NUMBER = re.compile(r"(?<![\d.])[+-]?\d{1,15}(?![\d]|\.\d)")
 
 
 class GuessNumber:
-    """The number is the row's column `number`; without one it is drawn from the row and its seed,
-    so that all episodes of a group have the same. The row's prompt tells the rules; where it is
-    empty, the environment does. A reply's last whole number is its guess; a reply without one
-    counts, too.
+    """A game in which the policy guesses the row's column `number`.
 
-    The reward is 1 where the number was found. Else it is up to a half, the more the nearer the
-    last guess was, and 0 where there was none.
+    Without this column the number is drawn from the row and its seed, so that all episodes of a
+    group have the same. If the row has no prompt, the environment tells the rules. A reply's last
+    whole number is its guess; a reply without one counts, too.
 
-    low, high: the bounds, both among the numbers. guesses: how many there are.
+    The reward is 1 if the number was guessed. Otherwise it is up to a half, the more the nearer the
+    last guess was, and 0 without a guess.
     """
 
     def __init__(self, *, low: int = 1, high: int = 100, guesses: int = 7) -> None:
+        """low, high: the bounds, which are among the numbers. guesses: how many the policy has."""
         if not low < high or guesses < 1:
             raise ConfigError(
                 f"guess_number needs low < high and at least one guess, and has low {low}, high "
@@ -37,29 +37,31 @@ class GuessNumber:
         self._last: int | None = None
 
     def reset(self, row: Mapping[str, Any]) -> list[Message]:
-        """The rules, where the row does not tell them. Raises ConfigError for a number that is not
-        within the bounds."""
-        number = row.get("number", drawn(row, self._low, self._high))
+        """Return the rules if the row has no prompt.
+
+        Raises ConfigError for a number that is not within the bounds.
+        """
+        number = row.get("number", draw_number(row, self._low, self._high))
         if not isinstance(number, int) or not self._low <= number <= self._high:
             raise ConfigError(
                 f"The row's number is {number!r}, and guess_number needs a whole one from "
                 f"{self._low} to {self._high}: set its options `low` and `high`."
             )
         self._number, self._used, self._last = number, 0, None
-        told = row.get("prompt", row.get("messages"))
-        return [] if told else [Message("user", rules(self._low, self._high, self._guesses))]
+        prompt = row.get("prompt", row.get("messages"))
+        return [] if prompt else [Message("user", rules(self._low, self._high, self._guesses))]
 
     def step(self, reply: Reply) -> Step:
-        """Higher, lower, or the end."""
+        """Say higher or lower, or end."""
         self._used += 1
-        guess = guessed(reply.text)
+        guess = read_guess(reply.text)
         self._last = self._last if guess is None else guess
         done = guess == self._number or self._used >= self._guesses
         figures = {"guesses": float(self._used), "found": float(guess == self._number)}
         return Step(self._answer(guess), done, figures=figures if done else {})
 
     def get_reward(self) -> float:
-        """From 0 to 1."""
+        """Return a number from 0 to 1."""
         if self._last is None:
             return 0.0
         if self._last == self._number:
@@ -70,29 +72,29 @@ class GuessNumber:
     def _answer(self, guess: int | None) -> str:
         left = self._guesses - self._used
         if guess is None:
-            said = f"Answer with a whole number from {self._low} to {self._high}."
+            answer = f"Answer with a whole number from {self._low} to {self._high}."
         elif guess == self._number:
             return f"{guess} is the number."
         else:
-            said = f"The number is {'higher' if guess < self._number else 'lower'} than {guess}."
-        return f"{said} {left} {'guess is' if left == 1 else 'guesses are'} left."
+            answer = f"The number is {'higher' if guess < self._number else 'lower'} than {guess}."
+        return f"{answer} {left} {'guess is' if left == 1 else 'guesses are'} left."
 
 
 def rules(low: int, high: int, guesses: int) -> str:
-    """What the policy is told of the game."""
+    """Return the rules of the game for the policy."""
     return (
         f"Guess the whole number from {low} to {high} that I think of. You have {guesses} guesses; "
         f"after each I say whether the number is higher or lower. Answer with a number alone."
     )
 
 
-def guessed(text: str) -> int | None:
-    """The last whole number of a text; None where there is none."""
-    found = _NUMBER.findall(text)
-    return int(found[-1]) if found else None
+def read_guess(text: str) -> int | None:
+    """Return the last whole number of a text; None if there is none."""
+    numbers = _NUMBER.findall(text)
+    return int(numbers[-1]) if numbers else None
 
 
-def drawn(row: Mapping[str, Any], low: int, high: int) -> int:
-    """A number between the bounds, always the same for the same row."""
-    written = json.dumps(dict(row), sort_keys=True, default=str)
-    return low + zlib.crc32(written.encode("utf-8", "replace")) % (high - low + 1)
+def draw_number(row: Mapping[str, Any], low: int, high: int) -> int:
+    """Return a number between the bounds, always the same for the same row."""
+    text = json.dumps(dict(row), sort_keys=True, default=str)
+    return low + zlib.crc32(text.encode("utf-8", "replace")) % (high - low + 1)

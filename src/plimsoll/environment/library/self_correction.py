@@ -1,7 +1,7 @@
 """Two turns: an answer, whether it is right, and another answer, which counts.
 
-As in SCoRe (Kumar et al., 2024, arXiv 2409.12917) the second of two turns counts; there, the policy
-is not told whether the first answer was right.
+As in SCoRe (Kumar et al., 2024, arXiv 2409.12917) the second of two turns counts. There, the policy
+does not learn whether the first answer was right.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ _TEXT = re.compile(r"[\s.]+$")
 
 
 class SelfCorrection:
-    """The row's prompt gives the problem and its column `reference` (or `answer`) the solution,
-    which is never shown. The reward is 1 where the second answer is right, else 0.
+    """Two tries at the problem that the row's prompt gives.
 
-    marker: what an answer follows; a reply without it has none.
+    The row's column `reference` (or `answer`) is the solution, which is never shown. The reward is
+    1 if the second answer is right, else 0.
     """
 
     def __init__(self, *, marker: str = "####") -> None:
+        """marker: what an answer follows; a reply without it has no answer."""
         self._marker, self._reference = marker, ""
         self._right: list[bool] = []
 
     def reset(self, row: Mapping[str, Any]) -> list[Any]:
-        """Nothing is added to the prompt. Raises DataError for a row without a solution."""
+        """Add nothing to the prompt. Raises DataError for a row without a solution."""
         reference = row.get("reference", row.get("answer"))
         if reference is None or not str(reference).strip():
             raise DataError(
@@ -41,10 +42,11 @@ class SelfCorrection:
         return []
 
     def step(self, reply: Reply) -> Step:
-        """Whether the first answer is right; or the end."""
-        self._right.append(same(answer(reply.text, self._marker), self._reference))
+        """Say whether the first answer is right, or end."""
+        answer = read_answer(reply.text, self._marker)
+        self._right.append(is_same(answer, self._reference))
         if len(self._right) == 1:
-            return Step(self._told(answer(reply.text, self._marker)), False)
+            return Step(self._verdict(answer), False)
         first, second = self._right
         figures = {
             "first_right": float(first),
@@ -55,10 +57,10 @@ class SelfCorrection:
         return Step([], True, figures=figures)
 
     def get_reward(self) -> float:
-        """Of the second answer."""
+        """Return 1 if the second answer is right, else 0."""
         return float(len(self._right) == 2 and self._right[1])
 
-    def _told(self, given: str | None) -> str:
+    def _verdict(self, given: str | None) -> str:
         how = f"Write your answer after {self._marker}."
         if given is None:
             return f"There is no answer after {self._marker}. Solve the problem. {how}"
@@ -67,19 +69,19 @@ class SelfCorrection:
         return f"Your answer is wrong. Find the mistake, and solve the problem again. {how}"
 
 
-def answer(text: str, marker: str) -> str | None:
-    """What stands after the last marker, on its line; None where there is no marker."""
-    _, found, after = text.rpartition(marker)
-    return (after.strip().splitlines() or [""])[0] if found else None
+def read_answer(text: str, marker: str) -> str | None:
+    """Return what stands after the last marker, on its line; None if there is no marker."""
+    _, last_marker, after = text.rpartition(marker)
+    return (after.strip().splitlines() or [""])[0] if last_marker else None
 
 
-def same(given: str | None, reference: str) -> bool:
-    """Whether an answer is the solution: letter by letter, or by value where both are numbers."""
-    if given is None:
+def is_same(answer: str | None, reference: str) -> bool:
+    """Return whether an answer is the solution, letter by letter; of numbers, by value."""
+    if answer is None:
         return False
-    one, other = _plain(given), _plain(reference)
-    numbers = _number(one), _number(other)
-    return one == other if None in numbers else numbers[0] == numbers[1]
+    texts = _plain(answer), _plain(reference)
+    numbers = _number(texts[0]), _number(texts[1])
+    return texts[0] == texts[1] if None in numbers else numbers[0] == numbers[1]
 
 
 def _plain(text: str) -> str:
@@ -88,7 +90,7 @@ def _plain(text: str) -> str:
 
 def _number(text: str) -> Decimal | None:
     try:
-        found = Decimal(text.replace(",", "").removeprefix("$"))
+        number = Decimal(text.replace(",", "").removeprefix("$"))
     except InvalidOperation:
         return None
-    return found if found.is_finite() else None
+    return number if number.is_finite() else None

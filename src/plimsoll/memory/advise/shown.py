@@ -9,7 +9,7 @@ from plimsoll.memory.advise.advise import Advice
 from plimsoll.memory.advise.clusters import Cluster
 from plimsoll.memory.advise.effects import ON_MORE_MACHINES
 from plimsoll.memory.advise.suggestion import Suggestion
-from plimsoll.memory.plan.as_text import wrapped
+from plimsoll.memory.plan.as_text import wrap_lines
 from plimsoll.run.counting import counted, gigabytes
 
 _RANKED = "estimates for ranking, not for timing"
@@ -27,7 +27,7 @@ def _heading(advice: Advice) -> Iterator[str]:
         more = {one.effect in ON_MORE_MACHINES for one in advice.suggestions}
         where = ", on the machines given first" if len(more) > 1 else ""
         first = "one answer of each kind, then the others"
-        yield wrapped(f"{what}{where}: {first}, the fastest first ({_RANKED}):", "  ")
+        yield wrap_lines(f"{what}{where}: {first}, the fastest first ({_RANKED}):", "  ")
     elif advice.fits:
         yield "nothing that was tried is faster and fits too"
     else:
@@ -38,21 +38,23 @@ def _suggestions(advice: Advice) -> Iterator[str]:
     for number, suggestion in enumerate(advice.numbered, 1):
         if suggestion in advice.suggestions:
             smallest = ", the smallest change" if suggestion.smallest else ""
-            yield wrapped(f"{number}. {suggestion.verdict}{smallest}: {_sizes(suggestion)}", "   ")
+            yield wrap_lines(
+                f"{number}. {suggestion.verdict}{smallest}: {_sizes(suggestion)}", "   "
+            )
             yield from change_lines(suggestion)
 
 
 def change_lines(suggestion: Suggestion) -> Iterator[str]:
     """Its diff, and what it costs."""
     yield from (f"   {line}" for change in suggestion.changes for line in change.lines)
-    yield from (wrapped(f"     {cost}", "     ") for cost in suggestion.costs)
+    yield from (wrap_lines(f"     {cost}", "     ") for cost in suggestion.costs)
 
 
 def _shorter(advice: Advice) -> Iterator[str]:
     one = advice.shorter
     if one is not None:
         what = "with shorter sequences it fits as written otherwise"
-        yield wrapped(f"{advice.number_of(one)}. {what}: {_sizes(one)}", "   ")
+        yield wrap_lines(f"{advice.number_of(one)}. {what}: {_sizes(one)}", "   ")
         yield from change_lines(one)
 
 

@@ -15,7 +15,7 @@ from plimsoll.memory.advise.costs import speed_words
 from plimsoll.memory.advise.effects import ON_MORE_MACHINES, effect_words, kind_of
 from plimsoll.memory.advise.suggestion import Suggestion
 from plimsoll.memory.contents.stores import Store, Verdict
-from plimsoll.memory.plan.as_text import WIDTH, wrapped
+from plimsoll.memory.plan.as_text import WIDTH, wrap_lines
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.remedies.changes import Change, Value
 from plimsoll.run.counting import counted, gigabytes
@@ -58,8 +58,8 @@ def _answers(advice: Advice, plan: Plan) -> Iterator[str]:
     head: Row = f"what {what} on these machines", ["as written", *numbers]
     yield from _table([head, *_results(advice.answers, plan), *_settings(advice.answers, plan)])
     for number, one in zip(numbers, advice.answers, strict=True):
-        yield wrapped(f"  {number} gives up: {'; '.join(_given_up(one)) or 'nothing'}", "    ")
-    yield wrapped(f"  {_TIMES}", "    ")
+        yield wrap_lines(f"  {number} gives up: {'; '.join(_given_up(one)) or 'nothing'}", "    ")
+    yield wrap_lines(f"  {_TIMES}", "    ")
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
@@ -68,7 +68,7 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
     widths = [2 + max(map(len, column)) for column in columns]
     room = WIDTH - sum(widths)
     for label, cells in rows:
-        spaced = wrapped(_DOT.sub(". ", label), "    ", room).splitlines()
+        spaced = wrap_lines(_DOT.sub(". ", label), "    ", room).splitlines()
         first, *more = [_SPACED.sub(".", line) for line in spaced]
         told = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         yield f"{first:<{room}}{told}".rstrip()
@@ -152,12 +152,12 @@ def _machines(advice: Advice, plan: Plan) -> Iterator[str]:
         if one is not None
     ]
     if ways:
-        yield wrapped(f"as written it fits {', or '.join(ways)}", "  ")
+        yield wrap_lines(f"as written it fits {', or '.join(ways)}", "  ")
         return
     more = [i for i, one in enumerate(advice.numbered, 1) if one.effect in ON_MORE_MACHINES]
     changed = f"; changed, on more of them (answer {more[0]})" if more else ""
     these = "these or larger cards" if plan.devices else "these machines"
-    yield wrapped(f"as written it fits on no number of {these}{changed}", "  ")
+    yield wrap_lines(f"as written it fits on no number of {these}{changed}", "  ")
 
 
 def _cluster_words(cluster: Cluster) -> str:
@@ -172,7 +172,7 @@ def _cluster_words(cluster: Cluster) -> str:
 
 def _left(advice: Advice) -> Iterator[str]:
     if count := len(advice.numbered):
-        yield wrapped(
+        yield wrap_lines(
             f"`plimsoll plan --apply N [-o FILE]` writes the config with answer N; `--suggest "
             f"--all` shows all {count} in full",
             "  ",

@@ -205,11 +205,8 @@ def _besides(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment
     narrow = any(model.dtype == "bfloat16" for model in job.spec.models.values())
     if job.device == "cpu" and narrow and process.kind not in ("recipe", "ray"):
         yield "kernel_cache", job.computing
-    if process.kind in ("local", "recipe"):
-        if job.spec.job.draws_calibration:
-            yield "drawing_libraries", job.moments
-        if job.spec.sampling is not None:  # it writes trajectories, from the first ones on
-            yield "trajectory_libraries", job.computing
+    if process.kind in ("local", "recipe") and job.spec.sampling is not None:
+        yield "trajectory_libraries", job.computing  # it writes trajectories, from the first on
 
 
 def _rewards(job: Job, process: Process) -> Iterator[Allocation]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from plimsoll.memory.advise.shown import change_lines
 from plimsoll.memory.explain.explain import Explanation
-from plimsoll.memory.plan.as_text import wrapped
+from plimsoll.memory.plan.as_text import wrap_lines
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import Footprint
 
@@ -68,7 +68,7 @@ def _items(explanation: Explanation) -> Iterator[str]:
 def _answers(explanation: Explanation) -> Iterator[str]:
     for number, answer in enumerate(explanation.answers, 1):
         yield f"{number}. {answer.question} {answer.verdict}:"
-        yield wrapped(f"   {answer.text}", "   ")
+        yield wrap_lines(f"   {answer.text}", "   ")
 
 
 def _change(explanation: Explanation) -> Iterator[str]:
@@ -90,4 +90,4 @@ def _change(explanation: Explanation) -> Iterator[str]:
 
 
 def _wrap(text: str) -> str:
-    return wrapped(text, "  ")
+    return wrap_lines(text, "  ")

@@ -1,1 +1,1 @@
-"""The plan as a whole: everything priced, placed and judged, and how it is shown."""
+"""The plan as a whole: everything priced, placed and judged; and its texts."""

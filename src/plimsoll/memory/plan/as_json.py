@@ -1,4 +1,4 @@
-"""A plan as values of JSON, for programs."""
+"""A plan as JSON values, for programs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ _OF_PROBLEMS = ("code", "severity", "what", "why", "fix")
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
-    """Every card and host by itself. The items of one card (or host) and phase are those of the
-    phase's fullest instant: they add up to its bytes."""
+    """Return the plan with every card and host by itself.
+
+    The items of a card (or host) and phase are those of the phase's fullest instant: they add up to
+    its bytes.
+    """
     return {
         "verdict": plan.verdict,
         "band": plan.band.share,
@@ -28,18 +31,20 @@ def plan_values(plan: Plan) -> dict[str, Any]:
             *(row for store in plan.stores for row in _items(store)),
             *(_item(item, "save", "written", "run directory") for item in plan.disk),
         ],
-        "problems": [{key: getattr(one, key) for key in _OF_PROBLEMS} for one in plan.problems],
+        "problems": [
+            {key: getattr(problem, key) for key in _OF_PROBLEMS} for problem in plan.problems
+        ],
         "constants": constant_values(plan.constants),
     }
 
 
 def slot_name(slot: Slot) -> str:
-    """Such as `node 0 card 3`, or `node 0` for its host memory."""
+    """Return the name of a slot: `node 0 card 3`, or `node 0` for its host memory."""
     return f"node {slot.node}" if slot.card is None else f"node {slot.node} card {slot.card}"
 
 
 def _devices(store: Store) -> Iterator[dict[str, Any]]:
-    """The peak: what torch and the driver would show, at the same instant."""
+    """Yield each card with its peak: what torch and the driver would show at the same instant."""
     use = store.peak
     sizes = {"allocated_bytes": use.allocated, "reserved_bytes": use.reserved}
     peak = {"phase": use.moment.phase, **sizes, "device_bytes": use.bytes}

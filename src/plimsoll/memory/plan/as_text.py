@@ -1,6 +1,4 @@
-"""A plan for a person to read: tables, bars, verdict, problems; 80 columns. In short, on one
-screen: the rows that decide, of the stores that decide.
-"""
+"""A plan as text of 80 columns: tables, bars, verdict and problems; in short, only what decides."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ from plimsoll.timeline.items import KINDS, Kind
 WIDTH = 80
 _COLUMN = 7
 _SMALL = 0.004
-"""Items that are less than this share of the peak in every phase are shown together."""
+"""Items that are below this share of the peak in every phase are added up in one row."""
 _ROWS = 8
-"""Of a table in short, for the largest items."""
+"""Rows of a short table, for the largest items."""
 
 _SHORT: Mapping[Phase, str] = {
     "precompute": "before",
@@ -34,7 +32,7 @@ _SHORT: Mapping[Phase, str] = {
 }
 """Names of phases in a narrow column."""
 
-_Row = tuple[str, Mapping[Phase, int]]
+_TableRow = tuple[str, Mapping[Phase, int]]
 
 _BAR = 56
 _UNICODE = "█▓▒░▞▤▪·"
@@ -42,22 +40,24 @@ _ASCII = "#=+-%*o."
 
 
 def plan_text(plan: Plan, *, unicode: bool) -> str:
-    """Everything: a table and bars for each kind of card and host, and what comes of it."""
+    """Return a table and bars for each kind of card and host, and the verdict."""
     parts = [f"{store_table(store)}\n  {_store_verdict(store, plan)}" for store in plan.stores]
     parts += [draw_bars(store, unicode=unicode) for store in plan.stores]
     return "\n\n".join([*parts, verdict_text(plan, sources=True)])
 
 
 def short_text(plan: Plan) -> str:
-    """On one screen: a table of each store that does not surely fit, or else of the fullest card
-    (host, where there are no cards), with the largest items; a line for each other store; and what
-    comes of it."""
+    """Return the plan on one screen.
+
+    It has a short table of each store that does not surely fit, or else of the fullest card (host,
+    if there are no cards); a line for each other store; and the verdict.
+    """
     unsure = [store for store in plan.stores if verdict_of(store, plan.band) != "fits"]
-    told = unsure or [max(plan.devices or plan.hosts, key=lambda one: _fullness(one, plan))]
-    parts = [f"{store_table(store, _ROWS)}\n  {_store_verdict(store, plan)}" for store in told]
-    others = [_store_line(store, plan) for store in plan.stores if store not in told]
+    tabled = unsure or [max(plan.devices or plan.hosts, key=lambda store: _fullness(store, plan))]
+    parts = [f"{store_table(store, _ROWS)}\n  {_store_verdict(store, plan)}" for store in tabled]
+    lines = [_store_line(store, plan) for store in plan.stores if store not in tabled]
     more = "`plimsoll plan --all` shows every item, and draws them"
-    return "\n\n".join([*parts, "\n".join([*others, more, verdict_text(plan)])])
+    return "\n\n".join([*parts, "\n".join([*lines, more, verdict_text(plan)])])
 
 
 def _fullness(store: Store, plan: Plan) -> float:
@@ -65,7 +65,7 @@ def _fullness(store: Store, plan: Plan) -> float:
 
 
 def verdict_text(plan: Plan, *, sources: bool = False) -> str:
-    """The disk, the problems and the verdict. sources: with that of the band."""
+    """Return the disk, the problems and the verdict, with the source of the band if asked."""
     saved = " and ".join(dict.fromkeys(item.name for item in plan.disk))
     disk = (
         f"disk: {gigabytes(plan.disk_bytes)} GB of {saved}" if saved else "disk: nothing is saved"
@@ -74,9 +74,9 @@ def verdict_text(plan: Plan, *, sources: bool = False) -> str:
         disk += f", {gigabytes(plan.free_disk)} GB free"
     problems = [problem_text(problem) for problem in plan.problems]
     source = plan.band.source if sources else "which predictions may be off by"
-    band = wrapped(f"band: {plan.band.share:.0%}, {source}", "      ")
+    band = wrap_lines(f"band: {plan.band.share:.0%}, {source}", "      ")
     measured = [
-        wrapped(f"calibrated: {', '.join(names)}, {source}", "      ")
+        wrap_lines(f"calibrated: {', '.join(names)}, {source}", "      ")
         for source, names in plan.constants.calibrations().items()
     ]
     lines = [disk, *_not_verified(plan), band, *measured, *problems]
@@ -84,7 +84,7 @@ def verdict_text(plan: Plan, *, sources: bool = False) -> str:
 
 
 def _not_verified(plan: Plan) -> list[str]:
-    """Hosts of unknown memory, which no verdict is about."""
+    """Return a line for hosts of unknown memory, which no verdict is about."""
     needs = [store.peak.bytes for store in plan.hosts if store.capacity is None]
     if not needs:
         return []
@@ -92,12 +92,12 @@ def _not_verified(plan: Plan) -> list[str]:
 
 
 def problem_text(problem: Problem) -> str:
-    """One problem, as a block."""
+    """Return a problem as a block of lines."""
     return "\n".join(
         [
-            wrapped(f"{problem.severity} {problem.code}: {problem.what}", "    "),
-            wrapped(f"    {problem.why}", "    "),
-            wrapped(f"    -> {problem.fix}", "       "),
+            wrap_lines(f"{problem.severity} {problem.code}: {problem.what}", "    "),
+            wrap_lines(f"    {problem.why}", "    "),
+            wrap_lines(f"    -> {problem.fix}", "       "),
         ]
     )
 
@@ -115,21 +115,20 @@ def _store_line(store: Store, plan: Plan) -> str:
     if store.capacity is not None:
         room, verdict = f" of {gigabytes(store.capacity)}", verdict_of(store, plan.band)
     words = f"peak {gigabytes(peak.bytes)}{room} GB in {peak.moment.phase}; {verdict}"
-    return wrapped(f"{store.name}: {words}", "  ")
+    return wrap_lines(f"{store.name}: {words}", "  ")
 
 
-def wrapped(text: str, indent: str, width: int = WIDTH) -> str:
-    """Return lines of at most so many columns, indented from the second on. A longer word, such as
-    a path, stays whole."""
+def wrap_lines(text: str, indent: str, width: int = WIDTH) -> str:
+    """Return the text in lines of at most `width` columns, later ones indented; words whole."""
     return textwrap.fill(
         text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
 
 
 def store_table(store: Store, most: int | None = None) -> str:
-    """Rows: items, the largest first. Columns: phases, each at its fullest instant; GB.
+    """Return a table of items, the largest first, over phases at their fullest instant, in GB.
 
-    most: items with a row of their own; None: all but small ones.
+    `most` is the number of items with a row of their own; None for all but small ones.
     """
     uses = store.phases
     phases = [use.moment.phase for use in uses]
@@ -146,7 +145,7 @@ def store_table(store: Store, most: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def _rows(store: Store, most: int | None) -> Iterable[_Row]:
+def _rows(store: Store, most: int | None) -> Iterable[_TableRow]:
     sizes: dict[str, dict[Phase, int]] = {}
     for use in store.phases:
         for item in use.items:
@@ -167,15 +166,12 @@ def _rows(store: Store, most: int | None) -> Iterable[_Row]:
 def _line(name: str, sizes: Mapping[Phase, int], phases: Sequence[Phase], label: int) -> str:
     cells = [gigabytes(sizes[phase]) if sizes.get(phase) else "" for phase in phases]
     room = label - 2
-    cut = name if len(name) <= room else name[: room - 1] + "~"
-    return (f"  {cut:<{room}}" + "".join(f"{cell:>{_COLUMN}}" for cell in cells)).rstrip()
+    shortened = name if len(name) <= room else name[: room - 1] + "~"
+    return (f"  {shortened:<{room}}" + "".join(f"{cell:>{_COLUMN}}" for cell in cells)).rstrip()
 
 
 def draw_bars(store: Store, *, unicode: bool) -> str:
-    """One bar a phase, with the load line where the store is full; 80 columns.
-
-    unicode: draw with blocks; else with what every terminal has.
-    """
+    """Return a bar per phase in 80 columns, of blocks or ASCII, with the load line."""
     signs = dict(zip(KINDS, _UNICODE if unicode else _ASCII, strict=True))
     largest = max(store.peak.bytes, store.capacity or 0)
     limit = None if store.capacity is None else round(_BAR * store.capacity / largest)

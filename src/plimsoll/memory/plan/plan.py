@@ -37,42 +37,42 @@ BAND = Band(
 
 @dataclass(frozen=True)
 class Ground:
-    """What a plan is made on: the machines, and what is known of them.
-
-    free_disk: bytes free where the run directory will be; None where unknown. here: where the run
-    would start; None for other machines. band: how far predictions may be off.
-    """
+    """What a plan is made on: the machines, and what is known of them."""
 
     hardware: Hardware
     constants: Constants = field(default_factory=Constants)
     free_disk: int | None = None
+    """Bytes free where the run directory will be; None if unknown."""
     host: LocalHost | None = None
+    """Machine that the run would start on; None for other machines."""
     band: Band = BAND
+    """How far off predictions may be."""
 
     def under(self, spec: RunSpec[Any]) -> Ground:
-        """Return the ground with as many machines of its kind as a config names."""
+        """Return the ground with as many machines of its kind as the config names."""
         nodes = self.hardware.nodes[:1] * spec.cluster.nodes
         return replace(self, hardware=replace(self.hardware, nodes=nodes))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run puts on its machines, and whether it fits.
-
-    devices, hosts: equal ones once. disk: what the run directory holds at most. free_disk: bytes;
-    None unless it is the disk of this machine.
-    """
+    """What a run puts on its machines, and whether it fits."""
 
     job: Job
     band: Band
     devices: tuple[Store, ...]
+    """Cards; equal ones are one store."""
     hosts: tuple[Store, ...]
+    """Hosts; equal ones are one store."""
     disk: tuple[Item, ...]
+    """What the run directory holds at most."""
     free_disk: int | None
+    """Bytes; None unless it is the disk of this machine."""
     problems: tuple[Problem, ...]
 
     @property
     def constants(self) -> Constants:
+        """The constants that the plan was made with."""
         return self.job.constants
 
     @property
@@ -82,31 +82,33 @@ class Plan:
 
     @property
     def disk_bytes(self) -> int:
-        """Of all that is written."""
+        """Bytes of everything that is written."""
         return sum(item.bytes for item in self.disk)
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The worst of all cards, hosts and problems."""
+        """The worst verdict of all cards, hosts and problems."""
         return _worst(self.stores, self.band, self.problems)
 
 
 def _worst(stores: Sequence[Store], band: Band, problems: Sequence[Problem]) -> Verdict:
-    found: list[Verdict] = [verdict_of(store, band) for store in stores]
+    verdicts: list[Verdict] = [verdict_of(store, band) for store in stores]
     if any(problem.severity == "error" for problem in problems):
-        found.append("does not fit")
-    return max(found, key=VERDICTS.index)
+        verdicts.append("does not fit")
+    return max(verdicts, key=VERDICTS.index)
 
 
 def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
-    """Price a run. Of models it reads the config.json, or shipped shapes.
+    """Return the plan of a run.
 
-    Raises ConfigError for a model whose shape cannot be known.
+    Of models only the config.json, or a shipped shape, is read.
+
+    Raises ConfigError if the shape of a model is unknown.
     """
     plan = weigh(spec, ground)
     trials = Trials(lambda move: _lacking_after(plan, ground, move))
-    told = with_ways_out(_shortages(plan), trials)
-    return replace(plan, problems=(*_others(plan), *told, *find_close(plan.stores, plan.band)))
+    shortages = with_ways_out(_shortages(plan), trials)
+    return replace(plan, problems=(*_others(plan), *shortages, *find_close(plan.stores, plan.band)))
 
 
 def _shortages(plan: Plan) -> tuple[Shortage, ...]:
@@ -115,31 +117,33 @@ def _shortages(plan: Plan) -> tuple[Shortage, ...]:
 
 
 def _others(plan: Plan) -> tuple[Problem, ...]:
-    """Return the problems of a weighed plan but for those of memory."""
+    """Return the problems of a weighed plan that are not about memory."""
     codes = {shortage.problem.code for shortage in find_unstarted(plan.job)}
     return tuple(problem for problem in plan.problems if problem.code not in codes)
 
 
 def _lacking_after(plan: Plan, ground: Ground, move: Move) -> tuple[Shortage, ...] | None:
-    """Return what still lacks after a move; None where it cannot be made, or breaks a rule that
-    the plan keeps."""
+    """Return what is lacking after a move; None if it is impossible or breaks a rule."""
     spec = changed(plan.job.spec, changes_between(plan.job.spec, move))
     if spec is None:
         return None
-    made = weigh(spec, ground.under(spec))
-    broken = {problem.code for problem in _others(made) if problem.severity == "error"}
-    known = {problem.code for problem in _others(plan)}
-    return _shortages(made) if broken <= known else None
+    weighed = weigh(spec, ground.under(spec))
+    broken = {problem.code for problem in _others(weighed) if problem.severity == "error"}
+    codes = {problem.code for problem in _others(plan)}
+    return _shortages(weighed) if broken <= codes else None
 
 
 def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
-    """A plan that does not say why a card or host is too small, which takes as long as all the
-    rest; its verdict is the same. Raises as `make_plan`."""
+    """Return a plan that does not explain why a card or host is too small.
+
+    The explanation takes as long as everything else; the verdict is the same. Raises as
+    `make_plan`.
+    """
     return weigh_job(make_job(spec, ground.hardware, ground.constants), ground)
 
 
 def weigh_job(job: Job, ground: Ground) -> Plan:
-    """The same, of a job that is made already. ground: with the job's hardware and constants."""
+    """Return the same for a job; `ground` has the job's hardware and constants."""
     kinds = {alike(job, process): process for process in job.layout.processes}
     contents = {kind: held_by(job, process) for kind, process in kinds.items()}
     devices = tuple(_stores(job, contents, "device"))
@@ -154,36 +158,34 @@ def weigh_job(job: Job, ground: Ground) -> Plan:
 def _stores(
     job: Job, contents: Mapping[Alike, tuple[Allocation, ...]], where: Literal["device", "host"]
 ) -> Iterator[Store]:
-    """All cards, or all nodes' host memories; those with alike processes are one store."""
+    """Yield all cards, or all hosts; those with alike processes are one store."""
     groups: dict[object, list[Slot]] = {}
     kinds: dict[object, list[Alike]] = {}
     for slot, processes in sorted(_by_slot(job.layout.processes, where).items()):
-        own = [alike(job, process) for process in processes]
+        alike_kinds = [alike(job, process) for process in processes]
         # What the first rank collects is on its host: on cards being first makes no difference.
-        seen = own if where == "host" else [replace(one, first=False) for one in own]
+        seen = alike_kinds if where == "host" else [replace(k, first=False) for k in alike_kinds]
         key = (_hardware(job, slot), *seen)
         groups.setdefault(key, []).append(slot)
-        kinds[key] = own
-    for found, slots in groups.items():
+        kinds[key] = alike_kinds
+    for group, slots in groups.items():
         name, capacity = _hardware(job, slots[0])
-        held = tuple(
-            one for kind in kinds[found] for one in contents[kind] if one.item.where == where
-        )
+        held = tuple(a for kind in kinds[group] for a in contents[kind] if a.item.where == where)
         gap = job.constants.allocator_gap if where == "device" else 0.0
         yield Store(where, tuple(slots), name, capacity, held, gap)
 
 
 def _by_slot(processes: Sequence[Process], where: str) -> dict[Slot, list[Process]]:
-    found: dict[Slot, list[Process]] = {}
+    by_slot: dict[Slot, list[Process]] = {}
     for process in processes:
         slot = process.slot if where == "device" else Slot(process.slot.node)
         if where == "host" or slot.card is not None:
-            found.setdefault(slot, []).append(process)
-    return found
+            by_slot.setdefault(slot, []).append(process)
+    return by_slot
 
 
 def _hardware(job: Job, slot: Slot) -> tuple[str, int | None]:
-    """What a slot is called, and what it can hold."""
+    """Return the name of a slot, and the bytes that it can hold."""
     node = job.hardware.nodes[slot.node]
     if slot.card is None:
         return "host memory", node.host_bytes

@@ -1,10 +1,10 @@
-// A panel as it is asked for, made into the columns and lines that the charting library takes.
+// Turn a panel into the columns and lines that the charting library takes.
 
 import { number } from "./dom.js";
 import { colour } from "./palette.js";
 
 export function smoothed(values, share) {
-  // An exponential mean, without its pull to 0 at the beginning (Adam's correction of bias).
+  // Return the exponential mean, corrected for its bias to 0 at the beginning as in Adam.
   let [mean, weight] = [0, 0];
   return values.map((value) => {
     if (value === null || value === undefined) return value;
@@ -24,7 +24,7 @@ export function stackedUp(columns) {
 }
 
 function linesOf(panel, table, runs, place) {
-  // A line for each metric; and behind each that has an interval, its two ends.
+  // Return a line for each metric, with the two ends of its interval if it has one.
   return panel.series.map((series, i) => ({
     label: runs.length > 1 ? `${runs[table.run]}${panel.series.length > 1 ? `, ${series.label}` : ""}` : series.label,
     colour: colour(runs.length > 1 ? table.run : i),
@@ -37,7 +37,7 @@ function linesOf(panel, table, runs, place) {
 }
 
 export function tickTexts(ticks) {
-  // Whole, however small they are, and with as many digits as tell neighbours apart.
+  // Return ticks as text, with as many digits as neighbours need to differ.
   const most = Math.max(...ticks.map(Math.abs));
   const apart = ticks.length > 1 && ticks[1] !== ticks[0] ? Math.ceil(Math.log10(most / Math.abs(ticks[1] - ticks[0]))) + 1 : 3;
   const digits = Math.min(Math.max(apart, 3), 12);
@@ -45,14 +45,14 @@ export function tickTexts(ticks) {
 }
 
 export function lastAt(column, idx) {
-  // Where a column has its last value up to there; -1 where it has none.
+  // Return the position of a column's last value up to idx, or -1.
   return column.slice(0, idx + 1).findLastIndex((value) => value !== null && value !== undefined);
 }
 
 export function columnsOf(panel, runs, smoothing) {
-  // data: x and all columns; lines: what is drawn of them; bands: pairs of columns with colour.
+  // Return data (x and all columns), lines (what is drawn), and bands (pairs of columns).
   if (panel.stacked) {
-    // The highest first: each is painted down to 0, over those before it.
+    // The highest is first: each is painted down to 0, over those before it.
     const [only] = panel.tables;
     const lines = panel.series.map((series, i) => ({ label: series.label, colour: colour(i),
       column: only.y.length - i, run: only.run, values: only.y[i], points: only.x.length }));
@@ -60,17 +60,17 @@ export function columnsOf(panel, runs, smoothing) {
   }
   const [tables, lines, bands] = [[], [], []];
   let place = 1;
-  for (const one of panel.tables) {
-    const found = linesOf(panel, one, runs, place);
-    const own = [...(smoothing ? one.y.map((column) => smoothed(column, smoothing)) : one.y)];
-    for (const line of found.filter((candidate) => candidate.ends)) {
-      line.interval = [place + own.length, place + own.length + 1];
+  for (const table of panel.tables) {
+    const runLines = linesOf(panel, table, runs, place);
+    const columns = [...(smoothing ? table.y.map((column) => smoothed(column, smoothing)) : table.y)];
+    for (const line of runLines.filter((candidate) => candidate.ends)) {
+      line.interval = [place + columns.length, place + columns.length + 1];
       bands.push({ columns: line.interval, colour: line.colour });
-      own.push(...line.ends);
+      columns.push(...line.ends);
     }
-    lines.push(...found);
-    tables.push([one.x, ...own]);
-    place += own.length;
+    lines.push(...runLines);
+    tables.push([table.x, ...columns]);
+    place += columns.length;
   }
   return { data: tables.length > 1 ? uPlot.join(tables) : tables[0], lines, bands };
 }

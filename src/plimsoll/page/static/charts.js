@@ -1,13 +1,13 @@
-// One panel: a figure with its title, unit and legend, drawn by uPlot. Drag to zoom all figures;
-// with the keyboard: arrows move the cursor, + zooms in around it, Escape shows the whole run.
+// One panel: a figure with title, unit and legend, drawn by uPlot. Dragging zooms all figures.
+// On the keyboard arrows move the cursor, + zooms in around it, and Escape shows the whole run.
 
 import { element, fill, number } from "./dom.js";
 import { faint, ink } from "./palette.js";
 import { columnsOf, lastAt, tickTexts } from "./chart_data.js";
 
-const MARKED = 30; // points of a line that are few enough to be marked
+const MARKED = 30; // a line with fewer points has marks
 const HEIGHT = 190;
-const [MARGIN, CHARACTER] = [44, 7]; // pixels left of the axis, at least; of one of its digits
+const [MARGIN, CHARACTER] = [44, 7]; // minimum pixels left of the axis; pixels of a digit
 
 export function makeChart(onZoom) {
   const [title, unit, keys] = [element("h3"), element("div", { class: "unit" }), element("div", { class: "keys" })];
@@ -19,21 +19,21 @@ export function makeChart(onZoom) {
 }
 
 export function drawChart(chart, panel, view) {
-  const made = columnsOf(panel, view.runs, view.smoothing);
-  chart.lines = made.lines;
+  const drawing = columnsOf(panel, view.runs, view.smoothing);
+  chart.lines = drawing.lines;
   chart.steps = view.steps;
   chart.title.textContent = panel.title;
-  const means = Math.max(...panel.tables.map((one) => one.together ?? 1));
+  const means = Math.max(...panel.tables.map((table) => table.together ?? 1));
   chart.unit.textContent = [panel.unit, means > 1 ? `means of ${means} steps` : ""].filter(Boolean).join("; ");
   const width = chart.plot.clientWidth;
-  if (!width) return; // within something that is closed
-  const likeness = JSON.stringify([width, view.range, view.theme, panel.band, made.lines.map((l) => [l.label, l.points < MARKED]), made.bands.length]);
+  if (!width) return; // inside something that is closed
+  const likeness = JSON.stringify([width, view.range, view.theme, panel.band, drawing.lines.map((l) => [l.label, l.points < MARKED]), drawing.bands.length]);
   if (chart.drawn && chart.likeness === likeness) {
-    chart.drawn.setData(made.data, false);
-    rescale(chart.drawn, view.range, made.data[0]);
+    chart.drawn.setData(drawing.data, false);
+    rescale(chart.drawn, view.range, drawing.data[0]);
   } else {
     chart.drawn?.destroy();
-    chart.drawn = new uPlot(options(chart, panel, made, view, width), made.data, chart.plot);
+    chart.drawn = new uPlot(options(chart, panel, drawing, view, width), drawing.data, chart.plot);
     chart.likeness = likeness;
   }
   legend(chart, null);
@@ -45,11 +45,11 @@ function rescale(drawn, range, x) {
   drawn.setScale("x", { min, max });
 }
 
-function options(chart, panel, made, view, width) {
+function options(chart, panel, drawing, view, width) {
   const stroke = ink("quiet");
   const axis = { stroke, grid: { stroke: ink("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
-  const series = [{}, ...made.data.slice(1).map(() => ({ width: 0, spanGaps: true, points: { show: false } }))];
-  for (const line of made.lines) series[line.column] = seriesOf(panel, line);
+  const series = [{}, ...drawing.data.slice(1).map(() => ({ width: 0, spanGaps: true, points: { show: false } }))];
+  for (const line of drawing.lines) series[line.column] = seriesOf(panel, line);
   return {
     width, height: HEIGHT, series,
     legend: { show: false },
@@ -59,7 +59,7 @@ function options(chart, panel, made, view, width) {
       y: { range: (u, min, max) => rangeOf(panel, min, max) } },
     axes: [{ ...axis, grid: { show: false }, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
       { ...axis, size: (u, texts) => Math.max(MARGIN, ...(texts ?? []).map((text) => 14 + CHARACTER * text.length)), values: (u, ticks) => tickTexts(ticks) }],
-    bands: made.bands.map((band) => ({ series: [band.columns[1], band.columns[0]], fill: faint(band.colour, 0.2) })),
+    bands: drawing.bands.map((band) => ({ series: [band.columns[1], band.columns[0]], fill: faint(band.colour, 0.2) })),
     hooks: {
       drawClear: [(u) => panel.band && healthy(u, panel.band)],
       draw: [(u) => chart.lines.filter((line) => line.interval && line.points < MARKED).forEach((line) => whiskers(u, line))],
@@ -77,7 +77,7 @@ function seriesOf(panel, line) {
 }
 
 function widened(panel, x, min, max) {
-  // A single step is seen, and the first and last column whole.
+  // Widen the range so that a single step is visible, and the first and last column are whole.
   const half = panel.stacked && x.length > 1 ? (x[1] - x[0]) / 2 : min === max ? 0.5 : 0;
   return [min - half, max + half];
 }
@@ -98,7 +98,7 @@ function healthy(u, [low, high]) {
 }
 
 function whiskers(u, line) {
-  // The interval of each point, where points are few enough to be marked.
+  // Draw the interval of each point as a whisker.
   const [low, high] = line.interval.map((column) => u.data[column]);
   const cap = 3 * uPlot.pxRatio;
   u.ctx.save();
@@ -118,7 +118,7 @@ function whiskers(u, line) {
 }
 
 function valueText(chart, line, idx) {
-  // The value at a step, or the last one before it, with the step that it is of.
+  // Return the value at a step, or the last value before it with its step.
   const [steps, column] = [chart.drawn?.data[0] ?? [], line.values ?? chart.drawn?.data[line.column] ?? []];
   const last = lastAt(column, idx ?? steps.length - 1);
   if (last < 0) return `${line.label} –`;
@@ -127,7 +127,7 @@ function valueText(chart, line, idx) {
 }
 
 function legend(chart, idx) {
-  // Values at the cursor; without one, the last.
+  // Show the values at the cursor, or the last values without a cursor.
   chart.at = idx;
   const step = idx === null ? null : chart.drawn?.data[0][idx];
   const entries = chart.lines.map((line) => {

@@ -1,49 +1,49 @@
-// The settings that can be changed: a field for each, in their groups.
+// A field for each setting that can be changed, in groups.
 
 import { element } from "./dom.js";
 
-export function makeControls(found, changes, onchange) {
-  // changes: texts by key, of the fields that differ from the config.
+export function makeControls(controls, changes, onchange) {
+  // changes: the texts of fields that differ from the config, by key.
   const groups = new Map();
-  for (const one of found) groups.set(one.group, [...(groups.get(one.group) ?? []), fieldOf(one, changes, onchange)]);
+  for (const control of controls) groups.set(control.group, [...(groups.get(control.group) ?? []), fieldOf(control, changes, onchange)]);
   return [...groups].map(([title, fields]) => element("fieldset", {}, element("legend", {}, title), ...fields));
 }
 
-function fieldOf(one, changes, onchange) {
-  const text = changes.get(one.key) ?? one.value;
-  const input = one.choices.length ? choiceOf(one, text) : element("input", { spellcheck: "false", autocomplete: "off", placeholder: "not set" });
-  const row = element("div", { class: "field", title: `${one.key} (${one.kind}): ${one.doc}` });
-  const mark = () => row.classList.toggle("changed", changes.has(one.key));
+function fieldOf(control, changes, onchange) {
+  const text = changes.get(control.key) ?? control.value;
+  const input = control.choices.length ? choiceOf(control, text) : element("input", { spellcheck: "false", autocomplete: "off", placeholder: "not set" });
+  const row = element("div", { class: "field", title: `${control.key} (${control.kind}): ${control.doc}` });
+  const mark = () => row.classList.toggle("changed", changes.has(control.key));
   const put = (value) => {
     input.value = value;
-    if (value.trim() === one.value) changes.delete(one.key);
-    else changes.set(one.key, value.trim());
+    if (value.trim() === control.value) changes.delete(control.key);
+    else changes.set(control.key, value.trim());
     mark();
     onchange();
   };
   input.value = text;
-  input.id = one.key;
+  input.id = control.key;
   input.addEventListener("input", () => put(input.value));
-  row.append(element("label", { for: one.key }, ...one.label.split(/(?<=[._])/).flatMap((text) => [text, element("wbr")])), element("span", {}, input, ...(one.choices.length ? [] : helpers(one, input, put))));
+  row.append(element("label", { for: control.key }, ...control.label.split(/(?<=[._])/).flatMap((text) => [text, element("wbr")])), element("span", {}, input, ...(control.choices.length ? [] : helpers(control, input, put))));
   mark();
   return row;
 }
 
-function choiceOf(one, text) {
-  // What an address has, and is no choice, is shown all the same; the check refuses it.
-  return element("select", {}, ...[...new Set([...one.choices, text])].map((name) => element("option", {}, name)));
+function choiceOf(control, text) {
+  // An address may have a text that is no choice: it is shown, and the check refuses it.
+  return element("select", {}, ...[...new Set([...control.choices, text])].map((name) => element("option", {}, name)));
 }
 
-function helpers(one, input, put) {
-  const step = (up) => put(stepped(input.value, one.step, up));
-  const button = (text, says, up) => element("button", { type: "button", tabindex: -1, "aria-label": `${says} ${one.key}`, onclick: () => step(up) }, text);
+function helpers(control, input, put) {
+  const step = (up) => put(stepped(input.value, control.step, up));
+  const button = (text, says, up) => element("button", { type: "button", tabindex: -1, "aria-label": `${says} ${control.key}`, onclick: () => step(up) }, text);
   input.addEventListener("keydown", (event) => {
     if (event.key !== "ArrowUp" && event.key !== "ArrowDown") return;
     step(event.key === "ArrowUp");
     event.preventDefault();
   });
-  const buttons = [button(one.step ? "−" : "÷2", "lower", false), button(one.step ? "+" : "×2", "raise", true)];
-  if (one.proposals.length) buttons.push(proposalsOf(one, input, put));
+  const buttons = [button(control.step ? "−" : "÷2", "lower", false), button(control.step ? "+" : "×2", "raise", true)];
+  if (control.proposals.length) buttons.push(proposalsOf(control, input, put));
   return buttons;
 }
 
@@ -52,10 +52,10 @@ function stepped(text, step, up) {
   return text.replace(/^\d+/, (digits) => String(up ? 2 * digits : Math.max(1, Math.floor(digits / 2))));
 }
 
-function proposalsOf(one, input, put) {
-  // Of cards the kind is taken, and as many as there are.
-  const list = element("select", { class: "proposals", "aria-label": `proposals for ${one.key}` },
-    element("option", { value: "?", hidden: true }, ""), ...one.proposals.map((text) => element("option", { value: text }, text || "not set")));
+function proposalsOf(control, input, put) {
+  // Take the kind of card from the proposal, and keep the number of cards.
+  const list = element("select", { class: "proposals", "aria-label": `proposals for ${control.key}` },
+    element("option", { value: "?", hidden: true }, ""), ...control.proposals.map((text) => element("option", { value: text }, text || "not set")));
   list.addEventListener("change", () => {
     const count = input.value.match(/^\d+(?=x)/);
     put(count ? list.value.replace(/^\d+(?=x)/, count[0]) : list.value);

@@ -1,15 +1,14 @@
-// Elements, and numbers as people read them. Texts only ever become text nodes: what a run wrote is
-// never markup.
+// Elements, and numbers as text. Texts only become text nodes: what a run wrote is never markup.
 
 export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
 }
 
 export function fill(box, ...children) {
@@ -40,9 +39,9 @@ export function table(name, head, rows) {
     element(tag, { class: numeric ? "number" : null }, text, small ? element("br") : null,
       small ? element("small", {}, small) : null);
   const body = rows.map((row) =>
-    element("tr", { class: row.differs ? "differs" : null }, ...row.cells.map((one) => cell("td", one))));
+    element("tr", { class: row.differs ? "differs" : null }, ...row.cells.map((content) => cell("td", content))));
   return element("div", { class: "wide" },
     element("table", { class: name },
-      element("thead", {}, element("tr", {}, ...head.map((one) => cell("th", one)))),
+      element("thead", {}, element("tr", {}, ...head.map((content) => cell("th", content)))),
       element("tbody", {}, ...body)));
 }

@@ -1,4 +1,4 @@
-// The page: its sections, what moves them, and how they are kept up to date.
+// The page of runs: its sections, their controls, and their updates.
 
 import { element, fill } from "./dom.js";
 import { live, load } from "./source.js";
@@ -8,21 +8,21 @@ import { drawConsole, drawHeldOut, drawPictures, drawSeconds, makeSettings } fro
 import { drawMemory } from "./memory.js";
 import { makeSamples } from "./samples.js";
 
-const EVERY = 750; // milliseconds between two looks at the runs
+const EVERY = 750; // milliseconds between two requests for progress
 const main = document.getElementById("main");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const view = { runs: [], steps: [], range: null, smoothing: 0, theme: dark.matches };
 const charts = new Map(); // by section and title
-const drawn = new Map(); // by section: its panels
+const drawn = new Map(); // panels by section
 const filter = element("input", { type: "search", placeholder: "filter curves", "aria-label": "filter curves", oninput: applyFilter });
 const smoothing = element("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: 0, oninput: () => { view.smoothing = Number(smoothing.value); redraw(); } });
 const whole = element("button", { type: "button", class: "hidden", onclick: () => zoom(null) }, "show the whole run");
 
 function section(id, title, ...children) {
-  const made = element("section", { id }, element("h2", {}, title), ...children);
+  const node = element("section", { id }, element("h2", {}, title), ...children);
   document.getElementById("sections").append(element("a", { href: `#${id}` }, title));
-  main.append(made);
-  return made;
+  main.append(node);
+  return node;
 }
 
 function grid(name) {
@@ -30,7 +30,7 @@ function grid(name) {
 }
 
 function each(name) {
-  // A box for every run, named where there are several.
+  // Return a box for every run, with its name if there are several.
   return view.runs.map((run) => element("div", { "data-of": name }, view.runs.length > 1 ? element("h3", {}, run) : null, element("div")));
 }
 
@@ -61,7 +61,7 @@ function applyFilter() {
   const words = filter.value.toLowerCase();
   for (const [name, panels] of drawn) {
     for (const panel of panels) {
-      const text = [panel.title, ...panel.series.map((one) => one.name)].join(" ").toLowerCase();
+      const text = [panel.title, ...panel.series.map((series) => series.name)].join(" ").toLowerCase();
       charts.get(`${name}/${panel.title}`).figure.classList.toggle("hidden", !text.includes(words));
     }
   }

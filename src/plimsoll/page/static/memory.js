@@ -1,22 +1,22 @@
-// Memory: of each card and host a row for each phase, predicted above measured, against what it can
-// hold; and the table of all processes.
+// Memory: a row for each phase of each card and host, predicted above measured, beside the load
+// line; and the table of all processes.
 
 import { bytes, element, fill, table } from "./dom.js";
 import { colourOf } from "./palette.js";
 
 const MEASURES = { device: "card", host: "host", allocated: "allocated", reserved: "reserved" };
 
-export function drawMemory(box, found) {
+export function drawMemory(box, memory) {
   const open = opened(box);
   fill(box,
-    ...found.remarks.map((text) => element("p", {}, text)),
-    ...found.places.map((place) => placeOf(place, open)),
-    found.table.length ? comparison(found.table) : element("p", { class: "quiet" }, "Nothing was measured yet."));
+    ...memory.remarks.map((text) => element("p", {}, text)),
+    ...memory.places.map((place) => placeOf(place, open)),
+    memory.table.length ? comparison(memory.table) : element("p", { class: "quiet" }, "Nothing was measured yet."));
 }
 
 export function opened(box) {
-  // The phases whose items are shown, by their keys.
-  return new Set([...box.querySelectorAll("details[open]")].map((one) => one.dataset.key));
+  // Return the keys of the phases whose items are open.
+  return new Set([...box.querySelectorAll("details[open]")].map((details) => details.dataset.key));
 }
 
 const sum = (parts) => parts.reduce((total, part) => total + part.bytes, 0);
@@ -47,18 +47,18 @@ function phaseOf(place, phase, scale, open) {
   const key = `${place.name}/${phase.name}`;
   const line = element("span", { class: "load-line" });
   line.style.left = `${100 * place.capacity / scale}%`;
-  const said = [phase.predicted.length ? `${bytes(sum(phase.predicted))} predicted` : "", phase.measured.length ? `${bytes(sum(phase.measured))} measured` : ""];
+  const texts = [phase.predicted.length ? `${bytes(sum(phase.predicted))} predicted` : "", phase.measured.length ? `${bytes(sum(phase.measured))} measured` : ""];
   const summary = element("summary", { class: "phase" }, element("span", {}, phase.name),
     element("div", { class: "bars" },
       bar("predicted", merged(phase.predicted), scale, phase.likely - sum(phase.predicted)),
       phase.likely ? null : bar("measured", phase.measured.map((part) => ({ name: part.process, bytes: part.bytes })), scale),
       place.capacity ? line : null),
-    element("small", { class: "number" }, said[0], element("br"), said[1]));
+    element("small", { class: "number" }, texts[0], element("br"), texts[1]));
   const rows = phase.predicted.map((item) => ({ cells: [{ text: item.role }, { text: item.item },
     { text: bytes(item.bytes), numeric: true }, { text: item.formula }] }));
   return element("details", { "data-key": key, open: open.has(key) }, summary,
     rows.length ? table("items", [{ text: "role" }, { text: "item" }, { text: "predicted", numeric: true }, { text: "how" }], rows)
-      : element("p", { class: "quiet" }, "The plan says nothing of this phase."));
+      : element("p", { class: "quiet" }, "The plan has nothing for this phase."));
 }
 
 function merged(items) {
@@ -69,25 +69,25 @@ function merged(items) {
 
 function bar(kind, parts, scale, unsure = 0) {
   // unsure: bytes by which the prediction may be too low.
-  const made = element("div", { class: `bar ${kind}` }, ...parts.map((part) => {
+  const node = element("div", { class: `bar ${kind}` }, ...parts.map((part) => {
     const piece = element("i", { title: `${part.name}: ${bytes(part.bytes)} ${kind}` });
     piece.style.width = `${100 * part.bytes / scale}%`;
     piece.style.background = colourOf(part.name);
     return piece;
   }));
   if (unsure > 0) {
-    made.append(element("i", { class: "unsure", title: `may be ${bytes(unsure)} more` }));
-    made.lastChild.style.width = `${100 * unsure / scale}%`;
+    node.append(element("i", { class: "unsure", title: `may be ${bytes(unsure)} more` }));
+    node.lastChild.style.width = `${100 * unsure / scale}%`;
   }
-  return made;
+  return node;
 }
 
 function comparison(rows) {
   const measures = Object.keys(MEASURES).filter((name) => rows.some((row) => row.measures[name]));
   const head = [{ text: "process" }, { text: "phase" }, ...measures.flatMap((name) =>
     ["predicted", "measured", "over"].map((what) => ({ text: `${MEASURES[name]} ${what}`, numeric: true })))];
-  const cells = (found) => found
-    ? [bytes(found[0]), bytes(found[1]), found[2] === null ? "" : `${found[2] < 0 ? "−" : "+"}${Math.round(100 * Math.abs(found[2]))} %`]
+  const cells = (measure) => measure
+    ? [bytes(measure[0]), bytes(measure[1]), measure[2] === null ? "" : `${measure[2] < 0 ? "−" : "+"}${Math.round(100 * Math.abs(measure[2]))} %`]
     : ["", "", ""];
   return element("details", {}, element("summary", {}, "Every kind of process and phase, predicted and measured"),
     table("memory", head, rows.map((row) => ({ cells: [

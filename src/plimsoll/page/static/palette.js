@@ -1,5 +1,5 @@
-// Okabe and Ito's colours, which people with colour blindness can tell apart, without yellow and
-// black: they stand on light and on dark grounds.
+// Okabe and Ito's colours, which people with colour blindness can tell apart; without yellow and
+// black, so that they are visible on light and dark grounds.
 
 const COLOURS = ["#2389CC", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"];
 
@@ -19,7 +19,7 @@ export function ink(name) {
 const given = new Map();
 
 export function colourOf(name) {
-  // The same name has the same colour on the whole page.
+  // Return the colour of a name, which is the same on the whole page.
   if (!given.has(name)) given.set(name, colour(given.size));
   return given.get(name);
 }

@@ -1,4 +1,4 @@
-// Where each run is, and what is not healthy.
+// The progress of each run, and its health warnings.
 
 import { duration, element, fill, number } from "./dom.js";
 
@@ -20,19 +20,19 @@ function card(run) {
 }
 
 function when(run) {
-  const found = [["step", run.steps ? `${number(run.step)} of ${number(run.steps)}` : number(run.step)]];
-  if (run.secondsLeft !== null) found.push(["left", duration(run.secondsLeft)]);
-  if (run.phase) found.push(["now", `${run.phase}, ${duration(run.phaseSeconds)}`]);
-  if (run.secondsPerStep !== null) found.push(["a step", `${number(run.secondsPerStep, 3)} s`]);
-  found.push(...speed(run.speed));
-  found.push(["so far", duration(run.seconds)]);
-  if (run.state === "running" && run.writtenAgo !== null) found.push(["last step", `${duration(run.writtenAgo)} ago`]);
-  if (run.unread > 0) found.push(["still to read", `${number(run.unread / 1e6, 3)} MB`]);
-  return found;
+  const entries = [["step", run.steps ? `${number(run.step)} of ${number(run.steps)}` : number(run.step)]];
+  if (run.secondsLeft !== null) entries.push(["left", duration(run.secondsLeft)]);
+  if (run.phase) entries.push(["now", `${run.phase}, ${duration(run.phaseSeconds)}`]);
+  if (run.secondsPerStep !== null) entries.push(["a step", `${number(run.secondsPerStep, 3)} s`]);
+  entries.push(...speed(run.speed));
+  entries.push(["so far", duration(run.seconds)]);
+  if (run.state === "running" && run.writtenAgo !== null) entries.push(["last step", `${duration(run.writtenAgo)} ago`]);
+  if (run.unread > 0) entries.push(["still to read", `${number(run.unread / 1e6, 3)} MB`]);
+  return entries;
 }
 
 function speed({ tokens_per_second: tokens, mfu, gpu_busy: busy }) {
-  // Means of the last steps; of cards their share of the peak, and of the time.
+  // Means of the last steps: speed, share of the cards' peak, and share of time that cards are busy.
   const percent = (share) => `${number(100 * share, 2)} %`;
   return [["tokens/s", tokens === null ? null : number(Math.round(tokens))], ["of the cards' peak (MFU)", mfu === null ? null : percent(mfu)],
     ["cards busy", busy === null ? null : percent(busy)]].filter(([, text]) => text !== null);
@@ -42,8 +42,8 @@ function figure([name, value]) {
   return element("span", {}, `${name} `, element("b", {}, value));
 }
 
-function warning(one) {
+function warning(item) {
   return element("details", { class: "warning" },
-    element("summary", {}, one.text),
-    element("p", {}, one.means), element("p", {}, `Try: ${one.attempt}`));
+    element("summary", {}, item.text),
+    element("p", {}, item.means), element("p", {}, `Try: ${item.attempt}`));
 }

@@ -1,4 +1,4 @@
-// Where answers come from: the page itself where it is frozen, else its server.
+// The source of data: the page itself if it is frozen, else its server.
 
 const embedded = document.getElementById("data");
 const answers = embedded ? JSON.parse(embedded.textContent) : null;
@@ -8,10 +8,10 @@ export const live = answers === null;
 export async function load(name, query = {}) {
   const words = Object.entries(query).filter(([, value]) => value !== null && value !== undefined);
   const text = words.map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&");
-  const asked = text ? `${name}?${text}` : name;
-  if (!live) return answers[asked] ?? null;
-  const reply = await fetch(`data/${asked}`).catch(() => {
-    throw new Error("The server does not answer any more: what is shown is of before.");
+  const request = text ? `${name}?${text}` : name;
+  if (!live) return answers[request] ?? null;
+  const reply = await fetch(`data/${request}`).catch(() => {
+    throw new Error("The server does not answer any more. The page shows its last data.");
   });
   if (!reply.ok) throw new Error((await reply.json()).detail);
   return reply.json();

@@ -1,42 +1,42 @@
-// Held-out figures, seconds by phase, and settings as tables; and the pictures of a run.
+// Held-out figures, seconds by phase and settings as tables; the console and pictures of a run.
 
 import { element, fill, number, table } from "./dom.js";
 
-export function drawHeldOut(box, found) {
-  if (!found.rows.length) {
-    fill(box, element("p", { class: "quiet" }, "Nothing was evaluated: run.eval_every and data.eval have a run do it."));
+export function drawHeldOut(box, data) {
+  if (!data.rows.length) {
+    fill(box, element("p", { class: "quiet" }, "Nothing was evaluated. Set run.eval_every and data.eval to evaluate during a run."));
     return;
   }
-  const rows = found.rows.map((row) => ({ cells: [
+  const rows = data.rows.map((row) => ({ cells: [
     { text: element("code", {}, row.name), small: row.label },
     ...row.cells.map((cell) => ({ text: cell ? cell[0] : "–", small: cell ? cell[1] : "", numeric: true }))] }));
-  const intervals = found.rows.some((row) => row.cells.some((cell) => cell && cell[1]));
-  fill(box, table("held-out", [{ text: "metric" }, ...found.columns.map((text) => ({ text, numeric: true }))], rows),
+  const intervals = data.rows.some((row) => row.cells.some((cell) => cell && cell[1]));
+  fill(box, table("held-out", [{ text: "metric" }, ...data.columns.map((text) => ({ text, numeric: true }))], rows),
     intervals ? element("p", { class: "quiet" }, "Under the numbers, and as bands in the curves: 95 % confidence intervals.") : null);
 }
 
-export function drawSeconds(box, found) {
-  const total = Object.values(found.steps).reduce((sum, value) => sum + value, 0);
-  const before = Object.entries(found.before).map(([phase, seconds]) => `${phase} ${number(seconds, 3)} s`);
-  const rows = Object.entries(found.steps).map(([phase, seconds]) => ({ cells: [{ text: phase },
+export function drawSeconds(box, data) {
+  const total = Object.values(data.steps).reduce((sum, value) => sum + value, 0);
+  const before = Object.entries(data.before).map(([phase, seconds]) => `${phase} ${number(seconds, 3)} s`);
+  const rows = Object.entries(data.steps).map(([phase, seconds]) => ({ cells: [{ text: phase },
     { text: seconds.toFixed(1), numeric: true }, { text: total ? `${Math.round(100 * seconds / total)} %` : "", numeric: true }] }));
   fill(box,
     element("p", {}, `Before the first step, or on resuming: ${before.join(", ") || "nothing"}. Of the steps:`),
     table("time", [{ text: "phase" }, { text: "seconds", numeric: true }, { text: "share", numeric: true }], rows));
 }
 
-export function drawConsole(box, found) {
-  // Who reads the end of it goes on at the end.
+export function drawConsole(box, data) {
+  // Keep the end in view for a reader who is at the end.
   const before = box.querySelector("pre");
   const atEnd = !before || before.scrollTop + before.clientHeight >= before.scrollHeight - 4;
-  if (found.bytes === null) return fill(box, element("p", { class: "quiet" }, "No run.log in the run's directory."));
-  const shown = element("pre", { class: "console", tabindex: 0, "aria-label": "console" }, found.lines.join("\n"));
-  fill(box, found.cut ? element("p", { class: "quiet" }, `The last ${number(found.lines.length)} lines of run.log.`) : null, shown);
+  if (data.bytes === null) return fill(box, element("p", { class: "quiet" }, "No run.log in the run's directory."));
+  const shown = element("pre", { class: "console", tabindex: 0, "aria-label": "console" }, data.lines.join("\n"));
+  fill(box, data.cut ? element("p", { class: "quiet" }, `The last ${number(data.lines.length)} lines of run.log.`) : null, shown);
   shown.scrollTop = atEnd ? shown.scrollHeight : before.scrollTop;
 }
 
-export function drawPictures(box, found) {
-  fill(box, ...found.map((one) => element("details", {}, element("summary", {}, one.title), element("img", { alt: one.title, src: one.source, loading: "lazy" }))));
+export function drawPictures(box, data) {
+  fill(box, ...data.map((picture) => element("details", {}, element("summary", {}, picture.title), element("img", { alt: picture.title, src: picture.source, loading: "lazy" }))));
 }
 
 export function makeSettings(box, rows, runs) {

@@ -1,9 +1,9 @@
-"""What a reward server is asked and answers, as JSON: Plimsoll's form and OpenRLHF's.
+"""Requests to reward servers and their answers, as JSON, in three forms.
 
 Plimsoll: {"trajectories": [{"prompt", "messages", "response", "reference", "source", "columns",
 "index", "group", "finish_reason", "prompt_tokens", "response_tokens"}, ...]} -> {"rewards": [number
-or {"failed": text}, ...]}. A reference that is no text in its row is text there, too, and as the
-row has it under "reference_value".
+or {"failed": text}, ...]}. "reference" is text; if the row has something else, "reference_value" is
+what the row has.
 
 OpenRLHF (openrlhf/utils/agent.py, openrlhf/cli/serve_rm.py): {"query": [...], "prompts": [...],
 "labels": [...]} -> {"rewards": [...]}, where a query is prompt and response, and labels are the
@@ -23,23 +23,23 @@ import numpy as np
 
 from plimsoll.data.fields import reference_text
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
-from plimsoll.reward.outcome import Broken, Failed, Outcome, number, numbers, shown
+from plimsoll.reward.outcome import Broken, Failed, Outcome, number, numbers, short_repr
 
 Ask = Callable[[Sequence[Trajectory]], dict[str, Any]]
-"""Trajectories to what a server is asked."""
+"""Returns the request about some trajectories."""
 Texts = Callable[[Trajectory], tuple[str, str]]
-"""Prompt and response as a server of OpenRLHF's is to see them."""
+"""Returns prompt and response as a server of OpenRLHF's form reads them."""
 Tokens = Callable[[Trajectory], Sequence[int]]
-"""A conversation as a model that vLLM serves is to read it."""
+"""Returns a conversation as a model that vLLM serves reads it."""
 
 
 def plimsoll_request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """As `plimsoll serve-reward` is asked."""
-    return {"trajectories": [_written(trajectory) for trajectory in trajectories]}
+    """Return a request to `plimsoll serve-reward`."""
+    return {"trajectories": [_write(trajectory) for trajectory in trajectories]}
 
 
 def openrlhf_request(texts: Texts) -> Ask:
-    """As OpenRLHF asks."""
+    """Return what makes requests as OpenRLHF makes them."""
 
     def request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         pairs = [texts(trajectory) for trajectory in trajectories]
@@ -53,12 +53,11 @@ def openrlhf_request(texts: Texts) -> Ask:
 
 
 def vllm_request(tokens: Tokens) -> Ask:
-    """As vLLM's `/classify` is asked; a conversation that is longer than its model takes is cut at
-    its beginning."""
+    """Return what makes requests to vLLM's `/classify`, which cuts the beginning if it must."""
 
     def request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         return {
-            "input": [[int(token) for token in tokens(one)] for one in trajectories],
+            "input": [[int(token) for token in tokens(t)] for t in trajectories],
             "add_special_tokens": False,
             "use_activation": False,
             "truncate_prompt_tokens": -1,
@@ -69,13 +68,15 @@ def vllm_request(tokens: Tokens) -> Ask:
 
 
 def plain_texts(trajectory: Trajectory) -> tuple[str, str]:
-    """Without chat template and special tokens."""
+    """Return prompt and response without chat template and special tokens."""
     return trajectory.prompt.text, trajectory.response_text
 
 
 def texts_by(tokenizer: str | None) -> Texts:
-    """By the tokenizer of this model: as the actor saw and wrote them, with chat template and
-    special tokens, as OpenRLHF decodes them (openrlhf/utils/agent.py). None: `plain_texts`."""
+    """Return what gives the texts that a tokenizer decodes; for None, `plain_texts`.
+
+    They have chat template and special tokens, as in OpenRLHF (openrlhf/utils/agent.py).
+    """
     if tokenizer is None:
         return plain_texts
     from transformers import AutoTokenizer  # heavy, and only where asked for
@@ -92,44 +93,44 @@ def texts_by(tokenizer: str | None) -> Texts:
 
 
 def outcomes(reply: object, wanted: int) -> list[Outcome]:
-    """What a server answered, for each trajectory that it was asked about."""
+    """Return the outcomes in a server's answer. wanted: the number of trajectories."""
     rewards = reply.get("rewards") if isinstance(reply, Mapping) else None
     if not isinstance(rewards, list):
-        said = f' answered {shown(reply)}, and {{"rewards": [...]}} is needed'
+        said = f' answered {short_repr(reply)}, and {{"rewards": [...]}} is needed'
         return [Broken(said)] * wanted
     if len(rewards) != wanted:
         return numbers(rewards, wanted)
-    return [_outcome(one) for one in rewards]
+    return [_outcome(reward) for reward in rewards]
 
 
 def vllm_outcomes(reply: object, wanted: int) -> list[Outcome]:
-    """As `outcomes`, of vLLM's `/classify`."""
+    """Return the outcomes in an answer of vLLM's `/classify`, as `outcomes`."""
     try:
         rows = sorted(reply["data"], key=lambda row: row["index"])  # type: ignore[index]
         scores = [row["probs"] for row in rows]
     except (KeyError, TypeError):
-        said = f' answered {shown(reply)}, and {{"data": [{{"probs": [score]}}, ...]}} is needed'
-        return [Broken(f"{said}, as vLLM's /classify answers")] * wanted
-    labels = {len(own) if isinstance(own, list) else 0 for own in scores}
+        needed = '{"data": [{"probs": [score]}, ...]} is needed, as vLLM\'s /classify answers'
+        return [Broken(f" answered {short_repr(reply)}, and {needed}")] * wanted
+    labels = {len(score) if isinstance(score, list) else 0 for score in scores}
     if labels - {1}:
-        said = f" gave {shown(scores)}: a reward model has one label, and gives one score"
+        said = f" gave {short_repr(scores)}: a reward model has one label, and gives one score"
         return [Broken(said)] * wanted
-    return numbers([own[0] for own in scores], wanted)
+    return numbers([score[0] for score in scores], wanted)
 
 
-def _outcome(one: object) -> Outcome:
-    said = one.get("failed") if isinstance(one, Mapping) else None
-    return Failed(f": {said}") if isinstance(said, str) else number(one)
+def _outcome(reward: object) -> Outcome:
+    why = reward.get("failed") if isinstance(reward, Mapping) else None
+    return Failed(f": {why}") if isinstance(why, str) else number(reward)
 
 
 def read_request(body: Mapping[str, Any]) -> list[Trajectory]:
-    """What a server is asked, in either form. Of OpenRLHF's, the response is what follows the
-    prompt in the query.
+    """Return the trajectories of a request in Plimsoll's or OpenRLHF's form.
 
-    Raises ValueError, saying what is wrong.
+    In OpenRLHF's, the response is what follows the prompt in the query. Raises ValueError, saying
+    what is wrong.
     """
     if "trajectories" in body:
-        return [_read(one) for one in _list(body, "trajectories")]
+        return [_read(item) for item in _list(body, "trajectories")]
     queries = _list(body, "query")
     prompts = _list(body, "prompts") if body.get("prompts") is not None else [""] * len(queries)
     labels = _list(body, "labels") if body.get("labels") is not None else [None] * len(queries)
@@ -144,13 +145,13 @@ def read_request(body: Mapping[str, Any]) -> list[Trajectory]:
 
 
 def _list(body: Mapping[str, Any], key: str) -> list[Any]:
-    found = body.get(key)
-    if not isinstance(found, list):
+    items = body.get(key)
+    if not isinstance(items, list):
         raise ValueError(f'"{key}" is no list; {{"trajectories": [...]}} or {{"query": [...]}}')
-    return found
+    return items
 
 
-def _written(trajectory: Trajectory) -> dict[str, Any]:
+def _write(trajectory: Trajectory) -> dict[str, Any]:
     prompt = trajectory.prompt
     return {
         "prompt": prompt.text,
@@ -169,25 +170,25 @@ def _written(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _read(one: object) -> Trajectory:
-    if not isinstance(one, Mapping):
-        raise ValueError(f"{shown(one)} is no trajectory")
-    response, reference = one.get("response"), one.get("reference")
-    value = one.get("reference_value", None if isinstance(reference, str) else reference)
+def _read(item: object) -> Trajectory:
+    if not isinstance(item, Mapping):
+        raise ValueError(f"{short_repr(item)} is no trajectory")
+    response, reference = item.get("response"), item.get("reference")
+    value = item.get("reference_value", None if isinstance(reference, str) else reference)
     if not isinstance(response, str):
-        raise ValueError(f"the response is text, not {shown(response)}")
+        raise ValueError(f"the response is text, not {short_repr(response)}")
     prompt = Prompt(
-        int(one.get("index") or 0),
-        np.asarray(one.get("prompt_tokens") or [], np.int64),
-        str(one.get("prompt") or ""),
+        int(item.get("index") or 0),
+        np.asarray(item.get("prompt_tokens") or [], np.int64),
+        str(item.get("prompt") or ""),
         None if reference is None else reference_text(reference),
-        str(one.get("source") or ""),
-        one.get("columns") or {},
-        one.get("messages") or (),
-        is_text=bool(one.get("is_text", not one.get("messages"))),
+        str(item.get("source") or ""),
+        item.get("columns") or {},
+        item.get("messages") or (),
+        is_text=bool(item.get("is_text", not item.get("messages"))),
         reference_value=value,
     )
-    tokens = np.asarray(one.get("response_tokens") or [], np.int64)
-    finish: FinishReason = "length" if one.get("finish_reason") == "length" else "stop"
-    logprobs, group = np.zeros(tokens.shape, np.float32), int(one.get("group") or 0)
+    tokens = np.asarray(item.get("response_tokens") or [], np.int64)
+    finish: FinishReason = "length" if item.get("finish_reason") == "length" else "stop"
+    logprobs, group = np.zeros(tokens.shape, np.float32), int(item.get("group") or 0)
     return single_turn(prompt, 0, tokens, logprobs, response, finish, 0, group=group)

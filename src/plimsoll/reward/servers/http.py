@@ -23,12 +23,12 @@ from plimsoll.reward.servers.formats import (
 from plimsoll.reward.servers.replicas import Replicas
 
 Read = Callable[[object, int], list[Outcome]]
-"""What a server answered, and for how many trajectories, to their outcomes."""
+"""Takes a server's answer and the number of trajectories, and returns their outcomes."""
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Asks one of several servers about a batch."""
+    """Asks one of several servers about a batch: a `Call`."""
 
     replicas: Replicas
     ask: Ask
@@ -36,16 +36,17 @@ class Servers:
 
     @classmethod
     def of(cls, http: HttpReward, client: httpx.AsyncClient, limit: TimeLimit) -> Servers:
-        """Return the servers of a config. limit: how long one request may take."""
+        """Return the servers of a config. `limit` says how long one request may take."""
         replicas = Replicas.of(client, http.urls, limit)
         if http.format == "plimsoll":
             return cls(replicas, plimsoll_request)
         if http.format == "vllm":
-            own = http.tokenizer and _conversations(http.tokenizer, http.chat_template)
-            return cls(replicas, vllm_request(own or _actors_tokens), vllm_outcomes)
+            render = http.tokenizer and _renderer(http.tokenizer, http.chat_template)
+            return cls(replicas, vllm_request(render or _actors_tokens), vllm_outcomes)
         return cls(replicas, openrlhf_request(texts_by(http.tokenizer)))
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        """Return the outcomes that a server gives."""
         reply = await self.replicas.post(self.ask(trajectories))
         if isinstance(reply, Failed | Broken):
             return [reply] * len(trajectories)
@@ -56,8 +57,8 @@ def _actors_tokens(trajectory: Trajectory) -> Sequence[int]:
     return [*trajectory.prompt.tokens, *trajectory.response_tokens]
 
 
-def _conversations(model: str, chat_template: str | None) -> Tokens:
-    """Prompt and response by the model's own tokenizer and template."""
+def _renderer(model: str, chat_template: str | None) -> Tokens:
+    """Return what renders prompt and response by the model's own tokenizer and template."""
     # Heavy, and only where asked for.
     from plimsoll.data.template import make_template
     from plimsoll.model.load import load_tokenizer

@@ -17,50 +17,51 @@ import httpx
 from plimsoll.config.reward import JudgeReward
 from plimsoll.errors import ConfigError
 from plimsoll.records import Trajectory
-from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit, shown
+from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit, short_repr
 from plimsoll.reward.references import missing_key
 from plimsoll.reward.servers.replicas import Replicas
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Asks for one response at a time, and reads the score out of the answer."""
+    """Asks about one response at a time, and reads the score in the answer: a `Call`."""
 
     settings: JudgeReward
     endpoint: Replicas
 
     @classmethod
     def of(cls, settings: JudgeReward, client: httpx.AsyncClient, limit: TimeLimit) -> Judge:
-        """Return the judge of a config. limit: how long one request may take.
+        """Return the judge of a config. `limit` says how long one request may take.
 
-        Raises ConfigError where the variable that holds its key is not set.
+        Raises ConfigError if the environment variable of its key is not set.
         """
         url = f"{settings.url.rstrip('/')}/chat/completions"
         headers = {} if settings.api_key is None else {"Authorization": f"Bearer {_key(settings)}"}
         return cls(settings, Replicas.of(client, [url], limit, headers))
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
-        return [await self._judged(trajectory) for trajectory in trajectories]
+        """Return the outcome of each trajectory."""
+        return [await self._judge(trajectory) for trajectory in trajectories]
 
-    async def _judged(self, trajectory: Trajectory) -> Outcome:
+    async def _judge(self, trajectory: Trajectory) -> Outcome:
         try:
-            asked = self._request(trajectory)
+            request = self._request(trajectory)
         except (KeyError, IndexError) as error:
             said = f": the judge's prompt names {error}, and the row has no such column"
             return Broken(said, ConfigError)
-        reply = await self.endpoint.post(asked)
+        reply = await self.endpoint.post(request)
         if isinstance(reply, Failed | Broken):
             return reply
         text = _text(reply)
         if text is None:
-            return Broken(f" answered {shown(reply)}, and a chat completion is needed")
+            return Broken(f" answered {short_repr(reply)}, and a chat completion is needed")
         return self._score(text)
 
     def _request(self, trajectory: Trajectory) -> dict[str, Any]:
         settings, prompt = self.settings, trajectory.prompt
-        own = {"prompt": prompt.text, "response": trajectory.response_text}
+        texts = {"prompt": prompt.text, "response": trajectory.response_text}
         names = {"source": prompt.source, "reference": prompt.reference or "", **prompt.columns}
-        content = settings.prompt.format_map(names | own)
+        content = settings.prompt.format_map(names | texts)
         system = [] if settings.system is None else [_message("system", settings.system)]
         return {
             "model": settings.model,
@@ -70,26 +71,28 @@ class Judge:
         }
 
     def _score(self, text: str) -> Outcome:
-        """The score as a share of the range; a text without one, or outside, may come out right
-        the next time."""
+        """Return the score as a share of the range.
+
+        A failure if there is none, or one outside of the range: the next answer may be right.
+        """
         settings = self.settings
-        found = [match[1] for match in re.finditer(settings.pattern, text)]
-        if not found:
-            return Failed(f" found no score by its pattern in {shown(text)}")
+        matches = [match[1] for match in re.finditer(settings.pattern, text)]
+        if not matches:
+            return Failed(f" found no score by its pattern in {short_repr(text)}")
         try:
-            score = float(found[-1])
+            score = float(matches[-1])
         except (TypeError, ValueError):
-            return Failed(f" found no number but {found[-1]!r} in {shown(text)}")
+            return Failed(f" found no number but {matches[-1]!r} in {short_repr(text)}")
         if not settings.low <= score <= settings.high:
             between = f"{settings.low:g} to {settings.high:g}"
-            return Failed(f" found a score of {score:g}, outside {between}, in {shown(text)}")
+            return Failed(f" found a score of {score:g}, outside {between}, in {short_repr(text)}")
         return Given((score - settings.low) / (settings.high - settings.low))
 
 
 def _key(settings: JudgeReward) -> str:
     if settings.api_key is None or missing_key(settings):
         raise ConfigError(
-            f"the environment variable {settings.api_key} is to hold the key of the judge at "
+            f"the environment variable {settings.api_key} should hold the key of the judge at "
             f"{settings.url}, and is not set. Set it, or leave api_key out."
         )
     return os.environ[settings.api_key]
@@ -100,7 +103,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 
 def _text(reply: object) -> str | None:
-    """The text of a chat completion; None of anything else."""
+    """Return the text of a chat completion; None for anything else."""
     try:
         content = reply["choices"][0]["message"]["content"]  # type: ignore[index]
     except (KeyError, IndexError, TypeError):

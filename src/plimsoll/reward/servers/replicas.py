@@ -1,4 +1,4 @@
-"""Servers that are each as good as any other: the least busy one that answers is asked."""
+"""Servers that are each as good as any other: a request goes to the least busy one that answers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Any
 
 import httpx
 
-from plimsoll.reward.outcome import Broken, Failed, TimeLimit, shown
+from plimsoll.reward.outcome import Broken, Failed, TimeLimit, short_repr
 
 _REST_SECONDS = 5.0
 """How long a server that did not answer is left alone, where there is another."""
 _BUSY = (408, 425, 429)
-"""Answers below 500 after which another try may do; RFC 9110, RFC 6585."""
+"""Status codes below 500 after which another try may succeed; RFC 9110, RFC 6585."""
 
 
 @dataclass
 class _Server:
     url: str
-    asked: int = 0
+    requests: int = 0
+    """Requests under way."""
     rests_until: float = 0.0
 
 
@@ -32,10 +33,10 @@ class Replicas:
     """Servers of which each can answer any request.
 
     Attributes:
-        client: what sends the requests.
-        servers: the servers.
-        limit: how long one request may take.
-        headers: headers of each request.
+        client: Sends the requests.
+        servers: The servers.
+        limit: How long one request may take.
+        headers: Headers of each request.
     """
 
     client: httpx.AsyncClient
@@ -51,12 +52,15 @@ class Replicas:
         limit: TimeLimit,
         headers: Mapping[str, str] | None = None,
     ) -> Replicas:
-        """Make them from their addresses."""
+        """Return the servers of these addresses."""
         return cls(client, tuple(map(_Server, urls)), limit, headers or {})
 
     async def post(self, body: Mapping[str, Any]) -> object | Failed | Broken:
-        """What one of them answers, as JSON. Failed: none, or that it cannot answer now; Broken:
-        something else, or that it will never answer this."""
+        """Return what a server answers, as JSON.
+
+        Returns Failed if none answers, or cannot now; Broken if the answer is something else, or
+        says that there will never be one.
+        """
         content = json.dumps(body, default=str).encode()
         async with self._least_busy() as server:
             try:
@@ -67,33 +71,34 @@ class Replicas:
                         headers={"Content-Type": "application/json", **self.headers},
                     )
             except TimeoutError:
-                return self._resting(server, self.limit.exceeded(f": {server.url}"))
+                return self._rest(server, self.limit.failure(f": {server.url}"))
             except httpx.RequestError as error:
                 what = str(error) or type(error).__name__
                 said = f": {server.url} cannot be reached: {what}"
-                return self._resting(server, Failed(said, unanswered=True))
-            answered = f": {server.url} answered {response.status_code}: {shown(response.text)}"
+                return self._rest(server, Failed(said, unanswered=True))
+            text = short_repr(response.text)
+            answered = f": {server.url} answered {response.status_code}: {text}"
             if response.status_code >= 500 or response.status_code in _BUSY:
-                return self._resting(server, Failed(answered))
+                return self._rest(server, Failed(answered))
             if not response.is_success:
                 return Broken(answered)
             try:
                 answer: object = response.json()
                 return answer
             except ValueError:
-                return Broken(f": {server.url} answered no JSON: {shown(response.text)}")
+                return Broken(f": {server.url} answered no JSON: {text}")
 
     @asynccontextmanager
     async def _least_busy(self) -> AsyncIterator[_Server]:
         now = time.monotonic()
-        server = min(self.servers, key=lambda one: (one.rests_until > now, one.asked))
-        server.asked += 1
+        server = min(self.servers, key=lambda s: (s.rests_until > now, s.requests))
+        server.requests += 1
         try:
             yield server
         finally:
-            server.asked -= 1
+            server.requests -= 1
 
-    def _resting(self, server: _Server, failed: Failed) -> Failed:
+    def _rest(self, server: _Server, failed: Failed) -> Failed:
         """Leave the server alone for a while, and return its failure."""
         server.rests_until = time.monotonic() + _REST_SECONDS
         return failed

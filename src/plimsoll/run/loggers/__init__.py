@@ -1,1 +1,1 @@
-"""Where metrics go beside the run directory's own files: TensorBoard, W&B, MLflow, Trackio."""
+"""Other places that metrics are sent to: TensorBoard, W&B, MLflow, Trackio."""

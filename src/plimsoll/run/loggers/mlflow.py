@@ -1,4 +1,4 @@
-"""MLflow. MLFLOW_TRACKING_URI says where, as for any of its programs."""
+"""MLflow, at the address in MLFLOW_TRACKING_URI, as for all MLflow programs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowLogger:
-    """A run of MLflow. Params cannot change in it, so that they are those of the beginning;
-    config.yaml among its files is what holds now."""
+    """A run of MLflow.
+
+    Its params cannot change, so they are those of the beginning; config.yaml among its files has
+    the current settings.
+    """
 
     name = "MLflow"
     has_tables = True
@@ -30,7 +33,7 @@ class MlflowLogger:
     def __init__(self, about: About) -> None:
         with failing(*_FAILURES):
             self._client: Any = MlflowClient()
-            self.identity = about.known or self._begin(about)
+            self.identity = about.identity or self._begin(about)
             self._client.update_run(self.identity, status="RUNNING")
             self._client.log_dict(self.identity, dict(about.settings), "config.yaml")
 
@@ -49,28 +52,29 @@ class MlflowLogger:
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        found = [Metric(_NOT_IN_NAMES.sub("_", n), x, now, step) for n, x in values.items()]
+        metrics = [
+            Metric(_NOT_IN_NAMES.sub("_", name), value, now, step) for name, value in values.items()
+        ]
         with failing(*_FAILURES):
-            for start in range(0, len(found), _METRICS_AT_ONCE):
-                part = found[start : start + _METRICS_AT_ONCE]
-                self._client.log_batch(self.identity, metrics=part)
+            for start in range(0, len(metrics), _METRICS_AT_ONCE):
+                batch = metrics[start : start + _METRICS_AT_ONCE]
+                self._client.log_batch(self.identity, metrics=batch)
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
-        """Keep a table, in a file for each step: a table that grows would be sent whole each
-        time."""
+        """Keep a table in a file per step: a growing table would be sent whole each time."""
         columns, data = table_of(step, rows)
         content = {name: [row[i] for row in data] for i, name in enumerate(columns)}
         with failing(*_FAILURES):
             self._client.log_table(self.identity, content, f"responses/step-{step:06d}.json")
 
     def close(self, *, failed: bool) -> None:
-        """Mark the run as ended; one that is resumed is marked as running again."""
+        """Mark the run as ended; a resumed run is marked as running again."""
         with failing(*_FAILURES):
             self._client.set_terminated(self.identity, "FAILED" if failed else "FINISHED")
 
 
 def _flat(prefix: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The values by their dotted keys."""
+    """Yield the values by their dotted keys."""
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:

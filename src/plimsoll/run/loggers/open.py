@@ -1,5 +1,4 @@
-"""The loggers that a config asks for, opened under the names by which they know the run; all as
-one."""
+"""The loggers that a config asks for, opened and used as one."""
 
 from __future__ import annotations
 
@@ -21,17 +20,17 @@ from plimsoll.run.loggers.tensorboard import TensorBoardLogger
 from plimsoll.run.responses import read_some
 
 _RESPONSES = 8
-"""Of a step, in a table."""
+"""Number of responses of a step in a table."""
 
 Say = Callable[[str], None]
-"""Takes a line for people."""
+"""Takes a line to show."""
 
 
 class Loggers:
-    """Loggers one after another. One that fails is told of, and left out from then on: the run's
-    own files have everything.
+    """Several loggers as one.
 
-    table_every: steps from one table of responses to the next.
+    A logger that fails is reported and left out from then on: the run's own files have everything.
+    `table_every` is the number of steps from one table of responses to the next.
     """
 
     def __init__(self, loggers: Iterable[Logger] = (), table_every: int = 1) -> None:
@@ -39,19 +38,18 @@ class Loggers:
         self._table_every = table_every
 
     def scalars(self, step: int, values: Mapping[str, float], say: Say) -> None:
-        """Have all keep numbers of a step."""
+        """Send the numbers of a step to all loggers."""
         self._each(lambda logger: logger.scalars(step, values), say)
 
     def responses(self, step: int, path: Path, say: Say) -> None:
-        """Have those that take responses keep some of a step's, where it is one of the steps for
-        that. path: of its trajectories."""
+        """Send some responses of a step's file to loggers with tables, if a table is due."""
         due = step == 1 or step % self._table_every == 0
         if due and any(logger.has_tables for logger in self._loggers):
             rows = read_some(path, _RESPONSES)
             self._each(lambda logger: logger.responses(step, rows), say)
 
     def close(self, say: Say, *, failed: bool) -> None:
-        """Have all send what is left. failed: whether the run ended with an error."""
+        """Have all loggers send what is left; `failed` says whether the run ended with an error."""
         self._each(lambda logger: logger.close(failed=failed), say)
 
     def _each(self, act: Callable[[Logger], None], say: Say) -> None:
@@ -67,67 +65,72 @@ class Loggers:
 
 
 _TABLES = 100
-"""Of responses in a whole run, at most."""
+"""Maximum number of tables of responses in a run."""
 
 _EPOCHS_TABLE = 10
-"""Steps between two of a run whose length is given in epochs."""
+"""Steps between two tables of a run whose length is given in epochs."""
 
 
 @contextmanager
 def open_loggers(
     config: RunConfig, directory: RunDirectory, settings: Mapping[str, Any], first_step: int
 ) -> Iterator[Loggers]:
-    """Open them within the run's directory; within the block they take metrics, and at its end they
-    send what is left. What each knows the run by is kept in loggers.json, for a run that goes on.
+    """Open the loggers in the run's directory; they take metrics inside the block.
 
-    settings: the resolved config. first_step: the first that is still to come.
-    Raises ConfigError where one cannot be opened.
+    At its end they send what is left. Their identities of the run are kept in loggers.json, for a
+    run that resumes. `settings` is the resolved config, `first_step` the first step to come.
+
+    Raises ConfigError if a logger cannot be opened.
     """
     loggers: list[Logger] = []
     if config.tensorboard:
         loggers.append(TensorBoardLogger(directory.tensorboard_path, first_step))
-    known = _known(directory)
+    identities = _read_identities(directory)
     for name in dict.fromkeys(config.loggers):
         if name != "tensorboard":
-            logger = _opened(name, config, directory, settings, known.get(name))
-            known[name] = logger.identity
-            write_whole(directory.loggers_path, document(known))
+            logger = _open_logger(name, config, directory, settings, identities.get(name))
+            identities[name] = logger.identity
+            write_whole(directory.loggers_path, document(identities))
             loggers.append(logger)
-    found = Loggers(loggers, table_every=_table_every(config))
+    opened = Loggers(loggers, table_every=_table_every(config))
     failed = True
     try:
-        yield found
+        yield opened
         failed = False
     finally:
-        found.close(lambda line: print(line, file=sys.stderr), failed=failed)
+        opened.close(lambda line: print(line, file=sys.stderr), failed=failed)
 
 
-def _known(directory: RunDirectory) -> dict[str, str]:
+def _read_identities(directory: RunDirectory) -> dict[str, str]:
     path = directory.loggers_path
     if not path.is_file():
         return {}
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        identities = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(
             f"{path} is not JSON ({error}). Remove it to have the loggers begin a new run."
         ) from error
-    return {str(name): str(identity) for name, identity in known.items()}
+    return {str(name): str(identity) for name, identity in identities.items()}
 
 
-def _opened(
+def _open_logger(
     name: LoggerName,
     config: RunConfig,
     directory: RunDirectory,
     settings: Mapping[str, Any],
-    known: str | None,
+    identity: str | None,
 ) -> Logger:
     path = directory.path
-    about = About(config.logger_project, path.resolve().name, path, settings, known)
+    about = About(config.logger_project, path.resolve().name, path, settings, identity)
     try:
         logger: Logger = _load(name)(about)
     except LoggerFailed as error:
-        again = f", or {known} out of {directory.loggers_path} to begin a new one" if known else ""
+        again = (
+            f", or {identity} out of {directory.loggers_path} to begin a new one"
+            if identity
+            else ""
+        )
         raise ConfigError(
             f"run.loggers: {name} cannot be opened: {error}. Correct what it says, or leave {name} "
             f"out of run.loggers{again}."
@@ -136,12 +139,12 @@ def _opened(
 
 
 def _load(name: LoggerName) -> type[Any]:
-    """The logger's class; each is imported only where it is asked for."""
+    """Return the logger's class; its package is imported only if the config asks for it."""
     module = import_module(f"plimsoll.run.loggers.{name}")
     kind: type[Any] = getattr(module, f"{name.capitalize()}Logger")
     return kind
 
 
 def _table_every(config: RunConfig) -> int:
-    """Steps between two tables of responses. How many steps epochs are is not known yet."""
+    """Return the number of steps between two tables; unknown lengths have a fixed number."""
     return _EPOCHS_TABLE if config.steps is None else -(-config.steps // _TABLES)

@@ -1,4 +1,4 @@
-"""What a logger is, and what it is told of a run."""
+"""What a logger is, and what it is given of a run."""
 
 from __future__ import annotations
 
@@ -12,46 +12,48 @@ from plimsoll.run.responses import SampledResponse
 
 
 class Logger(Protocol):
-    """A place that keeps metrics. name: for people. identity: what it knows the run by; "" where it
-    needs nothing. has_tables: whether it takes responses."""
+    """A place that keeps metrics."""
 
     name: str
+    """Name for messages."""
     identity: str
+    """Id by which the logger knows the run; empty if it needs none."""
     has_tables: bool
+    """Whether it takes responses."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep numbers of a step, which may have come before, and may be NaN.
-
-        Raises LoggerFailed where they cannot be kept.
-        """
+        """Keep numbers of a step, sent again or NaN as they may be, or raise LoggerFailed."""
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
-        """Keep some sampled responses of a step as a table. Raises LoggerFailed."""
+        """Keep some sampled responses of a step as a table, or raise LoggerFailed."""
 
     def close(self, *, failed: bool) -> None:
-        """Send what is left. failed: whether the run ended with an error. Raises LoggerFailed."""
+        """Send what is left of a run that may have failed, or raise LoggerFailed."""
 
 
 class LoggerFailed(Exception):
-    """A logger could not keep something; the run does not need it."""
+    """Error of a logger that could not keep something; the run does not depend on it."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What a logger is told of a run. project: what it files the run under. name: of the run, for
-    people. directory: for files of the logger's own. settings: the resolved config. known: what the
-    logger knew the run by, of one that goes on; else None."""
+    """What a logger is given of a run."""
 
     project: str
+    """Project that the run is filed under."""
     name: str
+    """Name of the run."""
     directory: Path
+    """Directory for the logger's own files."""
     settings: Mapping[str, Any]
-    known: str | None
+    """The resolved config."""
+    identity: str | None
+    """Identity of a run that resumes; None for a new one."""
 
 
 @contextmanager
 def failing(*kinds: type[Exception]) -> Iterator[None]:
-    """Within: errors of these kinds become LoggerFailed."""
+    """Turn errors of these kinds inside the block into LoggerFailed."""
     try:
         yield
     except kinds as error:
@@ -59,7 +61,7 @@ def failing(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def table_of(step: int, rows: Sequence[SampledResponse]) -> tuple[list[str], list[list[Any]]]:
-    """Responses as columns and rows; a part that a response has not is None."""
+    """Return responses as columns and rows; a reward part that a response lacks is None."""
     parts = list(dict.fromkeys(name for row in rows for name in row.parts))
     columns = [
         *("step", "group", "sample", "prompt", "response", "reference"),
@@ -67,8 +69,8 @@ def table_of(step: int, rows: Sequence[SampledResponse]) -> tuple[list[str], lis
     ]
     return columns, [
         [
-            *(step, one.group, one.sample_index, one.prompt, one.response, one.reference),
-            *(one.reward, one.advantage, one.tokens, one.cut_off, *map(one.parts.get, parts)),
+            *(step, r.group, r.sample_index, r.prompt, r.response, r.reference),
+            *(r.reward, r.advantage, r.tokens, r.cut_off, *map(r.parts.get, parts)),
         ]
-        for one in rows
+        for r in rows
     ]

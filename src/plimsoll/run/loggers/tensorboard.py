@@ -21,12 +21,11 @@ _NAME = re.compile(r"events\.out\.tfevents\.(\d+\.\d+)\.")
 
 
 class TensorBoardLogger:
-    """Writes scalars, each step's at once: TensorBoard's own writer has a thread for it, which ends
-    with a traceback where the disk is full, and is heard of a step later.
+    """Writes scalars, those of each step at once.
 
-    directory: where the event file goes; several parts of a run share it.
-    first_step: what earlier event files hold from this step on is dropped by TensorBoard, so a
-        resumed run shows each step once.
+    TensorBoard's own writer has a thread, which ends with a traceback if the disk is full, one step
+    late. Several parts of a run share a directory. TensorBoard drops what earlier files hold from
+    `first_step` on, so a resumed run shows each step once.
     """
 
     name = "TensorBoard"
@@ -37,8 +36,8 @@ class TensorBoardLogger:
         now = time.time()
         # TensorBoard reads files in the order of their names, that is of their beginning; the clock
         # may have gone back since, or be that of another machine.
-        found = (_NAME.match(path.name) for path in directory.glob("*"))
-        begun = max([now, *(float(match[1]) + 1e-6 for match in found if match)])
+        matches = (_NAME.match(path.name) for path in directory.glob("*"))
+        begun = max([now, *(float(match[1]) + 1e-6 for match in matches if match)])
         name = f"events.out.tfevents.{begun:017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._path = directory / name
         start = SessionLog(status=SessionLog.START)
@@ -47,16 +46,16 @@ class TensorBoardLogger:
         write_whole(self._path, _record(head) + _record(begin))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers of a step. Raises PlimsollError where the disk is full."""
-        found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        event = Event(wall_time=time.time(), step=step, summary=Summary(value=found))
+        """Write numbers of a step, or raise PlimsollError if the disk is full."""
+        summaries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=summaries))
         append_whole(self._path, _record(event))
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
-        """It has no tables."""
+        """Do nothing: TensorBoard has no tables."""
 
     def close(self, *, failed: bool) -> None:
-        """Everything is written."""
+        """Do nothing: everything is written."""
 
 
 def _record(event: Event) -> bytes:

@@ -1,5 +1,4 @@
-"""Trackio. TRACKIO_DIR says where, and TRACKIO_SPACE_ID sends it to a Space, as for any of its
-programs."""
+"""Trackio, in TRACKIO_DIR or on the Space TRACKIO_SPACE_ID, as for all Trackio programs."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ _FAILURES = (OSError, sqlite3.Error, ValueError, RuntimeError)
 
 
 class TrackioLogger:
-    """A run of Trackio, which knows runs by their names: those of a project must differ."""
+    """A run of Trackio, which knows runs by their names: names must differ in a project."""
 
     name = "Trackio"
     has_tables = True
 
     def __init__(self, about: About) -> None:
-        self.identity = about.known or f"{about.name}-{uuid4().hex[:8]}"
+        self.identity = about.identity or f"{about.name}-{uuid4().hex[:8]}"
         with failing(*_FAILURES):
             self._run: Any = trackio.init(
                 project=about.project,

@@ -1,4 +1,4 @@
-"""Weights & Biases. Its own environment variables (WANDB_MODE=offline, WANDB_ENTITY) hold."""
+"""Weights & Biases; its environment variables (WANDB_MODE=offline, WANDB_ENTITY) apply."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ _FAILURES = (wandb.errors.Error, OSError)
 
 
 class WandbLogger:
-    """A run of W&B; its curves have the step of the run on their axis, so that steps which a
-    resumed run does again are not refused as past."""
+    """A run of W&B.
+
+    Curves have the step of the run on their axis, so that steps which a resumed run repeats are not
+    refused as past.
+    """
 
     name = "W&B"
     has_tables = True
 
     def __init__(self, about: About) -> None:
-        self.identity = about.known or uuid4().hex[:8]
+        self.identity = about.identity or uuid4().hex[:8]
         with failing(*_FAILURES):
             self._run: Any = wandb.init(
                 project=about.project,

@@ -1,0 +1,115 @@
+"""What plays episodes, and adapters of environments that were written for other systems.
+
+An adapter is a value in a file of `plimsoll.interop.environments`. This room finds it by the
+package's name and imports none, so another system is one more file there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from plimsoll.config.files import nearest
+from plimsoll.environment.protocol import Environment
+from plimsoll.errors import ConfigError
+
+if TYPE_CHECKING:  # the plan looks adapters up, and needs no schemas
+    from plimsoll.environment.schemas import Tool
+
+ADAPTERS = "plimsoll.interop.environments"
+ADDRESS = ("base_url", "api_key")
+"""The parameters by which an agent is told where the policy is."""
+
+
+@dataclass(frozen=True)
+class EnvironmentFactory:
+    """Makes an environment for one episode, which answers turn by turn."""
+
+    name: str
+    """The environment's name in the config."""
+    make: Callable[..., Environment]
+    """Takes the options."""
+    tools: tuple[Tool, ...] = ()
+    """The tools that are known before there is an environment."""
+    keeps_end: bool = False
+    """Whether the environment wants replies with the token that ends a turn."""
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raise ConfigError if an option is unknown or missing."""
+        parameters = inspect.signature(self.make).parameters
+        is_open = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        unknown = [] if is_open else [name for name in options if name not in parameters]
+        if unknown:
+            raise ConfigError(
+                f"The environment {self.name!r} has no option {unknown[0]!r}."
+                f"{nearest(unknown[0], parameters)} Its options: "
+                f"{', '.join(parameters) or 'none'} (the parameters of what makes it)."
+            )
+        try:
+            inspect.signature(self.make).bind(**options)
+        except TypeError as error:
+            raise ConfigError(
+                f"The environment {self.name!r} cannot be made: {error}. Give it as an option."
+            ) from error
+
+
+@dataclass(frozen=True)
+class EpisodeAgent:
+    """Plays whole episodes by calls of the policy's endpoint."""
+
+    name: str
+    """The agent's name in the config."""
+    play: Callable[..., Any]
+    """Called as `play(row, base_url=..., api_key=..., **options)`, plain or `async`. It gives the
+    episode's reward, None, or an `AgentResult` (agents/play.py)."""
+    check_options: Callable[[Mapping[str, Any]], None] | None = None
+    """Raises ConfigError if the options cannot be used, beyond what the parameters say."""
+    close: Callable[[], Awaitable[None]] | None = None
+    """Releases what the agent holds over all episodes."""
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raise ConfigError if an option is unknown, missing or wrong."""
+        try:
+            inspect.signature(self.play).bind({}, **dict.fromkeys(ADDRESS, ""), **options)
+        except TypeError as error:
+            raise ConfigError(
+                f"The agent {self.name!r} cannot be called as play(row, base_url=..., api_key=..., "
+                f"**options): {error}."
+            ) from error
+        if self.check_options is not None:
+            self.check_options(options)
+
+
+@dataclass(frozen=True)
+class EnvironmentAdapter:
+    """How environments of another system are played."""
+
+    what: str
+    """What the adapter opens, for messages: `an agent file of OpenRLHF`."""
+    example: str
+    """How a config names one."""
+    recognises: Callable[[str], bool]
+    """Whether a config's `name` is one of these."""
+    open: Callable[[str], EnvironmentFactory | EpisodeAgent]
+    """Opens the environment of this name; raises ConfigError if it cannot be used."""
+    process_bytes: int = 0
+    """The host memory of the process that plays all its episodes; 0 if there is none."""
+    process_source: str = ""
+    """Where this number is from."""
+
+
+@cache
+def environment_adapters() -> tuple[EnvironmentAdapter, ...]:
+    """Return the adapters of all systems."""
+    names = [file.name for file in pkgutil.iter_modules(import_module(ADAPTERS).__path__)]
+    return tuple(import_module(f"{ADAPTERS}.{name}").ADAPTER for name in names)
+
+
+def find_adapter(name: str) -> EnvironmentAdapter | None:
+    """Return the adapter that recognises a config's `name`; None if no adapter does."""
+    return next((adapter for adapter in environment_adapters() if adapter.recognises(name)), None)

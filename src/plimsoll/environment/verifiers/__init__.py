@@ -1,1 +1,0 @@
-"""Environments of verifiers (Prime Intellect's), which has a virtual environment of its own."""

@@ -1,0 +1,1 @@
+"""Adapters of other systems' environments: each file has one value `ADAPTER`."""

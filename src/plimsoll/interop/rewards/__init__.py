@@ -1,0 +1,1 @@
+"""Adapters of other systems' reward functions: each file has one value `ADAPTER`."""

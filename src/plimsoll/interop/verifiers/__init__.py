@@ -1,0 +1,1 @@
+"""Environments of verifiers (Prime Intellect's), in a virtual environment of their own."""

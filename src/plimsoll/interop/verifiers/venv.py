@@ -1,0 +1,143 @@
+"""The virtual environment of verifiers: where it is, what it has, and what its Python is asked.
+
+verifiers pins other versions of libraries that vLLM needs (openai, mcp), so it has a virtual
+environment of its own. `plimsoll setup-verifiers` makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from plimsoll.errors import ConfigError
+
+REQUIREMENT = "verifiers>=0.4,<0.5"
+VERSIONS = SpecifierSet(">=0.4,<0.5")
+SETUP = "plimsoll setup-verifiers"
+PLACE = "PLIMSOLL_VERIFIERS"
+"""The environment variable that names another place."""
+_PLAYER = Path(__file__).parent / "inside" / "player.py"
+_PATIENCE = 300.0
+"""Seconds: a first import compiles everything, and slow disks take long."""
+_PRINT_VERSION = "import json, verifiers, verifiers.v1; print(json.dumps(verifiers.__version__))"
+
+
+def venv_directory() -> Path:
+    """Return where the virtual environment is.
+
+    It is beside the one that Plimsoll runs in, under its name and `-verifiers`; if Plimsoll runs
+    outside of one, in the user's data.
+    """
+    if given := os.environ.get(PLACE):
+        return Path(given).expanduser().absolute()
+    if sys.prefix != sys.base_prefix:
+        prefix = Path(sys.prefix)
+        return prefix.with_name(f"{prefix.name}-verifiers")
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser() / "plimsoll" / "verifiers"
+
+
+def python_of(directory: Path) -> Path:
+    """Return the interpreter of a virtual environment."""
+    return directory / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class VerifiersInstall:
+    """What a look at the virtual environment found."""
+
+    directory: Path
+    exists: bool
+    version: str | None = None
+    """The version of verifiers; None if it cannot be imported."""
+    trouble: str = ""
+    """Why verifiers cannot be imported."""
+
+
+def look(directory: Path) -> VerifiersInstall:
+    """Return what is installed in a directory; verifiers is imported there."""
+    python = python_of(directory)
+    if not python.exists():
+        return VerifiersInstall(directory, exists=False)
+    try:
+        done = subprocess.run(
+            [python, "-c", _PRINT_VERSION], capture_output=True, text=True, timeout=_PATIENCE
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return VerifiersInstall(directory, exists=True, trouble=str(error))
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return VerifiersInstall(directory, exists=True, trouble=last)
+    return VerifiersInstall(directory, True, json.loads(done.stdout.splitlines()[-1]))
+
+
+def player_command(task: str) -> list[str]:
+    """Return the command of `inside/player.py` for a task: `check`, `tasks` or `play`.
+
+    Raises ConfigError if there is no virtual environment.
+    """
+    directory = venv_directory()
+    if not python_of(directory).exists():
+        raise ConfigError(
+            f"verifiers is installed in a virtual environment of its own, and there is none at "
+            f"{directory}. `{SETUP}` makes it, with `--package NAME` for the package of the "
+            f"environment; {PLACE} names another place."
+        )
+    return [str(python_of(directory)), str(_PLAYER), task]
+
+
+def opening_line(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first line that the player reads.
+
+    Args:
+        name: TASKSET, or ENVIRONMENT+TASKSET, as verifiers shows them.
+        options: keys of the environment's config.
+    """
+    environment, _, taskset = name.rpartition("+")
+    return {"taskset": taskset, "environment": environment, "options": dict(options)}
+
+
+def ask_player(what: str, name: str, opening: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what the player answers to `check` or `tasks`, after its first line.
+
+    Raises ConfigError with the message of verifiers if it does not open the environment.
+    """
+    with subprocess.Popen(
+        player_command(what), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            json.dump(opening, process.stdin)
+            process.stdin.close()
+            for line in map(json.loads, process.stdout):
+                if "refused" in line:
+                    raise _refusal(name, line["refused"])
+                if "ready" not in line:
+                    yield line
+        except BaseException:  # Ctrl-C, too
+            process.kill()
+            raise
+    if process.returncode:
+        why = f"its process ended with exit code {process.returncode}; its message is above"
+        raise _refusal(name, why)
+
+
+def check_environment(name: str, options: Mapping[str, Any]) -> None:
+    """Open an environment with verifiers. Raises ConfigError with its message if it refuses."""
+    for _ in ask_player("check", name, opening_line(name, options)):
+        pass
+
+
+def _refusal(name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"verifiers cannot open {name!r}: {why.rstrip('.')}. `{SETUP} --package NAME` installs "
+        f"the package of an environment; a module of your own is found in a folder on PYTHONPATH."
+    )

@@ -1,0 +1,1 @@
+"""Child processes: how to start, feed, limit and end them; and a sandbox."""

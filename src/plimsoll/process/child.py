@@ -1,0 +1,223 @@
+"""The parent's side of a child process that answers messages; serve.py is the child's side.
+
+All calls block: an event loop makes them by threads.in_thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import IO, Any, Literal
+
+from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.process.serve import Responder
+
+_START_SECONDS = 300.0
+"""How long a child may take to open: imports may take long on a slow disk."""
+_END_SECONDS = 10.0
+_LAST_LINES, _LAST_BYTES = 20, 8192
+_LONGEST_LINE = 2**30
+
+# The kernel ends a child when the thread that started it ends. This one lasts as long as we do.
+_STARTER = ThreadPoolExecutor(1, "starts-children")
+
+
+def our_environment() -> dict[str, str]:
+    """Return the environment variables with which a child imports what this process does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a child process runs (see serve.py), and its limits.
+
+    Attributes:
+        open_: A function of a module; in the child it takes the setup and returns what answers.
+        what: What messages call the child, such as "The process for reward function f".
+        setup: The first message.
+        codec: The module that writes messages: `json`, or pickled.py for trusted children.
+        python: The command that starts Python.
+        environment: All environment variables of the child.
+        memory_gib: How much memory the child may take beyond what it has once it is open.
+        cpu_seconds: How much processor time the child has for each answer, before it is ended.
+        forwards: Whether what the child prints appears on our standard error.
+    """
+
+    open_: Callable[[Any], Responder]
+    what: str
+    setup: object
+    codec: Literal["json", "plimsoll.process.pickled"] = "json"
+    python: Sequence[str] = (sys.executable,)
+    environment: Mapping[str, str] = field(default_factory=our_environment)
+    memory_gib: float | None = None
+    cpu_seconds: float | None = None
+    forwards: bool = True
+
+    def words(self) -> tuple[str, ...]:
+        """Return the command that starts the child."""
+        open_ = (self.open_.__module__, self.open_.__name__)
+        return (*self.python, "-m", "plimsoll.process.serve", self.codec, *open_)
+
+
+class ChildEnded(Exception):
+    """A child ended instead of answering; the text says how.
+
+    Attributes:
+        code: The exit code; below zero the number of the signal that ended it.
+        lines: The last lines that the child wrote on standard error.
+    """
+
+    def __init__(self, code: int, lines: str) -> None:
+        super().__init__(describe_exit(code))
+        self.code, self.lines = code, lines
+
+
+def describe_exit(code: int) -> str:
+    """Return how a process of this exit code ended, in words that follow its name."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = ": often the system's, when host memory runs out" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"
+
+
+def start(
+    words: Sequence[str], environment: Mapping[str, str], **streams: Any
+) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own: Ctrl-C is not for it, and `end` ends the whole group.
+
+    streams: `stdin`, `stdout` and `stderr`, as `subprocess.Popen` takes them. Raises OSError if it
+    cannot be started.
+    """
+    begin: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+    options = {"env": environment, "start_new_session": True, **streams}
+    return _STARTER.submit(begin, [*words], **options).result()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process, and all that it started, at once."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class Child:
+    """A running child process that answers one message at a time, for one caller at a time."""
+
+    def __init__(self, program: Program) -> None:
+        """Start the process; `open` comes next. Raises OSError if it cannot be started."""
+        self._program, self._codec = program, importlib.import_module(program.codec)
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            streams = {"stdin": theirs, "stdout": theirs, "stderr": subprocess.PIPE}
+            self._process = start(program.words(), program.environment, **streams)
+        self._last = bytearray()
+        errors = (self._process.stderr, self._last, program.forwards)
+        self._reader = Thread(target=_keep_last, args=errors, daemon=True)
+        self._reader.start()
+        self.pid = self._process.pid
+        self.is_idle = True
+        """Whether the last message has been answered, so that another one may be sent."""
+
+    def open(self) -> None:
+        """Wait until the child is ready.
+
+        Raises ConfigError with the words of a child that refuses its setup, and PlimsollError if
+        the child does not start; it is then ended.
+        """
+        program = self._program
+        limits = {"memory_gib": program.memory_gib, "cpu_seconds": program.cpu_seconds}
+        try:
+            refusal = self.ask({"setup": program.setup, **limits}, _START_SECONDS)
+        except (ChildEnded, TimeoutError) as error:
+            self.end()
+            how = f"{error}\n{error.lines}" if isinstance(error, ChildEnded) else "no answer"
+            raise PlimsollError(f"{program.what} did not start: {how}".rstrip()) from error
+        if refusal is not None:
+            self.end()
+            raise ConfigError(refusal)
+
+    def ask(self, message: object, seconds: float) -> Any:
+        """Return the child's answer to a message.
+
+        Raises TimeoutError if the answer takes longer, and ChildEnded if the child ends instead or
+        sends what is no message. After either the child is of no use; `end` it.
+        """
+        line = self._codec.dumps(message).encode() + b"\n"
+        self.is_idle, until = False, time.monotonic() + seconds
+        try:
+            self._wait_until(until)
+            self._socket.sendall(line)
+            answer = self._codec.loads(self._receive_line(until))
+        except TimeoutError:  # which is an OSError
+            raise
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._ended() from error
+        self.is_idle = True
+        return answer
+
+    def has_ended(self) -> bool:
+        """Return whether the process is gone, such as one that the system ended."""
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """End the child, and all that it started.
+
+        A thread that waits for an answer gets ChildEnded.
+        """
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        end(self._process)
+
+    def _wait_until(self, until: float) -> None:
+        seconds = until - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        self._socket.settimeout(seconds)
+
+    def _receive_line(self, until: float) -> bytes:
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            self._wait_until(until)
+            received = self._socket.recv(2**20)
+            if not received or len(line) > _LONGEST_LINE:
+                raise ConnectionError
+            line += received
+        return bytes(line)
+
+    def _ended(self) -> ChildEnded:
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            end(self._process)
+        self._reader.join(1.0)  # longer only if something that it started goes on writing
+        return ChildEnded(self._process.wait(), last_lines(self._last))
+
+
+def _keep_last(stream: IO[bytes], last: bytearray, forwards: bool) -> None:
+    """Read a child's standard error to its end, and keep the last bytes."""
+    with stream:
+        while data := os.read(stream.fileno(), 2**16):
+            last += data
+            del last[:-_LAST_BYTES]
+            if forwards:
+                with suppress(OSError):
+                    os.write(2, data)
+
+
+def last_lines(data: bytes | bytearray) -> str:
+    """Return the last lines of what a process wrote."""
+    return "\n".join(data.decode(errors="replace").splitlines()[-_LAST_LINES:])

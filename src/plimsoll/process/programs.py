@@ -1,0 +1,134 @@
+"""Programs that a policy wrote, run against their cases in a sandbox (program_runner.py)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.process.child import Child, ChildEnded, Program
+from plimsoll.process.program_runner import open_program
+from plimsoll.process.sandbox import Sandbox, sandbox_environment, sandboxed_python
+
+REMEDY = (
+    "`apt install bubblewrap`, and allow user namespaces (docs/rewards.md, Code); or write "
+    "`sandbox: none`, with which the programs of a policy may do all that you may"
+)
+"""What to do if the sandbox does not work."""
+_TRIAL = "import threading\nthreading.Thread(target=print, args=(input(),)).start()"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a program may use.
+
+    Attributes:
+        seconds: Processor time for one case (rounded up); a case may take twice as long by the
+            clock.
+        total_seconds: Time by the clock for all cases.
+        memory_bytes: Memory of one process.
+    """
+
+    seconds: float
+    total_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """How a case ended.
+
+    Attributes:
+        how: `done`: by itself, and, of a check, at its last line.
+        output: What the program wrote; of a call, what the function gave, as JSON.
+    """
+
+    how: Literal["done", "error", "time"]
+    output: str = ""
+
+
+def run_program(
+    program: str, cases: Sequence[Mapping[str, object]], bounds: Bounds, sandbox: Sandbox
+) -> list[CaseResult]:
+    """Run a Python program once for each case, each time in a new process.
+
+    Args:
+        program: The program's text.
+        cases: `{"input": text}`, which the program reads; `{"call": name, "arguments": [...]}`, a
+            function that it defines; or `{"check": text}`, which is run after it.
+        bounds: What the program may use.
+        sandbox: What keeps it from the rest of the machine.
+
+    Raises ConfigError if the sandbox does not work on this machine.
+    """
+    if sandbox == "bwrap" and (why := sandbox_trouble()):
+        raise ConfigError(f"sandbox is bwrap. {why} Do: {REMEDY}.")
+    return _run(program, cases, bounds, sandbox)
+
+
+@cache
+def sandbox_trouble() -> str:
+    """Return why the sandbox does not work on this machine, in sentences; "" if it does.
+
+    A small program is run in the sandbox, once in each process.
+    """
+    purpose = "Programs of a policy run in a sandbox by bubblewrap."
+    try:
+        (result,) = _run(_TRIAL, [{"input": "1"}], Bounds(5.0, 20.0, 2**30), "bwrap")
+    except FileNotFoundError:
+        return f"{purpose} There is no `bwrap` on the PATH."
+    except (OSError, PlimsollError) as error:
+        return f"{purpose} It does not work here: {str(error).rstrip('.')}."
+    good = result == CaseResult("done", "1\n")
+    return "" if good else f"{purpose} A program in it that prints 1 in a thread gave {result}."
+
+
+def _run(
+    program: str, cases: Sequence[Mapping[str, object]], bounds: Bounds, sandbox: Sandbox
+) -> list[CaseResult]:
+    """Run the cases by one runner.
+
+    A case that ends the runner, or whose time is over, costs itself alone: the next case gets
+    another runner.
+    """
+    runner, results = _start(program, bounds, sandbox), list[CaseResult]()
+    until = time.monotonic() + bounds.total_seconds
+    try:
+        for case in cases:
+            seconds = min(2 * bounds.seconds, until - time.monotonic())
+            if seconds > 0 and not runner.is_idle:
+                runner = _start(program, bounds, sandbox)
+            results.append(_ask(runner, case, seconds) if seconds > 0 else CaseResult("time"))
+    finally:
+        runner.end()
+    return results
+
+
+def _start(program: str, bounds: Bounds, sandbox: Sandbox) -> Child:
+    runner = Child(
+        Program(
+            open_program,
+            what="The process that runs programs",
+            setup={"program": program, **vars(bounds)},
+            python=sandboxed_python(sandbox),
+            environment=sandbox_environment(),
+            forwards=False,
+        )
+    )
+    runner.open()
+    return runner
+
+
+def _ask(runner: Child, case: Mapping[str, object], seconds: float) -> CaseResult:
+    """Return how a case ended; the runner is ended if it owes an answer."""
+    try:
+        match runner.ask(case, seconds):
+            case ["done" | "error" | "time" as how, str(output)]:
+                return CaseResult(how, output)
+        return CaseResult("error")  # the program has made the runner say something else
+    except (TimeoutError, ChildEnded) as error:
+        runner.end()
+        return CaseResult("time" if isinstance(error, TimeoutError) else "error")

@@ -1,0 +1,74 @@
+"""The child's side: answer the parent's messages, one at a time; child.py is the parent's side.
+
+`python -m plimsoll.process.serve CODEC MODULE FUNCTION`: FUNCTION of MODULE takes the first message
+and returns the function that answers all later ones; the module CODEC writes each as one line.
+Imports the standard library alone, as it runs in the sandbox.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from plimsoll.errors import PlimsollError
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+Responder = Callable[[Any], object]
+
+
+def serve(codec: Any, open_: Callable[[Any], Responder]) -> None:
+    """Answer messages until standard input is closed.
+
+    The loop consumes messages on standard input, waits for nothing else, is unblocked by each of
+    them, and produces an answer to each on standard output. What is printed goes to standard
+    error. The kernel ends the process when the parent dies.
+
+    Args:
+        codec: What writes and reads lines: a module with `dumps` and `loads`.
+        open_: Takes the setup and returns what answers messages; raises PlimsollError to refuse.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    messages, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+
+    def reply(value: object) -> None:
+        replies.write(codec.dumps(value).encode() + b"\n")
+        replies.flush()
+
+    first = codec.loads(messages.readline())
+    try:
+        answer = open_(first["setup"])
+    except PlimsollError as error:
+        reply(str(error))
+        return
+    _limit_memory(first["memory_gib"])
+    reply(None)
+    for line in messages:
+        message = codec.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, first["cpu_seconds"] or 0)  # ended by SIGPROF
+        value = answer(message)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        reply(value)
+
+
+def _limit_memory(more_gib: float | None) -> None:
+    """Let this process take no more than so much beyond what it has now."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if more_gib is not None:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[0])
+        limit = pages * resource.getpagesize() + int(more_gib * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    _, codec, module, function = sys.argv
+    serve(importlib.import_module(codec), getattr(importlib.import_module(module), function))

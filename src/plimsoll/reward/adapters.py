@@ -1,0 +1,84 @@
+"""Adapters of reward functions that were written for other systems.
+
+An adapter is a value in a file of `plimsoll.interop.rewards`. This room finds it by the package's
+name and imports none, so another system is one more file there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+from plimsoll.config.base import Choice
+from plimsoll.config.choice import bind_options, resolve_choice
+from plimsoll.config.files import load_named, nearest
+from plimsoll.errors import ConfigError
+
+REWARDS = "plimsoll.reward"
+ADAPTERS = "plimsoll.interop.rewards"
+
+RewardFunction = Callable[..., Any]
+"""Takes a trajectory or a list of them by position, and its options by keyword."""
+
+
+@dataclass(frozen=True)
+class RewardAdapter:
+    """How functions of another system's form become rewards."""
+
+    name: str
+    """What a config's `name` says for a function in the file that `options.path` names."""
+    function: str
+    """What the file calls the function if `options.function` does not say."""
+    recognises: Callable[[Collection[str]], bool]
+    """Whether a function with parameters of these names has the form."""
+    adapt: Callable[[Callable[..., Any]], RewardFunction]
+    """Wraps a function of the form."""
+
+
+@cache
+def reward_adapters() -> tuple[RewardAdapter, ...]:
+    """Return the adapters of all systems."""
+    names = [file.name for file in pkgutil.iter_modules(import_module(ADAPTERS).__path__)]
+    return tuple(import_module(f"{ADAPTERS}.{name}").ADAPTER for name in names)
+
+
+def named_adapter(name: str) -> RewardAdapter | None:
+    """Return the adapter that a config's `name` means; None if it means no adapter."""
+    return next((adapter for adapter in reward_adapters() if adapter.name == name), None)
+
+
+def reward_function(choice: Choice) -> partial[Any]:
+    """Return the function that a part of the reward names, with its options bound.
+
+    It may be an `async def`. Raises ConfigError if it cannot be used.
+    """
+    adapter = named_adapter(choice.name)
+    if adapter is None:
+        try:
+            return resolve_choice(
+                choice, REWARDS, "reward", awaited=True, adapted=_adapt_if_foreign
+            )
+        except ConfigError as error:
+            names = [] if ":" in choice.name else [known.name for known in reward_adapters()]
+            raise ConfigError(f"{error}{nearest(choice.name, names)}") from error
+    options = dict(choice.options)
+    path, function = options.pop("path", None), options.pop("function", adapter.function)
+    if not isinstance(path, str):
+        raise ConfigError(f"{choice.name!r} needs the option 'path': the function's file.")
+    target = load_named(f"{path}:{function}")
+    if not callable(target):
+        raise ConfigError(f"{path}:{function} is a {type(target).__name__}, and not a function.")
+    chosen = choice.model_copy(update={"options": options})
+    return bind_options(chosen, adapter.adapt(target), "reward")
+
+
+def _adapt_if_foreign(function: Callable[..., Any]) -> RewardFunction:
+    names = inspect.signature(function).parameters
+    matching = (adapter for adapter in reward_adapters() if adapter.recognises(names))
+    adapter = next(matching, None)
+    return function if adapter is None else adapter.adapt(function)

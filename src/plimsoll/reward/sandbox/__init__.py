@@ -1,1 +1,0 @@
-"""Programs that a policy wrote, run within limits that the kernel keeps."""

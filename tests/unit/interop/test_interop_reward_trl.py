@@ -1,0 +1,141 @@
+"""Reward functions of TRL's form: what they are given, and where they are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.reward import RewardConfig
+from plimsoll.errors import ConfigError
+from plimsoll.interop.rewards.trl import adapt, recognises
+from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
+from plimsoll.reward.functions.calls import takes_many
+from plimsoll.reward.references import check_rewards
+
+
+def episode(place: int, **columns: object) -> Trajectory:
+    asked = {"role": "user", "content": f"Game {place}."}
+    prompt = Prompt(place, np.array([1]), "", "right", columns=columns, messages=(asked,))
+    said = ({"role": "assistant", "content": "Yes."},)
+    tokens = np.array([place, 7])
+    found = single_turn(prompt, 0, tokens, np.zeros(2, np.float32), "Yes.", "stop", 0)
+    return replace(found, transcript=Transcript(f"environment {place}", said))
+
+
+EPISODES = [episode(3, level=1), episode(4, level=2, extra="x")]
+
+
+def scored(function: Callable[..., Any]) -> Any:
+    assert recognises(inspect.signature(function).parameters)
+    reward = adapt(function)
+    assert takes_many(partial(reward))
+    given = reward(EPISODES)
+    return asyncio.run(given) if inspect.iscoroutinefunction(reward) else given
+
+
+def test_all_is_handed_over_to_who_takes_all() -> None:
+    seen: dict[str, Any] = {}
+
+    def reward(prompts: Any, completions: Any, **kwargs: Any) -> list[float | None]:
+        seen.update(kwargs, prompts=prompts, completions=completions)
+        return [0.5, None]
+
+    assert scored(reward) == [0.5, 0.0]
+    assert seen == {
+        "prompts": [[{"role": "user", "content": f"Game {i}."}] for i in (3, 4)],
+        "completions": [[{"role": "assistant", "content": "Yes."}]] * 2,
+        "completion_ids": [[3, 7], [4, 7]],
+        "environments": ["environment 3", "environment 4"],
+        "reference": ["right", "right"],
+        "level": [1, 2],
+        "extra": [None, "x"],
+    }
+
+
+def test_one_that_names_what_it_takes_gets_that() -> None:
+    async def reward(environments: Any, level: Any, scale: float = 2.0) -> list[float]:
+        return [scale * one + len(env) for one, env in zip(level, environments, strict=True)]
+
+    assert scored(reward) == [15.0, 17.0]
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
+    def reward(completions: Any, solution: Any) -> list[float]:
+        return []
+
+    with pytest.raises(ConfigError, match=r"'solution'.* the rows have level, extra\. The column"):
+        scored(reward)
+
+
+def test_what_is_no_list_is_for_others_to_refuse() -> None:
+    assert scored(lambda completions: 3) == 3
+    assert scored(lambda completions: "ab") == "ab"
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_without_environments_they_are_given_what_the_rows_hold(is_text: bool) -> None:
+    """As by TRL: texts of a column of texts, conversations of a column of messages."""
+    seen: dict[str, Any] = {}
+
+    def reward(completions: Any, prompts: Any, **kwargs: Any) -> list[float]:
+        seen.update(kwargs, prompts=prompts, completions=completions)
+        return [float(len(one)) for one in completions]
+
+    asked = {"role": "user", "content": "Two?"}
+    prompt = Prompt(0, np.array([1]), "Two?", "2", messages=(asked,), is_text=is_text)
+    answered = single_turn(prompt, 0, np.array([7]), np.zeros(1, np.float32), "Yes.", "stop", 0)
+    assert adapt(reward)([answered]) == ([4.0] if is_text else [1.0])
+    if is_text:
+        assert (seen["prompts"], seen["completions"]) == (["Two?"], ["Yes."])
+    else:
+        said = {"role": "assistant", "content": "Yes."}
+        assert (seen["prompts"], seen["completions"]) == ([[asked]], [[said]])
+    assert (seen["reference"], "environments" in seen) == (["2"], False)
+
+
+TRLS = """
+def of_all(completions, **kwargs):
+    return [0.0] * len(completions)
+
+def of_environments(environments, **kwargs):
+    return [0.0] * len(environments)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "environment", "said"),
+    [
+        ("of_all", {}, None, None),
+        ("of_all", {"process": True}, None, None),
+        ("of_environments", {}, None, "the config has none"),
+        ("of_all", {"process": True}, {}, "in the process that plays them"),
+        ("of_environments", {}, {"process": True}, "those of environments.game are in processes"),
+        ("of_all", {}, {"process": True}, None),
+        ("of_environments", {}, {}, None),
+    ],
+)
+def test_where_the_form_cannot_be_used(
+    name: str,
+    changed: dict[str, Any],
+    environment: dict[str, Any] | None,
+    said: str | None,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "trls_rewards.py").write_text(TRLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    environments = {}
+    if environment is not None:
+        environments["game"] = EnvironmentConfig(name="guess_number", **environment)
+    part = RewardConfig(name=f"trls_rewards:{name}", **changed)
+    found = [*check_rewards({"own": part}, environments)]
+    assert [one.code for one in found] == ([] if said is None else ["reward-settings"])
+    assert said is None or said in found[0].why
