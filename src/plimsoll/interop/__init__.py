@@ -1,0 +1,1 @@
+"""What only serves other systems: converters of their commands."""

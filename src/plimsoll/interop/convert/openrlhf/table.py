@@ -1,0 +1,222 @@
+"""List the flags of OpenRLHF that a config is made of."""
+
+from __future__ import annotations
+
+from plimsoll.interop.convert.openrlhf.absent import ABSENT
+from plimsoll.interop.convert.openrlhf.flag import Flag, always, by_command, moved
+from plimsoll.interop.convert.values import (
+    BOUNDS,
+    COUNT,
+    NUMBER,
+    PAIR,
+    SWITCH,
+    TEXT,
+    WHOLE,
+    WORDS,
+    Reader,
+    one_of,
+)
+
+# fmt: off
+# ruff: noqa: E501  (a line a flag)
+
+_ALL = "ppo sft rm dpo kto kd"
+_DATA = "sft rm dpo kto kd"
+_CARDS = Reader(int, lowest=0)
+"""Cards or machines of a group; 0: the command has no such group."""
+ESTIMATORS = {
+    "gae": "gae",
+    "reinforce": "reinforce_pp",
+    "rloo": "rloo",
+    "reinforce_baseline": "reinforce_pp_baseline",
+    "group_norm": "grpo",
+    "dr_grpo": "dr_grpo",
+    "flash_reinforce": "batch_mean",
+}
+"""Plimsoll's estimator for each of OpenRLHF's."""
+CORRECTIONS = {
+    "tis": ("token", "clip"),
+    "icepop": ("token", "mask"),
+    "seq-mask-tis": ("seq", "mask"),
+    "mis": ("seq", "mask"),
+}
+"""Level and mode of each type of correction."""
+
+_MODELS = (
+    Flag("pretrain", "ppo:actor.model_name_or_path model.model_name_or_path", _ALL, TEXT, by_command(kto="bigscience/bloomz-1b7")),
+    Flag("bf16", "", "ppo,sft,rm,dpo,kto,kd@-0.9.1", SWITCH),
+    Flag("param_dtype", "ds.param_dtype", "ppo,sft,rm,dpo,kto,kd@0.9.2", one_of("bf16", "fp16"), always("bf16")),
+    Flag("grad_accum_dtype", "ds.grad_accum_dtype", _ALL, TEXT),
+    Flag("gradient_checkpointing", "ppo:actor.gradient_checkpointing_enable model.gradient_checkpointing_enable", _ALL, SWITCH),
+    Flag("load_in_4bit", "ds.load_in_4bit", _ALL, SWITCH),
+    Flag("lora_rank", "ds.lora.rank", _ALL, WHOLE, always(0)),
+    Flag("lora_alpha", "ds.lora.alpha", _ALL, COUNT, always(16)),
+    Flag("lora_dropout", "ds.lora.dropout", _ALL, NUMBER, always(0.0)),
+    Flag("target_modules", "ds.lora.target_modules", _ALL, WORDS, always("all-linear")),
+    Flag("zero_stage", "ds.zero_stage", _ALL, WHOLE, always(2)),
+    Flag("zpg", "ds.zpg", _ALL, COUNT, always(1)),
+    Flag("adam_offload", "ds.adam_offload", _ALL, SWITCH),
+    Flag("seed", "train.seed", _ALL, WHOLE, always(42)),
+    Flag("critic_pretrain", "critic.model_name_or_path", "ppo", TEXT),
+    Flag("ref_pretrain", "ref.model_name_or_path", "dpo", TEXT),
+    Flag("ref_reward_offload", "", "ppo@-0.10.1", SWITCH),
+    Flag("ref_offload", "ppo:ref.offload dpo:ref.offload", "ppo@0.10.2 dpo kto", SWITCH),
+    Flag(None, "reward.offload", "ppo", SWITCH),
+    Flag("teacher_model", "", "kd", TEXT),
+    Flag("teacher_offload", "", "kd", SWITCH),
+    Flag("enable_ema", "train.enable_ema", "ppo", SWITCH),
+    Flag("ema_beta", "train.ema_beta", "ppo", NUMBER, always(0.992)),
+)
+
+
+def _of_role(role: str, rate: float) -> tuple[Flag, ...]:
+    return (
+        Flag(f"{role}_learning_rate", f"{role}.adam.lr", "ppo", NUMBER, always(rate)),
+        Flag(None, f"{role}.adam.betas", "ppo", PAIR, always((0.9, 0.95))),
+        Flag(None, f"{role}.adam.eps", "ppo", NUMBER, always(1e-8)),
+        Flag(None, f"{role}.adam.weight_decay", "ppo", NUMBER, always(0.0)),
+        Flag(None, f"{role}.max_norm", "ppo", NUMBER, always(1.0)),
+        Flag(None, f"{role}.lr_scheduler", "ppo", TEXT, always("cosine_with_min_lr")),
+        Flag(None, f"{role}.lr_warmup_ratio", "ppo", NUMBER, always(0.03)),
+        Flag(None, f"{role}.min_lr_ratio", "ppo", NUMBER, always(0.1)),
+    )
+
+
+_OPTIMIZERS = (
+    Flag("learning_rate", "adam.lr", _DATA, NUMBER, by_command(sft=5e-6, rm=9e-6, dpo=1e-5, kto=1e-5, kd=5e-6)),
+    Flag("adam_betas", "adam.betas", f"ppo@-0.10.1 {_DATA}", PAIR, always((0.9, 0.95))),
+    Flag(None, "adam.eps", "sft rm dpo", NUMBER, always(1e-8)),
+    Flag("l2", "adam.weight_decay", f"ppo@-0.10.1 {_DATA}", NUMBER, always(0.0)),
+    Flag("max_norm", "max_norm", f"ppo@-0.10.1 {_DATA}", NUMBER, always(1.0)),
+    Flag("lr_scheduler", "lr_scheduler", "ppo@0.8.5-0.10.1 sft kd rm,dpo,kto@0.8.5", TEXT, always("cosine_with_min_lr")),
+    Flag("lr_warmup_ratio", "lr_warmup_ratio", f"ppo@-0.10.1 {_DATA}", NUMBER, always(0.03)),
+    Flag("min_lr_ratio", "min_lr_ratio", "sft,rm@0.10.2 dpo@0.8.7", NUMBER, always(0.1)),
+    *_of_role("actor", 1e-6),
+    *_of_role("critic", 9e-6),
+)
+
+_ROWS = (
+    Flag("prompt_data", "data.prompt_dataset", "ppo", TEXT),
+    Flag("prompt_data_probs", "data.prompt_probs", "ppo", TEXT),
+    Flag("prompt_split", "data.prompt_split", "ppo", TEXT, always("train")),
+    Flag("dataset", "data.dataset", _DATA, TEXT),
+    Flag("dataset_probs", "data.dataset_probs", _DATA, TEXT),
+    Flag("dataset_split", "data.dataset_split", _DATA, TEXT, always("train")),
+    Flag("max_samples", "data.max_samples", _ALL, COUNT, by_command(10**6, ppo=10**8)),
+    Flag("input_key", "data.input_key", "ppo sft kto kd", TEXT, always("input")),
+    Flag("output_key", "data.output_key", "sft kto kd", TEXT, by_command(kd="output")),
+    Flag("label_key", "data.label_key", "ppo kto", TEXT, by_command(kto="label")),
+    Flag("prompt_key", "data.prompt_key", "rm dpo", TEXT),
+    Flag("chosen_key", "data.chosen_key", "rm dpo", TEXT, always("chosen")),
+    Flag("rejected_key", "data.rejected_key", "rm dpo", TEXT, always("rejected")),
+    Flag("margin_loss", "model.margin_loss_enable", "rm", SWITCH),
+    Flag("multiturn", "data.multiturn", "sft", SWITCH),
+    Flag("pretrain_mode", "model.pretrain_mode_enable", "sft kd", SWITCH),
+    Flag("apply_chat_template", "data.apply_chat_template", _ALL, SWITCH),
+    Flag("input_template", "data.input_template", _ALL, TEXT, by_command(None, **dict.fromkeys(("sft", "kto", "kd"), "User: {}\nAssistant: "))),
+    Flag("tokenizer_chat_template", "data.tokenizer_chat_template", "sft rm dpo@0.8.11", TEXT),
+    Flag("use_ms", "use_ms", _ALL, SWITCH),
+    Flag("eval_dataset", "eval.dataset", _ALL, TEXT),
+    Flag("eval_split", "eval.split", _ALL, TEXT, by_command("test", ppo="train", sft="train", rm="train")),
+    Flag("eval_steps", "eval.steps", _ALL, WHOLE, always(-1)),
+    Flag("eval_temperature", "eval.temperature", "ppo", NUMBER, always(0.6)),
+    Flag("eval_n_samples_per_prompt", "eval.n_samples_per_prompt", "ppo", COUNT, always(4)),
+    Flag("best_metric_key", "ckpt.best_metric_key", "ppo@0.9.9", TEXT, always("")),
+)
+
+_BATCHES = (
+    Flag("max_len", "data.max_len", _ALL, COUNT, by_command(2048, ppo=moved(None, "0.9.8", 2048), rm=512, dpo=512)),
+    Flag("prompt_max_len", "", "ppo@-0.9.7", COUNT, always(1024)),
+    Flag("generate_max_len", "", "ppo@-0.9.7", COUNT, always(1024)),
+    Flag("max_new_tokens", "rollout.max_new_tokens", "ppo@0.9.8", COUNT),
+    Flag("train_batch_size", "train.batch_size", _ALL, COUNT, always(128)),
+    Flag("micro_train_batch_size", "train.micro_batch_size", _ALL, COUNT, by_command(8, ppo=moved(4, "0.10.0", 1), rm=1)),
+    Flag("use_dynamic_batch", "train.dynamic_batch_enable", "ppo@0.8.6", SWITCH),
+    Flag("train_max_tokens_per_gpu", "train.max_tokens_per_gpu", "ppo@0.8.6", COUNT, always(16192)),
+    Flag("max_epochs", "train.max_epochs", _ALL, COUNT, by_command(1, sft=2)),
+    Flag("num_episodes", "train.num_episodes", "ppo", COUNT, always(1)),
+    Flag("rollout_batch_size", "rollout.batch_size", "ppo", COUNT, always(1024)),
+    Flag("n_samples_per_prompt", "rollout.n_samples_per_prompt", "ppo", COUNT, always(1)),
+    Flag("vllm_generate_batch_size", "rollout.vllm_generate_batch_size", "ppo@0.8.1", COUNT),
+    Flag("dynamic_filtering", "algo.dynamic_filtering_enable", "ppo@0.8.1", SWITCH),
+    Flag("dynamic_filtering_reward_range", "algo.dynamic_filtering_range", "ppo@0.8.1", PAIR, always((0.0, 1.0))),
+)
+
+
+def _group(role: str) -> tuple[Flag, ...]:
+    return (
+        Flag(f"{role}_num_nodes", f"{role}.num_nodes", "ppo", _CARDS, always(1)),
+        Flag(f"{role}_num_gpus_per_node", f"{role}.num_gpus_per_node", "ppo", _CARDS, always(8)),
+    )
+
+
+_ENGINES = (
+    *_group("actor"),
+    *_group("critic"),
+    Flag("colocate_all_models", "train.colocate_all", "ppo", SWITCH),
+    Flag("vllm_num_engines", "vllm.num_engines", "ppo", WHOLE),
+    Flag("vllm_tensor_parallel_size", "vllm.tensor_parallel_size", "ppo", COUNT, always(1)),
+    Flag("vllm_gpu_memory_utilization", "vllm.gpu_memory_utilization", "ppo", NUMBER, always(0.95)),
+    Flag("vllm_enable_sleep", "vllm.enable_sleep", "ppo", SWITCH),
+    Flag("enforce_eager", "vllm.enforce_eager", "ppo", SWITCH),
+    Flag("temperature", "rollout.temperature", "ppo", NUMBER, always(1.0)),
+)
+
+_ALGORITHM = (
+    Flag("advantage_estimator", "algo.advantage.estimator", "ppo", one_of(*ESTIMATORS), always("gae")),
+    Flag("gamma", "algo.advantage.gamma", "ppo", NUMBER, always(1.0)),
+    Flag("lambd", "algo.advantage.lambd", "ppo", NUMBER, always(1.0)),
+    Flag("no_advantage_std_norm", "algo.advantage.no_std_norm", "ppo", SWITCH),
+    Flag("value_clip", "critic.value_clip", "ppo", NUMBER, moved(0.2, "0.8.2", 0.5)),
+    Flag("freezing_actor_steps", "critic.freezing_steps", "ppo", WHOLE, always(-1)),
+    Flag("policy_loss_type", "actor.policy_loss_type", "ppo@0.8.8", one_of("ppo", "gspo"), always("ppo")),
+    Flag("eps_clip", "actor.eps_clip", "ppo", NUMBER, always(0.2)),
+    Flag("eps_clip_low_high", "actor.eps_clip_low_high", "ppo@0.8.2", PAIR),
+    Flag("dual_clip", "actor.dual_clip", "ppo@0.8.6", NUMBER),
+    Flag("loss_agg_mode", "actor.loss_agg_mode", "ppo@0.11.2", one_of("token-mean", "seq-mean-token-mean"), always("token-mean")),
+    Flag("entropy_loss_coef", "actor.entropy_coef", "ppo", NUMBER, moved(0.0, "0.8.3", None)),
+    Flag("enable_vllm_is_correction", "algo.advantage.is_correction_enable", "ppo@0.8.9-0.11.1", SWITCH),
+    Flag("use_icepop", "", "ppo@0.9.1-0.9.2", SWITCH),
+    Flag("vllm_is_correction_type", "algo.advantage.is_correction_type", "ppo@0.9.3-0.11.1", one_of(*CORRECTIONS), always("tis")),
+    Flag("is_correction_level", "algo.advantage.is_correction_level", "ppo@0.11.2", one_of("off", "token", "seq"), always("off")),
+    Flag("is_correction_mode", "algo.advantage.is_correction_mode", "ppo@0.11.2", one_of("mask", "clip"), always("mask")),
+    Flag("is_correction_gating", "algo.advantage.is_correction_gating", "ppo@0.11.2", one_of("ratio", "binary_kl", "tv"), always("ratio")),
+    Flag("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold", "ppo@0.8.9", BOUNDS, moved((2.0,), "0.9.1", (0.5, 5.0))),
+    Flag("init_kl_coef", "algo.kl.init_coef", "ppo", NUMBER, always(0.01)),
+    Flag("use_kl_loss", "algo.kl.use_loss", "ppo", SWITCH),
+    Flag("kl_estimator", "algo.kl.estimator", "ppo", one_of("k1", "k2", "k3"), always("k1")),
+    Flag("kl_target", "algo.kl.target", "ppo", NUMBER),
+    Flag("kl_horizon", "algo.kl.horizon", "ppo", WHOLE, always(10000)),
+    Flag("kl_unbiased_gradient", "algo.kl.unbiased_gradient", "ppo@0.11.1", SWITCH),
+    Flag("loss", "model.loss_type", "rm", TEXT, always("sigmoid")),
+    Flag("beta", "model.beta", "dpo kto", NUMBER, by_command(dpo=0.1, kto=0.01)),
+    Flag("ipo", "model.ipo_enable", "dpo", SWITCH),
+    Flag("label_smoothing", "model.label_smoothing", "dpo", NUMBER, always(0.0)),
+    Flag("nll_loss_coef", "model.nll_loss_coef", "dpo", NUMBER, always(0.0)),
+    Flag("desirable_loss_weight", "", "kto", NUMBER, always(1.0)),
+    Flag("undesirable_loss_weight", "", "kto", NUMBER, always(1.0)),
+    Flag("kd_coef", "", "kd", NUMBER, always(0.4)),
+)
+
+_REWARDS = (
+    Flag("reward_pretrain", "reward.model_name_or_path", "ppo", TEXT),
+    Flag("remote_rm_url", "reward.remote_url", "ppo", TEXT),
+    Flag("agent_func_path", "train.agent_func_path", "ppo", TEXT),
+    Flag("normalize_reward", "reward.normalize_enable", "ppo", SWITCH),
+    Flag("reward_clip_range", "reward.clip_range", "ppo", PAIR, always((-10.0, 10.0))),
+    Flag("overlong_buffer_len", "reward.overlong_buffer_len", "ppo@0.8.7", NUMBER),
+    Flag("overlong_penalty_factor", "reward.overlong_penalty_factor", "ppo@0.8.7", NUMBER, always(1.0)),
+    Flag("stop_properly_penalty_coef", "reward.stop_properly_penalty_coef", "ppo@0.9.2", NUMBER),
+    Flag("value_head_prefix", "ds.value_head_prefix", "ppo rm", TEXT, always("score")),
+)
+
+_RUN = (
+    Flag("save_path", "ckpt.output_dir", _ALL, TEXT, always("./ckpt")),
+    Flag("save_steps", "ckpt.save_steps", _ALL, WHOLE, always(-1)),
+    Flag("max_ckpt_num", "ckpt.max_num", _ALL, COUNT, always(3)),
+    Flag("load_checkpoint", "ckpt.load_enable", _ALL, SWITCH),
+    Flag("use_wandb", "logger.wandb.key", _ALL, TEXT, secret=True),
+    Flag("wandb_project", "logger.wandb.project", _ALL, TEXT, by_command("openrlhf_train_dpo", ppo="openrlhf_train_ppo", sft="openrlhf_train_sft", kd="openrlhf_train_sft", rm="openrlhf_train_rm")),
+)
+
+FLAGS: tuple[Flag, ...] = (*_MODELS, *_ROWS, *_BATCHES, *_OPTIMIZERS, *_RUN, *_ENGINES, *_ALGORITHM, *_REWARDS, *ABSENT)

@@ -1,0 +1,534 @@
+"""Read the commands of a shell script, with all that is known put in.
+
+tree-sitter's grammar of bash parses the script; nothing is executed. Variables, arrays, defaults,
+sums, here-documents and the few commands that only make paths are expanded. Whatever is not known
+stays as it was written and is reported. A branch that cannot run is skipped; a branch that may run
+is read.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from plimsoll.errors import ConfigError
+
+_BASH = Language(tree_sitter_bash.language())
+_DEEPEST = 20
+"""Levels of scripts and substitutions within one another that are read."""
+_NAME = re.compile(r"\$?\{([A-Za-z_]\w*)\}|\$?([A-Za-z_]\w*)")
+_OPENING = ("'", '"', "${", "$(", "`", "<<")
+_CLOSING = (")", "))", "}", "`", '"')
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "e": "\x1b", "0": "\0"}
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
+
+
+class _Unread(str):
+    """Text that stays as it was written. It is never split into words."""
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """The words of one command.
+
+    Attributes:
+        line: Line of the script, from 1.
+        words: The words, after expansion.
+        unknown: Parts of the words that stay as they were written, each with the reason.
+    """
+
+    line: int
+    words: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a word.
+
+    Attributes:
+        texts: What the part stands for; several texts for an array.
+        splits: Whether white space in it separates words.
+        array: Whether each text is a word of its own, even in quotes.
+    """
+
+    texts: Sequence[str]
+    splits: bool = False
+    array: bool = False
+
+
+@dataclass
+class _Scope:
+    """What is known while a script is read from its beginning.
+
+    Attributes:
+        path: Name of the script, for messages.
+        values: Values of each variable; several for an array.
+        fixed: Variables that the script does not change.
+        unknown: What was unknown in the words at hand.
+        unknown_in: Variables whose value has an unknown part, with that part.
+        ambiguous: Variables that may have kept an earlier value.
+    """
+
+    path: str
+    values: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
+    unknown: dict[str, None] = field(default_factory=dict)
+    unknown_in: dict[str, str] = field(default_factory=dict)
+    ambiguous: set[str] = field(default_factory=set)
+
+
+def script_commands(text: str, path: str, given: Mapping[str, str]) -> list[Expanded]:
+    """Return all commands of a script that may run, and those of `bash -c "..."` in it.
+
+    Args:
+        text: The script.
+        path: Its name, for messages.
+        given: Variables whose values the script does not change.
+
+    Raises:
+        ConfigError: A quote, bracket or here-document is not closed.
+    """
+    values = {"@": (), "*": (), "#": ("0",), "HOME": (str(Path.home()),), "PWD": (os.getcwd(),)}
+    values |= {name: (value,) for name, value in given.items()}
+    scope = _Scope(path, values, frozenset(given))
+    return list(_run(_parse(text, path), scope, True, 0))
+
+
+def _parse(text: str, path: str) -> Node:
+    root = _tree(text.replace("\r\n", "\n").encode("utf-8", "replace"))
+    for node in _broken(root):
+        opened = node.parent if node.is_missing and node.type in _CLOSING else None
+        if node.type == "ERROR" and _text(node).lstrip().startswith(_OPENING):
+            opened = node
+        if opened is not None:
+            raise ConfigError(
+                f"{path}:{opened.start_point.row + 1}: what begins here is not closed: "
+                f"{_text(opened).strip()[:20]!r}. Give a script that bash reads, or the command "
+                "itself after `--`."
+            )
+    return root
+
+
+def _tree(source: bytes) -> Node:
+    """Return the syntax tree.
+
+    The grammar passes over `$1` in here-documents, and may end an unquoted word at the `$` of a
+    `$NAME` in its middle. Such names are put in braces, as the grammar then reads what bash reads.
+    """
+    source = re.sub(rb"\$(\d)", rb"${\1}", source)
+    root = Parser(_BASH).parse(source).root_node
+    for at in _cut_names(root):
+        name = re.match(rb"[A-Za-z_]\w*", source[at:])
+        if name is not None:
+            end = at + name.end()
+            return _tree(b"".join((source[:at], b"{", name[0], b"}", source[end:])))
+    return root
+
+
+def _cut_names(node: Node) -> Iterator[int]:
+    """Yield the ends of words that end in a bare `$`."""
+    if node.type == "concatenation" and node.children[-1].type.strip() == "$":
+        yield node.end_byte
+    for child in node.children:
+        yield from _cut_names(child)
+
+
+def _broken(node: Node) -> Iterator[Node]:
+    """Yield the nodes where the parser met what it did not expect."""
+    if node.type == "ERROR" or node.is_missing:
+        yield node
+    for child in node.children:
+        if child.has_error or child.is_missing:
+            yield from _broken(child)
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode("utf-8", "replace")
+
+
+def _run(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[Expanded]:
+    """Yield the commands of a statement. certain: whether the statement surely runs."""
+    match node.type:
+        case "variable_assignment":
+            _assign(node, scope, certain)
+        case "command":
+            yield from _run_command(node, scope, certain, depth)
+        case "if_statement":
+            yield from _run_if(node, scope, certain, depth)
+        case "case_statement":
+            yield from _run_case(node, scope, certain, depth)
+        case "redirected_statement" if (text := _here_document(node, scope)) is not None:
+            words = _command_words(node.child_by_field_name("body"), scope)
+            if words[:1] == ["read"] and words[-1].isidentifier():
+                if words[-1] not in scope.fixed:
+                    scope.values[words[-1]] = (text.strip(),)
+            else:
+                yield from _run_all(node, scope, certain, depth)
+        case _:
+            certain = certain and node.type != "do_group"
+            yield from _run_all(node, scope, certain, depth)
+
+
+def _run_all(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[Expanded]:
+    for child in node.named_children:
+        yield from _run(child, scope, certain, depth)
+
+
+def _run_command(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[Expanded]:
+    assignments = [child for child in node.children if child.type == "variable_assignment"]
+    prefix = [_assign(child, scope, certain) for child in assignments]
+    scope.unknown.clear()
+    words = _command_words(node, scope)
+    name = node.child_by_field_name("name")
+    if assignments and name is not None:
+        start = node.start_byte
+        gap = (node.text or b"")[assignments[-1].end_byte - start : name.start_byte - start]
+        if b"\n" in gap.replace(b"\\\n", b""):  # the grammar reads on to the next line
+            prefix = []
+    if words:
+        line = node.start_point.row + 1
+        yield Expanded(line, (*prefix, *words), tuple(scope.unknown))
+    for i, word in enumerate(words[:-2]):
+        is_shell = os.path.basename(word) in ("bash", "sh") and words[i + 1] in ("-c", "-lc")
+        if is_shell and depth < _DEEPEST:
+            yield from _run(_parse(words[i + 2], scope.path), scope, certain, depth + 1)
+            return
+
+
+def _command_words(node: Node | None, scope: _Scope) -> list[str]:
+    """Return the words of a simple command, without assignments and redirections."""
+    if node is None or node.type != "command":
+        return []
+    nodes = [node.child_by_field_name("name"), *node.children_by_field_name("argument")]
+    return [text for word in nodes if word is not None for text in _fields(word, scope)]
+
+
+def _run_if(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[Expanded]:
+    """Run the arms of an `if` that no arm before them rules out."""
+    ran_before: bool | None = False
+    for arm in (node, *(c for c in node.children if c.type in ("elif_clause", "else_clause"))):
+        condition, body = _arm_parts(arm)
+        for part in condition:
+            yield from _run(part, scope, certain, depth)
+        test = True if arm.type == "else_clause" else _test(condition, scope)
+        runs = _both(test, None if ran_before is None else not ran_before)
+        if runs is not False:
+            for part in body:
+                yield from _run(part, scope, certain and bool(runs), depth)
+        ran_before = _either(ran_before, runs)
+
+
+def _arm_parts(arm: Node) -> tuple[list[Node], list[Node]]:
+    """Return the condition and the body of an arm of `if`."""
+    at = next((i for i, c in enumerate(arm.children) if c.type in ("then", "else")), 0)
+    body = [c for c in arm.children[at + 1 :] if c.is_named]
+    named = [c for c in arm.children[:at] if c.is_named]
+    return named, [c for c in body if c.type not in ("elif_clause", "else_clause")]
+
+
+def _run_case(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[Expanded]:
+    scope.unknown.clear()
+    subject = node.child_by_field_name("value")
+    text = "" if subject is None else "".join(_fields(subject, scope, split=False))
+    value = None if scope.unknown else text
+    ran_before: bool | None = False
+    for arm in (c for c in node.children if c.type == "case_item"):
+        patterns = arm.children_by_field_name("value")
+        test = _matches(patterns, value, scope)
+        runs = _both(test, None if ran_before is None else not ran_before)
+        if runs is not False:
+            for part in (c for c in arm.named_children if c not in patterns):
+                yield from _run(part, scope, certain and bool(runs), depth)
+        ran_before = _either(ran_before, runs)
+
+
+def _matches(nodes: Sequence[Node], value: str | None, scope: _Scope) -> bool | None:
+    """Return whether one of the patterns matches the value, or None if that is not known."""
+    scope.unknown.clear()
+    patterns = ["".join(_fields(node, scope, split=False)) for node in nodes]
+    if "*" in patterns:
+        return True
+    if value is None or scope.unknown:
+        return None
+    return any(fnmatchcase(value, pattern) for pattern in patterns)
+
+
+def _both(a: bool | None, b: bool | None) -> bool | None:
+    return False if a is False or b is False else None if None in (a, b) else True
+
+
+def _either(a: bool | None, b: bool | None) -> bool | None:
+    return True if a or b else None if None in (a, b) else False
+
+
+def _test(condition: Sequence[Node], scope: _Scope) -> bool | None:
+    """Return the result of `[ ... ]` or `[[ ... ]]` with one comparison; None for all else."""
+    if len(condition) != 1 or condition[0].type != "test_command":
+        return None
+    scope.unknown.clear()
+    expressions = condition[0].named_children
+    parts = expressions[0].children if len(expressions) == 1 else []
+    if any(part.type.endswith("_expression") for part in parts):
+        return None
+    texts = [
+        _text(part)
+        if part.type == "test_operator" or not part.is_named
+        else "".join(_fields(part, scope, split=False))
+        for part in parts
+    ]
+    if scope.unknown:
+        return None
+    alike = fnmatchcase if _text(condition[0]).startswith("[[") else operator.eq
+    match texts:
+        case ["-z", text]:
+            return not text
+        case ["-n", text]:
+            return bool(text)
+        case [a, "=" | "==", b]:
+            return bool(alike(a, b))
+        case [a, "!=", b]:
+            return not alike(a, b)
+        case [a, sign, b] if sign in _COMPARISONS and a.isdigit() and b.isdigit():
+            return _COMPARISONS[sign](int(a), int(b))
+    return None
+
+
+def _assign(node: Node, scope: _Scope, certain: bool) -> str:
+    """Set a variable from here on, and return the assignment as text."""
+    name_node, value_node = node.child_by_field_name("name"), node.child_by_field_name("value")
+    name = "" if name_node is None else _text(name_node)
+    scope.unknown.clear()
+    is_array = value_node is not None and value_node.type == "array"
+    if value_node is None:
+        values: tuple[str, ...] = ("",)
+    elif is_array:
+        values = tuple(t for word in value_node.named_children for t in _fields(word, scope))
+    else:
+        values = ("".join(_fields(value_node, scope, split=False)),)
+    text = f"{name}={' '.join(values)}"
+    if name in scope.fixed:
+        return text
+    if scope.unknown:
+        scope.unknown_in[name] = next(iter(scope.unknown))
+    before = scope.values.get(name)
+    if before is not None and any(child.type == "+=" for child in node.children):
+        values = before + values if is_array else ("".join(before + values),)
+    if before not in (None, values) and not certain:
+        scope.ambiguous.add(name)
+    scope.values[name] = values
+    return text
+
+
+def _here_document(node: Node, scope: _Scope) -> str | None:
+    """Return the here-document of a redirected command; None without one."""
+    redirect = next((c for c in node.children if c.type == "heredoc_redirect"), None)
+    body = redirect and next((c for c in redirect.children if c.type == "heredoc_body"), None)
+    if redirect is None or body is None:
+        return None
+    starts = [_text(c) for c in redirect.children if c.type == "heredoc_start"]
+    if any(mark in start for start in starts for mark in "'\"\\"):
+        return _text(body)
+    text = "".join(t for piece in _within(body, scope, 0, "$`\\") for t in piece.texts)
+    tabs = any(c.type == "<<-" for c in redirect.children)
+    return re.sub(r"(?m)^\t+", "", text) if tabs else text
+
+
+def _fields(node: Node, scope: _Scope, depth: int = 0, split: bool = True) -> list[str]:
+    """Return the words that a word becomes. split: false where bash does not split values."""
+    fields: list[str] = []
+    current: str | None = None
+    for piece in _pieces(node, scope, depth):
+        if not split or not (piece.splits or piece.array):
+            words = [" ".join(piece.texts)]
+        elif piece.splits:
+            words = [w for t in piece.texts for w in ([t] if isinstance(t, _Unread) else t.split())]
+        else:
+            words = list(piece.texts)
+        for i, word in enumerate(words):
+            if i > 0 and current is not None:
+                fields.append(current)
+                current = None
+            current = (current or "") + word
+    return fields if current is None else [*fields, current]
+
+
+def _pieces(node: Node, scope: _Scope, depth: int) -> Iterator[_Piece]:
+    """Yield the parts of an unquoted word."""
+    text = _text(node)
+    match node.type:
+        case "string":
+            pieces = list(_within(node, scope, depth, '$`"\\'))
+            if not any(piece.array for piece in pieces):
+                yield _Piece(("",))  # an empty string is a word, too
+            yield from (_Piece(piece.texts, False, piece.array) for piece in pieces)
+        case "raw_string":
+            yield _Piece((text[1:-1],))
+        case "ansi_c_string":
+            plain = re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), text[2:-1], flags=re.S)
+            yield _Piece((plain,))
+        case "concatenation" | "command_name":
+            for child in node.children:
+                yield from _pieces(child, scope, depth)
+        case "comment":
+            return
+        case _:
+            yield from _expansion(node, scope, depth, "")
+
+
+def _within(node: Node, scope: _Scope, depth: int, escapable: str) -> Iterator[_Piece]:
+    """Yield the parts of text in double quotes or of a here-document."""
+    source, begin, end = node.text or b"", node.start_byte, node.end_byte
+    quotes = node.type == "string"
+    at = begin + quotes
+    for child in node.named_children:
+        if child.type in ("string_content", "heredoc_content"):
+            continue
+        blanks = len(_text(child)) - len(_text(child).lstrip())  # some tokens begin with them
+        if (start := child.start_byte + blanks) > at:
+            yield _Piece((_unescape(source[at - begin : start - begin], escapable),))
+        yield from _expansion(child, scope, depth, escapable)
+        at = child.end_byte
+    if end - quotes > at:
+        yield _Piece((_unescape(source[at - begin : end - quotes - begin], escapable),))
+
+
+def _unescape(source: bytes, escapable: str) -> str:
+    """Remove backslashes. escapable: what they escape; empty: every character."""
+
+    def plain(found: re.Match[str]) -> str:
+        if found[1] == "\n":
+            return ""
+        return found[1] if not escapable or found[1] in escapable else found[0]
+
+    return re.sub(r"\\(.)", plain, source.decode("utf-8", "replace"), flags=re.S)
+
+
+def _expansion(node: Node, scope: _Scope, depth: int, escapable: str) -> Iterator[_Piece]:
+    """Yield what `$NAME`, `${...}`, `$(...)` or `$((...))` stands for; else the text itself."""
+    text = _text(node).lstrip()
+    if node.type in ("simple_expansion", "expansion") and not text[1:2].isspace():
+        yield _variable(node, scope, depth)
+    elif node.type == "command_substitution":
+        path = _path_of(node, scope, depth + 1) if depth < _DEEPEST else None
+        why = "a command, which is not run"
+        yield _Piece((_keep(text, scope, why) if path is None else path,), splits=True)
+    elif node.type == "arithmetic_expansion":
+        yield _Piece((_arithmetic(node, scope),), splits=True)
+    else:
+        literal = text if escapable else _text(node)  # blanks before it stand already in quotes
+        yield _Piece((_unescape(literal.encode(), escapable),))
+
+
+def _variable(node: Node, scope: _Scope, depth: int) -> _Piece:
+    parts = [c for c in node.children if c.type.strip() not in ("$", "${", "}")]
+    name, index = _name_and_index(parts[0]) if parts else ("", "")
+    sign = _text(parts[1]) if len(parts) > 1 else ""
+    plain = name.isidentifier() or name.isdigit()
+    written = f"${name}" if len(parts) == 1 and plain else _text(node).strip()
+    if name in ("@", "*") and sign == ":":
+        return _Piece((), splits=True, array=True)  # the script's own arguments: there are none
+    if not name or depth > _DEEPEST or sign not in ("", "-", ":-", "+", ":+", "=", ":="):
+        why = "an expansion of this kind is not read"
+        return _Piece((_keep(written, scope, why),), splits=True)
+    values = (scope.path,) if name == "0" else scope.values.get(name)
+    is_set = values is not None and (sign[:1] != ":" or bool("".join(values)))
+    if sign[-1:] == "+" or (sign and not is_set):
+        if is_set is not (sign[-1:] == "+"):
+            return _Piece(("",), splits=True)
+        default = "".join(t for part in parts[2:] for t in _fields(part, scope, depth + 1, False))
+        if sign[-1:] == "=":
+            scope.values[name] = (default,)
+        return _Piece((default,), splits=True)
+    if values is None:
+        return _Piece((_keep(written, scope, f"{name} is set nowhere before"),), splits=True)
+    if name in scope.unknown_in:
+        scope.unknown[scope.unknown_in[name]] = None
+        values = tuple(map(_Unread, values))
+    if name in scope.ambiguous:
+        scope.unknown[f"${name}: it is set more than once, and the last value counts"] = None
+    if name in ("@", "*") or index in ("@", "*"):
+        return _Piece(values, splits=True, array="@" in (name, index))
+    at = int(index) if index.isdigit() else 0
+    return _Piece((values[at] if at < len(values) else "",), splits=True)
+
+
+def _name_and_index(node: Node) -> tuple[str, str]:
+    """Return the name of a variable and its index in an array, "" without one."""
+    if node.type == "subscript":
+        name, index = node.child_by_field_name("name"), node.child_by_field_name("index")
+        return _text(name) if name else "", _text(index) if index else ""
+    return (_text(node).strip(), "") if node.type.endswith("variable_name") else ("", "")
+
+
+def _keep(written: str, scope: _Scope, why: str) -> str:
+    """Return the text as it was written, and report why it is not expanded."""
+    short = " ".join(written.split())
+    scope.unknown[f"{short if len(short) < 60 else short[:57] + '...'}: {why}"] = None
+    return _Unread(written)
+
+
+def _arithmetic(node: Node, scope: _Scope) -> str:
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        return "".join(scope.values.get(name, (name,)))
+
+    known = _NAME.sub(value, _text(node).strip()[3:-2])
+    try:
+        return str(_number(ast.parse(known.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return _keep(_text(node).strip(), scope, "a sum of what is not known")
+
+
+def _number(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_number(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_number(left), _number(right))
+    raise ValueError("no sum")
+
+
+def _path_of(node: Node, scope: _Scope, depth: int) -> str | None:
+    """Return what a command prints that only makes a path; None for any other command."""
+    inner = node.named_children
+    if len(inner) == 1 and inner[0].type == "redirected_statement":
+        text = _here_document(inner[0], scope)
+        words = _command_words(inner[0].child_by_field_name("body"), scope)
+        return text.rstrip("\n") if text is not None and words == ["cat"] else None
+    commands = [n for c in inner for n in (c.named_children if c.type == "list" else [c])]
+    match [_command_words(command, scope) for command in commands]:
+        case [["dirname", path]]:
+            return os.path.dirname(path) or "."
+        case [["basename", path]]:
+            return os.path.basename(path)
+        case [["pwd"]]:
+            return os.getcwd()
+        case [["cd", folder], ["pwd"]] | [["realpath", folder]] | [["readlink", "-f", folder]]:
+            return os.path.abspath(folder)
+    return None

@@ -1,0 +1,1 @@
+"""Convert commands of TRL 1.16 and the YAML that they read."""
