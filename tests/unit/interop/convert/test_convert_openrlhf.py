@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jinja2
 import pytest
@@ -23,7 +24,7 @@ LEVEL = "--algo.advantage.estimator reinforce --reward.remote_url http://h/r"
 LEVEL += " --algo.advantage.is_correction_level"
 RM = "openrlhf.cli.train_rm --pretrain m --dataset d"
 SEQ = {"level": "geometric", "kept": "token"}
-Case = tuple[str, str | None, str, dict[str, object]]
+Case = tuple[str, str | None, str, dict[str, Any]]
 CASES: tuple[Case, ...] = (
     # micro-batches of sequences become tokens
     ("ppo", None, "--micro_train_batch_size 8 --prompt_max_len 100 --generate_max_len 28", {"batch.micro_batch_tokens": 1024}),

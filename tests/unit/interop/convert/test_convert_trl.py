@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from accounts import about, at, check_complete, check_loads, unread
@@ -212,7 +213,7 @@ def test_a_command_shows_every_flag_and_loads(name: str, trl: Trl, tmp_path: Pat
     assert (found.job, {key: at(found, key) for key in expected}) == (job, expected)
 
 
-Case = tuple[str, str, dict[str, object]]
+Case = tuple[str, str, dict[str, Any]]
 CASES: tuple[Case, ...] = (
     # policy losses
     ("grpo", "", {"algorithm.policy_loss": {"options": {"clip_low": 0.2, "clip_high": 0.2}}}),
@@ -262,7 +263,7 @@ CASES: tuple[Case, ...] = (
     ("sft", "--completion_only_loss true", {"data.train.response": "completion"}),
     ("sft", "--save_total_limit 0 --save_strategy epoch --eval_strategy epoch", {"run.keep_checkpoints": None, "check": "run.save_every run.eval_every"}),
     ("sft", "--load_best_model_at_end --eval_strategy steps --metric_for_best_model eval_perplexity --greater_is_better false", {"run.best": {"metric": "eval/perplexity", "goal": "lowest"}, "check": "run.best.metric"}),
-    ("grpo", "--eval_strategy steps --resume_from_checkpoint true", {"data.eval.responses": 8, "eval_sampling": {"max_new_tokens": 512, "temperature": 1.0}, "run.resume": "auto"}),
+    ("grpo", "--eval_strategy steps --resume_from_checkpoint true", {"data.eval.responses": 8, "eval_sampling": {"temperature": 1.0}, "run.resume": "auto"}),
     ("sft", "--report_to wandb,comet_ml --project p", {"run.loggers": ("wandb",), "run.logger_project": "p", "lacking": "report_to"}),
     # a generation of several optimizer steps
     ("grpo", "--num_processes 2 --per_device_train_batch_size 4 --generation_batch_size 32 --num_generations 8 --max_steps 100", {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from accounts import about, at, check_complete, check_loads, plain, unread
@@ -197,7 +198,7 @@ def test_sft(verl: Verl) -> None:
     assert at(found, "data.train.messages") == "m" and at(found, "data.train.tools") == "t"
 
 
-Case = tuple[str, dict[str, object]]
+Case = tuple[str, dict[str, Any]]
 C = "algorithm.rollout_correction"
 GROUPED = f"{R}.n=4 algorithm.adv_estimator"
 OVERLONG = "reward_model.overlong_buffer"

@@ -119,7 +119,7 @@ class Gate:
 def gate(o: Options) -> Gate | None:
     """Return the correction that OpenRLHF makes, or None."""
     bounds = o[_THRESHOLD] or (0.0,)
-    low, high = bounds if len(bounds) == 2 else (0.0, bounds[0])
+    low, high = 0.0 if len(bounds) == 1 else bounds[0], bounds[-1]
     if o["is_correction_level"] is not None:
         level, mode, gating = (o[flag] for flag in _LEVELS)
         return None if level == "off" else Gate(level, mode, gating, low, high)

@@ -208,8 +208,9 @@ def final_ratio(o: Options) -> Value:
     ratio, least = given.get("min_lr_rate"), given.get("min_lr")
     if ratio is None and isinstance(least, int | float):
         ratio = least / o["learning_rate"]
-    known = name == "cosine_with_min_lr" and isinstance(ratio, int | float)
-    return o.trace(float(ratio), flag) if known else None
+    if name != "cosine_with_min_lr" or not isinstance(ratio, int | float):
+        return None
+    return o.trace(float(ratio), flag)
 
 
 def reference(o: Options) -> FrozenRole | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from plimsoll.config.yaml_tree import read_tree, value_at
@@ -50,7 +51,7 @@ def check_loads(converted: Converted, folder: Path) -> None:
 
 def unread(settings: Iterable[Setting | Flag], package: str, tables: Sequence[str]) -> list[str]:
     """Return the settings with a counterpart that no converter asks for."""
-    folder = Path(__import__(package, fromlist=["_"]).__file__).parent
+    folder = Path(import_module(package).__path__[0])
     files = [path for path in folder.glob("*.py") if path.name not in tables]
     text = "\n".join(path.read_text() for path in files)
     names = {setting.id: setting.id for setting in settings if setting.absent is None}
