@@ -59,8 +59,7 @@ None if they name none."""
 
 
 def programs_of(package: str) -> Programs:
-    """Return the programs of a package, by module or as a path, such as
-    `openrlhf/cli/train_sft.py`."""
+    """Return the programs of a package, as `package.name` or as `package/name.py`."""
 
     def program(words: Sequence[str]) -> tuple[str, int] | None:
         dotted = words[0].removesuffix(".py").replace("/", ".")

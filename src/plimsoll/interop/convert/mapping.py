@@ -9,7 +9,7 @@ from dataclasses import replace
 from plimsoll.config.data import COLUMNS, EvalSource, WeightedSource
 from plimsoll.config.run import LOGGERS
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign_run import NO_VALUE, Adapter, Schedule, Traced, Value
+from plimsoll.interop.convert.foreign import NO_VALUE, Adapter, Schedule, Traced, Value
 from plimsoll.interop.convert.options import Options, Remark
 
 _SCHEDULES = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.config.problems import Problem, invalid, refuse
 from plimsoll.interop.convert.absences import RemarkKind
-from plimsoll.interop.convert.foreign_run import Traced
+from plimsoll.interop.convert.foreign import Traced
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.values import Setting, format_flag, value_of
 
@@ -112,7 +112,11 @@ class Assignment:
 
 
 def read_settings(
-    command: str, settings: Iterable[Setting], assignments: Iterable[Assignment], remedy: str
+    command: str,
+    settings: Iterable[Setting],
+    assignments: Iterable[Assignment],
+    remedy: str,
+    problems: Sequence[Problem] = (),
 ) -> tuple[dict[str, object], dict[str, str], list[Remark]]:
     """Return the value of every setting, the text of those that were given, and remarks.
 
@@ -121,14 +125,15 @@ def read_settings(
         settings: All settings of the command.
         assignments: What was given; of two names of a setting the later one counts.
         remedy: What to do about a value that cannot be read.
+        problems: Problems that are known already.
 
     Raises:
-        ConfigError: Values cannot be read.
+        ConfigError: Values cannot be read, or there are other problems.
     """
     values = {setting.id: setting.default(command) for setting in settings}
     shown: dict[str, str] = {}
     remarks: list[Remark] = []
-    problems: list[Problem] = []
+    problems = list(problems)
     for given in assignments:
         setting = given.setting
         if setting is None:

@@ -52,8 +52,7 @@ def _lines(values: Mapping[str, Any], comments: Mapping[Path, str], above: Path)
 
 
 def table_text(converted: Converted, width: int = 100) -> str:
-    """Return every setting that was given with what became of it, and the defaults that were
-    written."""
+    """Return what became of every given setting, and the defaults that were written."""
     given = [entry for entry in converted.entries if converted.is_given(entry)]
     others = [entry for entry in converted.entries if not converted.is_given(entry)]
     head = f"{converted.about} -> plimsoll {converted.job}"

@@ -12,7 +12,7 @@ import ast
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -140,13 +140,13 @@ def _tree(source: bytes) -> Node:
     `$NAME` in its middle. Such names are put in braces, as the grammar then reads what bash reads.
     """
     source = re.sub(rb"\$(\d)", rb"${\1}", source)
-    root = Parser(_BASH).parse(source).root_node
-    for at in _cut_names(root):
-        name = re.match(rb"[A-Za-z_]\w*", source[at:])
-        if name is not None:
-            end = at + name.end()
-            return _tree(b"".join((source[:at], b"{", name[0], b"}", source[end:])))
-    return root
+    while True:
+        root = Parser(_BASH).parse(source).root_node
+        names = (re.compile(rb"[A-Za-z_]\w*").match(source, at) for at in _cut_names(root))
+        name = next((name for name in names if name is not None), None)
+        if name is None:
+            return root
+        source = b"".join((source[: name.start()], b"{", name[0], b"}", source[name.end() :]))
 
 
 def _cut_names(node: Node) -> Iterator[int]:
@@ -178,9 +178,9 @@ def _run(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[Expan
         case "command":
             yield from _run_command(node, scope, certain, depth)
         case "if_statement":
-            yield from _run_if(node, scope, certain, depth)
+            yield from _run_arms(_if_arms(node, scope), scope, certain, depth)
         case "case_statement":
-            yield from _run_case(node, scope, certain, depth)
+            yield from _run_arms(_case_arms(node, scope), scope, certain, depth)
         case "redirected_statement" if (text := _here_document(node, scope)) is not None:
             words = _command_words(node.child_by_field_name("body"), scope)
             if words[:1] == ["read"] and words[-1].isidentifier():
@@ -227,80 +227,71 @@ def _command_words(node: Node | None, scope: _Scope) -> list[str]:
     return [text for word in nodes if word is not None for text in _fields(word, scope)]
 
 
-def _run_if(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[Expanded]:
-    """Run the arms of an `if` that no arm before them rules out."""
+def _run_arms(
+    arms: Iterable[tuple[bool | None, list[Node]]], scope: _Scope, certain: bool, depth: int
+) -> Iterator[Expanded]:
+    """Run the arms of an `if` or `case`, unless an arm before them surely runs.
+
+    Args:
+        arms: Whether the test of each arm holds, None if that is not known; and its statements.
+        scope: What is known.
+        certain: Whether the statement surely runs.
+        depth: Levels of scripts around it.
+    """
     ran_before: bool | None = False
-    for arm in (node, *(c for c in node.children if c.type in ("elif_clause", "else_clause"))):
-        condition, body = _arm_parts(arm)
-        for part in condition:
-            yield from _run(part, scope, certain, depth)
-        test = True if arm.type == "else_clause" else _test(condition, scope)
+    for test, body in arms:
         runs = _both(test, None if ran_before is None else not ran_before)
-        if runs is not False:
-            for part in body:
-                yield from _run(part, scope, certain and bool(runs), depth)
-        ran_before = _either(ran_before, runs)
+        for part in body if runs is not False else ():
+            yield from _run(part, scope, certain and bool(runs), depth)
+        ran_before = True if ran_before or runs else None if None in (ran_before, runs) else False
 
 
-def _arm_parts(arm: Node) -> tuple[list[Node], list[Node]]:
-    """Return the condition and the body of an arm of `if`."""
-    at = next((i for i, c in enumerate(arm.children) if c.type in ("then", "else")), 0)
-    body = [c for c in arm.children[at + 1 :] if c.is_named]
-    named = [c for c in arm.children[:at] if c.is_named]
-    return named, [c for c in body if c.type not in ("elif_clause", "else_clause")]
+def _if_arms(node: Node, scope: _Scope) -> Iterator[tuple[bool | None, list[Node]]]:
+    clauses = ("elif_clause", "else_clause")
+    for arm in (node, *(c for c in node.children if c.type in clauses)):
+        at = next((i for i, c in enumerate(arm.children) if c.type in ("then", "else")), 0)
+        condition = [c for c in arm.children[:at] if c.is_named]
+        body = [c for c in arm.children if c.is_named and c.type not in clauses]
+        yield arm.type == "else_clause" or _test(condition, scope), body
 
 
-def _run_case(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[Expanded]:
-    scope.unknown.clear()
+def _case_arms(node: Node, scope: _Scope) -> Iterator[tuple[bool | None, list[Node]]]:
     subject = node.child_by_field_name("value")
-    text = "" if subject is None else "".join(_fields(subject, scope, split=False))
-    value = None if scope.unknown else text
-    ran_before: bool | None = False
+    value = subject and _known_text(subject, scope)
     for arm in (c for c in node.children if c.type == "case_item"):
-        patterns = arm.children_by_field_name("value")
-        test = _matches(patterns, value, scope)
-        runs = _both(test, None if ran_before is None else not ran_before)
-        if runs is not False:
-            for part in (c for c in arm.named_children if c not in patterns):
-                yield from _run(part, scope, certain and bool(runs), depth)
-        ran_before = _either(ran_before, runs)
+        nodes = arm.children_by_field_name("value")
+        patterns = [_known_text(pattern, scope) for pattern in nodes]
+        matches: bool | None = True
+        if "*" not in patterns:
+            known = value is not None and None not in patterns
+            matches = any(fnmatchcase(value or "", p or "") for p in patterns) if known else None
+        yield matches, [c for c in arm.named_children if c not in nodes]
 
 
-def _matches(nodes: Sequence[Node], value: str | None, scope: _Scope) -> bool | None:
-    """Return whether one of the patterns matches the value, or None if that is not known."""
+def _known_text(node: Node, scope: _Scope) -> str | None:
+    """Return the text that a word becomes without splitting, or None if a part is not known."""
     scope.unknown.clear()
-    patterns = ["".join(_fields(node, scope, split=False)) for node in nodes]
-    if "*" in patterns:
-        return True
-    if value is None or scope.unknown:
-        return None
-    return any(fnmatchcase(value, pattern) for pattern in patterns)
+    text = "".join(_fields(node, scope, split=False))
+    return None if scope.unknown else text
 
 
 def _both(a: bool | None, b: bool | None) -> bool | None:
     return False if a is False or b is False else None if None in (a, b) else True
 
 
-def _either(a: bool | None, b: bool | None) -> bool | None:
-    return True if a or b else None if None in (a, b) else False
-
-
 def _test(condition: Sequence[Node], scope: _Scope) -> bool | None:
     """Return the result of `[ ... ]` or `[[ ... ]]` with one comparison; None for all else."""
     if len(condition) != 1 or condition[0].type != "test_command":
         return None
-    scope.unknown.clear()
     expressions = condition[0].named_children
     parts = expressions[0].children if len(expressions) == 1 else []
-    if any(part.type.endswith("_expression") for part in parts):
-        return None
+    signs = ("test_operator", *_COMPARISONS)
     texts = [
-        _text(part)
-        if part.type == "test_operator" or not part.is_named
-        else "".join(_fields(part, scope, split=False))
+        _text(part) if part.type in signs or not part.is_named else _known_text(part, scope)
         for part in parts
+        if not part.type.endswith("_expression")
     ]
-    if scope.unknown:
+    if None in texts or len(texts) < len(parts):
         return None
     alike = fnmatchcase if _text(condition[0]).startswith("[[") else operator.eq
     match texts:
@@ -308,11 +299,11 @@ def _test(condition: Sequence[Node], scope: _Scope) -> bool | None:
             return not text
         case ["-n", text]:
             return bool(text)
-        case [a, "=" | "==", b]:
+        case [str(a), "=" | "==", str(b)]:
             return bool(alike(a, b))
-        case [a, "!=", b]:
+        case [str(a), "!=", str(b)]:
             return not alike(a, b)
-        case [a, sign, b] if sign in _COMPARISONS and a.isdigit() and b.isdigit():
+        case [str(a), str(sign), str(b)] if sign in _COMPARISONS and (a + b).isdigit():
             return _COMPARISONS[sign](int(a), int(b))
     return None
 

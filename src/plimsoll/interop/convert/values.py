@@ -131,8 +131,17 @@ def settings(
     empty: bool = False,
     **by_command: object,
 ) -> tuple[Setting, ...]:
-    """Return settings that are alike. names, of, older: separated by blanks. by_command: other
-    defaults."""
+    """Return settings that are alike.
+
+    Args:
+        names: Their names, separated by blanks.
+        of: Commands that have them, separated by blanks.
+        reader: How words become a value.
+        default: Their default.
+        older: Earlier names, separated by blanks.
+        empty: Whether they may be null although the default is not.
+        by_command: Other defaults of single commands.
+    """
 
     def default_of(command: str) -> object:
         return by_command.get(command, default)
@@ -159,8 +168,9 @@ def value_of(read: Setting, command: str, words: Sequence[str] | None) -> object
         ValueError: The words are no such value, or null is not allowed.
     """
     if words is not None:
-        if read.reader.most is not None and len(words) > read.reader.most:
-            raise ValueError("It must be one value, not a list: quote it.")
+        most = read.reader.most
+        if most is not None and len(words) > most:
+            raise ValueError(f"It takes {most or 'no'} word{'s' * (most != 1)}: quote the value.")
         return read_value(read.reader, words)
     if read.reader.kind in (int, float) and read.default(command) is not None and not read.empty:
         raise ValueError("It must be a number.")

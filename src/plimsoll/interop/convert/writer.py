@@ -19,46 +19,33 @@ from plimsoll.config.presets import leaves, with_preset
 from plimsoll.config.problems import Problem, invalid, refuse
 from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Path, Tree
+from plimsoll.interop.convert import foreign
 from plimsoll.interop.convert.absences import Absence
-from plimsoll.interop.convert.foreign_run import (
-    NO_VALUE,
-    Algorithm,
-    Data,
-    DynamicSampling,
-    ForeignRun,
-    Optimizer,
-    RewardPart,
-    Rollout,
-    Rows,
-    Schedule,
-    Sharding,
-    Traced,
-    TrainedRole,
-)
+from plimsoll.interop.convert.foreign import NO_VALUE, Traced
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.jobs import JOBS
 from plimsoll.spec.load import spec_of
 from plimsoll.spec.run_spec import RunSpec
 
 _KEYS: Mapping[tuple[type, str], str] = {
-    (ForeignRun, "machines"): "cluster",
-    (ForeignRun, "agents"): "environments",
-    (TrainedRole, "sharding"): "zero",
-    (TrainedRole, "average_decay"): "ema.decay",
-    (Sharding, "secondary_partition"): "hpz_partition_size",
-    (Optimizer, "schedule"): "",
-    (Schedule, "shape"): "schedule",
-    (Data, "held_out"): "eval",
-    (Data, "longest"): "max_tokens",
-    (Data, "mixture"): "train",
-    (Rows, "columns"): "",
-    (DynamicSampling, "most_drawn"): "max_drawn",
-    (Rollout, "enforce_eager"): "vllm.enforce_eager",
-    (Rollout, "max_num_batched_tokens"): "vllm.max_num_batched_tokens",
-    (Rollout, "eval_sampling"): "/eval_sampling",
-    (RewardPart, "server"): "http",
-    (Algorithm, "noise"): "neftune_alpha",
-    (Algorithm, "precompute_reference"): "/reference_logprobs.precompute",
+    (foreign.ForeignRun, "machines"): "cluster",
+    (foreign.ForeignRun, "agents"): "environments",
+    (foreign.TrainedRole, "sharding"): "zero",
+    (foreign.TrainedRole, "average_decay"): "ema.decay",
+    (foreign.Sharding, "secondary_partition"): "hpz_partition_size",
+    (foreign.Optimizer, "schedule"): "",
+    (foreign.Schedule, "shape"): "schedule",
+    (foreign.Data, "held_out"): "eval",
+    (foreign.Data, "longest"): "max_tokens",
+    (foreign.Data, "mixture"): "train",
+    (foreign.Rows, "columns"): "",
+    (foreign.DynamicSampling, "most_drawn"): "max_drawn",
+    (foreign.Rollout, "enforce_eager"): "vllm.enforce_eager",
+    (foreign.Rollout, "max_num_batched_tokens"): "vllm.max_num_batched_tokens",
+    (foreign.Rollout, "eval_sampling"): "/eval_sampling",
+    (foreign.RewardPart, "server"): "http",
+    (foreign.Algorithm, "noise"): "neftune_alpha",
+    (foreign.Algorithm, "precompute_reference"): "/reference_logprobs.precompute",
 }
 """Keys of the fields that the config calls otherwise. A field without a line here has its own name;
 an empty key adds nothing; a key after `/` stands at the top."""
@@ -121,7 +108,7 @@ class Converted:
 
 def write_config(
     job: str,
-    run: ForeignRun,
+    run: foreign.ForeignRun,
     o: Options,
     absent: Mapping[str, Absence],
     remarks: Iterable[Remark],
@@ -232,8 +219,7 @@ def _config_keys(job: str) -> tuple[Key, ...]:
 
 
 def cards_of_machine(converted: Converted) -> int:
-    """Return how many cards the run takes of each machine: the most, if the machines differ; 0 if
-    it runs on CPUs."""
+    """Return the most cards that the run takes of one machine; 0 if it runs on CPUs."""
     spec = _spec(converted)
     if spec.cluster.device == "cpu":
         return 0

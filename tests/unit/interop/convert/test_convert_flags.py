@@ -180,7 +180,7 @@ def test_the_version_is_found_by_the_flags(converted: Convert) -> None:
         ("--actor_num 3", None, "It may be --actor_num_gpus_per_node or --actor_num_nodes"),
         ("--zero_stage three", None, "--zero_stage: three\n      It must be a whole number"),
         ("--zero_stage", None, "It takes a value, and none follows"),
-        ("--load_in_4bit 3", None, "--load_in_4bit takes no more words"),
+        ("--load_in_4bit 3", None, "--load_in_4bit: 3\n      It takes no words"),
         ("--kl_estimator k4", None, "It must be one of k1, k2, k3"),
         ("--gamma nan", None, "It must be a finite number"),
         ("--train_batch_size 0", None, "It must be 1 or more"),

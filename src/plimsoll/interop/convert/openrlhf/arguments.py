@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from plimsoll.config.problems import Problem, invalid, refuse
+from plimsoll.config.problems import Problem, invalid
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.openrlhf.absent import REMOVED
@@ -22,8 +22,8 @@ from plimsoll.interop.convert.openrlhf.flag import (
     format_version,
 )
 from plimsoll.interop.convert.openrlhf.table import FLAGS
-from plimsoll.interop.convert.options import Options
-from plimsoll.interop.convert.values import Typed, join_words, read_value, split_flags
+from plimsoll.interop.convert.options import Assignment, Options, read_settings
+from plimsoll.interop.convert.values import Setting, Typed, join_words, split_flags
 
 _HIDDEN = "..."
 _REFUSED = {
@@ -85,9 +85,13 @@ def read_options(
     typed, stray = split_flags(launch.arguments)
     versions = _find_versions(command, typed, version)
     flags = _flags(command, versions.last)
-    problems = [*stray, *_unknown(command, typed, versions)]
-    values, shown = _values(command, versions.last, typed, problems)
-    refuse(problems)
+    values, shown, _ = read_settings(
+        command,
+        [_setting(flag, command, versions.last) for flag in flags.values()],
+        list(_assignments(command, versions.last, typed)),
+        "give another value, or leave the flag out",
+        [*stray, *_unknown(command, typed, versions)],
+    )
     options = Options(
         command,
         launch,
@@ -101,6 +105,22 @@ def read_options(
         has_critic=values.get("advantage_estimator") == "gae",
     )
     return options, versions
+
+
+def _setting(flag: Flag, command: str, version: Version) -> Setting:
+    """Return what a flag is in one command and version."""
+    value = flag.default(command, version)
+    default = bool(value) if flag.reader.kind is bool else value
+    return Setting(flag.id, (command,), flag.reader, lambda _: default)
+
+
+def _assignments(command: str, version: Version, typed: Sequence[Typed]) -> Iterator[Assignment]:
+    for option in typed:
+        flag, _ = _match(command, version, option.name)
+        if flag is not None:
+            name, words = f"--{option.name}", option.words
+            text = join_words(name, [_HIDDEN] if flag.secret else words)
+            yield Assignment(name, words, text, _setting(flag, command, version))
 
 
 @cache
@@ -180,33 +200,3 @@ def _find_versions(command: str, typed: Sequence[Typed], version: Version | None
     }
     fitting = [v for v in exist if counts[v] == max(counts.values())]
     return Versions(fitting[0], fitting[-1])
-
-
-def _values(
-    command: str, version: Version, typed: Sequence[Typed], problems: list[Problem]
-) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the value of every flag of the version, and the text of those that were given."""
-    values = {f.id: _default(f, command, version) for f in _flags(command, version).values()}
-    shown: dict[str, str] = {}
-    for option in typed:
-        flag, _ = _match(command, version, option.name)
-        if flag is None:
-            continue
-        words = list(option.words)
-        taken = words if flag.reader.most is None else words[: flag.reader.most]
-        for word in words[len(taken) :]:
-            why = f"--{option.name} takes no more words."
-            problems.append(invalid(shlex.quote(word), None, why, "leave it out, or quote it"))
-        try:
-            values[flag.id] = read_value(flag.reader, taken)
-        except ValueError as error:
-            given = " ".join(map(shlex.quote, taken)) or None
-            fix = "give another value, or leave the flag out"
-            problems.append(invalid(f"--{option.name}", given, str(error), fix))
-        shown[flag.id] = join_words(f"--{option.name}", [_HIDDEN] if flag.secret else taken)
-    return values, shown
-
-
-def _default(flag: Flag, command: str, version: Version) -> object:
-    value = flag.default(command, version)
-    return bool(value) if flag.reader.kind is bool else value

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.interop.convert.foreign_run import ForeignRun, Sampling
+from plimsoll.interop.convert.foreign import ForeignRun, Sampling
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.mapping import half_precision_remark
 from plimsoll.interop.convert.openrlhf import data, learning, rewards, roles

@@ -8,27 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign_run import (
-    Batch,
-    Best,
-    Data,
-    DynamicSampling,
-    Rows,
-    Run,
-    Sampling,
-    Traced,
-    Value,
-)
-from plimsoll.interop.convert.mapping import (
-    checked,
-    equal_parts,
-    joined_mixture,
-    micro_batch,
-    present,
-    source_names,
-    to_check,
-    token_budget,
-)
+from plimsoll.interop.convert import foreign, mapping
+from plimsoll.interop.convert.foreign import Traced, Value
 from plimsoll.interop.convert.options import Options
 from plimsoll.interop.convert.values import positive
 
@@ -75,17 +56,17 @@ def _longest(o: Options) -> Traced:
     return o.trace(prompt, "max_len", "max_new_tokens", note="max_len less the longest response")
 
 
-def batch(o: Options) -> Batch:
+def batch(o: Options) -> foreign.Batch:
     """Return what a step learns from."""
     longest = sum(rollout_lengths(o)) if o.rl else int(o["max_len"])
     longest *= 2 if o.pairs else 1
     if o["use_dynamic_batch"]:
-        tokens = token_budget(o, "train_max_tokens_per_gpu", "use_dynamic_batch", longest)
+        tokens = mapping.token_budget(o, "train_max_tokens_per_gpu", "use_dynamic_batch", longest)
     else:
         number = o["micro_train_batch_size"]
-        tokens = micro_batch(o, "micro_train_batch_size", number, longest, *_LENGTHS)
+        tokens = mapping.micro_batch(o, "micro_train_batch_size", number, longest, *_LENGTHS)
     size = o.take("train_batch_size")
-    return Batch(
+    return foreign.Batch(
         sequences=None if o.rl or o.pairs else size,
         pairs=size if o.pairs else None,
         prompts=o.take("rollout_batch_size"),
@@ -101,18 +82,18 @@ def mini_batches(o: Options) -> Value:
         return None
     said_by = ("rollout_batch_size", "n_samples_per_prompt")
     sampled = o[said_by[0]] * o[said_by[1]]
-    steps = equal_parts(o, "train_batch_size", sampled, "responses", *said_by)
+    steps = mapping.equal_parts(o, "train_batch_size", sampled, "responses", *said_by)
     return o.trace(steps, "train_batch_size", *said_by)
 
 
-def _dynamic_sampling(o: Options) -> DynamicSampling | None:
+def _dynamic_sampling(o: Options) -> foreign.DynamicSampling | None:
     if not o["dynamic_filtering"]:
         return None
     flags = ("dynamic_filtering", "dynamic_filtering_reward_range")
     low, high = o[flags[1]]
     apart = o["overlong_buffer_len"] is not None and (o["remote_rm_url"] or "").endswith(".py")
     note = "the function's score, without the penalty"
-    return DynamicSampling(
+    return foreign.DynamicSampling(
         low=o.trace(low, *flags),
         high=o.trace(high, *flags),
         by=o.trace("reward_func", *flags, note=note) if apart else None,
@@ -139,7 +120,7 @@ def _sources(text: str) -> list[_Source]:
     return sources
 
 
-def data(o: Options) -> Data:
+def data(o: Options) -> foreign.Data:
     """Return the rows, and how they are read."""
     flag = o.first("prompt_data", "dataset")
     sources = _sources(o[flag] or "")
@@ -157,18 +138,18 @@ def data(o: Options) -> Data:
         )
         for source, weight in zip(sources, weights, strict=True)
     ]
-    names = source_names(source.path for source in sources)
-    return Data(
+    names = mapping.source_names(source.path for source in sources)
+    return foreign.Data(
         train=rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True)),
         held_out=_held_out(o),
         longest=_longest(o),
         over_long=Traced("truncate", note="OpenRLHF cuts what is longer"),
         chat_template=_template(o),
-        mixture=joined_mixture(weighted=len(rows) == 1 or weights[0] is not None),
+        mixture=mapping.joined_mixture(weighted=len(rows) == 1 or weights[0] is not None),
     )
 
 
-def _rows(o: Options, source: _Source, flag: str) -> Rows:
+def _rows(o: Options, source: _Source, flag: str) -> foreign.Rows:
     """Return a data set with its columns. flag: the flag that names it."""
     why = ""
     if source.path.endswith(_UNREAD):
@@ -176,7 +157,7 @@ def _rows(o: Options, source: _Source, flag: str) -> Rows:
     if o["use_ms"]:
         why = "ModelScope is not asked: download models and data, and give their paths"
     folder = f"{source.folder} is a folder of the data set there, its configuration here"
-    return Rows(
+    return foreign.Rows(
         path=o.trace(source.path, flag, check=why),
         name=None if source.folder is None else o.trace(source.folder, flag, check=folder),
         columns=_columns(o),
@@ -202,12 +183,12 @@ def _columns(o: Options) -> Mapping[str, Traced]:
         turns = bool(o["apply_chat_template"] and _TURNS.search(o["input_key"]))
         prompts = o.trace(o["input_key"], "input_key")
         if turns:
-            prompts = checked(prompts, "if the column holds text, write prompt")
+            prompts = mapping.checked(prompts, "if the column holds text, write prompt")
         labels = o.take("label_key", lambda name: name or None)
-        return present({"messages" if turns else "prompt": prompts, "reference": labels})
+        return mapping.present({"messages" if turns else "prompt": prompts, "reference": labels})
     if o.pairs:
         margin = o.trace("margin", "margin_loss", note="the column has this name")
-        return present(
+        return mapping.present(
             {
                 "prompt": o.take("prompt_key", lambda name: name or None),
                 "chosen": o.take("chosen_key"),
@@ -216,8 +197,8 @@ def _columns(o: Options) -> Mapping[str, Traced]:
             }
         )
     if o["pretrain_mode"]:
-        return present({"text": o.take("input_key")})
-    return present({**_answered(o), "label": o.take("label_key")})
+        return mapping.present({"text": o.take("input_key")})
+    return mapping.present({**_answered(o), "label": o.take("label_key")})
 
 
 def _answered(o: Options) -> Mapping[str, Value]:
@@ -262,7 +243,7 @@ def _evaluates(o: Options) -> bool:
     return bool(_sources(o["eval_dataset"] or "")) and not (o.rl and o["eval_steps"] <= 0)
 
 
-def _held_out(o: Options) -> Rows | Mapping[str, Rows] | None:
+def _held_out(o: Options) -> foreign.Rows | Mapping[str, foreign.Rows] | None:
     if not _evaluates(o):
         return None
     sources = _sources(o["eval_dataset"])
@@ -275,29 +256,29 @@ def _held_out(o: Options) -> Rows | Mapping[str, Rows] | None:
         )
         for source in kept
     ]
-    names = source_names(source.path for source in kept)
+    names = mapping.source_names(source.path for source in kept)
     return rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True))
 
 
-def eval_sampling(o: Options) -> Sampling | None:
+def eval_sampling(o: Options) -> foreign.Sampling | None:
     """Return how held-out prompts are answered."""
     if not _evaluates(o):
         return None
     flag = o.first("generate_max_len", "max_new_tokens")
-    return Sampling(
+    return foreign.Sampling(
         temperature=o.take("eval_temperature"),
         max_new_tokens=o.trace(rollout_lengths(o)[1], flag),
         top_p=o.trace(o["top_p"], "top_p") if o["top_p"] < 1 else None,
     )
 
 
-def run(o: Options) -> Run:
+def run(o: Options) -> foreign.Run:
     """Return how long the run is, and what is kept of it."""
     logs = bool(o["use_wandb"])
     best = o["best_metric_key"] not in (None, "none") and _evaluates(o)
     note = "the mean reward, which pass1 is there"
     epochs = "num_episodes" if o.rl else "max_epochs"
-    return Run(
+    return foreign.Run(
         directory=o.take("save_path"),
         seed=o.take("seed"),
         epochs=o.take(epochs, float),
@@ -305,7 +286,7 @@ def run(o: Options) -> Run:
         keep_checkpoints=o.take("max_ckpt_num", note="the last ones"),
         resume=o.take("load_checkpoint", lambda on: "auto" if on else None),
         eval_every=_eval_every(o),
-        best=Best(
+        best=foreign.Best(
             metric=o.trace("eval/reward", "best_metric_key", note=note),
             goal=o.trace("highest", "best_metric_key"),
             final_model=o.trace("last", "best_metric_key"),
@@ -328,4 +309,6 @@ def _eval_every(o: Options) -> Value:
         steps = max(1, o["max_samples"] // o["train_batch_size"])
         note = "after each epoch, if there are as many rows"
         return o.trace(steps, "eval_steps", "max_samples", note=note)
-    return to_check("it is evaluated after each epoch there; in how many steps, the rows say")
+    return mapping.to_check(
+        "it is evaluated after each epoch there; in how many steps, the rows say"
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plimsoll.interop.convert.foreign_run import KL, Algorithm, Method, Traced
+from plimsoll.interop.convert import foreign
+from plimsoll.interop.convert.foreign import Traced
 from plimsoll.interop.convert.openrlhf.data import mini_batches
 from plimsoll.interop.convert.openrlhf.table import CORRECTIONS, ESTIMATORS
 from plimsoll.interop.convert.options import Options
@@ -45,7 +46,7 @@ def job(o: Options) -> str:
     return "dapo" if name == "grpo" and o["dynamic_filtering"] else name
 
 
-def algorithm(o: Options) -> Algorithm:
+def algorithm(o: Options) -> foreign.Algorithm:
     """Return what the run learns by."""
     if not o.rl:
         return _offline(o)
@@ -53,7 +54,7 @@ def algorithm(o: Options) -> Algorithm:
     warmup = max(0, frozen if o.version <= _FROM_ONE else frozen + 1)
     gspo = o["policy_loss_type"] == "gspo"
     sequences = gspo or o["loss_agg_mode"] == "seq-mean-token-mean"
-    return Algorithm(
+    return foreign.Algorithm(
         advantage=_advantage(o),
         policy_loss=_policy_loss(o, gspo),
         aggregation=o.trace("sequences" if sequences else "tokens", "loss_agg_mode"),
@@ -67,12 +68,12 @@ def algorithm(o: Options) -> Algorithm:
     )
 
 
-def _advantage(o: Options) -> Method:
+def _advantage(o: Options) -> foreign.Method:
     name, flag = estimator(o), "advantage_estimator"
     whitened = o[flag] == "rloo" and name != "rloo"
     note = "whitened over the batch until 0.8.4, which makes it the same" if whitened else ""
     discounts = name == "gae" or (name == "reinforce_pp" and o.given("gamma"))
-    return Method(
+    return foreign.Method(
         name=o.trace(name, flag, note=note),
         options={
             "gamma": o.take("gamma") if discounts else None,
@@ -82,12 +83,12 @@ def _advantage(o: Options) -> Method:
     )
 
 
-def _policy_loss(o: Options, gspo: bool) -> Method:
+def _policy_loss(o: Options, gspo: bool) -> foreign.Method:
     both = o["eps_clip_low_high"]
     flag = "eps_clip" if both is None else "eps_clip_low_high"
     low, high = both or (o["eps_clip"], o["eps_clip"])
     clips = gspo or o.given(flag)
-    return Method(
+    return foreign.Method(
         name=o.trace("gspo" if gspo else "clip", "policy_loss_type"),
         options={
             "clip_low": o.trace(low, flag) if clips else None,
@@ -141,7 +142,7 @@ def why_uncorrected(o: Options) -> str:
     return ""
 
 
-def _correction(o: Options) -> Method | Traced:
+def _correction(o: Options) -> foreign.Method | Traced:
     asked = gate(o)
     switch = o.first("is_correction_level", "enable_vllm_is_correction")
     if asked is None:
@@ -151,7 +152,7 @@ def _correction(o: Options) -> Method | Traced:
     flags, clips = (*_LEVELS, *_SWITCHES), asked.mode == "clip"
     name = "truncate" if clips else "icepop" if asked.level == "token" else "mask"
     masks = name == "mask"
-    return Method(
+    return foreign.Method(
         name=o.trace(name, *flags),
         options={
             "level": o.trace("geometric", *flags, note="seq is the geometric mean")
@@ -166,13 +167,13 @@ def _correction(o: Options) -> Method | Traced:
     )
 
 
-def _kl(o: Options) -> KL:
+def _kl(o: Options) -> foreign.KL:
     if not o["init_kl_coef"]:
-        return KL(place=o.trace("none", "init_kl_coef"))
+        return foreign.KL(place=o.trace("none", "init_kl_coef"))
     place = "loss" if o["use_kl_loss"] else "reward"
     target = o.take("kl_target", lambda value: value or None)
     corrected = o["kl_unbiased_gradient"] and place == "loss"
-    return KL(
+    return foreign.KL(
         place=o.trace(place, "use_kl_loss"),
         coefficient=o.take("init_kl_coef"),
         estimator=o.take("kl_estimator"),
@@ -183,27 +184,29 @@ def _kl(o: Options) -> KL:
     )
 
 
-def _offline(o: Options) -> Algorithm:
+def _offline(o: Options) -> foreign.Algorithm:
     """Return what a job learns by that learns from rows."""
     match o.command:
         case "rm":
             # OpenRLHF takes every name but sigmoid for the other loss
             name = "log_sigmoid" if o["loss"] == "sigmoid" else "log_exp"
-            return Algorithm(loss=Method(name=o.trace(name, "loss")))
+            return foreign.Algorithm(loss=foreign.Method(name=o.trace(name, "loss")))
         case "kto":
             flags = ("desirable_loss_weight", "undesirable_loss_weight")
             options = {flag.replace("_loss", ""): o.take(flag) for flag in o.given(*flags)}
-            return Algorithm(loss=Method(options={"beta": o.take("beta"), **options}))
+            return foreign.Algorithm(
+                loss=foreign.Method(options={"beta": o.take("beta"), **options})
+            )
         case "dpo":
             smooths = not o["ipo"] and o.given("label_smoothing")
             smoothing = o.take("label_smoothing") if smooths else None
-            return Algorithm(
-                loss=Method(
+            return foreign.Algorithm(
+                loss=foreign.Method(
                     name=o.trace("ipo" if o["ipo"] else "dpo", "ipo"),
                     options={"beta": o.take("beta"), "label_smoothing": smoothing},
                 ),
                 nll_weight=o.take("nll_loss_coef"),
             )
         case "kd":
-            return Algorithm(nll_share=o.take("kd_coef", lambda share: 1 - share))
-    return Algorithm()
+            return foreign.Algorithm(nll_share=o.take("kd_coef", lambda share: 1 - share))
+    return foreign.Algorithm()

@@ -6,13 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign_run import (
-    Agent,
-    RewardModel,
-    RewardPart,
-    RewardServer,
-    Traced,
-)
+from plimsoll.interop.convert import foreign
+from plimsoll.interop.convert.foreign import Traced
 from plimsoll.interop.convert.openrlhf.data import rollout_lengths
 from plimsoll.interop.convert.openrlhf.learning import estimator
 from plimsoll.interop.convert.openrlhf.roles import frozen_role
@@ -25,7 +20,7 @@ _TURNS = 1000
 _TEXTS = "texts as the actor saw them"
 
 
-def reward_models(o: Options) -> list[RewardModel]:
+def reward_models(o: Options) -> list[foreign.RewardModel]:
     """Return the reward models; none if an agent, servers or a function score."""
     if not o.rl or o["agent_func_path"] or o["remote_rm_url"]:
         return []
@@ -35,12 +30,12 @@ def reward_models(o: Options) -> list[RewardModel]:
         raise ConfigError(f"Nothing scores the responses. Give one of {known}.")
     offload = o.first("reward.offload", "ref_reward_offload")
     return [
-        RewardModel(role=frozen_role(o, o.trace(path, "reward_pretrain"), offload))
+        foreign.RewardModel(role=frozen_role(o, o.trace(path, "reward_pretrain"), offload))
         for path in _split(o["reward_pretrain"])
     ]
 
 
-def agents(o: Options) -> Mapping[str, Agent]:
+def agents(o: Options) -> Mapping[str, foreign.Agent]:
     """Return the agent, if one is given."""
     flag = "agent_func_path"
     if not o[flag]:
@@ -52,7 +47,7 @@ def agents(o: Options) -> Mapping[str, Agent]:
     why += "rollout.sampling says is refused in its first episode"
     limit = o.first("generate_max_len", "max_new_tokens")
     turns = min(_TURNS, max(1, response // 2))
-    agent = Agent(
+    agent = foreign.Agent(
         name=o.trace(o[flag], flag, check=why),
         max_tokens=o.trace(response, limit, note="of an episode after its prompt"),
         max_turns=o.trace(turns, flag, note="bounded there by length alone"),
@@ -61,7 +56,7 @@ def agents(o: Options) -> Mapping[str, Agent]:
     return {"agent": agent}
 
 
-def rewards(o: Options) -> Mapping[str, RewardPart]:
+def rewards(o: Options) -> Mapping[str, foreign.RewardPart]:
     """Return the parts of the reward that are no models."""
     scored = scored_parts(o)
     if clips(o):
@@ -74,7 +69,7 @@ def rewards(o: Options) -> Mapping[str, RewardPart]:
         parts = {name: replace(part, truncated_factor=kept) for name, part in parts.items()}
         if factor < 0:
             value = {"value": o.trace(factor, flag)}
-            parts["length"] = RewardPart(name=o.trace("length", flag), options=value)
+            parts["length"] = foreign.RewardPart(name=o.trace("length", flag), options=value)
     return parts
 
 
@@ -83,7 +78,7 @@ def clips(o: Options) -> bool:
     return o.rl and estimator(o) in ("gae", "reinforce_pp")
 
 
-def scored_parts(o: Options) -> Mapping[str, RewardPart]:
+def scored_parts(o: Options) -> Mapping[str, foreign.RewardPart]:
     """Return what servers and functions give."""
     flag = "remote_rm_url"
     if o["agent_func_path"] or not o[flag]:
@@ -92,17 +87,21 @@ def scored_parts(o: Options) -> Mapping[str, RewardPart]:
     tokenizer = o.trace(o["pretrain"], "pretrain", note=_TEXTS)
     if urls and urls[0].endswith(".py"):
         options = {"path": o.trace(urls[0], flag), "tokenizer": tokenizer}
-        return {"reward_func": RewardPart(name=o.trace("openrlhf_function", flag), options=options)}
-    server = RewardServer(
+        return {
+            "reward_func": foreign.RewardPart(
+                name=o.trace("openrlhf_function", flag), options=options
+            )
+        }
+    server = foreign.RewardServer(
         urls=o.trace(tuple(urls), flag),
         format=o.trace("openrlhf", flag),
         tokenizer=tokenizer,
         time_limit=Traced(_SECONDS, note="OpenRLHF waits so long"),
     )
-    return {"remote": RewardPart(server=server)}
+    return {"remote": foreign.RewardPart(server=server)}
 
 
-def _over_long(o: Options) -> Mapping[str, RewardPart]:
+def _over_long(o: Options) -> Mapping[str, foreign.RewardPart]:
     """Return the penalty for long responses."""
     flag = "overlong_buffer_len"
     if o[flag] is None:
@@ -115,7 +114,7 @@ def _over_long(o: Options) -> Mapping[str, RewardPart]:
     if o["agent_func_path"]:
         note = "OpenRLHF counts from an episode's first sampled token to its last"
         options["observations"] = o.trace(True, flag, note=note)
-    return {"overlong": RewardPart(name=o.trace("overlong", flag), options=options)}
+    return {"overlong": foreign.RewardPart(name=o.trace("overlong", flag), options=options)}
 
 
 def _split(text: str) -> list[str]:

@@ -5,26 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign_run import (
-    FrozenRole,
-    Machines,
-    Model,
-    Optimizer,
-    Rollout,
-    Schedule,
-    Sharding,
-    Traced,
-    TrainedRole,
-    Value,
-)
-from plimsoll.interop.convert.mapping import (
-    FULL,
-    HALF,
-    adapter_of,
-    ray_head,
-    schedule_of,
-    to_check,
-)
+from plimsoll.interop.convert import foreign, mapping
+from plimsoll.interop.convert.foreign import Traced, Value
 from plimsoll.interop.convert.options import Options
 
 _CARDS = 8
@@ -34,7 +16,7 @@ _CRITIC = ("critic_num_nodes", "critic_num_gpus_per_node")
 _ENGINES = ("vllm_num_engines", "vllm_tensor_parallel_size")
 
 
-def machines(o: Options) -> Machines:
+def machines(o: Options) -> foreign.Machines:
     """Return the cards: of `train_ppo_ray` by its groups, of the others by the launcher."""
     if not o.rl:
         return _launched_machines(o)
@@ -47,22 +29,22 @@ def machines(o: Options) -> Machines:
         further += (o[_ENGINES[0]] or 0) * o[_ENGINES[1]]
     cards = o.cards or max(_CARDS, o[_ACTOR[1]])
     nodes = max(o[_ACTOR[0]], -(-(ranks + further) // cards))
-    return Machines(
+    return foreign.Machines(
         ranks=o.trace(ranks, *_ACTOR),
         critic_ranks=critic_ranks,
         nodes=_nodes(nodes),
-        address=ray_head(o, nodes),
+        address=mapping.ray_head(o, nodes),
     )
 
 
-def _launched_machines(o: Options) -> Machines:
+def _launched_machines(o: Options) -> foreign.Machines:
     launch, nodes = o.launch, o.launch.nodes or 1
     cards = launch.cards or o.cards or (_CARDS if launch.started_by != "torchrun" else 1)
     note = f"{launch.started_by or 'the launcher'}: {cards} cards a machine"
     said = launch.cards is not None or o.cards is not None
     check = "" if said else f"no flag says how many cards there are: {cards}"
     ranks = Traced(cards * nodes, note=note, check=check)
-    return Machines(ranks=ranks, nodes=_nodes(nodes), address=ray_head(o, nodes))
+    return foreign.Machines(ranks=ranks, nodes=_nodes(nodes), address=mapping.ray_head(o, nodes))
 
 
 def _nodes(number: int) -> Value:
@@ -74,15 +56,15 @@ def _shares_cards(o: Options) -> bool:
     return bool(o["colocate_all_models"] and not o["async_train"])
 
 
-def rollout(o: Options) -> Rollout:
+def rollout(o: Options) -> foreign.Rollout:
     """Return the engines, without their sampling."""
     if not o["vllm_num_engines"]:
-        return Rollout(
+        return foreign.Rollout(
             engine=o.trace("transformers", "vllm_num_engines", note="no vLLM"),
             placement=Traced("shared", note="it samples on the ranks' cards"),
         )
     shared = _shares_cards(o)
-    return Rollout(
+    return foreign.Rollout(
         engines=o.take("vllm_num_engines"),
         tensor_parallel=o.take("vllm_tensor_parallel_size"),
         memory_share=o.take("vllm_gpu_memory_utilization"),
@@ -97,13 +79,13 @@ def rollout(o: Options) -> Rollout:
     )
 
 
-def trained_role(o: Options, role: str, path: Value) -> TrainedRole:
+def trained_role(o: Options, role: str, path: Value) -> foreign.TrainedRole:
     """Return how a role that learns is held. role: actor or critic."""
-    adapter = adapter_of(o, "lora_rank", "lora_alpha", "target_modules", "lora_dropout")
+    adapter = mapping.adapter_of(o, "lora_rank", "lora_alpha", "target_modules", "lora_dropout")
     offload = o.take("adam_offload", lambda on: "cpu" if on else None)
     divided_again = o["zpg"] > 1 and o["zero_stage"] == 3
-    return TrainedRole(
-        model=Model(
+    return foreign.TrainedRole(
+        model=foreign.Model(
             path=path,
             dtype=_dtype(o, role),
             gradient_checkpointing=o.take("gradient_checkpointing"),
@@ -111,7 +93,7 @@ def trained_role(o: Options, role: str, path: Value) -> TrainedRole:
         ),
         adapter=adapter,
         optimizer=_optimizer(o, role),
-        sharding=Sharding(
+        sharding=foreign.Sharding(
             stage=o.take("zero_stage"),
             optimizer_offload=offload,
             secondary_partition=o.take("zpg") if divided_again else None,
@@ -134,25 +116,29 @@ def _dtype(o: Options, role: str) -> Value:
     if o[flag]:
         return o.trace("bfloat16", flag)
     why = "without --bf16 OpenRLHF trains in the dtype of the model's files; here in bfloat16"
-    return to_check(why) if role == "actor" else None
+    return mapping.to_check(why) if role == "actor" else None
 
 
 def _gradient_dtype(o: Options) -> Value:
     given = o["grad_accum_dtype"]
-    if given is not None and given not in HALF + FULL:
-        raise ConfigError(f"{o.show('grad_accum_dtype')}: known are {', '.join(HALF + FULL)}.")
+    if given is not None and given not in mapping.HALF + mapping.FULL:
+        raise ConfigError(
+            f"{o.show('grad_accum_dtype')}: known are {', '.join(mapping.HALF + mapping.FULL)}."
+        )
     if o["zero_stage"] == 0:
         return None  # gradients of bfloat16 weights are added in bfloat16
     note = "" if given else "DeepSpeed's default beside bfloat16 weights"
-    return o.trace("float32" if given in FULL else "bfloat16", "grad_accum_dtype", note=note)
+    return o.trace(
+        "float32" if given in mapping.FULL else "bfloat16", "grad_accum_dtype", note=note
+    )
 
 
-def _optimizer(o: Options, role: str) -> Optimizer:
+def _optimizer(o: Options, role: str) -> foreign.Optimizer:
     def named(new: str, old: str) -> str:
         return o.first(f"{role}.{new}", new, old)
 
     betas = named("adam.betas", "adam_betas")
-    return Optimizer(
+    return foreign.Optimizer(
         learning_rate=o.take(o.first(f"{role}_learning_rate", "learning_rate")),
         beta1=o.trace(o[betas][0], betas),
         beta2=o.trace(o[betas][1], betas),
@@ -163,13 +149,13 @@ def _optimizer(o: Options, role: str) -> Optimizer:
     )
 
 
-def _schedule(o: Options, role: str) -> Schedule:
+def _schedule(o: Options, role: str) -> foreign.Schedule:
     names = ("lr_scheduler", "lr_warmup_ratio", "min_lr_ratio")
     named, warmup, ratio = (o.first(f"{role}.{name}", name) for name in names)
     share = 0.1 if o[ratio] is None else o[ratio]
     note = "" if ratio in o.values else "OpenRLHF's constant"
     falls = "min_lr" in str(o[named] or "min_lr")
-    return schedule_of(
+    return mapping.schedule_of(
         o,
         named,
         default="cosine_with_min_lr",
@@ -179,7 +165,7 @@ def _schedule(o: Options, role: str) -> Schedule:
     )
 
 
-def critic(o: Options) -> TrainedRole | None:
+def critic(o: Options) -> foreign.TrainedRole | None:
     """Return the critic; it begins as the reward model if there is one, else as the actor."""
     if not o.has_critic:
         return None
@@ -193,7 +179,7 @@ def critic(o: Options) -> TrainedRole | None:
     return trained_role(o, "critic", path)
 
 
-def reference(o: Options) -> FrozenRole | None:
+def reference(o: Options) -> foreign.FrozenRole | None:
     """Return the frozen policy; None if it is the actor's first weights, whole on every rank."""
     path = o["ref_pretrain"] or o["pretrain"]
     if not o.rl and o.command not in ("dpo", "kto"):
@@ -208,20 +194,20 @@ def reference(o: Options) -> FrozenRole | None:
     return frozen_role(o, o.trace(path, flag), offload)
 
 
-def frozen_role(o: Options, path: Value, offload: str) -> FrozenRole:
+def frozen_role(o: Options, path: Value, offload: str) -> foreign.FrozenRole:
     """Return a role that only scores. offload: the flag that keeps it in host memory."""
-    return FrozenRole(
-        model=Model(path=path, quantization=_quantization(o)),
+    return foreign.FrozenRole(
+        model=foreign.Model(path=path, quantization=_quantization(o)),
         stage=o.trace(3, "zero_stage") if o["zero_stage"] == 3 else None,
         offload=o.take(offload, lambda on: "cpu" if on else None),
     )
 
 
-def teacher(o: Options) -> FrozenRole | None:
+def teacher(o: Options) -> foreign.FrozenRole | None:
     """Return the teacher of `train_kd`."""
     if o.command != "kd":
         return None
     if o["teacher_model"] is None:
         raise ConfigError("--teacher_model is needed: the model to distil from.")
     role = frozen_role(o, o.take("teacher_model"), "teacher_offload")
-    return replace(role, model=Model(path=o.take("teacher_model")))
+    return replace(role, model=foreign.Model(path=o.take("teacher_model")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.interop.convert.foreign_run import ForeignRun
+from plimsoll.interop.convert.foreign import ForeignRun
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.options import Options
 from plimsoll.interop.convert.trl import data, learning, roles

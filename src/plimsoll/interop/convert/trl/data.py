@@ -16,15 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign_run import Batch, Best, Data, Rows, Run, Traced, Value
-from plimsoll.interop.convert.mapping import (
-    checked,
-    joined_mixture,
-    known_loggers,
-    micro_batch,
-    to_check,
-    unknown_loggers,
-)
+from plimsoll.interop.convert import foreign, mapping
+from plimsoll.interop.convert.foreign import Traced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.trl.roles import processes
 from plimsoll.interop.convert.values import positive
@@ -76,7 +69,7 @@ def mini_batches(o: Options) -> Value:
     return o.trace(_generation(o).updates, *_SAMPLED[:-1]) if o.rl else None
 
 
-def batch(o: Options) -> Batch:
+def batch(o: Options) -> foreign.Batch:
     """Return what a step learns from."""
     if o.rl:
         return _sampled_batch(o)
@@ -86,16 +79,16 @@ def batch(o: Options) -> Batch:
     if o["packing"]:
         why = "with --packing TRL counts packs of max_length, which hold several rows; here rows "
         why += "are counted: multiply by how many rows a pack held"
-        size = checked(size, why)
+        size = mapping.checked(size, why)
     longest = (o["max_length"] or _LONGEST) * (2 if o.pairs else 1)
-    return Batch(
+    return foreign.Batch(
         sequences=None if o.pairs else size,
         pairs=size if o.pairs else None,
-        micro_batch_tokens=micro_batch(o, _SIZE, o[_SIZE], longest, "max_length"),
+        micro_batch_tokens=mapping.micro_batch(o, _SIZE, o[_SIZE], longest, "max_length"),
     )
 
 
-def _sampled_batch(o: Options) -> Batch:
+def _sampled_batch(o: Options) -> foreign.Batch:
     responses, each = _generation(o).responses, int(o["num_generations"])
     if responses % each:
         raise ConfigError(
@@ -104,10 +97,12 @@ def _sampled_batch(o: Options) -> Batch:
             "Give --generation_batch_size or another number."
         )
     longest = _longest_prompt(o) + o["max_completion_length"]
-    return Batch(
+    return foreign.Batch(
         prompts=o.trace(responses // each, *_SAMPLED, note=f"{responses} responses / {each}"),
         responses=o.take("num_generations"),
-        micro_batch_tokens=micro_batch(o, _SIZE, o[_SIZE], longest, "max_completion_length"),
+        micro_batch_tokens=mapping.micro_batch(
+            o, _SIZE, o[_SIZE], longest, "max_completion_length"
+        ),
     )
 
 
@@ -124,7 +119,7 @@ def _longest(o: Options) -> Traced:
         flags = o.given("max_prompt_length", "vllm_max_model_length")[:1]
         why = f"TRL bounds no prompt: {_PROMPT} tokens are Plimsoll's default. Longer ones are "
         why += "refused: set it as your rows need"
-        return o.trace(_longest_prompt(o), *flags) if flags else to_check(why)
+        return o.trace(_longest_prompt(o), *flags) if flags else mapping.to_check(why)
     why = f"TRL then bounds no length; here {_LONGEST}: set it as your rows and cards allow"
     length = o["max_length"]
     return o.trace(length or _LONGEST, "max_length", check="" if length else why)
@@ -132,8 +127,7 @@ def _longest(o: Options) -> Traced:
 
 @cache
 def first_row(path: str) -> Mapping[str, object] | None:
-    """Return the first row of a file or folder here; None for a name on the hub, and for what
-    cannot be read, which the dry run reports."""
+    """Return the first row of a file or folder; None if it is not here or cannot be read."""
     if not Path(path).exists():
         return None
     from plimsoll.config.data import SourceConfig
@@ -207,16 +201,16 @@ def _with_checks(o: Options, columns: dict[str, Traced]) -> dict[str, Traced]:
         why = "if the rows have `prompt` and `completion`, write prompt: prompt and response: "
         why += "completion; if they have plain text, write text: text"
     name = "chosen" if o.pairs else "messages"
-    return {**columns, name: checked(columns[name], why)} if why else columns
+    return {**columns, name: mapping.checked(columns[name], why)} if why else columns
 
 
-def _sources(o: Options) -> list[tuple[str, Rows]]:
+def _sources(o: Options) -> list[tuple[str, foreign.Rows]]:
     """Return the data sets with their paths."""
     if o["datasets"] is not None:
         return [_listed_rows(i, source) for i, source in enumerate(_listed(o), 1)]
     if not o["dataset_name"]:
         raise ConfigError("--dataset_name (or `datasets` of the YAML) is needed: the rows.")
-    rows = Rows(
+    rows = foreign.Rows(
         path=o.take("dataset_name"),
         name=o.trace(o["dataset_config"], "dataset_name", "dataset_config")
         if o["dataset_config"]
@@ -246,14 +240,14 @@ def _fraction(entry: Mapping[str, Any]) -> float | None:
     return float(share) if isinstance(share, int | float) and share > 0 else None
 
 
-def _listed_rows(number: int, entry: Mapping[str, Any]) -> tuple[str, Rows]:
+def _listed_rows(number: int, entry: Mapping[str, Any]) -> tuple[str, foreign.Rows]:
     file = entry.get("data_files") if isinstance(entry.get("data_files"), str) else None
     path = file or entry.get("data_dir") or entry.get("path")
     if not isinstance(path, str) or not path:
         raise ConfigError(f"{_WANTED}: number {number} has none.")
     name, weight = entry.get("name"), _fraction(entry)
     given = ("datasets",)
-    return path, Rows(
+    return path, foreign.Rows(
         path=Traced(path, given),
         name=None if name is None else Traced(name, given),
         split=None if file is not None else Traced(entry.get("split", "train"), given),
@@ -261,7 +255,7 @@ def _listed_rows(number: int, entry: Mapping[str, Any]) -> tuple[str, Rows]:
     )
 
 
-def data(o: Options) -> Data:
+def data(o: Options) -> foreign.Data:
     """Return the rows, and how they are read."""
     sources = _sources(o)
     rows = [replace(held, columns=_columns(o, first_row(path))) for path, held in sources]
@@ -271,7 +265,7 @@ def data(o: Options) -> Data:
     path = str(o["chat_template_path"])
     in_order = o["train_sampling_strategy"] == "sequential" and not o["shuffle_dataset"]
     cuts = o["max_prompt_length"] is not None
-    return Data(
+    return foreign.Data(
         train=rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True)),
         held_out=_held_out(o, *sources[0]),
         longest=_longest(o),
@@ -280,7 +274,7 @@ def data(o: Options) -> Data:
         else o.trace("truncate", "truncation_mode", note="TRL cuts what is longer"),
         shuffle=o.trace(False, "train_sampling_strategy", "shuffle_dataset") if in_order else None,
         chat_template=o.take("chat_template_path") if _is_template(path) else None,
-        mixture=joined_mixture(weighted=len(rows) == 1 or rows[0].weight is not None),
+        mixture=mapping.joined_mixture(weighted=len(rows) == 1 or rows[0].weight is not None),
     )
 
 
@@ -293,12 +287,12 @@ def _is_template(path: str) -> bool:
     return path.endswith((".jinja", ".j2", ".txt"))
 
 
-def _held_out(o: Options, path: str, rows: Rows) -> Rows | None:
+def _held_out(o: Options, path: str, rows: foreign.Rows) -> foreign.Rows | None:
     """Return the held-out rows of the first data set."""
     if o["eval_strategy"] == "no":
         return None
     number = o["num_generations_eval"] or o["num_generations"]
-    return Rows(
+    return foreign.Rows(
         path=rows.path,
         name=rows.name,
         split=o.take("dataset_test_split") if rows.split is not None else None,
@@ -324,14 +318,14 @@ def _every(o: Options, flag: str) -> int | None:
     return max(1, round(o[flag] / updates(o))) if o[flag] >= 1 else None
 
 
-def run(o: Options) -> Run:
+def run(o: Options) -> foreign.Run:
     """Return how long the run is, and what is kept of it."""
     each = updates(o)
     counted = o["max_steps"] > 0
     resumes = o["resume_from_checkpoint"] not in (None, "False", "false")
-    loggers = known_loggers(_logger_names(o))
+    loggers = mapping.known_loggers(_logger_names(o))
     note = f"of {each} optimizer steps" if each > 1 else ""
-    return Run(
+    return foreign.Run(
         directory=o.take("output_dir"),
         seed=o.take("seed"),
         steps=o.trace(ceil(o["max_steps"] / each), "max_steps", note=note) if counted else None,
@@ -351,7 +345,7 @@ def _save_every(o: Options) -> Value:
     if o["save_strategy"] == "steps" and number is not None:
         return o.trace(number, "save_steps", "save_strategy")
     why = f"{o.show('save_strategy')}: a checkpoint is kept every so many steps: write how many"
-    return None if o["save_strategy"] == "no" else to_check(why)
+    return None if o["save_strategy"] == "no" else mapping.to_check(why)
 
 
 def _eval_every(o: Options) -> Value:
@@ -361,17 +355,17 @@ def _eval_every(o: Options) -> Value:
     number = _every(o, flag)
     if o["eval_strategy"] == "steps" and number is not None:
         return o.trace(number, flag, "eval_strategy")
-    return to_check(f"{o.show('eval_strategy')}: in how many steps that is, the rows say")
+    return mapping.to_check(f"{o.show('eval_strategy')}: in how many steps that is, the rows say")
 
 
-def _best(o: Options) -> Best | None:
+def _best(o: Options) -> foreign.Best | None:
     if not o["load_best_model_at_end"] or o["eval_strategy"] == "no":
         return None
     metric, greater = "metric_for_best_model", "greater_is_better"
     name = str(o[metric] or "loss").removeprefix("eval_")
     higher = o[greater] if o[greater] is not None else not name.endswith("loss")
     check = "" if name == "loss" else "metrics have other names: see docs/runs.md"
-    return Best(
+    return foreign.Best(
         metric=o.trace(f"eval/{name}", "load_best_model_at_end", metric, check=check),
         goal=o.trace("highest" if higher else "lowest", metric, greater),
     )
@@ -383,7 +377,7 @@ def _logger_names(o: Options) -> list[str]:
 
 def remarks(o: Options) -> Iterator[Remark]:
     """Yield remarks on settings that have no counterpart beside the others that are given."""
-    yield from unknown_loggers("report_to", _logger_names(o), ("none",))
+    yield from mapping.unknown_loggers("report_to", _logger_names(o), ("none",))
     if o.given("truncation_mode") and o["truncation_mode"] == "keep_end":
         why = "the end of what is longer is cut, not its beginning"
         yield Remark("lacking", "truncation_mode", why)

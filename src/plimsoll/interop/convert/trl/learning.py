@@ -6,17 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign_run import (
-    KL,
-    Algorithm,
-    FrozenRole,
-    Method,
-    Model,
-    RewardModel,
-    RewardPart,
-    Traced,
-    Value,
-)
+from plimsoll.interop.convert import foreign
+from plimsoll.interop.convert.foreign import Traced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.trl.data import learned_tokens, mini_batches, updates
 from plimsoll.interop.convert.trl.roles import divided
@@ -63,7 +54,7 @@ def job(o: Options) -> str:
     return renamed.get(o.command, o.command)
 
 
-def algorithm(o: Options) -> Algorithm:
+def algorithm(o: Options) -> foreign.Algorithm:
     """Return what the run learns by."""
     match o.command:
         case "grpo":
@@ -76,26 +67,28 @@ def algorithm(o: Options) -> Algorithm:
             return _cpo(o)
         case "orpo":
             name = Traced("orpo", note="trl orpo")
-            return Algorithm(loss=Method(name=name, options={"beta": o.take("beta")}))
+            return foreign.Algorithm(
+                loss=foreign.Method(name=name, options={"beta": o.take("beta")})
+            )
         case "kto":
             names = ("beta", "desirable_weight", "undesirable_weight")
-            return Algorithm(
-                loss=Method(options={name: o.take(name) for name in names}),
+            return foreign.Algorithm(
+                loss=foreign.Method(options={name: o.take(name) for name in names}),
                 precompute_reference=o.take("precompute_ref_log_probs"),
             )
         case "gkd":
             return _gkd(o)
         case "reward":
-            return Algorithm(centring=o.take("center_rewards_coefficient"))
+            return foreign.Algorithm(centring=o.take("center_rewards_coefficient"))
     noise = o.take("neftune_noise_alpha", lambda alpha: alpha or None)
-    return Algorithm(noise=noise, learned_tokens=learned_tokens(o))
+    return foreign.Algorithm(noise=noise, learned_tokens=learned_tokens(o))
 
 
 def _unsupported(o: Options, id: str, known: str) -> ConfigError:
     return ConfigError(f"{o.show(id)}: not supported: {known}. Leave it out, or train it with TRL.")
 
 
-def _grpo(o: Options) -> Algorithm:
+def _grpo(o: Options) -> foreign.Algorithm:
     loss, level = o["loss_type"], "importance_sampling_level"
     if loss not in _AGGREGATIONS:
         raise _unsupported(o, "loss_type", f"known are {', '.join(_AGGREGATIONS)}")
@@ -104,7 +97,7 @@ def _grpo(o: Options) -> Algorithm:
     constant = _AGGREGATIONS[loss] == "constant"
     tokens = o.take("max_completion_length", note="TRL's divisor") if constant else None
     note = "of each process's share there" if loss == "bnpo" else ""
-    return Algorithm(
+    return foreign.Algorithm(
         advantage=_advantage(o),
         policy_loss=_policy_loss(o, loss),
         aggregation=o.trace(_AGGREGATIONS[loss], "loss_type", note=note),
@@ -117,7 +110,7 @@ def _grpo(o: Options) -> Algorithm:
     )
 
 
-def _advantage(o: Options) -> Method:
+def _advantage(o: Options) -> foreign.Method:
     scale, flag = str(o["scale_rewards"]).lower(), "scale_rewards"
     if scale not in _SCALES:
         raise _unsupported(o, flag, "rewards are scaled by their group, or not: group or none")
@@ -125,7 +118,7 @@ def _advantage(o: Options) -> Method:
     if o["multi_objective_aggregation"] == "normalize_then_sum":
         name, flag = "gdpo", "multi_objective_aggregation"
     delta = None if name == "dr_grpo" else o.trace(_DELTA, flag, note="TRL's constant")
-    return Method(name=o.trace(name, flag), options={"delta": delta})
+    return foreign.Method(name=o.trace(name, flag), options={"delta": delta})
 
 
 def _clips(o: Options) -> dict[str, Value]:
@@ -133,34 +126,36 @@ def _clips(o: Options) -> dict[str, Value]:
     return {"clip_low": o.take("epsilon"), "clip_high": o.trace(high, "epsilon", "epsilon_high")}
 
 
-def _policy_loss(o: Options, loss: str) -> Method:
+def _policy_loss(o: Options, loss: str) -> foreign.Method:
     if loss == "cispo":
         cap = o["epsilon"] if o["epsilon_high"] is None else o["epsilon_high"]
         why = f"without --epsilon_high TRL caps every ratio at {cap:g}; its docs advise 5"
         check = why if o["epsilon_high"] is None else ""
         options: dict[str, Value] = {"cap": o.trace(cap, "epsilon_high", check=check)}
-        return Method(name=o.trace("cispo", "loss_type"), options=options)
+        return foreign.Method(name=o.trace("cispo", "loss_type"), options=options)
     if loss == "sapo":
         flags = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}
         options = {name: o.take(flag) for name, flag in flags.items()}
-        return Method(name=o.trace("sapo", "loss_type"), options=options)
+        return foreign.Method(name=o.trace("sapo", "loss_type"), options=options)
     level = "importance_sampling_level"
     sequence = o[level] == "sequence"
-    return Method(
+    return foreign.Method(
         name=o.trace("gspo" if sequence else "clip", level),
         options={**_clips(o), "dual_clip": None if sequence else o.take("delta")},
     )
 
 
-def _rloo(o: Options) -> Algorithm:
+def _rloo(o: Options) -> foreign.Algorithm:
     """Return RLOO: TRL's loss is the sum of a response's log-probs, by the ratio of all of it."""
     note, number = "TRL's loss is a sum over each response", updates(o)
     why = "TRL clips the ratio of the whole response, here each token's: they are alike in the "
     why += f"first of a step's {number} updates alone"
     check = why if number > 1 else ""
-    return Algorithm(
-        advantage=Method(name=Traced("rloo", note="trl rloo")),
-        policy_loss=Method(name=Traced("clip", note="trl rloo", check=check), options=_clips(o)),
+    return foreign.Algorithm(
+        advantage=foreign.Method(name=Traced("rloo", note="trl rloo")),
+        policy_loss=foreign.Method(
+            name=Traced("clip", note="trl rloo", check=check), options=_clips(o)
+        ),
         aggregation=Traced("constant", note=note),
         aggregation_tokens=Traced(1, note=note),
         correction=Traced(None, note="RLOO of TRL has none"),
@@ -170,7 +165,7 @@ def _rloo(o: Options) -> Algorithm:
     )
 
 
-def _correction(o: Options) -> Method | Traced:
+def _correction(o: Options) -> foreign.Method | Traced:
     switch, mode, high, low = (
         "vllm_importance_sampling_correction",
         "vllm_importance_sampling_mode",
@@ -181,7 +176,7 @@ def _correction(o: Options) -> Method | Traced:
         return o.trace(None, switch if o["use_vllm"] else "use_vllm")
     level, _, kind = str(o[mode]).partition("_")
     name = "truncate" if kind == "truncate" else "icepop" if level == "token" else "mask"
-    return Method(
+    return foreign.Method(
         name=o.trace(name, mode, switch),
         options={
             "high": o.trace(1e9 if o[high] is None else o[high], high),
@@ -191,9 +186,9 @@ def _correction(o: Options) -> Method | Traced:
     )
 
 
-def _kl(o: Options) -> KL:
+def _kl(o: Options) -> foreign.KL:
     if not o["beta"]:
-        return KL(place=o.trace("none", "beta"))
+        return foreign.KL(place=o.trace("none", "beta"))
     if o.command == "rloo":
         why = "TRL takes the KL of the whole response off its reward, before the others' mean is; "
         why += "here each token loses the KL from there to the end of its response, after that. "
@@ -201,7 +196,7 @@ def _kl(o: Options) -> KL:
         place, corrected = o.trace("reward", "beta", check=why), None
     else:
         place, corrected = o.trace("loss", "beta"), _ratio_corrected(o)
-    return KL(
+    return foreign.KL(
         place=place,
         coefficient=o.take("beta"),
         estimator=o.trace("k1" if o.command == "rloo" else "k3", "beta", note="TRL's"),
@@ -218,7 +213,7 @@ def _ratio_corrected(o: Options) -> Value:
     return o.trace(bool(o[flag]), flag, check=why)
 
 
-def _dpo(o: Options) -> Algorithm:
+def _dpo(o: Options) -> foreign.Algorithm:
     names, weights = list(o["loss_type"]), o["loss_weights"]
     learned = [name for name in names if name != "sft"]
     if len(learned) != 1 or learned[0] not in _PAIR_LOSSES:
@@ -243,8 +238,8 @@ def _dpo(o: Options) -> Algorithm:
     check = (
         f"the loss of pairs has weight 1 here, {by_name[name]:g} there: the learning rate counts"
     )
-    return Algorithm(
-        loss=Method(
+    return foreign.Algorithm(
+        loss=foreign.Method(
             name=o.trace(
                 _PAIR_LOSSES[name], "loss_type", check=check if by_name[name] != 1.0 else ""
             ),
@@ -255,7 +250,7 @@ def _dpo(o: Options) -> Algorithm:
     )
 
 
-def _cpo(o: Options) -> Algorithm:
+def _cpo(o: Options) -> foreign.Algorithm:
     name = o["loss_type"]
     if name not in ("sigmoid", "simpo"):
         raise _unsupported(o, "loss_type", "known are sigmoid (CPO) and simpo")
@@ -265,13 +260,15 @@ def _cpo(o: Options) -> Algorithm:
         "alpha": None if simpo else o.take("cpo_alpha"),
         "gamma": o.take("simpo_gamma") if simpo else None,
     }
-    return Algorithm(
-        loss=Method(name=o.trace("simpo" if simpo else "cpo", "loss_type"), options=options),
+    return foreign.Algorithm(
+        loss=foreign.Method(
+            name=o.trace("simpo" if simpo else "cpo", "loss_type"), options=options
+        ),
         nll_weight=o.take("cpo_alpha") if simpo else None,
     )
 
 
-def teacher(o: Options) -> FrozenRole | None:
+def teacher(o: Options) -> foreign.FrozenRole | None:
     """Return the teacher of `trl gkd`."""
     if o.command != "gkd":
         return None
@@ -283,24 +280,24 @@ def teacher(o: Options) -> FrozenRole | None:
             f"{o.show('lmbda')}: not supported: that share of the responses is sampled from the "
             "student, and `plimsoll distill` learns on the rows' responses: --lmbda 0 is that."
         )
-    return FrozenRole(model=Model(path=path), stage=divided(o))
+    return foreign.FrozenRole(model=foreign.Model(path=path), stage=divided(o))
 
 
-def _gkd(o: Options) -> Algorithm:
+def _gkd(o: Options) -> foreign.Algorithm:
     share = o["beta"]
     name = "forward_kl" if share == 0 else "reverse_kl" if share == 1 else "jsd"
     options = {"beta": o.take("beta") if name == "jsd" else None}
-    divergence = Method(name=o.trace(name, "beta"), options=options)
-    return Algorithm(divergence=divergence, temperature=o.take("temperature"))
+    divergence = foreign.Method(name=o.trace(name, "beta"), options=options)
+    return foreign.Algorithm(divergence=divergence, temperature=o.take("temperature"))
 
 
-def reward_model(o: Options) -> RewardModel | None:
+def reward_model(o: Options) -> foreign.RewardModel | None:
     """Return the reward model, if one is given."""
     path = o.take("reward_model_name_or_path")
     if path is None:
         return None
-    return RewardModel(
-        role=FrozenRole(model=Model(path=path), stage=divided(o)),
+    return foreign.RewardModel(
+        role=foreign.FrozenRole(model=foreign.Model(path=path), stage=divided(o)),
         weight=o.trace(_weights(o)[0], "reward_weights"),
         tokenizer=Traced("own", note="TRL tokenises for the model"),
     )
@@ -320,7 +317,7 @@ def _weights(o: Options) -> list[float]:
     return weights
 
 
-def rewards(o: Options) -> Mapping[str, RewardPart]:
+def rewards(o: Options) -> Mapping[str, foreign.RewardPart]:
     """Return the parts of the reward that functions give."""
     if not o.rl:
         return {}
@@ -329,7 +326,7 @@ def rewards(o: Options) -> Mapping[str, RewardPart]:
     return dict(_part(o, name, w) for name, w in zip(functions, weights, strict=True))
 
 
-def _part(o: Options, function: str, weight: float) -> tuple[str, RewardPart]:
+def _part(o: Options, function: str, weight: float) -> tuple[str, foreign.RewardPart]:
     check, options = "", {}
     if function in _FUNCTIONS:
         name, values = _FUNCTIONS[function]
@@ -344,7 +341,7 @@ def _part(o: Options, function: str, weight: float) -> tuple[str, RewardPart]:
             "dotted path such as my_module.my_reward."
         )
     part = re.sub(r"\W+", "_", function.rpartition(".")[2]) or "reward"
-    return part, RewardPart(
+    return part, foreign.RewardPart(
         name=o.trace(name, "reward_funcs", check=check),
         options=options,
         weight=o.trace(weight, "reward_weights"),

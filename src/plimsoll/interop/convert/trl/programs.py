@@ -45,8 +45,7 @@ def program(words: Sequence[str]) -> tuple[str, int] | None:
 
 
 def _is_command(words: Sequence[str]) -> bool:
-    """Return whether the word after `trl` is a program, or may be a wrong one: in `pip install trl
-    peft` it is not."""
+    """Return whether `trl` starts a program, as it does not in `pip install trl peft`."""
     if words[1] in COMMANDS or words[1] in _REFUSED:
         return True
     return not words[1].startswith("-") and any(word.startswith("--") for word in words[2:])

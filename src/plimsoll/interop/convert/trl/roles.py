@@ -8,25 +8,8 @@ from dataclasses import replace
 from math import floor
 
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign_run import (
-    Adapter,
-    FrozenRole,
-    Machines,
-    Model,
-    Optimizer,
-    Rollout,
-    Sampling,
-    Sharding,
-    TrainedRole,
-    Value,
-)
-from plimsoll.interop.convert.mapping import (
-    HALF_16,
-    adapter_of,
-    ray_head,
-    schedule_of,
-    to_check,
-)
+from plimsoll.interop.convert import foreign, mapping
+from plimsoll.interop.convert.foreign import Value
 from plimsoll.interop.convert.options import Options, Remark
 
 _DIVIDES = ("zero_stage", "use_fsdp", "fsdp")
@@ -52,7 +35,7 @@ def _is_single(o: Options) -> bool:
     return bool(words) and o.launch.started_by.startswith("python") and o.launch.cards is None
 
 
-def machines(o: Options) -> Machines:
+def machines(o: Options) -> foreign.Machines:
     """Return the cards and machines."""
     number, nodes = processes(o), _machines(o)
     check = ""
@@ -60,11 +43,11 @@ def machines(o: Options) -> Machines:
         check = "accelerate takes all cards, and nothing says how many they are: batches are "
         check += f"reckoned with {number}. --num_processes N of the command, or --cluster, says it"
     note = "python starts one process" if _is_single(o) else "a process a card"
-    return Machines(
+    return foreign.Machines(
         ranks=o.trace(number, *o.given("num_processes"), note=note, check=check),
         nodes=o.trace(nodes, *o.given("num_machines"), note="machines") if nodes > 1 else None,
         device=o.take("use_cpu", lambda on: "cpu" if on else None),
-        address=ray_head(o, nodes),
+        address=mapping.ray_head(o, nodes),
     )
 
 
@@ -78,7 +61,7 @@ def divided(o: Options) -> Value:
     return o.trace(3, *o.given(*_DIVIDES), note="ZeRO") if stage == 3 else None
 
 
-def _sharding(o: Options) -> Sharding:
+def _sharding(o: Options) -> foreign.Sharding:
     fsdp, stage = _is_fsdp(o), o["zero_stage"]
     note = "" if stage is not None else "neither DeepSpeed nor FSDP: all of it on each"
     note = "FSDP divides weights, gradients and states" if fsdp else note
@@ -87,11 +70,11 @@ def _sharding(o: Options) -> Sharding:
     if o["dtype"] == "bfloat16" and not o["use_peft"] and not _asks_for_half(o):
         check = "TRL then keeps Adam's states in bfloat16, too, without fp32 masters; here both "
         check += "are in float32"
-    return Sharding(
+    return foreign.Sharding(
         stage=o.trace(stage, *o.given(*_DIVIDES), note=note),
         optimizer_offload=_offload(o, "offload_optimizer_device"),
         parameter_offload=_offload(o, "offload_param_device"),
-        state_dtype=to_check(check) if check else None,
+        state_dtype=mapping.to_check(check) if check else None,
     )
 
 
@@ -104,7 +87,7 @@ def _offload(o: Options, device: str) -> Value:
 
 def _asks_for_half(o: Options) -> bool:
     asked = (o["dtype"], o["mixed_precision"])
-    return bool(o["fp16"]) or any(name in HALF_16 for name in asked)
+    return bool(o["fp16"]) or any(name in mapping.HALF_16 for name in asked)
 
 
 def _dtype(o: Options) -> Value:
@@ -119,7 +102,7 @@ def _dtype(o: Options) -> Value:
     return o.trace("bfloat16", *flags, note=note)
 
 
-def actor(o: Options) -> TrainedRole:
+def actor(o: Options) -> foreign.TrainedRole:
     """Return the model that learns."""
     path = o.take("model_name_or_path")
     if path is None:
@@ -127,8 +110,8 @@ def actor(o: Options) -> TrainedRole:
     offloads, quantizes = o["activation_offloading"], o["load_in_4bit"]
     flag = "gradient_checkpointing" if o["gradient_checkpointing"] else "activation_offloading"
     computes_again = o.trace(True, flag) if offloads else o.take("gradient_checkpointing")
-    return TrainedRole(
-        model=Model(
+    return foreign.TrainedRole(
+        model=foreign.Model(
             path=path,
             dtype=_dtype(o),
             trust_remote_code=o.take("trust_remote_code"),
@@ -143,8 +126,8 @@ def actor(o: Options) -> TrainedRole:
     )
 
 
-def _adapter(o: Options) -> Adapter | None:
-    adapter = adapter_of(o, "lora_r", "lora_alpha", "lora_target_modules", "lora_dropout")
+def _adapter(o: Options) -> foreign.Adapter | None:
+    adapter = mapping.adapter_of(o, "lora_r", "lora_alpha", "lora_target_modules", "lora_dropout")
     if not o["use_peft"] or adapter is None:
         return None
     flag = "lora_target_modules"
@@ -155,7 +138,7 @@ def _adapter(o: Options) -> Adapter | None:
     if o.rl and o["lora_dropout"]:
         why = "0 here: each pass would drop other inputs, so that with "
         why += f"{o.show('lora_dropout')} ratios of probabilities are noise"
-        adapter = replace(adapter, dropout=to_check(why))
+        adapter = replace(adapter, dropout=mapping.to_check(why))
     return replace(
         adapter,
         rank=o.trace(o["lora_r"], "lora_r", "use_peft"),
@@ -164,7 +147,7 @@ def _adapter(o: Options) -> Adapter | None:
     )
 
 
-def _optimizer(o: Options) -> Optimizer:
+def _optimizer(o: Options) -> foreign.Optimizer:
     name = str(o["optim"])
     if name not in _EIGHT_BITS and not name.startswith("adamw") and name != "paged_adamw_32bit":
         raise ConfigError(
@@ -173,7 +156,7 @@ def _optimizer(o: Options) -> Optimizer:
         )
     warmup = o["warmup_steps"] or 0
     rising = ("warmup_steps", "warmup_ratio")
-    return Optimizer(
+    return foreign.Optimizer(
         kind=o.trace("adamw_8bit" if name in _EIGHT_BITS else "adamw", "optim"),
         learning_rate=o.take("learning_rate"),
         beta1=o.take("adam_beta1"),
@@ -181,7 +164,7 @@ def _optimizer(o: Options) -> Optimizer:
         eps=o.take("adam_epsilon"),
         weight_decay=o.take("weight_decay"),
         max_grad_norm=o.take("max_grad_norm"),
-        schedule=schedule_of(
+        schedule=mapping.schedule_of(
             o,
             "lr_scheduler_type",
             default="linear",
@@ -213,30 +196,30 @@ def final_ratio(o: Options) -> Value:
     return o.trace(float(ratio), flag)
 
 
-def reference(o: Options) -> FrozenRole | None:
+def reference(o: Options) -> foreign.FrozenRole | None:
     """Return the frozen policy if it is divided; with an adapter it is the actor without it."""
     uses = (o.rl and o["beta"]) or o.command in ("dpo", "kto")
     stage = divided(o)
     if not uses or stage is None or o["use_peft"]:
         return None
-    return FrozenRole(model=Model(path=o.take("model_name_or_path")), stage=stage)
+    return foreign.FrozenRole(model=foreign.Model(path=o.take("model_name_or_path")), stage=stage)
 
 
-def rollout(o: Options) -> Rollout | None:
+def rollout(o: Options) -> foreign.Rollout | None:
     """Return what samples: vLLM beside or on the ranks' cards, or transformers."""
     if not o.rl:
         return None
-    sampling = Sampling(
+    sampling = foreign.Sampling(
         max_new_tokens=o.take("max_completion_length"),
         temperature=o.take("temperature"),
         top_p=o.take("top_p"),
         top_k=o.take("top_k", lambda k: max(0, k)),
         min_p=o.take("min_p"),
     )
-    held_out = Sampling(
+    held_out = foreign.Sampling(
         max_new_tokens=o.take("max_completion_length"), temperature=o.take("temperature")
     )
-    rollout = Rollout(
+    rollout = foreign.Rollout(
         engine=o.trace("vllm" if o["use_vllm"] else "transformers", "use_vllm"),
         placement=o.trace(
             "shared", *(("vllm_mode", "use_vllm") if o["use_vllm"] else ("use_vllm",))
@@ -249,7 +232,9 @@ def rollout(o: Options) -> Rollout | None:
     if o["vllm_mode"] == "server":
         why = "the server's cards are engines of Plimsoll's: set rollout.engines and "
         why += "rollout.tensor_parallel as it was started"
-        return replace(rollout, placement=o.trace("own", "vllm_mode"), engines=to_check(why))
+        return replace(
+            rollout, placement=o.trace("own", "vllm_mode"), engines=mapping.to_check(why)
+        )
     flag, number = "vllm_tensor_parallel_size", processes(o)
     note = f"{number} processes / {o[flag]}"
     return replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plimsoll.interop.convert.foreign_run import ForeignRun
+from plimsoll.interop.convert.foreign import ForeignRun
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.options import Options
 from plimsoll.interop.convert.verl import data, learning, roles

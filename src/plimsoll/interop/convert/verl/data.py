@@ -11,27 +11,8 @@ from dataclasses import replace
 
 from plimsoll.config.run import LOGGERS
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign_run import (
-    Batch,
-    Data,
-    DynamicSampling,
-    Rows,
-    Run,
-    Sampling,
-    Traced,
-    Value,
-)
-from plimsoll.interop.convert.mapping import (
-    checked,
-    equal_parts,
-    joined_mixture,
-    known_loggers,
-    micro_batch,
-    source_names,
-    to_check,
-    token_budget,
-    unknown_loggers,
-)
+from plimsoll.interop.convert import foreign, mapping
+from plimsoll.interop.convert.foreign import Traced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.values import positive
 
@@ -49,7 +30,7 @@ def files(o: Options, flag: str) -> list[str]:
     return [os.path.expanduser(path) for path in o[flag] or ()]
 
 
-def data(o: Options) -> Data:
+def data(o: Options) -> foreign.Data:
     """Return the rows, and how they are read."""
     paths = files(o, "data.train_files")
     if not paths:
@@ -59,10 +40,13 @@ def data(o: Options) -> Data:
     columns = {**_columns(o), **({} if tools is None else {"tools": tools})}
     if "prompt" in columns:
         why = "the tokenizer's chat template is put around them, as there"
-        columns["prompt"] = checked(columns["prompt"], why)
-    rows = [Rows(path=o.trace(p, "data.train_files"), columns=columns, limit=limit) for p in paths]
+        columns["prompt"] = mapping.checked(columns["prompt"], why)
+    rows = [
+        foreign.Rows(path=o.trace(p, "data.train_files"), columns=columns, limit=limit)
+        for p in paths
+    ]
     template = "model" if o.command == "sft" else "actor_rollout_ref.model"
-    return Data(
+    return foreign.Data(
         train=_mixture(paths, rows),
         held_out=_held_out(o),
         longest=o.take("data.max_length" if o.command == "sft" else PROMPT),
@@ -72,12 +56,14 @@ def data(o: Options) -> Data:
         else None,
         shuffle=o.take("data.shuffle"),
         chat_template=o.take(f"{template}.custom_chat_template"),
-        mixture=joined_mixture(weighted=len(rows) == 1),
+        mixture=mapping.joined_mixture(weighted=len(rows) == 1),
     )
 
 
-def _mixture(paths: Sequence[str], rows: Sequence[Rows]) -> Rows | Mapping[str, Rows]:
-    return rows[0] if len(rows) == 1 else dict(zip(source_names(paths), rows, strict=True))
+def _mixture(
+    paths: Sequence[str], rows: Sequence[foreign.Rows]
+) -> foreign.Rows | Mapping[str, foreign.Rows]:
+    return rows[0] if len(rows) == 1 else dict(zip(mapping.source_names(paths), rows, strict=True))
 
 
 def _over_long(o: Options) -> Value:
@@ -122,11 +108,11 @@ def _evaluates(o: Options) -> bool:
     return _steps(o, "trainer.test_freq") is not None and bool(o["data.val_files"])
 
 
-def _held_out(o: Options) -> Rows | Mapping[str, Rows] | None:
+def _held_out(o: Options) -> foreign.Rows | Mapping[str, foreign.Rows] | None:
     if not _evaluates(o):
         return None
     paths = files(o, "data.val_files")[: None if o.rl else 1]
-    rows = Rows(
+    rows = foreign.Rows(
         columns=_columns(o),
         limit=o.take("data.val_max_samples", positive),
         responses=o.take("actor_rollout_ref.rollout.val_kwargs.n"),
@@ -134,7 +120,7 @@ def _held_out(o: Options) -> Rows | Mapping[str, Rows] | None:
     return _mixture(paths, [replace(rows, path=o.trace(p, "data.val_files")) for p in paths])
 
 
-def eval_sampling(o: Options) -> Sampling | None:
+def eval_sampling(o: Options) -> foreign.Sampling | None:
     """Return how held-out prompts are answered: by the likeliest tokens if nothing else is said."""
     if not _evaluates(o):
         return None
@@ -143,7 +129,7 @@ def eval_sampling(o: Options) -> Sampling | None:
         for name in ("do_sample", "temperature", "top_p", "top_k")
     )
     value = o[temperature] if o[sample] or o.given(temperature) else 0.0
-    return Sampling(
+    return foreign.Sampling(
         temperature=o.trace(value, temperature, sample),
         max_new_tokens=o.take(RESPONSE),
         top_p=o.take(top_p) if value > 0 else None,
@@ -151,10 +137,10 @@ def eval_sampling(o: Options) -> Sampling | None:
     )
 
 
-def batch(o: Options) -> Batch:
+def batch(o: Options) -> foreign.Batch:
     """Return what a step learns from."""
     size = o.take("data.train_batch_size")
-    return Batch(
+    return foreign.Batch(
         sequences=None if o.rl else size,
         prompts=size if o.rl else None,
         responses=o.take("actor_rollout_ref.rollout.n"),
@@ -168,7 +154,7 @@ def mini_batches(o: Options, size: str) -> Value:
     if o[size] is None:
         return None
     prompts = "data.train_batch_size"
-    steps = equal_parts(o, size, o[prompts], "prompts", prompts)
+    steps = mapping.equal_parts(o, size, o[prompts], "prompts", prompts)
     return o.trace(steps, *((prompts,) if size.startswith(_ACTOR) else ()), size)
 
 
@@ -183,12 +169,12 @@ def _micro_batch(o: Options) -> Traced:
         dynamic, tokens, size = (f"{_ACTOR}.{name}" for name in names)
     longest = sum(o[bound] for bound in bounds)
     if o[dynamic]:
-        return token_budget(o, tokens, dynamic, longest, *bounds)
+        return mapping.token_budget(o, tokens, dynamic, longest, *bounds)
     why = "" if o[size] else f"{o.names[size]} says how many sequences: reckoned with 1"
-    return checked(micro_batch(o, size, o[size] or 1, longest, *bounds), why)
+    return mapping.checked(mapping.micro_batch(o, size, o[size] or 1, longest, *bounds), why)
 
 
-def _dynamic_sampling(o: Options) -> DynamicSampling | None:
+def _dynamic_sampling(o: Options) -> foreign.DynamicSampling | None:
     enable, metric, most = (
         f"{_GROUPS}.{name}" for name in ("enable", "metric", "max_num_gen_batches")
     )
@@ -202,7 +188,7 @@ def _dynamic_sampling(o: Options) -> DynamicSampling | None:
     apart = has_score and penalised and o[metric] in ("acc", "score")
     limit = float(o[most]) if (o[most] or 0) > 0 else 4.0
     flags = ("data.gen_batch_size", "data.train_batch_size")
-    return DynamicSampling(
+    return foreign.DynamicSampling(
         most_drawn=o.trace(limit, enable, most),
         by=o.trace("score", metric, note="without the penalty") if apart else None,
         oversampling=o.trace(generated / prompts, *flags) if more else None,
@@ -220,16 +206,16 @@ def _steps(o: Options, flag: str) -> int | None:
     return number if number > 0 else None
 
 
-def run(o: Options) -> Run:
+def run(o: Options) -> foreign.Run:
     """Return how long the run is, and what is kept of it."""
     folder, project, name = (
         f"trainer.{part}" for part in ("default_local_dir", "project_name", "experiment_name")
     )
     path = o.trace(f"checkpoints/{o[project]}/{o[name]}", project, name)
-    loggers = known_loggers(_logger_names(o))
+    loggers = mapping.known_loggers(_logger_names(o))
     steps, evaluates = "trainer.total_training_steps", _evaluates(o)
     resume = "never" if o["trainer.resume_mode"] == "disable" else "auto"
-    return Run(
+    return foreign.Run(
         directory=o.take(folder) or path,
         seed=o.take("trainer.seed"),
         steps=o.take(steps),
@@ -246,7 +232,7 @@ def run(o: Options) -> Run:
 def _save_every(o: Options) -> Value:
     flag = "trainer.save_freq"
     if str(o[flag]) == "after_each_epoch":
-        return to_check(f"{o.show(flag)}: in how many steps an epoch ends, the rows say")
+        return mapping.to_check(f"{o.show(flag)}: in how many steps an epoch ends, the rows say")
     number = _steps(o, flag)
     return None if number is None else o.trace(number, flag)
 
@@ -257,7 +243,9 @@ def _logger_names(o: Options) -> list[str]:
 
 def remarks(o: Options) -> Iterator[Remark]:
     """Yield remarks on settings that have no counterpart beside the others that are given."""
-    yield from unknown_loggers("trainer.logger", _logger_names(o), ("console", "file", *LOGGERS))
+    yield from mapping.unknown_loggers(
+        "trainer.logger", _logger_names(o), ("console", "file", *LOGGERS)
+    )
     if o.given("trainer.resume_from_path"):
         yield Remark("lacking", "trainer.resume_from_path", "a run goes on from run.directory")
     metric = f"{_GROUPS}.metric"

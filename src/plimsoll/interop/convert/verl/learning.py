@@ -6,17 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign_run import (
-    KL,
-    Algorithm,
-    FrozenRole,
-    Method,
-    Model,
-    RewardModel,
-    RewardPart,
-    Traced,
-    Value,
-)
+from plimsoll.interop.convert import foreign
+from plimsoll.interop.convert.foreign import Traced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.verl.data import RESPONSE, files, mini_batches
 from plimsoll.interop.convert.verl.roles import kl_in_reward
@@ -107,10 +98,10 @@ def job(o: Options) -> str:
     return _PRESETS.get(name, "rl")
 
 
-def algorithm(o: Options) -> Algorithm:
+def algorithm(o: Options) -> foreign.Algorithm:
     """Return what the run learns by."""
     if not o.rl:
-        return Algorithm()
+        return foreign.Algorithm()
     mode, factor = f"{_ACTOR}.loss_agg_mode", f"{_ACTOR}.loss_scale_factor"
     kind = _choose(o, mode, _AGGREGATIONS)
     tokens: Value = None
@@ -119,7 +110,7 @@ def algorithm(o: Options) -> Algorithm:
     elif kind == "constant":
         tokens = o.take(factor) or o.take(RESPONSE)
     warmup = o.take("trainer.critic_warmup", lambda steps: max(0, steps))
-    return Algorithm(
+    return foreign.Algorithm(
         advantage=_advantage(o),
         policy_loss=_policy_loss(o),
         aggregation=o.trace(kind, mode),
@@ -140,10 +131,10 @@ def _always(o: Options, id: str) -> Traced:
     return o.trace(o[id], id)
 
 
-def _advantage(o: Options) -> Method:
+def _advantage(o: Options) -> foreign.Method:
     name = _estimator(o)
     scales = name in ("grpo", "gdpo")
-    return Method(
+    return foreign.Method(
         name=o.trace(name, _ESTIMATOR, _SCALED),
         options={
             "gamma": o.take("algorithm.gamma") if name in ("gae", "reinforce_pp") else None,
@@ -153,7 +144,7 @@ def _advantage(o: Options) -> Method:
     )
 
 
-def _policy_loss(o: Options) -> Method:
+def _policy_loss(o: Options) -> foreign.Method:
     name = _choose(o, _MODE, _LOSSES)
     low, high = _bound(o, _CLIPS[1]), _bound(o, _CLIPS[2])
     why, options = "", dict[str, Value]()
@@ -169,7 +160,9 @@ def _policy_loss(o: Options) -> Method:
     else:
         dual = o.take(_DUAL) if name == "clip" else None
         options = {"clip_low": low, "clip_high": high, "dual_clip": dual}
-    return Method(name=o.trace(name, _MODE, check="" if o[_BYPASS] else why), options=options)
+    return foreign.Method(
+        name=o.trace(name, _MODE, check="" if o[_BYPASS] else why), options=options
+    )
 
 
 def _bound(o: Options, own: str) -> Traced:
@@ -178,7 +171,7 @@ def _bound(o: Options, own: str) -> Traced:
     return o.trace(o[both], own, both) if o[own] is None else o.trace(o[own], own)
 
 
-def _correction(o: Options) -> Method | Traced:
+def _correction(o: Options) -> foreign.Method | Traced:
     level = o[_WEIGHED]
     if o[_MODE] == "dppo_tv":
         return Traced(None, note="dppo_tv compares probabilities with the sampler's itself")
@@ -199,20 +192,22 @@ def _correction(o: Options) -> Method | Traced:
     return _method(o, "mask", level, flags, low=low, high=high)
 
 
-def _method(o: Options, name: str, level: str, flags: tuple[str, ...], **bounds: Traced) -> Method:
-    return Method(
+def _method(
+    o: Options, name: str, level: str, flags: tuple[str, ...], **bounds: Traced
+) -> foreign.Method:
+    return foreign.Method(
         name=o.trace(name, *flags),
         options={"level": o.trace(level, *flags), **bounds},
     )
 
 
-def _kl(o: Options) -> KL:
+def _kl(o: Options) -> foreign.KL:
     loss, reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     if o[loss]:
         kind = f"{_ACTOR}.kl_loss_type"
         own = str(o[kind]).endswith("+")
         note = "the gradient of the KL itself"
-        return KL(
+        return foreign.KL(
             place=o.trace("loss", loss),
             coefficient=o.take(f"{_ACTOR}.kl_loss_coef"),
             estimator=_kl_estimator(o, kind),
@@ -221,7 +216,7 @@ def _kl(o: Options) -> KL:
     if not kl_in_reward(o):
         why = "verl's gdpo scales the parts of the reward, and the KL is none of them"
         note = why if o[reward] else "no KL is asked for"
-        return KL(place=Traced("none", tuple(o.given(loss, reward)), note=note))
+        return foreign.KL(place=Traced("none", tuple(o.given(loss, reward)), note=note))
     coefficient, kind, target, horizon = (
         f"algorithm.kl_ctrl.{name}" for name in ("kl_coef", "type", "target_kl", "horizon")
     )
@@ -231,7 +226,7 @@ def _kl(o: Options) -> KL:
             f"verl takes the KL of the whole response off its reward, before {taken_off} taken; "
         )
         check += "here each token loses the KL from there to the end of its response, after that"
-    return KL(
+    return foreign.KL(
         place=o.trace("reward", reward, check=check),
         coefficient=o.take(coefficient),
         estimator=_kl_estimator(o, "algorithm.kl_penalty"),
@@ -248,7 +243,7 @@ def _kl_estimator(o: Options, id: str) -> Traced:
     return o.trace(name, id)
 
 
-def reward_model(o: Options) -> RewardModel | None:
+def reward_model(o: Options) -> foreign.RewardModel | None:
     """Return the reward model, if there is one and no function scores."""
     flag = "reward.reward_model.model_path"
     if not o.rl or o[_FUNCTION] is not None or not o[_MODELLED]:
@@ -259,16 +254,16 @@ def reward_model(o: Options) -> RewardModel | None:
     why += "`rewards`: docs/rewards.md"
     path = o.trace(os.path.expanduser(str(o[flag])), flag, _MODELLED, check=why)
     trusted = o.take("reward_model.model.trust_remote_code", lambda on: on or None)
-    return RewardModel(
-        role=FrozenRole(
-            model=Model(path=path, trust_remote_code=trusted),
+    return foreign.RewardModel(
+        role=foreign.FrozenRole(
+            model=foreign.Model(path=path, trust_remote_code=trusted),
             stage=Traced(3, note="divided as the others are"),
         ),
         tokenizer=o.trace("own", flag, note="verl writes its chat template"),
     )
 
 
-def rewards(o: Options) -> Mapping[str, RewardPart]:
+def rewards(o: Options) -> Mapping[str, foreign.RewardPart]:
     """Return the parts of the reward that functions and rules give."""
     if not o.rl:
         return {}
@@ -276,20 +271,22 @@ def rewards(o: Options) -> Mapping[str, RewardPart]:
     if o[manager] not in _MANAGERS:
         known = ", ".join(_MANAGERS)
         raise ConfigError(f"{o.show(manager)}: not supported: known are {known}.")
-    parts: dict[str, RewardPart] = {}
+    parts: dict[str, foreign.RewardPart] = {}
     if o[_FUNCTION] is not None:
         name = "reward.custom_reward_function.name"
         options = {
             "path": o.trace(os.path.expanduser(str(o[_FUNCTION])), _FUNCTION),
             "function": o.trace(o[name] or "compute_score", name),
         }
-        parts["score"] = RewardPart(name=o.trace("verl_function", _FUNCTION), options=options)
+        parts["score"] = foreign.RewardPart(
+            name=o.trace("verl_function", _FUNCTION), options=options
+        )
     elif not o[_MODELLED]:
         parts["score"] = _rule(o)
     return {**parts, **_over_long(o)}
 
 
-def _rule(o: Options) -> RewardPart:
+def _rule(o: Options) -> foreign.RewardPart:
     """Return verl's own score by the row's source: of GSM8K the number after the last `####`."""
     note = "verl scores by data_source"
     why = (
@@ -298,11 +295,11 @@ def _rule(o: Options) -> RewardPart:
     why += "is boxed, of programs their tests (`code` here)"
     if all("gsm8k" in path.lower() for path in files(o, "data.train_files")):
         marker = {"marker": Traced("####", note=note)}
-        return RewardPart(name=Traced("exact_match", note=note, check=why), options=marker)
-    return RewardPart(name=Traced("math_answer", note=note, check=why))
+        return foreign.RewardPart(name=Traced("exact_match", note=note, check=why), options=marker)
+    return foreign.RewardPart(name=Traced("math_answer", note=note, check=why))
 
 
-def _over_long(o: Options) -> Mapping[str, RewardPart]:
+def _over_long(o: Options) -> Mapping[str, foreign.RewardPart]:
     """Return DAPO's penalty for long responses."""
     start = "reward.reward_kwargs."
     on, size, factor = (
@@ -318,7 +315,7 @@ def _over_long(o: Options) -> Mapping[str, RewardPart]:
         "buffer": _always(o, size),
         "factor": _always(o, factor),
     }
-    return {"overlong": RewardPart(name=o.trace("overlong", on), options=options)}
+    return {"overlong": foreign.RewardPart(name=o.trace("overlong", on), options=options)}
 
 
 def remarks(o: Options) -> Iterator[Remark]:

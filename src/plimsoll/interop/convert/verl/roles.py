@@ -7,29 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign_run import (
-    FrozenRole,
-    Machines,
-    Model,
-    Optimizer,
-    Rollout,
-    Sampling,
-    Schedule,
-    Sharding,
-    Traced,
-    TrainedRole,
-    Value,
-)
-from plimsoll.interop.convert.mapping import (
-    FULL,
-    HALF,
-    HALF_16,
-    adapter_of,
-    half_precision_remark,
-    ray_head,
-    schedule_of,
-    to_check,
-)
+from plimsoll.interop.convert import foreign, mapping
+from plimsoll.interop.convert.foreign import Traced, Value
 from plimsoll.interop.convert.options import Options, Remark
 
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
@@ -58,7 +37,7 @@ def _cards(o: Options) -> int:
     return int(o[_CARDS[0]] * o[_CARDS[1]])
 
 
-def machines(o: Options) -> Machines:
+def machines(o: Options) -> foreign.Machines:
     """Return the cards: of SFT by the launcher, else by the trainer's settings."""
     launched = o.command == "sft" and o.launch.cards is not None
     check = ""
@@ -66,14 +45,14 @@ def machines(o: Options) -> Machines:
         check = f"nothing says how many cards a machine has: {o[_CARDS[0]]} is verl's default"
     ranks = o.trace(_cards(o), *_CARDS, check=check)
     nodes = (o.launch.nodes if launched else None) or o[_CARDS[1]]
-    return Machines(
+    return foreign.Machines(
         ranks=Traced(_cards(o), note=o.launch.started_by) if launched else ranks,
         nodes=o.trace(nodes, _CARDS[1]) if nodes > 1 else None,
-        address=ray_head(o, nodes),
+        address=mapping.ray_head(o, nodes),
     )
 
 
-def actor(o: Options) -> TrainedRole:
+def actor(o: Options) -> foreign.TrainedRole:
     """Return the model that learns."""
     sections = _OF_SFT if o.command == "sft" else _OF_ACTOR
     flag = f"{sections.model}.path"
@@ -84,32 +63,34 @@ def actor(o: Options) -> TrainedRole:
     return _trained_role(o, sections, o.take(flag, os.path.expanduser))
 
 
-def critic(o: Options) -> TrainedRole | None:
+def critic(o: Options) -> foreign.TrainedRole | None:
     """Return the critic of gae."""
     path = o.take(f"{_OF_CRITIC.model}.path")
     return _trained_role(o, _OF_CRITIC, path) if o.has_critic else None
 
 
-def _trained_role(o: Options, sections: Sections, path: Value) -> TrainedRole:
+def _trained_role(o: Options, sections: Sections, path: Value) -> foreign.TrainedRole:
     model, optim, engine = sections.model, sections.optim, sections.engine
     name = f"{optim}.optimizer"
     if str(o[name]).lower() not in ("adamw", "adam", "fusedadam"):
         raise ConfigError(f"{o.show(name)}: not supported: weights are trained by AdamW.")
     dtype = f"{engine}.model_dtype"
-    full = str(o[dtype]) in HALF
+    full = str(o[dtype]) in mapping.HALF
     note = "" if full else "the optimizer keeps fp32 masters"
     offload = f"{model}.enable_activation_offload"
     adapter = (f"{model}.{part}" for part in ("lora_rank", "lora_alpha", "target_modules"))
-    return TrainedRole(
-        model=Model(
+    return foreign.TrainedRole(
+        model=foreign.Model(
             path=path,
-            dtype=None if str(o[dtype]) in HALF_16 else o.trace("bfloat16", dtype, note=note),
+            dtype=None
+            if str(o[dtype]) in mapping.HALF_16
+            else o.trace("bfloat16", dtype, note=note),
             trust_remote_code=o.take(f"{model}.trust_remote_code"),
             gradient_checkpointing=o.take(f"{model}.enable_gradient_checkpointing"),
             activation_offload=o.take(offload, lambda on: "cpu" if on else None),
         ),
-        adapter=adapter_of(o, *adapter),
-        optimizer=Optimizer(
+        adapter=mapping.adapter_of(o, *adapter),
+        optimizer=foreign.Optimizer(
             learning_rate=o.take(f"{optim}.lr"),
             beta1=o.take(f"{optim}.betas", lambda betas: betas[0]),
             beta2=o.take(f"{optim}.betas", lambda betas: betas[1]),
@@ -121,7 +102,7 @@ def _trained_role(o: Options, sections: Sections, path: Value) -> TrainedRole:
     )
 
 
-def _sharding(o: Options, engine: str, full: bool) -> Sharding:
+def _sharding(o: Options, engine: str, full: bool) -> foreign.Sharding:
     """Return FSDP's settings: it divides weights, gradients and states, as ZeRO stage 3 does."""
     gathered = f"{engine}.reshard_after_forward"
     stage = 3 if o[gathered] else 2
@@ -129,22 +110,22 @@ def _sharding(o: Options, engine: str, full: bool) -> Sharding:
     note = "FSDP divides weights, gradients and states" if stage == 3 else "weights stay gathered"
     there = "" if o[policy] else "there they come to the cards for the step"
     why = "verl then keeps Adam's states in bfloat16, too, without fp32 masters; here both are in "
-    return Sharding(
+    return foreign.Sharding(
         stage=o.trace(stage, gathered, note=note),
         optimizer_offload=o.trace("cpu", policy, states, note=there)
         if o[policy] or o[states]
         else None,
         parameter_offload=o.trace("cpu", policy) if o[policy] and stage == 3 else None,
-        state_dtype=to_check(f"{why}float32") if full else None,
+        state_dtype=mapping.to_check(f"{why}float32") if full else None,
     )
 
 
-def _schedule(o: Options, optim: str) -> Schedule:
+def _schedule(o: Options, optim: str) -> foreign.Schedule:
     names = [f"{optim}.{name}" for name in _SCHEDULES]
     steps, share, least = (
         f"{optim}.{name}" for name in ("lr_warmup_steps", "lr_warmup_steps_ratio", "min_lr_ratio")
     )
-    return schedule_of(
+    return mapping.schedule_of(
         o,
         next((name for name in names if o[name] is not None), names[0]),
         default="constant",
@@ -161,7 +142,7 @@ def kl_in_reward(o: Options) -> bool:
     return bool(o["algorithm.use_kl_in_reward"]) and o["algorithm.adv_estimator"] != "gdpo"
 
 
-def reference(o: Options) -> FrozenRole | None:
+def reference(o: Options) -> foreign.FrozenRole | None:
     """Return the frozen policy, if there is a KL; with an adapter it is the actor without it."""
     model = "actor_rollout_ref.model"
     has_kl = o.rl and (kl_in_reward(o) or o[f"{_ACTOR}.use_kl_loss"])
@@ -169,14 +150,16 @@ def reference(o: Options) -> FrozenRole | None:
         return None
     path = str(o[f"{_REF}.model.path"] or o[f"{model}.path"])
     offloads = (f"{_REF}.fsdp_config.offload_policy", f"{_REF}.fsdp_config.param_offload")
-    return FrozenRole(
-        model=Model(path=o.trace(os.path.expanduser(path), f"{model}.path", f"{_REF}.model.path")),
+    return foreign.FrozenRole(
+        model=foreign.Model(
+            path=o.trace(os.path.expanduser(path), f"{model}.path", f"{_REF}.model.path")
+        ),
         stage=Traced(3, note="FSDP divides its weights"),
         offload=o.trace("cpu", *offloads) if any(o[flag] for flag in offloads) else None,
     )
 
 
-def rollout(o: Options) -> Rollout | None:
+def rollout(o: Options) -> foreign.Rollout | None:
     """Return the engines, which share the ranks' cards."""
     if not o.rl:
         return None
@@ -189,11 +172,11 @@ def rollout(o: Options) -> Rollout | None:
             "free_cache_engine",
         )
     )
-    shared = Rollout(
+    shared = foreign.Rollout(
         placement=Traced("shared", note="verl's engines share the ranks' cards"),
         pipeline_parallel=o.take(f"{_ROLLOUT}.pipeline_model_parallel_size"),
         max_sequences=o.take(f"{_ROLLOUT}.max_num_seqs"),
-        sampling=Sampling(
+        sampling=foreign.Sampling(
             max_new_tokens=o.take("data.max_response_length"),
             temperature=o.take(f"{_ROLLOUT}.temperature"),
             top_p=o.take(f"{_ROLLOUT}.top_p"),
@@ -231,9 +214,9 @@ def _given(o: Options, id: str) -> Value:
 
 def _engine_dtype(o: Options) -> Value:
     flag = f"{_ROLLOUT}.dtype"
-    if str(o[flag]) in HALF_16:
+    if str(o[flag]) in mapping.HALF_16:
         return None
-    return o.trace("float32" if str(o[flag]) in FULL else "bfloat16", flag)
+    return o.trace("float32" if str(o[flag]) in mapping.FULL else "bfloat16", flag)
 
 
 def remarks(o: Options) -> Iterator[Remark]:
@@ -241,7 +224,7 @@ def remarks(o: Options) -> Iterator[Remark]:
     roles = [_OF_SFT] if o.command == "sft" else [_OF_ACTOR, *([_OF_CRITIC] * o.has_critic)]
     for sections in roles:
         engine = sections.engine
-        yield from half_precision_remark(o, f"{engine}.model_dtype")
+        yield from mapping.half_precision_remark(o, f"{engine}.model_dtype")
         weights, policy = f"{engine}.param_offload", f"{engine}.offload_policy"
         if (
             o.given(weights)
@@ -253,4 +236,4 @@ def remarks(o: Options) -> Iterator[Remark]:
             why += "cpu keeps them in host memory all the time, and is slow"
             yield Remark("lacking", weights, why)
     if o.rl and o[f"{_ROLLOUT}.name"] != "hf":
-        yield from half_precision_remark(o, f"{_ROLLOUT}.dtype")
+        yield from mapping.half_precision_remark(o, f"{_ROLLOUT}.dtype")
