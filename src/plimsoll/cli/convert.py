@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,126 +12,33 @@ from plimsoll.cli.options import Parser, show
 from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from plimsoll.interop.convert.launch import Launch, Programs
+    from plimsoll.interop.convert.launch import Launch
+    from plimsoll.interop.convert.trainer import Trainer
     from plimsoll.interop.convert.writer import Converted
-
-
-@dataclass(frozen=True)
-class _Trainer:
-    """A trainer whose commands are converted.
-
-    Attributes:
-        name: Name of the trainer.
-        reads: What is read, with the versions.
-        example: A command.
-        programs: Returns a function that finds its programs in a command.
-        convert: Converts a command; with a given version, and the cards of a machine.
-        missing: Why a command is none of its own.
-        versions: An example of `--version`; None if one version is read.
-        beside: Programs that a script may start beside the one that trains.
-        variables: Variables of its scripts that --set need not give.
-    """
-
-    name: str
-    reads: str
-    example: str
-    programs: Callable[[], Programs]
-    convert: Callable[[Launch, str | None, int | None], Converted]
-    missing: str
-    versions: str | None = None
-    beside: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def command(self) -> str:
-        """Plimsoll's command."""
-        return f"from-{self.name.lower()}"
-
-
-def _openrlhf_programs() -> Programs:
-    from plimsoll.interop.convert.launch import programs_of
-
-    return programs_of("openrlhf.cli")
-
-
-def _openrlhf(launch: Launch, version: str | None, cards: int | None) -> Converted:
-    from plimsoll.interop.convert.openrlhf.convert import convert
-    from plimsoll.interop.convert.openrlhf.flag import given_version
-
-    return convert(launch, None if version is None else given_version(version), cards)
-
-
-def _trl_programs() -> Programs:
-    from plimsoll.interop.convert.trl.programs import program
-
-    return program
-
-
-def _trl(launch: Launch, version: str | None, cards: int | None) -> Converted:
-    from plimsoll.interop.convert.trl.convert import convert
-
-    return convert(launch, cards)
-
-
-def _verl_programs() -> Programs:
-    from plimsoll.interop.convert.verl.programs import program
-
-    return program
-
-
-def _verl(launch: Launch, version: str | None, cards: int | None) -> Converted:
-    from plimsoll.interop.convert.verl.convert import convert
-
-    return convert(launch, cards)
-
-
-_OPENRLHF = _Trainer(
-    "OpenRLHF",
-    "a command of OpenRLHF 0.8 to 0.11.2",
-    "openrlhf.cli.train_sft --pretrain ...",
-    _openrlhf_programs,
-    _openrlhf,
-    "none of its words is openrlhf.cli.train_..., such as openrlhf.cli.train_ppo_ray",
-    "0.8.2",
-    ("serve_rm", "batch_inference", "lora_combiner", "interactive_chat"),
-)
-_TRL = _Trainer(
-    "TRL",
-    "a command of TRL 1.16 and its YAML",
-    "trl sft --config sft.yaml",
-    _trl_programs,
-    _trl,
-    "it is neither `trl sft`, `trl grpo` and so on nor one of TRL's scripts, such as "
-    "trl/scripts/sft.py. What a script of your own sets in Python is not read",
-)
-_VERL = _Trainer(
-    "verl",
-    "a command of verl 0.9.1 with its overrides",
-    "python3 -m verl.trainer.main_ppo data.train_files=...",
-    _verl_programs,
-    _verl,
-    "none of its words is a program of verl's, such as verl.trainer.main_ppo",
-    beside=("main_generation", "main_generation_server", "main_eval"),
-    variables={"DEVICE": "gpu"},  # which its own scripts ask the machine for
-)
 
 
 def from_openrlhf(words: list[str]) -> None:
     """Run `plimsoll from-openrlhf` with these words."""
-    _from(_OPENRLHF, words)
+    from plimsoll.interop.convert.openrlhf import TRAINER
+
+    _from(TRAINER, words)
 
 
 def from_trl(words: list[str]) -> None:
     """Run `plimsoll from-trl` with these words."""
-    _from(_TRL, words)
+    from plimsoll.interop.convert.trl import TRAINER
+
+    _from(TRAINER, words)
 
 
 def from_verl(words: list[str]) -> None:
     """Run `plimsoll from-verl` with these words."""
-    _from(_VERL, words)
+    from plimsoll.interop.convert.verl import TRAINER
+
+    _from(TRAINER, words)
 
 
-def _parser(trainer: _Trainer) -> Parser:
+def _parser(trainer: Trainer) -> Parser:
     parser = Parser(
         trainer.command,
         usage=f"plimsoll {trainer.command} SCRIPT.sh [options]\n"
@@ -162,7 +68,7 @@ def _parser(trainer: _Trainer) -> Parser:
     return parser
 
 
-def _from(trainer: _Trainer, words: list[str]) -> None:
+def _from(trainer: Trainer, words: list[str]) -> None:
     at = words.index("--") if "--" in words else len(words)
     options = _parser(trainer).parse_args(words[:at])
     launch = _launch(trainer, options.script, words[at + 1 :], options.set, options.command)
@@ -214,7 +120,7 @@ def _next_step(out: str | None, job: str) -> str:
 
 
 def _launch(
-    trainer: _Trainer,
+    trainer: Trainer,
     script: str | None,
     command: Sequence[str],
     given: Sequence[str],
@@ -236,10 +142,10 @@ def _launch(
             f"{trainer.command} -- {trainer.example}`."
         )
     if script is None:
-        launches, where = find_launches(command, trainer.programs()), "The command"
+        launches, where = find_launches(command, trainer.programs), "The command"
     else:
         variables = {**trainer.variables, **_variables(given)}
-        launches, where = script_launches(script, variables, trainer.programs()), script
+        launches, where = script_launches(script, variables, trainer.programs), script
     if not launches:
         raise ConfigError(
             f"{where} starts no program of {trainer.name}'s: {trainer.missing}. What it sources or "
@@ -248,9 +154,7 @@ def _launch(
     return _choose(trainer, launches, where, number)
 
 
-def _choose(
-    trainer: _Trainer, launches: Sequence[Launch], where: str, number: int | None
-) -> Launch:
+def _choose(trainer: Trainer, launches: Sequence[Launch], where: str, number: int | None) -> Launch:
     training = [one for one in launches if one.program not in trainer.beside] or [*launches]
     if number is not None and not 1 <= number <= len(training):
         raise ConfigError(f"--command {number}: {where} has 1 to {len(training)}.")
