@@ -18,7 +18,7 @@ NO_VALUE = _NoValue()
 
 
 @dataclass(frozen=True)
-class Traced:
+class Sourced:
     """A value and where it comes from.
 
     Attributes:
@@ -35,7 +35,7 @@ class Traced:
     check: str = ""
 
 
-Value = Traced | None
+Value = Sourced | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Sharding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedRole:
+class LearningRole:
     """A role that learns. average_decay: of a moving average of its weights."""
 
     model: Model | None = None
@@ -136,7 +136,7 @@ class TrainedRole:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrozenRole:
+class ScoringRole:
     """A role that only scores: reference, teacher or reward model."""
 
     model: Model | None = None
@@ -148,7 +148,7 @@ class FrozenRole:
 class RewardModel:
     """A reward model."""
 
-    role: FrozenRole | None = None
+    role: ScoringRole | None = None
     weight: Value = None
     tokenizer: Value = None
 
@@ -169,7 +169,7 @@ class Rows:
     path: Value = None
     name: Value = None
     split: Value = None
-    columns: Mapping[str, Traced] = field(default_factory=dict)
+    columns: Mapping[str, Sourced] = field(default_factory=dict)
     limit: Value = None
     weight: Value = None
     responses: Value = None
@@ -200,7 +200,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicSampling:
+class GroupFilter:
     """Groups of responses are replaced whose mean reward is not between two bounds.
 
     Attributes:
@@ -217,7 +217,7 @@ class DynamicSampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class BatchSizes:
     """What one optimizer step (sequences, pairs) or one step of RL (prompts) learns from.
 
     Attributes:
@@ -230,11 +230,11 @@ class Batch:
     prompts: Value = None
     responses: Value = None
     micro_batch_tokens: Value = None
-    dynamic_sampling: DynamicSampling | None = None
+    dynamic_sampling: GroupFilter | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class SamplingSettings:
     """How responses are sampled."""
 
     max_new_tokens: Value = None
@@ -269,8 +269,8 @@ class Rollout:
     max_sequences: Value = None
     enforce_eager: Value = None
     max_num_batched_tokens: Value = None
-    sampling: Sampling | None = None
-    eval_sampling: Sampling | None = None
+    sampling: SamplingSettings | None = None
+    eval_sampling: SamplingSettings | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +302,7 @@ class Method:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardPart:
+class RewardTerm:
     """A part of the reward: a rule or function with its options, or servers.
 
     Attributes:
@@ -364,7 +364,7 @@ class Algorithm:
     policy_loss: Method | None = None
     aggregation: Value = None
     aggregation_tokens: Value = None
-    correction: Method | Traced | None = None
+    correction: Method | Sourced | None = None
     kl: KL | None = None
     value_clip: Value = None
     critic_warmup_steps: Value = None
@@ -414,16 +414,16 @@ class ForeignRun:
     """All that a command says."""
 
     machines: Machines
-    actor: TrainedRole
-    critic: TrainedRole | None = None
-    reference: FrozenRole | None = None
-    teacher: FrozenRole | None = None
+    actor: LearningRole
+    critic: LearningRole | None = None
+    reference: ScoringRole | None = None
+    teacher: ScoringRole | None = None
     reward_model: RewardModel | None = None
     reward_models: Mapping[str, RewardModel] = field(default_factory=dict)
-    rewards: Mapping[str, RewardPart] = field(default_factory=dict)
+    rewards: Mapping[str, RewardTerm] = field(default_factory=dict)
     agents: Mapping[str, Agent] = field(default_factory=dict)
     data: Data
-    batch: Batch
+    batch: BatchSizes
     rollout: Rollout | None = None
     algorithm: Algorithm
     run: Run

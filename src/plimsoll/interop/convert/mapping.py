@@ -9,7 +9,7 @@ from dataclasses import replace
 from plimsoll.config.data import COLUMNS, EvalSource, WeightedSource
 from plimsoll.config.run import LOGGERS
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign import NO_VALUE, Adapter, Schedule, Traced, Value
+from plimsoll.interop.convert.foreign import NO_VALUE, Adapter, Schedule, Sourced, Value
 from plimsoll.interop.convert.options import Options, Remark
 
 _SCHEDULES = {
@@ -32,7 +32,7 @@ def schedule_of(
     named: str,
     *,
     default: str,
-    warmup: Traced,
+    warmup: Sourced,
     final: Value,
     constant_warmup: bool = False,
     note: str = "",
@@ -85,13 +85,13 @@ def half_precision_remark(o: Options, *ids: str) -> Iterator[Remark]:
 
 def micro_batch(
     o: Options, key: str, number: int, longest: int, *ids: str, unit: str = "sequences"
-) -> Traced:
+) -> Sourced:
     """Return the tokens of a micro-batch that holds some of the longest sequences or pairs."""
     note = f"{number} {unit} of the longest"
     return o.trace(number * longest, key, *ids, note=note)
 
 
-def token_budget(o: Options, tokens: str, switch: str, longest: int, *bounds: str) -> Traced:
+def token_budget(o: Options, tokens: str, switch: str, longest: int, *bounds: str) -> Sourced:
     """Return a micro-batch's token budget, raised to the longest sequence."""
     if o[tokens] >= longest:
         return o.trace(o[tokens], tokens, switch)
@@ -132,17 +132,17 @@ def source_names(paths: Iterable[str]) -> list[str]:
 def joined_mixture(*, weighted: bool) -> Value:
     """Return what to check if data sets are joined there and drawn equally here."""
     why = "sources are concatenated there; here rows are drawn equally from each: give weights "
-    return None if weighted else Traced(NO_VALUE, check=f"{why}as their numbers of rows are")
+    return None if weighted else Sourced(NO_VALUE, check=f"{why}as their numbers of rows are")
 
 
-def checked(value: Traced, why: str) -> Traced:
+def checked(value: Sourced, why: str) -> Sourced:
     """Return the value with something to check; unchanged for an empty reason."""
     return replace(value, check=why) if why else value
 
 
-def to_check(why: str) -> Traced:
+def to_check(why: str) -> Sourced:
     """Return something to check about a key without a value."""
-    return Traced(NO_VALUE, check=why)
+    return Sourced(NO_VALUE, check=why)
 
 
 def ray_head(o: Options, machines: int) -> Value:
@@ -152,7 +152,7 @@ def ray_head(o: Options, machines: int) -> Value:
     if o.launch.address is None:
         return to_check(_HEAD)
     check = "the port of Ray's head, not of its dashboard"
-    return Traced(f"{o.launch.address}:6379", note="Ray's usual port", check=check)
+    return Sourced(f"{o.launch.address}:6379", note="Ray's usual port", check=check)
 
 
 def known_loggers(names: Iterable[str]) -> tuple[str, ...]:
@@ -167,6 +167,6 @@ def unknown_loggers(id: str, names: Sequence[str], harmless: Sequence[str]) -> I
             yield Remark("lacking", id, f"{name}: loggers are {', '.join(LOGGERS)}")
 
 
-def present(values: Mapping[str, Value]) -> dict[str, Traced]:
+def present(values: Mapping[str, Value]) -> dict[str, Sourced]:
     """Return the values that are there."""
     return {name: value for name, value in values.items() if value is not None}

@@ -9,7 +9,7 @@ from typing import Any
 
 from plimsoll.config.problems import Problem, invalid, refuse
 from plimsoll.interop.convert.absences import RemarkKind
-from plimsoll.interop.convert.foreign import Traced
+from plimsoll.interop.convert.foreign import Sourced
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.values import Setting, format_flag, value_of
 
@@ -80,13 +80,13 @@ class Options:
             for id in ids
         )
 
-    def trace(self, value: object, *ids: str, note: str = "", check: str = "") -> Traced:
+    def trace(self, value: object, *ids: str, note: str = "", check: str = "") -> Sourced:
         """Return a value made of those of these settings that the version has."""
-        return Traced(value, tuple(id for id in ids if id in self.values), note, check)
+        return Sourced(value, tuple(id for id in ids if id in self.values), note, check)
 
     def take(
         self, id: str, convert: Callable[[Any], object] = lambda value: value, note: str = ""
-    ) -> Traced | None:
+    ) -> Sourced | None:
         """Return the converted value of one setting, or None if nothing is left of it."""
         value = None if self[id] is None else convert(self[id])
         return None if value is None else self.trace(value, id, note=note)
@@ -131,7 +131,7 @@ def read_settings(
         ConfigError: Values cannot be read, or there are other problems.
     """
     values = {setting.id: setting.default(command) for setting in settings}
-    shown: dict[str, str] = {}
+    texts: dict[str, str] = {}
     remarks: list[Remark] = []
     problems = list(problems)
     for given in assignments:
@@ -139,17 +139,17 @@ def read_settings(
         if setting is None:
             remarks.append(Remark("unknown", given.text, given.unknown))
             continue
-        if setting.id in shown:
+        if setting.id in texts:
             why = f"{given.name} is the same, and counts"
-            remarks.append(Remark("idle", shown[setting.id], why))
-        shown[setting.id] = given.text
+            remarks.append(Remark("idle", texts[setting.id], why))
+        texts[setting.id] = given.text
         try:
             values[setting.id] = value_of(setting, command, given.words)
         except ValueError as error:
             text = " ".join(given.words or ()) or None
             problems.append(invalid(given.name, text, str(error), remedy))
     refuse(problems)
-    return values, shown, remarks
+    return values, texts, remarks
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -57,7 +57,7 @@ class Expanded:
     Attributes:
         line: Line of the script, from 1.
         words: The words, after expansion.
-        unknown: Parts of the words that stay as they were written, each with the reason.
+        unknown: Parts of the words that stay as they were source, each with the reason.
     """
 
     line: int
@@ -410,10 +410,10 @@ def _within(node: Node, scope: _Scope, depth: int, escapable: str) -> Iterator[_
 def _unescape(source: bytes, escapable: str) -> str:
     """Remove backslashes. escapable: what they escape; empty: every character."""
 
-    def plain(found: re.Match[str]) -> str:
-        if found[1] == "\n":
+    def plain(match: re.Match[str]) -> str:
+        if match[1] == "\n":
             return ""
-        return found[1] if not escapable or found[1] in escapable else found[0]
+        return match[1] if not escapable or match[1] in escapable else match[0]
 
     return re.sub(r"\\(.)", plain, source.decode("utf-8", "replace"), flags=re.S)
 
@@ -439,12 +439,12 @@ def _variable(node: Node, scope: _Scope, depth: int) -> _Piece:
     name, index = _name_and_index(parts[0]) if parts else ("", "")
     sign = _text(parts[1]) if len(parts) > 1 else ""
     plain = name.isidentifier() or name.isdigit()
-    written = f"${name}" if len(parts) == 1 and plain else _text(node).strip()
+    source = f"${name}" if len(parts) == 1 and plain else _text(node).strip()
     if name in ("@", "*") and sign == ":":
         return _Piece((), splits=True, array=True)  # the script's own arguments: there are none
     if not name or depth > _DEEPEST or sign not in ("", "-", ":-", "+", ":+", "=", ":="):
         why = "an expansion of this kind is not read"
-        return _Piece((_keep(written, scope, why),), splits=True)
+        return _Piece((_keep(source, scope, why),), splits=True)
     values = (scope.path,) if name == "0" else scope.values.get(name)
     is_set = values is not None and (sign[:1] != ":" or bool("".join(values)))
     if sign[-1:] == "+" or (sign and not is_set):
@@ -455,7 +455,7 @@ def _variable(node: Node, scope: _Scope, depth: int) -> _Piece:
             scope.values[name] = (default,)
         return _Piece((default,), splits=True)
     if values is None:
-        return _Piece((_keep(written, scope, f"{name} is set nowhere before"),), splits=True)
+        return _Piece((_keep(source, scope, f"{name} is set nowhere before"),), splits=True)
     if name in scope.unknown_in:
         scope.unknown[scope.unknown_in[name]] = None
         values = tuple(map(_Unread, values))
@@ -475,16 +475,16 @@ def _name_and_index(node: Node) -> tuple[str, str]:
     return (_text(node).strip(), "") if node.type.endswith("variable_name") else ("", "")
 
 
-def _keep(written: str, scope: _Scope, why: str) -> str:
-    """Return the text as it was written, and report why it is not expanded."""
-    short = " ".join(written.split())
+def _keep(source: str, scope: _Scope, why: str) -> str:
+    """Return the text unchanged, and report why it is not expanded."""
+    short = " ".join(source.split())
     scope.unknown[f"{short if len(short) < 60 else short[:57] + '...'}: {why}"] = None
-    return _Unread(written)
+    return _Unread(source)
 
 
 def _arithmetic(node: Node, scope: _Scope) -> str:
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
         return "".join(scope.values.get(name, (name,)))
 
     known = _NAME.sub(value, _text(node).strip()[3:-2])

@@ -13,7 +13,7 @@ from plimsoll.interop.convert.absences import Absence
 
 
 @dataclass(frozen=True)
-class Reader:
+class ValueReader:
     """How the words after a setting become its value.
 
     Attributes:
@@ -33,29 +33,29 @@ class Reader:
     off: bool = False
 
 
-SWITCH = Reader(bool, 0, 0)
-BOOL = Reader(bool, 0, 1)
-OFF = Reader(bool, 0, 0, off=True)
-WHOLE = Reader(int)
-COUNT = Reader(int, lowest=1)
-NUMBER = Reader(float)
-TEXT = Reader(str)
-PAIR = Reader(float, 2, 2)
-BOUNDS = Reader(float, 1, 2)
-NUMBERS = Reader(float, 1, None)
-WORDS = Reader(str, 0, None)
+SWITCH = ValueReader(bool, 0, 0)
+BOOL = ValueReader(bool, 0, 1)
+OFF = ValueReader(bool, 0, 0, off=True)
+WHOLE = ValueReader(int)
+COUNT = ValueReader(int, lowest=1)
+NUMBER = ValueReader(float)
+TEXT = ValueReader(str)
+PAIR = ValueReader(float, 2, 2)
+BOUNDS = ValueReader(float, 1, 2)
+NUMBERS = ValueReader(float, 1, None)
+WORDS = ValueReader(str, 0, None)
 
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 """What argparse takes for a number, not for an option."""
 _TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
 
 
-def one_of(*values: str) -> Reader:
+def one_of(*values: str) -> ValueReader:
     """Return a reader that takes one of these words."""
-    return Reader(str, among=values)
+    return ValueReader(str, among=values)
 
 
-def read_value(reader: Reader, words: Sequence[str]) -> object:
+def read_value(reader: ValueReader, words: Sequence[str]) -> object:
     """Return the value that the words give; a tuple if there may be several words.
 
     Raises:
@@ -76,7 +76,7 @@ def _read_bool(word: str) -> bool:
     return word.lower() in _TRUE
 
 
-def _read_word(reader: Reader, word: str) -> object:
+def _read_word(reader: ValueReader, word: str) -> object:
     try:
         value = reader.kind(word)
     except ValueError as error:
@@ -108,7 +108,7 @@ class Setting:
 
     name: str
     of: tuple[str, ...]
-    reader: Reader
+    reader: ValueReader
     default: Callable[[str], object] = field(default=lambda command: None)
     older: tuple[str, ...] = ()
     secret: bool = False
@@ -124,7 +124,7 @@ class Setting:
 def settings(
     names: str,
     of: str,
-    reader: Reader,
+    reader: ValueReader,
     default: object = None,
     *,
     older: str = "",
@@ -153,11 +153,12 @@ def settings(
 
 
 def absent(
-    reason: Absence, of: str, names: str, reader: Reader = WORDS, default: object = None
+    reason: Absence, of: str, names: str, reader: ValueReader = WORDS, default: object = None
 ) -> tuple[Setting, ...]:
     """Return settings without a counterpart. of, names: separated by blanks."""
     return tuple(
-        replace(one, absent=reason, empty=True) for one in settings(names, of, reader, default)
+        replace(setting, absent=reason, empty=True)
+        for setting in settings(names, of, reader, default)
     )
 
 

@@ -21,7 +21,7 @@ from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Path, Tree
 from plimsoll.interop.convert import foreign
 from plimsoll.interop.convert.absences import Absence
-from plimsoll.interop.convert.foreign import NO_VALUE, Traced
+from plimsoll.interop.convert.foreign import NO_VALUE, Sourced
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.jobs import JOBS
 from plimsoll.spec.load import spec_of
@@ -30,8 +30,8 @@ from plimsoll.spec.run_spec import RunSpec
 _KEYS: Mapping[tuple[type, str], str] = {
     (foreign.ForeignRun, "machines"): "cluster",
     (foreign.ForeignRun, "agents"): "environments",
-    (foreign.TrainedRole, "sharding"): "zero",
-    (foreign.TrainedRole, "average_decay"): "ema.decay",
+    (foreign.LearningRole, "sharding"): "zero",
+    (foreign.LearningRole, "average_decay"): "ema.decay",
     (foreign.Sharding, "secondary_partition"): "hpz_partition_size",
     (foreign.Optimizer, "schedule"): "",
     (foreign.Schedule, "shape"): "schedule",
@@ -39,11 +39,11 @@ _KEYS: Mapping[tuple[type, str], str] = {
     (foreign.Data, "longest"): "max_tokens",
     (foreign.Data, "mixture"): "train",
     (foreign.Rows, "columns"): "",
-    (foreign.DynamicSampling, "most_drawn"): "max_drawn",
+    (foreign.GroupFilter, "most_drawn"): "max_drawn",
     (foreign.Rollout, "enforce_eager"): "vllm.enforce_eager",
     (foreign.Rollout, "max_num_batched_tokens"): "vllm.max_num_batched_tokens",
     (foreign.Rollout, "eval_sampling"): "/eval_sampling",
-    (foreign.RewardPart, "server"): "http",
+    (foreign.RewardTerm, "server"): "http",
     (foreign.Algorithm, "noise"): "neftune_alpha",
     (foreign.Algorithm, "precompute_reference"): "/reference_logprobs.precompute",
 }
@@ -138,13 +138,13 @@ def write_config(
         if traced.value is not NO_VALUE:
             entries[key] = Entry(key, traced.value, traced.settings, traced.note)
     used = {flag for entry in entries.values() for flag in entry.flags}
-    told = [*_absent_remarks(o, absent), *remarks, *checks, *_script_remarks(o)]
-    about_setting = {remark.about for remark in told}
-    told += [Remark("idle", id, _UNUSED) for id in o.typed if id not in used | about_setting]
+    all_remarks = [*_absent_remarks(o, absent), *remarks, *checks, *_script_remarks(o)]
+    about_setting = {remark.about for remark in all_remarks}
+    all_remarks += [Remark("idle", id, _UNUSED) for id in o.typed if id not in used | about_setting]
     converted = Converted(
         job,
         _in_order(job, list(entries.values())),
-        tuple(dict.fromkeys(told)),
+        tuple(dict.fromkeys(all_remarks)),
         {id: o.show(id) for id in o.values},
         frozenset(o.typed),
         about,
@@ -153,9 +153,9 @@ def write_config(
     return _without_defaults(converted)
 
 
-def _walk(part: object, key: str) -> Iterator[tuple[str, Traced]]:
+def _walk(part: object, key: str) -> Iterator[tuple[str, Sourced]]:
     """Yield every value of a record with its key."""
-    if isinstance(part, Traced):
+    if isinstance(part, Sourced):
         yield key, part
     elif isinstance(part, Mapping):
         for name, inner in part.items():
@@ -241,7 +241,7 @@ def _without_defaults(converted: Converted) -> Converted:
     meaning = _meaning(converted.job, converted.entries)
     kept = list(converted.entries)
     for entry in converted.entries:
-        fewer = [other for other in kept if other is not entry]
+        fewer = [kept_entry for kept_entry in kept if kept_entry is not entry]
         if not converted.is_given(entry) and _meaning(converted.job, fewer) == meaning:
             kept = fewer
     return replace(converted, entries=tuple(kept))
@@ -263,7 +263,5 @@ def _config(job: str, entries: Sequence[Entry]) -> JobConfig:
 
 def differences(first: Converted, second: Converted) -> dict[str, object]:
     """Return the keys that the second config has otherwise, with its values."""
-    a, b = (
-        leaves(_config(one.job, one.entries).model_dump(mode="json")) for one in (first, second)
-    )
+    a, b = (leaves(_config(c.job, c.entries).model_dump(mode="json")) for c in (first, second))
     return {".".join(p): b.get(p) for p in dict.fromkeys([*b, *a]) if a.get(p) != b.get(p)}

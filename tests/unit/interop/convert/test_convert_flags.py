@@ -17,8 +17,8 @@ from plimsoll.interop.convert.openrlhf.convert import convert
 from plimsoll.interop.convert.openrlhf.flag import (
     COMMANDS,
     RELEASES,
-    Flag,
     Version,
+    VersionedFlag,
     given_version,
     parse_version,
 )
@@ -71,7 +71,7 @@ DOTTED = {
 }
 
 
-def named(command: str, version: str) -> dict[str, Flag]:
+def named(command: str, version: str) -> dict[str, VersionedFlag]:
     at = parse_version(version)
     return {name: flag for flag in FLAGS if (name := flag.name(command, at))}
 

@@ -16,7 +16,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.interop.convert.launch import Launch, find_launches, programs_of
 from plimsoll.interop.convert.openrlhf.arguments import known_flags
 from plimsoll.interop.convert.openrlhf.convert import convert
-from plimsoll.interop.convert.openrlhf.flag import COMMANDS, RELEASES, Flag, given_version
+from plimsoll.interop.convert.openrlhf.flag import COMMANDS, RELEASES, VersionedFlag, given_version
 from plimsoll.interop.convert.writer import Converted
 
 LINES = Path(__file__).with_name("openrlhf_commands.txt").read_text().splitlines()
@@ -187,7 +187,7 @@ WORDS = {
 }
 
 
-def values(flag: Flag) -> st.SearchStrategy[list[str]]:
+def values(flag: VersionedFlag) -> st.SearchStrategy[list[str]]:
     if flag.reader.kind is bool:
         return st.just([])
     known = st.sampled_from(flag.reader.among) if flag.reader.among else WORDS[flag.reader.kind]

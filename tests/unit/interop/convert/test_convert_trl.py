@@ -419,7 +419,7 @@ def test_configs_of_accelerate_and_of_deepspeed(tmp_path: Path, trl: Trl) -> Non
         (f"trl sft {BASES['sft']} --max_length x", r"--max_length: x\n      It must be a who"),
         (f"trl sft {BASES['sft']} --packing maybe", "It must be true or false"),
         (f"trl sft {BASES['sft']} --learning_rate", "It takes a value, and none follows"),
-        (f"trl sft {BASES['sft']} --learning_rate 1 2", "one value, not a list: quote it"),
+        (f"trl sft {BASES['sft']} --learning_rate 1 2", "It takes 1 word: quote the value"),
         (f"trl sft {BASES['sft']} --learning_rate None", "It must be a number"),
         (f"trl sft {BASES['sft']} --lr_scheduler_kwargs x", "it is no JSON"),
         (f"trl sft {BASES['sft']} --lr_scheduler_type cosine_with_min_lr", "needs --lr_scheduler_kwargs"),

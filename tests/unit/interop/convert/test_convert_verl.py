@@ -276,7 +276,7 @@ def test_settings_become_keys(verl: Verl) -> None:
         (f"{A}.ppo_mini_batch_size=300", r"does not divide the 1024 prompts .* Nearest: .*size=256"),
         (f"{A}.ppo_epochs=x", r"ppo_epochs: x\n      It must be a whole number"),
         (f"{A}.ppo_epochs=$E", "--set gives a variable of the script"),
-        (f"{A}.ppo_epochs=[1,2]", "It must be one value, not a list"),
+        (f"{A}.ppo_epochs=[1,2]", "It takes 1 word: quote the value"),
         (f"{A}.use_kl_loss=maybe", "It must be true or false"),
         (f"{R}.tensor_model_parallel_size=16", "an engine needs 16 cards, and there are 8"),
         (f"{R}.multi_turn.enable=True", "turns and tools are given by `environments`"),

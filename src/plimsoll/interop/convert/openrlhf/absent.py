@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from plimsoll.interop.convert import absences as why
 from plimsoll.interop.convert.absences import Absence
-from plimsoll.interop.convert.openrlhf.flag import Flag, always
-from plimsoll.interop.convert.values import COUNT, NUMBER, SWITCH, WHOLE, Reader, one_of
+from plimsoll.interop.convert.openrlhf.flag import VersionedFlag, always
+from plimsoll.interop.convert.values import COUNT, NUMBER, SWITCH, WHOLE, ValueReader, one_of
 
 # fmt: off
 # ruff: noqa: E501  (a line a reason)
@@ -16,20 +16,20 @@ _ALL = "ppo sft rm dpo kto kd"
 _OLD_PPO = "ppo@-0.10.1"
 
 
-def _idle(reason: Absence, of: str, names: str) -> tuple[Flag, ...]:
+def _idle(reason: Absence, of: str, names: str) -> tuple[VersionedFlag, ...]:
     """Return flags that have no effect. names: `FLAT=DOTTED`, either of which may be empty."""
     pairs = (name.partition("=") for name in names.split())
-    return tuple(Flag(flat or None, dotted, of, absent=reason) for flat, _, dotted in pairs)
+    return tuple(VersionedFlag(flat or None, dotted, of, absent=reason) for flat, _, dotted in pairs)
 
 
-def _lacking(reason: Absence, of: str, reader: Reader, flat: str | None, dotted: str, default: object = None) -> Flag:
-    return Flag(flat, dotted, of, reader, always(default), absent=reason)
+def _lacking(reason: Absence, of: str, reader: ValueReader, flat: str | None, dotted: str, default: object = None) -> VersionedFlag:
+    return VersionedFlag(flat, dotted, of, reader, always(default), absent=reason)
 
 
 _SAVED = "ppo sft rm dpo kd@0.8.2 kto@0.9.2"
 _ROLES = ("", "actor.", "critic.")
 
-ABSENT: tuple[Flag, ...] = (
+ABSENT: tuple[VersionedFlag, ...] = (
     *_idle(why.PACKED, "ppo sft rm dpo", "packing_samples=ds.packing_samples"),
     *_idle(why.KERNELS, "ppo,sft,rm,dpo,kto,kd@-0.8.9", "flash_attn="),
     *_idle(why.KERNELS, "ppo,sft,rm,dpo,kto,kd@0.8.10", "attn_implementation=ds.attn_implementation"),
@@ -38,7 +38,7 @@ ABSENT: tuple[Flag, ...] = (
     *_idle(why.RECORDED, _ALL, "logging_steps=logger.logging_steps use_tensorboard=logger.tensorboard_dir"),
     *_idle(why.RECORDED, _OLD_PPO, "perf="),
     *_idle(why.ALWAYS, "ppo", "enable_prefix_caching=vllm.enable_prefix_caching"),
-    Flag("gradient_checkpointing_use_reentrant", "ppo:actor.gradient_checkpointing_reentrant model.gradient_checkpointing_reentrant", _ALL, absent=why.ENGINE),
+    VersionedFlag("gradient_checkpointing_use_reentrant", "ppo:actor.gradient_checkpointing_reentrant model.gradient_checkpointing_reentrant", _ALL, absent=why.ENGINE),
     *_idle(why.ENGINE, _ALL, "deepcompile=ds.deepcompile overlap_comm=ds.overlap_comm"),
     *_idle(why.ENGINE, "ppo sft rm dpo", "=ds.experts_implementation"),
     *_idle(why.ENGINE, "ppo", "vllm_sync_backend=vllm.sync_backend vllm_sync_with_ray=vllm.sync_with_ray"),
@@ -59,7 +59,7 @@ ABSENT: tuple[Flag, ...] = (
     *_idle(why.OTHER_METHOD, "ppo@0.9.7", "partial_rollout=train.partial_rollout_enable"),
     *_idle(why.UNASKED, "sft@-0.10.1", "train_split="),
     *(_lacking(why.ADAMW.unless("adam"), "ppo" if role else "sft rm dpo", one_of("adam", "muon"), None, f"{role}optim", "adam") for role in _ROLES),
-    Flag("aux_loss_coef", "ppo:actor.aux_loss_coef model.aux_loss_coef", _ALL, NUMBER, always(0.0), why.METHOD.unless(0.0)),
+    VersionedFlag("aux_loss_coef", "ppo:actor.aux_loss_coef model.aux_loss_coef", _ALL, NUMBER, always(0.0), why.METHOD.unless(0.0)),
     _lacking(why.ONE_CARD.unless(1), "ppo sft rm dpo", COUNT, "ring_attn_size", "ds.ring_attn_size", 1),
     *_idle(why.OTHER_METHOD, "ppo sft rm dpo", "ring_head_stride=ds.ring_attn_head_stride"),
     _lacking(why.ONE_CARD.unless(1), "ppo sft rm dpo kd@0.8.5", COUNT, "ds_tensor_parallel_size", "ds.tensor_parallel_size", 1),

@@ -17,8 +17,8 @@ from plimsoll.interop.convert.openrlhf.flag import (
     FIRST,
     LAST,
     RELEASES,
-    Flag,
     Version,
+    VersionedFlag,
     format_version,
 )
 from plimsoll.interop.convert.openrlhf.table import FLAGS
@@ -85,7 +85,7 @@ def read_options(
     typed, stray = split_flags(launch.arguments)
     versions = _find_versions(command, typed, version)
     flags = _flags(command, versions.last)
-    values, shown, _ = read_settings(
+    values, texts, _ = read_settings(
         command,
         [_setting(flag, command, versions.last) for flag in flags.values()],
         list(_assignments(command, versions.last, typed)),
@@ -96,7 +96,7 @@ def read_options(
         command,
         launch,
         values,
-        shown,
+        texts,
         {flag.id: f"--{name}" for name, flag in flags.items()},
         cards,
         version=versions.last,
@@ -107,7 +107,7 @@ def read_options(
     return options, versions
 
 
-def _setting(flag: Flag, command: str, version: Version) -> Setting:
+def _setting(flag: VersionedFlag, command: str, version: Version) -> Setting:
     """Return what a flag is in one command and version."""
     value = flag.default(command, version)
     default = bool(value) if flag.reader.kind is bool else value
@@ -124,19 +124,19 @@ def _assignments(command: str, version: Version, typed: Sequence[Typed]) -> Iter
 
 
 @cache
-def _flags(command: str, version: Version) -> Mapping[str, Flag]:
+def _flags(command: str, version: Version) -> Mapping[str, VersionedFlag]:
     """Return the flags of a command in a version, by name."""
     return {name: flag for flag in FLAGS if (name := flag.name(command, version))}
 
 
 @cache
-def known_flags(command: str) -> tuple[Flag, ...]:
+def known_flags(command: str) -> tuple[VersionedFlag, ...]:
     """Return the flags that a command has in any version, in the table's order."""
     ids = {flag.id for version in RELEASES for flag in _flags(command, version).values()}
     return tuple(flag for flag in FLAGS if flag.id in ids)
 
 
-def _match(command: str, version: Version, name: str) -> tuple[Flag | None, list[str]]:
+def _match(command: str, version: Version, name: str) -> tuple[VersionedFlag | None, list[str]]:
     """Return the flag of a name, or of a beginning that only one has; and all that it may be."""
     flags = _flags(command, version)
     if name in flags:

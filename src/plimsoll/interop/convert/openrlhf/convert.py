@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.interop.convert.foreign import ForeignRun, Sampling
+from plimsoll.interop.convert.foreign import ForeignRun, SamplingSettings
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.mapping import half_precision_remark
 from plimsoll.interop.convert.openrlhf import data, learning, rewards, roles
@@ -66,7 +66,7 @@ def _convert(o: Options, versions: Versions) -> Converted:
 def _run(o: Options) -> ForeignRun:
     models = rewards.reward_models(o)
     several = {f"model_{i}": model for i, model in enumerate(models, 1)}
-    sampling = Sampling(temperature=o.take("temperature"))
+    sampling = SamplingSettings(temperature=o.take("temperature"))
     return ForeignRun(
         machines=roles.machines(o),
         actor=roles.trained_role(o, "actor", o.take("pretrain")),
@@ -112,16 +112,16 @@ def _lacking(o: Options) -> dict[str, str]:
             why["eval_dataset"] = "jobs that learn from data have one held-out set; the first"
         return why
     why = {}
-    asked, parts = learning.gate(o), rewards.scored_parts(o)
+    correction, parts = learning.gate(o), rewards.scored_parts(o)
     if learning.estimator(o) in ("gae", "reinforce_pp", "reinforce_pp_baseline"):
         why["no_advantage_std_norm"] = "advantages are centred and scaled, or neither"
     if o["policy_loss_type"] == "gspo":
         why["dual_clip"] = "gspo has no dual clip"
     if reason := learning.why_uncorrected(o):
         why[" ".join(learning.CORRECTION_FLAGS)] = reason
-    elif asked is not None and asked.mode == "clip" and asked.low > 0:
+    elif correction is not None and correction.mode == "clip" and correction.low > 0:
         why[learning.CORRECTION_FLAGS[-1]] = (
-            f"weights below {asked.low:g} are raised to it there; here they stay"
+            f"weights below {correction.low:g} are raised to it there; here they stay"
         )
     if (o["vllm_generate_batch_size"] or 0) > o["rollout_batch_size"]:
         why["vllm_generate_batch_size"] = "no more is sampled than is learned"

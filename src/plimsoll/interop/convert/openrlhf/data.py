@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert import foreign, mapping
-from plimsoll.interop.convert.foreign import Traced, Value
+from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options
 from plimsoll.interop.convert.values import positive
 
@@ -34,7 +34,7 @@ def rollout_lengths(o: Options) -> tuple[int, int]:
     return total - response, response
 
 
-def response_length(o: Options) -> Traced:
+def response_length(o: Options) -> Sourced:
     """Return the longest response."""
     response = rollout_lengths(o)[1]
     if o["prompt_max_len"] is not None:
@@ -46,7 +46,7 @@ def response_length(o: Options) -> Traced:
     return o.trace(response, "max_len", "max_new_tokens", check=why)
 
 
-def _longest(o: Options) -> Traced:
+def _longest(o: Options) -> Sourced:
     """Return the longest prompt in RL, else the longest sequence."""
     if not o.rl:
         return o.trace(o["max_len"], "max_len")
@@ -56,7 +56,7 @@ def _longest(o: Options) -> Traced:
     return o.trace(prompt, "max_len", "max_new_tokens", note="max_len less the longest response")
 
 
-def batch(o: Options) -> foreign.Batch:
+def batch(o: Options) -> foreign.BatchSizes:
     """Return what a step learns from."""
     longest = sum(rollout_lengths(o)) if o.rl else int(o["max_len"])
     longest *= 2 if o.pairs else 1
@@ -66,7 +66,7 @@ def batch(o: Options) -> foreign.Batch:
         number = o["micro_train_batch_size"]
         tokens = mapping.micro_batch(o, "micro_train_batch_size", number, longest, *_LENGTHS)
     size = o.take("train_batch_size")
-    return foreign.Batch(
+    return foreign.BatchSizes(
         sequences=None if o.rl or o.pairs else size,
         pairs=size if o.pairs else None,
         prompts=o.take("rollout_batch_size"),
@@ -86,14 +86,14 @@ def mini_batches(o: Options) -> Value:
     return o.trace(steps, "train_batch_size", *said_by)
 
 
-def _dynamic_sampling(o: Options) -> foreign.DynamicSampling | None:
+def _dynamic_sampling(o: Options) -> foreign.GroupFilter | None:
     if not o["dynamic_filtering"]:
         return None
     flags = ("dynamic_filtering", "dynamic_filtering_reward_range")
     low, high = o[flags[1]]
     apart = o["overlong_buffer_len"] is not None and (o["remote_rm_url"] or "").endswith(".py")
     note = "the function's score, without the penalty"
-    return foreign.DynamicSampling(
+    return foreign.GroupFilter(
         low=o.trace(low, *flags),
         high=o.trace(high, *flags),
         by=o.trace("reward_func", *flags, note=note) if apart else None,
@@ -143,7 +143,7 @@ def data(o: Options) -> foreign.Data:
         train=rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True)),
         held_out=_held_out(o),
         longest=_longest(o),
-        over_long=Traced("truncate", note="OpenRLHF cuts what is longer"),
+        over_long=Sourced("truncate", note="OpenRLHF cuts what is longer"),
         chat_template=_template(o),
         mixture=mapping.joined_mixture(weighted=len(rows) == 1 or weights[0] is not None),
     )
@@ -177,7 +177,7 @@ def _weights(o: Options, sources: int) -> Sequence[Value]:
         raise ConfigError(f"{o.show(flag)}: a weight is no number: {error}.") from error
 
 
-def _columns(o: Options) -> Mapping[str, Traced]:
+def _columns(o: Options) -> Mapping[str, Sourced]:
     """Return which columns hold what."""
     if o.rl:
         turns = bool(o["apply_chat_template"] and _TURNS.search(o["input_key"]))
@@ -260,12 +260,12 @@ def _held_out(o: Options) -> foreign.Rows | Mapping[str, foreign.Rows] | None:
     return rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True))
 
 
-def eval_sampling(o: Options) -> foreign.Sampling | None:
+def eval_sampling(o: Options) -> foreign.SamplingSettings | None:
     """Return how held-out prompts are answered."""
     if not _evaluates(o):
         return None
     flag = o.first("generate_max_len", "max_new_tokens")
-    return foreign.Sampling(
+    return foreign.SamplingSettings(
         temperature=o.take("eval_temperature"),
         max_new_tokens=o.trace(rollout_lengths(o)[1], flag),
         top_p=o.trace(o["top_p"], "top_p") if o["top_p"] < 1 else None,

@@ -11,7 +11,7 @@ from functools import cache
 
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert.absences import Absence
-from plimsoll.interop.convert.values import WORDS, Reader
+from plimsoll.interop.convert.values import WORDS, ValueReader
 
 Version = tuple[int, int, int]
 Default = Callable[[str, Version], object]
@@ -66,7 +66,7 @@ def given_version(text: str) -> Version:
 
 
 @dataclass(frozen=True)
-class Flag:
+class VersionedFlag:
     """One setting.
 
     Attributes:
@@ -83,7 +83,7 @@ class Flag:
     flat: str | None
     dotted: str
     of: str
-    reader: Reader = WORDS
+    reader: ValueReader = WORDS
     default: Default = field(default=lambda command, version: None)
     absent: Absence | None = None
     secret: bool = False

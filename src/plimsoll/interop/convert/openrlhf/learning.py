@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plimsoll.interop.convert import foreign
-from plimsoll.interop.convert.foreign import Traced
+from plimsoll.interop.convert.foreign import Sourced
 from plimsoll.interop.convert.openrlhf.data import mini_batches
 from plimsoll.interop.convert.openrlhf.table import CORRECTIONS, ESTIMATORS
 from plimsoll.interop.convert.options import Options
@@ -132,25 +132,25 @@ def gate(o: Options) -> Gate | None:
 
 def why_uncorrected(o: Options) -> str:
     """Return why Plimsoll cannot make OpenRLHF's correction; "" if it can, or if there is none."""
-    asked = gate(o)
-    if asked is None:
+    correction = gate(o)
+    if correction is None:
         return ""
     if o["policy_loss_type"] == "gspo":
         return "OpenRLHF's gspo then divides by the sampler's probabilities, without a bound"
-    if asked.gating != "ratio":
-        return f"a correction is bounded by ratios, not by {asked.gating}"
+    if correction.gating != "ratio":
+        return f"a correction is bounded by ratios, not by {correction.gating}"
     return ""
 
 
-def _correction(o: Options) -> foreign.Method | Traced:
-    asked = gate(o)
+def _correction(o: Options) -> foreign.Method | Sourced:
+    correction = gate(o)
     switch = o.first("is_correction_level", "enable_vllm_is_correction")
-    if asked is None:
+    if correction is None:
         return o.trace(None, switch)
     if why_uncorrected(o):
-        return Traced(None, tuple(o.given(switch)), note="no correction")
-    flags, clips = (*_LEVELS, *_SWITCHES), asked.mode == "clip"
-    name = "truncate" if clips else "icepop" if asked.level == "token" else "mask"
+        return Sourced(None, tuple(o.given(switch)), note="no correction")
+    flags, clips = (*_LEVELS, *_SWITCHES), correction.mode == "clip"
+    name = "truncate" if clips else "icepop" if correction.level == "token" else "mask"
     masks = name == "mask"
     return foreign.Method(
         name=o.trace(name, *flags),
@@ -161,8 +161,8 @@ def _correction(o: Options) -> foreign.Method | Traced:
             "kept": o.trace("token", *flags, note="what stays keeps its weights")
             if masks
             else None,
-            "low": None if clips else o.trace(asked.low, _THRESHOLD),
-            "high": o.trace(asked.high, _THRESHOLD),
+            "low": None if clips else o.trace(correction.low, _THRESHOLD),
+            "high": o.trace(correction.high, _THRESHOLD),
         },
     )
 

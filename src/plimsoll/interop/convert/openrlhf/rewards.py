@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert import foreign
-from plimsoll.interop.convert.foreign import Traced
+from plimsoll.interop.convert.foreign import Sourced
 from plimsoll.interop.convert.openrlhf.data import rollout_lengths
 from plimsoll.interop.convert.openrlhf.learning import estimator
 from plimsoll.interop.convert.openrlhf.roles import frozen_role
@@ -56,7 +56,7 @@ def agents(o: Options) -> Mapping[str, foreign.Agent]:
     return {"agent": agent}
 
 
-def rewards(o: Options) -> Mapping[str, foreign.RewardPart]:
+def rewards(o: Options) -> Mapping[str, foreign.RewardTerm]:
     """Return the parts of the reward that are no models."""
     scored = scored_parts(o)
     if clips(o):
@@ -69,7 +69,7 @@ def rewards(o: Options) -> Mapping[str, foreign.RewardPart]:
         parts = {name: replace(part, truncated_factor=kept) for name, part in parts.items()}
         if factor < 0:
             value = {"value": o.trace(factor, flag)}
-            parts["length"] = foreign.RewardPart(name=o.trace("length", flag), options=value)
+            parts["length"] = foreign.RewardTerm(name=o.trace("length", flag), options=value)
     return parts
 
 
@@ -78,7 +78,7 @@ def clips(o: Options) -> bool:
     return o.rl and estimator(o) in ("gae", "reinforce_pp")
 
 
-def scored_parts(o: Options) -> Mapping[str, foreign.RewardPart]:
+def scored_parts(o: Options) -> Mapping[str, foreign.RewardTerm]:
     """Return what servers and functions give."""
     flag = "remote_rm_url"
     if o["agent_func_path"] or not o[flag]:
@@ -88,7 +88,7 @@ def scored_parts(o: Options) -> Mapping[str, foreign.RewardPart]:
     if urls and urls[0].endswith(".py"):
         options = {"path": o.trace(urls[0], flag), "tokenizer": tokenizer}
         return {
-            "reward_func": foreign.RewardPart(
+            "reward_func": foreign.RewardTerm(
                 name=o.trace("openrlhf_function", flag), options=options
             )
         }
@@ -96,12 +96,12 @@ def scored_parts(o: Options) -> Mapping[str, foreign.RewardPart]:
         urls=o.trace(tuple(urls), flag),
         format=o.trace("openrlhf", flag),
         tokenizer=tokenizer,
-        time_limit=Traced(_SECONDS, note="OpenRLHF waits so long"),
+        time_limit=Sourced(_SECONDS, note="OpenRLHF waits so long"),
     )
-    return {"remote": foreign.RewardPart(server=server)}
+    return {"remote": foreign.RewardTerm(server=server)}
 
 
-def _over_long(o: Options) -> Mapping[str, foreign.RewardPart]:
+def _over_long(o: Options) -> Mapping[str, foreign.RewardTerm]:
     """Return the penalty for long responses."""
     flag = "overlong_buffer_len"
     if o[flag] is None:
@@ -114,7 +114,7 @@ def _over_long(o: Options) -> Mapping[str, foreign.RewardPart]:
     if o["agent_func_path"]:
         note = "OpenRLHF counts from an episode's first sampled token to its last"
         options["observations"] = o.trace(True, flag, note=note)
-    return {"overlong": foreign.RewardPart(name=o.trace("overlong", flag), options=options)}
+    return {"overlong": foreign.RewardTerm(name=o.trace("overlong", flag), options=options)}
 
 
 def _split(text: str) -> list[str]:

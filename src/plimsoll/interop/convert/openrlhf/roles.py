@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert import foreign, mapping
-from plimsoll.interop.convert.foreign import Traced, Value
+from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options
 
 _CARDS = 8
@@ -43,12 +43,12 @@ def _launched_machines(o: Options) -> foreign.Machines:
     note = f"{launch.started_by or 'the launcher'}: {cards} cards a machine"
     said = launch.cards is not None or o.cards is not None
     check = "" if said else f"no flag says how many cards there are: {cards}"
-    ranks = Traced(cards * nodes, note=note, check=check)
+    ranks = Sourced(cards * nodes, note=note, check=check)
     return foreign.Machines(ranks=ranks, nodes=_nodes(nodes), address=mapping.ray_head(o, nodes))
 
 
 def _nodes(number: int) -> Value:
-    return Traced(number, note=f"{number} machines") if number > 1 else None
+    return Sourced(number, note=f"{number} machines") if number > 1 else None
 
 
 def _shares_cards(o: Options) -> bool:
@@ -61,7 +61,7 @@ def rollout(o: Options) -> foreign.Rollout:
     if not o["vllm_num_engines"]:
         return foreign.Rollout(
             engine=o.trace("transformers", "vllm_num_engines", note="no vLLM"),
-            placement=Traced("shared", note="it samples on the ranks' cards"),
+            placement=Sourced("shared", note="it samples on the ranks' cards"),
         )
     shared = _shares_cards(o)
     return foreign.Rollout(
@@ -71,7 +71,7 @@ def rollout(o: Options) -> foreign.Rollout:
         enforce_eager=o.take("enforce_eager", lambda on: on or None),
         placement=o.trace("shared", "colocate_all_models")
         if shared
-        else Traced("own", note="engines have cards of their own"),
+        else Sourced("own", note="engines have cards of their own"),
         # each sync brings all weights, so that a sleeping engine need not keep them
         sleep_level=o.trace(2 if o["vllm_enable_sleep"] else 0, "vllm_enable_sleep")
         if shared
@@ -79,12 +79,12 @@ def rollout(o: Options) -> foreign.Rollout:
     )
 
 
-def trained_role(o: Options, role: str, path: Value) -> foreign.TrainedRole:
+def trained_role(o: Options, role: str, path: Value) -> foreign.LearningRole:
     """Return how a role that learns is held. role: actor or critic."""
     adapter = mapping.adapter_of(o, "lora_rank", "lora_alpha", "target_modules", "lora_dropout")
     offload = o.take("adam_offload", lambda on: "cpu" if on else None)
     divided_again = o["zpg"] > 1 and o["zero_stage"] == 3
-    return foreign.TrainedRole(
+    return foreign.LearningRole(
         model=foreign.Model(
             path=path,
             dtype=_dtype(o, role),
@@ -165,7 +165,7 @@ def _schedule(o: Options, role: str) -> foreign.Schedule:
     )
 
 
-def critic(o: Options) -> foreign.TrainedRole | None:
+def critic(o: Options) -> foreign.LearningRole | None:
     """Return the critic; it begins as the reward model if there is one, else as the actor."""
     if not o.has_critic:
         return None
@@ -179,7 +179,7 @@ def critic(o: Options) -> foreign.TrainedRole | None:
     return trained_role(o, "critic", path)
 
 
-def reference(o: Options) -> foreign.FrozenRole | None:
+def reference(o: Options) -> foreign.ScoringRole | None:
     """Return the frozen policy; None if it is the actor's first weights, whole on every rank."""
     path = o["ref_pretrain"] or o["pretrain"]
     if not o.rl and o.command not in ("dpo", "kto"):
@@ -194,16 +194,16 @@ def reference(o: Options) -> foreign.FrozenRole | None:
     return frozen_role(o, o.trace(path, flag), offload)
 
 
-def frozen_role(o: Options, path: Value, offload: str) -> foreign.FrozenRole:
+def frozen_role(o: Options, path: Value, offload: str) -> foreign.ScoringRole:
     """Return a role that only scores. offload: the flag that keeps it in host memory."""
-    return foreign.FrozenRole(
+    return foreign.ScoringRole(
         model=foreign.Model(path=path, quantization=_quantization(o)),
         stage=o.trace(3, "zero_stage") if o["zero_stage"] == 3 else None,
         offload=o.take(offload, lambda on: "cpu" if on else None),
     )
 
 
-def teacher(o: Options) -> foreign.FrozenRole | None:
+def teacher(o: Options) -> foreign.ScoringRole | None:
     """Return the teacher of `train_kd`."""
     if o.command != "kd":
         return None

@@ -58,7 +58,7 @@ def read_options(launch: Launch, cards: int | None) -> tuple[Options, list[Remar
     given = [Typed(option.name.replace("-", "_"), option.words) for option in typed]
     notes: list[Remark] = []
     options = {option.name: option for option in [*_files(given, notes), *given]}
-    values, shown, remarks = read_settings(
+    values, texts, remarks = read_settings(
         command,
         settings_of(command),
         [_assignment(command, option) for option in options.values()],
@@ -68,7 +68,7 @@ def read_options(launch: Launch, cards: int | None) -> tuple[Options, list[Remar
         command,
         launch,
         values,
-        shown,
+        texts,
         {setting.id: f"--{setting.name}" for setting in settings_of(command)},
         cards,
         rl=command in ("grpo", "rloo"),

@@ -17,7 +17,7 @@ from typing import Any
 
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert import foreign, mapping
-from plimsoll.interop.convert.foreign import Traced, Value
+from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.trl.roles import processes
 from plimsoll.interop.convert.values import positive
@@ -69,7 +69,7 @@ def mini_batches(o: Options) -> Value:
     return o.trace(_generation(o).updates, *_SAMPLED[:-1]) if o.rl else None
 
 
-def batch(o: Options) -> foreign.Batch:
+def batch(o: Options) -> foreign.BatchSizes:
     """Return what a step learns from."""
     if o.rl:
         return _sampled_batch(o)
@@ -81,14 +81,14 @@ def batch(o: Options) -> foreign.Batch:
         why += "are counted: multiply by how many rows a pack held"
         size = mapping.checked(size, why)
     longest = (o["max_length"] or _LONGEST) * (2 if o.pairs else 1)
-    return foreign.Batch(
+    return foreign.BatchSizes(
         sequences=None if o.pairs else size,
         pairs=size if o.pairs else None,
         micro_batch_tokens=mapping.micro_batch(o, _SIZE, o[_SIZE], longest, "max_length"),
     )
 
 
-def _sampled_batch(o: Options) -> foreign.Batch:
+def _sampled_batch(o: Options) -> foreign.BatchSizes:
     responses, each = _generation(o).responses, int(o["num_generations"])
     if responses % each:
         raise ConfigError(
@@ -97,7 +97,7 @@ def _sampled_batch(o: Options) -> foreign.Batch:
             "Give --generation_batch_size or another number."
         )
     longest = _longest_prompt(o) + o["max_completion_length"]
-    return foreign.Batch(
+    return foreign.BatchSizes(
         prompts=o.trace(responses // each, *_SAMPLED, note=f"{responses} responses / {each}"),
         responses=o.take("num_generations"),
         micro_batch_tokens=mapping.micro_batch(
@@ -113,7 +113,7 @@ def _longest_prompt(o: Options) -> int:
     return max(1, whole - o["max_completion_length"]) if whole is not None else _PROMPT
 
 
-def _longest(o: Options) -> Traced:
+def _longest(o: Options) -> Sourced:
     """Return the longest prompt in RL, else the longest sequence."""
     if o.rl:
         flags = o.given("max_prompt_length", "vllm_max_model_length")[:1]
@@ -141,11 +141,11 @@ def first_row(path: str) -> Mapping[str, object] | None:
     return row.values if isinstance(row, Row) else None
 
 
-def _column(name: str, *flags: str) -> Traced:
-    return Traced(name, flags, "TRL's name")
+def _column(name: str, *flags: str) -> Sourced:
+    return Sourced(name, flags, "TRL's name")
 
 
-def _columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Traced]:
+def _columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Sourced]:
     """Return which columns hold what. row: the first row, if it is known."""
     if o.rl:
         solved = any(name in _SOLVED for name in o["reward_funcs"] or ())
@@ -153,8 +153,8 @@ def _columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Traced]:
         return {"prompt": _column("prompt"), **answers}
     tools = {"tools": _column("tools")} if row is not None and row.get("tools") else {}
     if o.pairs:
-        asked = {"prompt": _column("prompt")} if _has_prompt(row) else {}
-        return {**asked, "chosen": _column("chosen"), "rejected": _column("rejected"), **tools}
+        prompt = {"prompt": _column("prompt")} if _has_prompt(row) else {}
+        return {**prompt, "chosen": _column("chosen"), "rejected": _column("rejected"), **tools}
     if o.command == "kto":
         response = {"response": _column("completion")}
         return {"prompt": _column("prompt"), "label": _column("label"), **response, **tools}
@@ -162,7 +162,7 @@ def _columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Traced]:
     return columns if "text" in columns else {**columns, **tools}
 
 
-def _sft_columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Traced]:
+def _sft_columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Sourced]:
     """Return the columns in the order in which TRL looks for them."""
     text = {"text": _column(str(o["dataset_text_field"]), *o.given("dataset_text_field"))}
     flags = o.given("completion_only_loss")
@@ -189,7 +189,7 @@ def _has_prompt(row: Mapping[str, object] | None) -> bool:
     return not (isinstance(first, dict) and first.get("role") != "assistant")
 
 
-def _with_checks(o: Options, columns: dict[str, Traced]) -> dict[str, Traced]:
+def _with_checks(o: Options, columns: dict[str, Sourced]) -> dict[str, Sourced]:
     """Return the columns with what to check if no row is known."""
     why = ""
     if o.pairs:
@@ -248,17 +248,17 @@ def _listed_rows(number: int, entry: Mapping[str, Any]) -> tuple[str, foreign.Ro
     name, weight = entry.get("name"), _fraction(entry)
     given = ("datasets",)
     return path, foreign.Rows(
-        path=Traced(path, given),
-        name=None if name is None else Traced(name, given),
-        split=None if file is not None else Traced(entry.get("split", "train"), given),
-        weight=None if weight is None else Traced(weight, given),
+        path=Sourced(path, given),
+        name=None if name is None else Sourced(name, given),
+        split=None if file is not None else Sourced(entry.get("split", "train"), given),
+        weight=None if weight is None else Sourced(weight, given),
     )
 
 
 def data(o: Options) -> foreign.Data:
     """Return the rows, and how they are read."""
     sources = _sources(o)
-    rows = [replace(held, columns=_columns(o, first_row(path))) for path, held in sources]
+    rows = [replace(source, columns=_columns(o, first_row(path))) for path, source in sources]
     if first_row(sources[0][0]) is None:
         rows[0] = replace(rows[0], columns=_with_checks(o, dict(rows[0].columns)))
     names = [f"{_stem(path)}_{number}" for number, (path, _) in enumerate(sources, 1)]
@@ -307,10 +307,14 @@ def learned_tokens(o: Options) -> Value:
     if o.command != "sft" or "text" in read:
         return None
     answers = o["completion_only_loss"]
-    own = o["assistant_only_loss"] or ("response" in read if answers is None else answers)
-    note = "" if own else "TRL learns the other turns, too, but of prompts and completions"
+    assistant_only = o["assistant_only_loss"] or (
+        "response" in read if answers is None else answers
+    )
+    note = (
+        "" if assistant_only else "TRL learns the other turns, too, but of prompts and completions"
+    )
     flags = ("assistant_only_loss", "completion_only_loss")
-    return o.trace("assistant" if own else "all", *flags, note=note)
+    return o.trace("assistant" if assistant_only else "all", *flags, note=note)
 
 
 def _every(o: Options, flag: str) -> int | None:

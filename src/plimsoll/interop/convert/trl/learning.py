@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert import foreign
-from plimsoll.interop.convert.foreign import Traced, Value
+from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.trl.data import learned_tokens, mini_batches, updates
 from plimsoll.interop.convert.trl.roles import divided
@@ -66,7 +66,7 @@ def algorithm(o: Options) -> foreign.Algorithm:
         case "cpo":
             return _cpo(o)
         case "orpo":
-            name = Traced("orpo", note="trl orpo")
+            name = Sourced("orpo", note="trl orpo")
             return foreign.Algorithm(
                 loss=foreign.Method(name=name, options={"beta": o.take("beta")})
             )
@@ -152,20 +152,20 @@ def _rloo(o: Options) -> foreign.Algorithm:
     why += f"first of a step's {number} updates alone"
     check = why if number > 1 else ""
     return foreign.Algorithm(
-        advantage=foreign.Method(name=Traced("rloo", note="trl rloo")),
+        advantage=foreign.Method(name=Sourced("rloo", note="trl rloo")),
         policy_loss=foreign.Method(
-            name=Traced("clip", note="trl rloo", check=check), options=_clips(o)
+            name=Sourced("clip", note="trl rloo", check=check), options=_clips(o)
         ),
-        aggregation=Traced("constant", note=note),
-        aggregation_tokens=Traced(1, note=note),
-        correction=Traced(None, note="RLOO of TRL has none"),
+        aggregation=Sourced("constant", note=note),
+        aggregation_tokens=Sourced(1, note=note),
+        correction=Sourced(None, note="RLOO of TRL has none"),
         kl=_kl(o),
         epochs=o.take("num_iterations"),
         mini_batches=mini_batches(o),
     )
 
 
-def _correction(o: Options) -> foreign.Method | Traced:
+def _correction(o: Options) -> foreign.Method | Sourced:
     switch, mode, high, low = (
         "vllm_importance_sampling_correction",
         "vllm_importance_sampling_mode",
@@ -268,7 +268,7 @@ def _cpo(o: Options) -> foreign.Algorithm:
     )
 
 
-def teacher(o: Options) -> foreign.FrozenRole | None:
+def teacher(o: Options) -> foreign.ScoringRole | None:
     """Return the teacher of `trl gkd`."""
     if o.command != "gkd":
         return None
@@ -280,7 +280,7 @@ def teacher(o: Options) -> foreign.FrozenRole | None:
             f"{o.show('lmbda')}: not supported: that share of the responses is sampled from the "
             "student, and `plimsoll distill` learns on the rows' responses: --lmbda 0 is that."
         )
-    return foreign.FrozenRole(model=foreign.Model(path=path), stage=divided(o))
+    return foreign.ScoringRole(model=foreign.Model(path=path), stage=divided(o))
 
 
 def _gkd(o: Options) -> foreign.Algorithm:
@@ -297,9 +297,9 @@ def reward_model(o: Options) -> foreign.RewardModel | None:
     if path is None:
         return None
     return foreign.RewardModel(
-        role=foreign.FrozenRole(model=foreign.Model(path=path), stage=divided(o)),
+        role=foreign.ScoringRole(model=foreign.Model(path=path), stage=divided(o)),
         weight=o.trace(_weights(o)[0], "reward_weights"),
-        tokenizer=Traced("own", note="TRL tokenises for the model"),
+        tokenizer=Sourced("own", note="TRL tokenises for the model"),
     )
 
 
@@ -317,7 +317,7 @@ def _weights(o: Options) -> list[float]:
     return weights
 
 
-def rewards(o: Options) -> Mapping[str, foreign.RewardPart]:
+def rewards(o: Options) -> Mapping[str, foreign.RewardTerm]:
     """Return the parts of the reward that functions give."""
     if not o.rl:
         return {}
@@ -326,7 +326,7 @@ def rewards(o: Options) -> Mapping[str, foreign.RewardPart]:
     return dict(_part(o, name, w) for name, w in zip(functions, weights, strict=True))
 
 
-def _part(o: Options, function: str, weight: float) -> tuple[str, foreign.RewardPart]:
+def _part(o: Options, function: str, weight: float) -> tuple[str, foreign.RewardTerm]:
     check, options = "", {}
     if function in _FUNCTIONS:
         name, values = _FUNCTIONS[function]
@@ -341,7 +341,7 @@ def _part(o: Options, function: str, weight: float) -> tuple[str, foreign.Reward
             "dotted path such as my_module.my_reward."
         )
     part = re.sub(r"\W+", "_", function.rpartition(".")[2]) or "reward"
-    return part, foreign.RewardPart(
+    return part, foreign.RewardTerm(
         name=o.trace(name, "reward_funcs", check=check),
         options=options,
         weight=o.trace(weight, "reward_weights"),

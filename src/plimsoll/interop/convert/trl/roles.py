@@ -86,8 +86,8 @@ def _offload(o: Options, device: str) -> Value:
 
 
 def _asks_for_half(o: Options) -> bool:
-    asked = (o["dtype"], o["mixed_precision"])
-    return bool(o["fp16"]) or any(name in mapping.HALF_16 for name in asked)
+    dtypes = (o["dtype"], o["mixed_precision"])
+    return bool(o["fp16"]) or any(name in mapping.HALF_16 for name in dtypes)
 
 
 def _dtype(o: Options) -> Value:
@@ -102,7 +102,7 @@ def _dtype(o: Options) -> Value:
     return o.trace("bfloat16", *flags, note=note)
 
 
-def actor(o: Options) -> foreign.TrainedRole:
+def actor(o: Options) -> foreign.LearningRole:
     """Return the model that learns."""
     path = o.take("model_name_or_path")
     if path is None:
@@ -110,7 +110,7 @@ def actor(o: Options) -> foreign.TrainedRole:
     offloads, quantizes = o["activation_offloading"], o["load_in_4bit"]
     flag = "gradient_checkpointing" if o["gradient_checkpointing"] else "activation_offloading"
     computes_again = o.trace(True, flag) if offloads else o.take("gradient_checkpointing")
-    return foreign.TrainedRole(
+    return foreign.LearningRole(
         model=foreign.Model(
             path=path,
             dtype=_dtype(o),
@@ -196,27 +196,27 @@ def final_ratio(o: Options) -> Value:
     return o.trace(float(ratio), flag)
 
 
-def reference(o: Options) -> foreign.FrozenRole | None:
+def reference(o: Options) -> foreign.ScoringRole | None:
     """Return the frozen policy if it is divided; with an adapter it is the actor without it."""
     uses = (o.rl and o["beta"]) or o.command in ("dpo", "kto")
     stage = divided(o)
     if not uses or stage is None or o["use_peft"]:
         return None
-    return foreign.FrozenRole(model=foreign.Model(path=o.take("model_name_or_path")), stage=stage)
+    return foreign.ScoringRole(model=foreign.Model(path=o.take("model_name_or_path")), stage=stage)
 
 
 def rollout(o: Options) -> foreign.Rollout | None:
     """Return what samples: vLLM beside or on the ranks' cards, or transformers."""
     if not o.rl:
         return None
-    sampling = foreign.Sampling(
+    sampling = foreign.SamplingSettings(
         max_new_tokens=o.take("max_completion_length"),
         temperature=o.take("temperature"),
         top_p=o.take("top_p"),
         top_k=o.take("top_k", lambda k: max(0, k)),
         min_p=o.take("min_p"),
     )
-    held_out = foreign.Sampling(
+    held_out = foreign.SamplingSettings(
         max_new_tokens=o.take("max_completion_length"), temperature=o.take("temperature")
     )
     rollout = foreign.Rollout(

@@ -51,12 +51,12 @@ def read_options(
     unset = any("$" in text for text in overrides.values())
     remedy = "give another value, or leave it out"
     remedy += "; --set gives a variable of the script" if unset else ""
-    values, shown, remarks = read_settings(command, settings, given, remedy)
+    values, typed, remarks = read_settings(command, settings, given, remedy)
     options = Options(
         command,
         launch,
         values,
-        shown,
+        typed,
         {setting.id: setting.name for setting in settings},
         cards,
         rl=command == "ppo",
@@ -92,8 +92,8 @@ def _assignment(command: str, name: str, value: str) -> Assignment:
     setting = _by_name(command).get(name) or _of_family(name)
     if setting is None:
         return Assignment(name, None, join_words("", [text]).strip(), None, _unknown(command, name))
-    shown = text if text.isprintable() else repr(text)
-    return Assignment(name, _words(value), shown, setting)
+    visible = text if text.isprintable() else repr(text)
+    return Assignment(name, _words(value), visible, setting)
 
 
 def _of_family(name: str) -> Setting | None:

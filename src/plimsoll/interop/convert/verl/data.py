@@ -12,7 +12,7 @@ from dataclasses import replace
 from plimsoll.config.run import LOGGERS
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert import foreign, mapping
-from plimsoll.interop.convert.foreign import Traced, Value
+from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.values import positive
 
@@ -76,12 +76,12 @@ def _over_long(o: Options) -> Value:
     return o.trace("truncate", flag, note=note)
 
 
-def _column(o: Options, name: str, *flags: str) -> Traced:
+def _column(o: Options, name: str, *flags: str) -> Sourced:
     given = o.given(*flags)
     return o.trace(name, *given, note="" if given else "verl's name")
 
 
-def _columns(o: Options) -> dict[str, Traced]:
+def _columns(o: Options) -> dict[str, Sourced]:
     """Return which columns hold what."""
     if o.command == "sft":
         return _sft_columns(o)
@@ -92,7 +92,7 @@ def _columns(o: Options) -> dict[str, Traced]:
     return columns
 
 
-def _sft_columns(o: Options) -> dict[str, Traced]:
+def _sft_columns(o: Options) -> dict[str, Sourced]:
     keys = ("data.prompt_key", "data.response_key")
     if any(o[key] is None for key in keys) or o.given("data.messages_key"):
         return {"messages": _column(o, str(o["data.messages_key"]), "data.messages_key")}
@@ -120,7 +120,7 @@ def _held_out(o: Options) -> foreign.Rows | Mapping[str, foreign.Rows] | None:
     return _mixture(paths, [replace(rows, path=o.trace(p, "data.val_files")) for p in paths])
 
 
-def eval_sampling(o: Options) -> foreign.Sampling | None:
+def eval_sampling(o: Options) -> foreign.SamplingSettings | None:
     """Return how held-out prompts are answered: by the likeliest tokens if nothing else is said."""
     if not _evaluates(o):
         return None
@@ -129,7 +129,7 @@ def eval_sampling(o: Options) -> foreign.Sampling | None:
         for name in ("do_sample", "temperature", "top_p", "top_k")
     )
     value = o[temperature] if o[sample] or o.given(temperature) else 0.0
-    return foreign.Sampling(
+    return foreign.SamplingSettings(
         temperature=o.trace(value, temperature, sample),
         max_new_tokens=o.take(RESPONSE),
         top_p=o.take(top_p) if value > 0 else None,
@@ -137,10 +137,10 @@ def eval_sampling(o: Options) -> foreign.Sampling | None:
     )
 
 
-def batch(o: Options) -> foreign.Batch:
+def batch(o: Options) -> foreign.BatchSizes:
     """Return what a step learns from."""
     size = o.take("data.train_batch_size")
-    return foreign.Batch(
+    return foreign.BatchSizes(
         sequences=None if o.rl else size,
         prompts=size if o.rl else None,
         responses=o.take("actor_rollout_ref.rollout.n"),
@@ -158,7 +158,7 @@ def mini_batches(o: Options, size: str) -> Value:
     return o.trace(steps, *((prompts,) if size.startswith(_ACTOR) else ()), size)
 
 
-def _micro_batch(o: Options) -> Traced:
+def _micro_batch(o: Options) -> Sourced:
     if o.command == "sft":
         bounds: tuple[str, ...] = ("data.max_length",)
         names = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu")
@@ -174,7 +174,7 @@ def _micro_batch(o: Options) -> Traced:
     return mapping.checked(mapping.micro_batch(o, size, o[size] or 1, longest, *bounds), why)
 
 
-def _dynamic_sampling(o: Options) -> foreign.DynamicSampling | None:
+def _dynamic_sampling(o: Options) -> foreign.GroupFilter | None:
     enable, metric, most = (
         f"{_GROUPS}.{name}" for name in ("enable", "metric", "max_num_gen_batches")
     )
@@ -188,7 +188,7 @@ def _dynamic_sampling(o: Options) -> foreign.DynamicSampling | None:
     apart = has_score and penalised and o[metric] in ("acc", "score")
     limit = float(o[most]) if (o[most] or 0) > 0 else 4.0
     flags = ("data.gen_batch_size", "data.train_batch_size")
-    return foreign.DynamicSampling(
+    return foreign.GroupFilter(
         most_drawn=o.trace(limit, enable, most),
         by=o.trace("score", metric, note="without the penalty") if apart else None,
         oversampling=o.trace(generated / prompts, *flags) if more else None,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert import foreign
-from plimsoll.interop.convert.foreign import Traced, Value
+from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.verl.data import RESPONSE, files, mini_batches
 from plimsoll.interop.convert.verl.roles import kl_in_reward
@@ -126,7 +126,7 @@ def algorithm(o: Options) -> foreign.Algorithm:
     )
 
 
-def _always(o: Options, id: str) -> Traced:
+def _always(o: Options, id: str) -> Sourced:
     """Return the value of a setting, None included."""
     return o.trace(o[id], id)
 
@@ -152,7 +152,7 @@ def _policy_loss(o: Options) -> foreign.Method:
         flags = {"tau_positive": f"{_ACTOR}.tau_pos", "tau_negative": f"{_ACTOR}.tau_neg"}
         options = {key: o.take(flag) for key, flag in flags.items()}
     elif name == "dppo_tv":  # its thresholds have the names of PPO's clips
-        penalty = Traced(0.0, note="verl has none")
+        penalty = Sourced(0.0, note="verl has none")
         thresholds = {"threshold": high, "threshold_low": low}
         options = {**thresholds, "cap": o.take(_DUAL), "penalty": penalty}
         why = "probabilities are compared with the sampler's; verl compares them with those of its "
@@ -165,16 +165,16 @@ def _policy_loss(o: Options) -> foreign.Method:
     )
 
 
-def _bound(o: Options, own: str) -> Traced:
+def _bound(o: Options, bound: str) -> Sourced:
     """Return a bound of its own, or else the one for both."""
     both = _CLIPS[0]
-    return o.trace(o[both], own, both) if o[own] is None else o.trace(o[own], own)
+    return o.trace(o[both], bound, both) if o[bound] is None else o.trace(o[bound], bound)
 
 
-def _correction(o: Options) -> foreign.Method | Traced:
+def _correction(o: Options) -> foreign.Method | Sourced:
     level = o[_WEIGHED]
     if o[_MODE] == "dppo_tv":
-        return Traced(None, note="dppo_tv compares probabilities with the sampler's itself")
+        return Sourced(None, note="dppo_tv compares probabilities with the sampler's itself")
     if (o[_CAP] or 0) > 0 and level is None:
         return _method(o, "truncate", "token", (_CAP,), high=o.trace(float(o[_CAP]), _CAP))
     if level is None:
@@ -193,7 +193,7 @@ def _correction(o: Options) -> foreign.Method | Traced:
 
 
 def _method(
-    o: Options, name: str, level: str, flags: tuple[str, ...], **bounds: Traced
+    o: Options, name: str, level: str, flags: tuple[str, ...], **bounds: Sourced
 ) -> foreign.Method:
     return foreign.Method(
         name=o.trace(name, *flags),
@@ -205,18 +205,18 @@ def _kl(o: Options) -> foreign.KL:
     loss, reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     if o[loss]:
         kind = f"{_ACTOR}.kl_loss_type"
-        own = str(o[kind]).endswith("+")
+        corrected = str(o[kind]).endswith("+")
         note = "the gradient of the KL itself"
         return foreign.KL(
             place=o.trace("loss", loss),
             coefficient=o.take(f"{_ACTOR}.kl_loss_coef"),
             estimator=_kl_estimator(o, kind),
-            ratio_corrected=o.trace(True, kind, note=note) if own else None,
+            ratio_corrected=o.trace(True, kind, note=note) if corrected else None,
         )
     if not kl_in_reward(o):
         why = "verl's gdpo scales the parts of the reward, and the KL is none of them"
         note = why if o[reward] else "no KL is asked for"
-        return foreign.KL(place=Traced("none", tuple(o.given(loss, reward)), note=note))
+        return foreign.KL(place=Sourced("none", tuple(o.given(loss, reward)), note=note))
     coefficient, kind, target, horizon = (
         f"algorithm.kl_ctrl.{name}" for name in ("kl_coef", "type", "target_kl", "horizon")
     )
@@ -236,7 +236,7 @@ def _kl(o: Options) -> foreign.KL:
     )
 
 
-def _kl_estimator(o: Options, id: str) -> Traced:
+def _kl_estimator(o: Options, id: str) -> Sourced:
     name = _KL_TYPES.get(str(o[id]).removesuffix("+"))
     if name is None:
         raise ConfigError(f"{o.show(id)}: not supported: known are {', '.join(_KL_TYPES)}.")
@@ -255,15 +255,15 @@ def reward_model(o: Options) -> foreign.RewardModel | None:
     path = o.trace(os.path.expanduser(str(o[flag])), flag, _MODELLED, check=why)
     trusted = o.take("reward_model.model.trust_remote_code", lambda on: on or None)
     return foreign.RewardModel(
-        role=foreign.FrozenRole(
+        role=foreign.ScoringRole(
             model=foreign.Model(path=path, trust_remote_code=trusted),
-            stage=Traced(3, note="divided as the others are"),
+            stage=Sourced(3, note="divided as the others are"),
         ),
         tokenizer=o.trace("own", flag, note="verl writes its chat template"),
     )
 
 
-def rewards(o: Options) -> Mapping[str, foreign.RewardPart]:
+def rewards(o: Options) -> Mapping[str, foreign.RewardTerm]:
     """Return the parts of the reward that functions and rules give."""
     if not o.rl:
         return {}
@@ -271,14 +271,14 @@ def rewards(o: Options) -> Mapping[str, foreign.RewardPart]:
     if o[manager] not in _MANAGERS:
         known = ", ".join(_MANAGERS)
         raise ConfigError(f"{o.show(manager)}: not supported: known are {known}.")
-    parts: dict[str, foreign.RewardPart] = {}
+    parts: dict[str, foreign.RewardTerm] = {}
     if o[_FUNCTION] is not None:
         name = "reward.custom_reward_function.name"
         options = {
             "path": o.trace(os.path.expanduser(str(o[_FUNCTION])), _FUNCTION),
             "function": o.trace(o[name] or "compute_score", name),
         }
-        parts["score"] = foreign.RewardPart(
+        parts["score"] = foreign.RewardTerm(
             name=o.trace("verl_function", _FUNCTION), options=options
         )
     elif not o[_MODELLED]:
@@ -286,7 +286,7 @@ def rewards(o: Options) -> Mapping[str, foreign.RewardPart]:
     return {**parts, **_over_long(o)}
 
 
-def _rule(o: Options) -> foreign.RewardPart:
+def _rule(o: Options) -> foreign.RewardTerm:
     """Return verl's own score by the row's source: of GSM8K the number after the last `####`."""
     note = "verl scores by data_source"
     why = (
@@ -294,12 +294,12 @@ def _rule(o: Options) -> foreign.RewardPart:
     )
     why += "is boxed, of programs their tests (`code` here)"
     if all("gsm8k" in path.lower() for path in files(o, "data.train_files")):
-        marker = {"marker": Traced("####", note=note)}
-        return foreign.RewardPart(name=Traced("exact_match", note=note, check=why), options=marker)
-    return foreign.RewardPart(name=Traced("math_answer", note=note, check=why))
+        marker = {"marker": Sourced("####", note=note)}
+        return foreign.RewardTerm(name=Sourced("exact_match", note=note, check=why), options=marker)
+    return foreign.RewardTerm(name=Sourced("math_answer", note=note, check=why))
 
 
-def _over_long(o: Options) -> Mapping[str, foreign.RewardPart]:
+def _over_long(o: Options) -> Mapping[str, foreign.RewardTerm]:
     """Return DAPO's penalty for long responses."""
     start = "reward.reward_kwargs."
     on, size, factor = (
@@ -315,7 +315,7 @@ def _over_long(o: Options) -> Mapping[str, foreign.RewardPart]:
         "buffer": _always(o, size),
         "factor": _always(o, factor),
     }
-    return {"overlong": foreign.RewardPart(name=o.trace("overlong", on), options=options)}
+    return {"overlong": foreign.RewardTerm(name=o.trace("overlong", on), options=options)}
 
 
 def remarks(o: Options) -> Iterator[Remark]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert import foreign, mapping
-from plimsoll.interop.convert.foreign import Traced, Value
+from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options, Remark
 
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
@@ -46,13 +46,13 @@ def machines(o: Options) -> foreign.Machines:
     ranks = o.trace(_cards(o), *_CARDS, check=check)
     nodes = (o.launch.nodes if launched else None) or o[_CARDS[1]]
     return foreign.Machines(
-        ranks=Traced(_cards(o), note=o.launch.started_by) if launched else ranks,
+        ranks=Sourced(_cards(o), note=o.launch.started_by) if launched else ranks,
         nodes=o.trace(nodes, _CARDS[1]) if nodes > 1 else None,
         address=mapping.ray_head(o, nodes),
     )
 
 
-def actor(o: Options) -> foreign.TrainedRole:
+def actor(o: Options) -> foreign.LearningRole:
     """Return the model that learns."""
     sections = _OF_SFT if o.command == "sft" else _OF_ACTOR
     flag = f"{sections.model}.path"
@@ -63,13 +63,13 @@ def actor(o: Options) -> foreign.TrainedRole:
     return _trained_role(o, sections, o.take(flag, os.path.expanduser))
 
 
-def critic(o: Options) -> foreign.TrainedRole | None:
+def critic(o: Options) -> foreign.LearningRole | None:
     """Return the critic of gae."""
     path = o.take(f"{_OF_CRITIC.model}.path")
     return _trained_role(o, _OF_CRITIC, path) if o.has_critic else None
 
 
-def _trained_role(o: Options, sections: Sections, path: Value) -> foreign.TrainedRole:
+def _trained_role(o: Options, sections: Sections, path: Value) -> foreign.LearningRole:
     model, optim, engine = sections.model, sections.optim, sections.engine
     name = f"{optim}.optimizer"
     if str(o[name]).lower() not in ("adamw", "adam", "fusedadam"):
@@ -79,7 +79,7 @@ def _trained_role(o: Options, sections: Sections, path: Value) -> foreign.Traine
     note = "" if full else "the optimizer keeps fp32 masters"
     offload = f"{model}.enable_activation_offload"
     adapter = (f"{model}.{part}" for part in ("lora_rank", "lora_alpha", "target_modules"))
-    return foreign.TrainedRole(
+    return foreign.LearningRole(
         model=foreign.Model(
             path=path,
             dtype=None
@@ -142,7 +142,7 @@ def kl_in_reward(o: Options) -> bool:
     return bool(o["algorithm.use_kl_in_reward"]) and o["algorithm.adv_estimator"] != "gdpo"
 
 
-def reference(o: Options) -> foreign.FrozenRole | None:
+def reference(o: Options) -> foreign.ScoringRole | None:
     """Return the frozen policy, if there is a KL; with an adapter it is the actor without it."""
     model = "actor_rollout_ref.model"
     has_kl = o.rl and (kl_in_reward(o) or o[f"{_ACTOR}.use_kl_loss"])
@@ -150,11 +150,11 @@ def reference(o: Options) -> foreign.FrozenRole | None:
         return None
     path = str(o[f"{_REF}.model.path"] or o[f"{model}.path"])
     offloads = (f"{_REF}.fsdp_config.offload_policy", f"{_REF}.fsdp_config.param_offload")
-    return foreign.FrozenRole(
+    return foreign.ScoringRole(
         model=foreign.Model(
             path=o.trace(os.path.expanduser(path), f"{model}.path", f"{_REF}.model.path")
         ),
-        stage=Traced(3, note="FSDP divides its weights"),
+        stage=Sourced(3, note="FSDP divides its weights"),
         offload=o.trace("cpu", *offloads) if any(o[flag] for flag in offloads) else None,
     )
 
@@ -173,10 +173,10 @@ def rollout(o: Options) -> foreign.Rollout | None:
         )
     )
     shared = foreign.Rollout(
-        placement=Traced("shared", note="verl's engines share the ranks' cards"),
+        placement=Sourced("shared", note="verl's engines share the ranks' cards"),
         pipeline_parallel=o.take(f"{_ROLLOUT}.pipeline_model_parallel_size"),
         max_sequences=o.take(f"{_ROLLOUT}.max_num_seqs"),
-        sampling=foreign.Sampling(
+        sampling=foreign.SamplingSettings(
             max_new_tokens=o.take("data.max_response_length"),
             temperature=o.take(f"{_ROLLOUT}.temperature"),
             top_p=o.take(f"{_ROLLOUT}.top_p"),
@@ -184,7 +184,7 @@ def rollout(o: Options) -> foreign.Rollout | None:
         ),
     )
     if o[name] == "hf":
-        placement = Traced("shared", note="it samples on the ranks' cards")
+        placement = Sourced("shared", note="it samples on the ranks' cards")
         return replace(shared, engine=o.trace("transformers", name), placement=placement)
     cards, across = _cards(o), o[width] * (o[f"{_ROLLOUT}.pipeline_model_parallel_size"] or 1)
     if across > cards:

@@ -13,8 +13,8 @@ from plimsoll.interop.convert.values import (
     TEXT,
     WHOLE,
     WORDS,
-    Reader,
     Setting,
+    ValueReader,
     one_of,
     settings,
 )
@@ -27,7 +27,7 @@ _PPO, _SFT, _ALL = "ppo", "sft", "ppo sft"
 _ACTOR, _ROLLOUT, _MODEL, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 
 
-def _under(prefix: str, names: str, reader: Reader, default: object = None, of: str = _PPO, *, older: str = "", empty: bool = False, **by_command: object) -> tuple[Setting, ...]:
+def _under(prefix: str, names: str, reader: ValueReader, default: object = None, of: str = _PPO, *, older: str = "", empty: bool = False, **by_command: object) -> tuple[Setting, ...]:
     """Return settings of one section. older: their earlier sections or names."""
     full = " ".join(f"{prefix}.{name}" for name in names.split())
     return settings(full, of, reader, default, older=older, empty=empty, **by_command)

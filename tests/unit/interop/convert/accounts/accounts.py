@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from plimsoll.config.yaml_tree import read_tree, value_at
-from plimsoll.interop.convert.openrlhf.flag import Flag
+from plimsoll.interop.convert.openrlhf.flag import VersionedFlag
 from plimsoll.interop.convert.output import config_text, table_text
 from plimsoll.interop.convert.values import Setting
 from plimsoll.interop.convert.writer import Converted
@@ -49,7 +49,9 @@ def check_loads(converted: Converted, folder: Path) -> None:
     assert load_spec(JOBS[converted.job], str(file)).job.name == converted.job
 
 
-def unread(settings: Iterable[Setting | Flag], package: str, tables: Sequence[str]) -> list[str]:
+def unread(
+    settings: Iterable[Setting | VersionedFlag], package: str, tables: Sequence[str]
+) -> list[str]:
     """Return the settings with a counterpart that no converter asks for."""
     folder = Path(import_module(package).__path__[0])
     files = [path for path in folder.glob("*.py") if path.name not in tables]
