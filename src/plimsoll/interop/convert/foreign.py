@@ -76,12 +76,10 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How the learning rate changes.
+    """How the learning rate changes. shape: cosine, linear or constant.
 
     Attributes:
-        shape: cosine, linear or constant.
-        warmup_ratio: Share of the run in which the rate rises.
-        warmup_steps: Steps in which the rate rises.
+        warmup_ratio: Share of the run in which the rate rises; or `warmup_steps`.
         final_ratio: Share of the peak at the end.
     """
 
@@ -110,8 +108,6 @@ class Sharding:
     """How ZeRO, or FSDP as its stage 3, divides a trained role among the ranks.
 
     Attributes:
-        optimizer_offload: Where optimizer states are kept.
-        parameter_offload: Where weights are kept.
         secondary_partition: Ranks over which a second copy of the weights is divided.
         gradient_dtype: Type in which gradients are summed.
     """
@@ -251,8 +247,6 @@ class Rollout:
     Attributes:
         engine: vllm or transformers.
         engines: Number of engines.
-        tensor_parallel: Cards that divide each layer of an engine.
-        pipeline_parallel: Cards that divide the layers of an engine.
         placement: `shared` on the ranks' cards, or `own`.
         memory_share: Share of a card that an engine takes.
         sleep_level: What an engine gives up while roles train.

@@ -158,12 +158,12 @@ def test_versions_that_are_given() -> None:
 
 
 def test_the_version_is_found_by_the_flags(converted: Convert) -> None:
-    found = converted("--flash_attn --agent_func_path a.py", of="ppo")  # 0.8.0 to 0.8.9
-    assert found.about == "OpenRLHF 0.8.9, train_ppo_ray"
-    assert "--version 0.8.0 would mean" in found.version_note
-    assert "algorithm.value_clip: 0.2" in found.version_note
-    found = converted("--flash_attn --agent_func_path a.py", "0.8.0", of="ppo")
-    assert found.about == "OpenRLHF 0.8.0, train_ppo_ray" and found.version_note == ""
+    config = converted("--flash_attn --agent_func_path a.py", of="ppo")  # 0.8.0 to 0.8.9
+    assert config.about == "OpenRLHF 0.8.9, train_ppo_ray"
+    assert "--version 0.8.0 would mean" in config.version_note
+    assert "algorithm.value_clip: 0.2" in config.version_note
+    config = converted("--flash_attn --agent_func_path a.py", "0.8.0", of="ppo")
+    assert config.about == "OpenRLHF 0.8.0, train_ppo_ray" and config.version_note == ""
 
 
 @pytest.mark.parametrize(

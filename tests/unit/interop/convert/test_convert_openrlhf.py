@@ -176,20 +176,20 @@ CASES: tuple[Case, ...] = (
 def test_flags_become_keys(converted: Convert) -> None:
     """`job` is the command; `idle`, `lacking` and `check` are what remarks are about."""
     for of, version, words, expected in CASES:
-        found = converted(words, version, of=of or None)
+        config = converted(words, version, of=of or None)
         for key, value in expected.items():
             if key in ("idle", "lacking", "check"):
-                assert set(str(value).split()) <= about(found, key), (words, found.remarks)
+                assert set(str(value).split()) <= about(config, key), (words, config.remarks)
             else:
-                assert (found.job if key == "job" else at(found, key)) == value, (words, key)
-        assert "SECRET" not in f"{found.shown}{found.entries}{found.remarks}"
+                assert (config.job if key == "job" else at(config, key)) == value, (words, key)
+        assert "SECRET" not in f"{config.shown}{config.entries}{config.remarks}"
 
 
 def test_sources(converted: Convert) -> None:
     words = "openrlhf.cli.train_sft --pretrain m --output_key o --dataset ./a@b,org/c@d,e.jsonl"
-    found = converted(f"{words} --dataset_probs 0.5,0.3,0.2 --max_samples 100")
+    config = converted(f"{words} --dataset_probs 0.5,0.3,0.2 --max_samples 100")
     shared = {"prompt": "input", "response": "o", "limit": 100}
-    assert at(found, "data.train") == {
+    assert at(config, "data.train") == {
         "b": {"path": "./a/b", **shared, "weight": 0.5},
         "c": {"path": "org/c", "name": "d", **shared, "weight": 0.3},
         "e": {"path": "e.jsonl", **shared, "weight": 0.2},

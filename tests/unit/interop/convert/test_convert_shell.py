@@ -67,8 +67,8 @@ BRANCHES = {
 
 def test_words_are_expanded() -> None:
     for script, expected in WORDS.items():
-        found = [command[1:] for command in words(script) if command[0] == "a"]
-        assert found == [expected], script
+        expanded = [command[1:] for command in words(script) if command[0] == "a"]
+        assert expanded == [expected], script
     assert words("a ${B:-x}", B="set") == [("a", "set")]
     assert words("a $HOME/x") == [("a", str(Path.home() / "x"))]
     assert words("B=1 \\\n a")[0] == ("B=1", "a") and words("B=1\na")[0] == ("a",)
@@ -81,35 +81,35 @@ def test_branches_that_are_known_are_taken_or_left() -> None:
 
 def test_what_is_not_known_stays_and_is_named() -> None:
     script = "H=$(hostname)\nP=$H/x\na $P $NOWHERE $(date +%Y) ${B%x} $((Q + 1))"
-    [found] = script_commands(script, "run.sh", {})
+    [command] = script_commands(script, "run.sh", {})
     stays = ("$(date +%Y)", "${B%x}", "$((Q + 1))")
-    assert found.words == ("a", "$(hostname)/x", "$NOWHERE", *stays)
-    assert [text.partition(": ")[0] for text in found.unknown] == [
+    assert command.words == ("a", "$(hostname)/x", "$NOWHERE", *stays)
+    assert [text.partition(": ")[0] for text in command.unknown] == [
         "$(hostname)",
         "$NOWHERE",
         *stays,
     ]
-    [found] = script_commands(script, "run.sh", {"H": "h", "NOWHERE": "n"})
-    assert found.words[:3] == ("a", "h/x", "n")
+    [command] = script_commands(script, "run.sh", {"H": "h", "NOWHERE": "n"})
+    assert command.words[:3] == ("a", "h/x", "n")
 
 
 def test_a_variable_with_two_values_is_named() -> None:
-    [*_, found] = script_commands("A=1\nif x\nthen A=2\nfi\na $A", "run.sh", {})
-    assert found.words == ("a", "2") and found.unknown == (TWICE,)
+    [*_, command] = script_commands("A=1\nif x\nthen A=2\nfi\na $A", "run.sh", {})
+    assert command.words == ("a", "2") and command.unknown == (TWICE,)
     script = "A=\ncase gpu in gpu) A=${A:-8} ;; esac\na $A"
     assert script_commands(script, "run.sh", {})[-1].unknown == ()
-    [*_, found] = script_commands(f"for x in 1 2; do {script}; done", "run.sh", {})
-    assert found.unknown == (TWICE,)
+    [*_, command] = script_commands(f"for x in 1 2; do {script}; done", "run.sh", {})
+    assert command.unknown == (TWICE,)
     script = 'A=(1)\nif [ "$NODES" = 2 ]; then A+=(2); fi\na "${A[@]}"'
-    [*_, found] = script_commands(script, "run.sh", {})
-    assert found.words == ("a", "1", "2") and found.unknown == (TWICE,)
+    [*_, command] = script_commands(script, "run.sh", {})
+    assert command.words == ("a", "1", "2") and command.unknown == (TWICE,)
     assert script_commands(script, "run.sh", {"NODES": "1"})[-1] == Expanded(3, ("a", "1"))
 
 
 def test_folders_and_scripts_within_a_script(tmp_path: Path) -> None:
     script = 'S="$(dirname "$0")"\nW=$(cd "$S/../.." && pwd)\na ${W}/exp'
-    [found] = script_commands(script, f"{tmp_path}/examples/scripts/x.sh", {})
-    assert found.words == ("a", f"{tmp_path}/exp") and not found.unknown
+    [command] = script_commands(script, f"{tmp_path}/examples/scripts/x.sh", {})
+    assert command.words == ("a", f"{tmp_path}/exp") and not command.unknown
     script = 'F="--b 1"\nsrun bash -c "pip install x && python -m a.b \\\n $F --c \\"d\\"" &>> log'
     assert words(script)[-1] == ("python", "-m", "a.b", "--b", "1", "--c", "d")
 
@@ -147,13 +147,16 @@ def test_launches(tmp_path: Path) -> None:
         "torchrun --nproc-per-node 8 -m openrlhf.cli.train_rm\n"
         "deepspeed --include localhost:0,1,2 --module openrlhf.cli.train_kto\n"
     )
-    found = script_launches(str(file), {}, PACKAGE)
-    assert [(one.program, one.line, one.cards, one.nodes, one.address) for one in found] == [
+    launches = script_launches(str(file), {}, PACKAGE)
+    assert [
+        (launch.program, launch.line, launch.cards, launch.nodes, launch.address)
+        for launch in launches
+    ] == [
         ("train_sft", 3, 4, 2, None),
         ("train_ppo_ray", 4, None, None, "head"),
         ("train_dpo", 5, 2, None, None),
         ("train_rm", 6, 8, None, None),
         ("train_kto", 7, 3, None, None),
     ]
-    assert found[0].arguments == ("--x", "1") and found[0].started_by == "deepspeed"
+    assert launches[0].arguments == ("--x", "1") and launches[0].started_by == "deepspeed"
     assert find_launches(["python", "train.py"], PACKAGE) == []

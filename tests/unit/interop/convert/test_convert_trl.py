@@ -206,11 +206,11 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
 
 @pytest.mark.parametrize("name", COMMANDS_OF)
 def test_a_command_shows_every_flag_and_loads(name: str, trl: Trl, tmp_path: Path) -> None:
-    found = trl(COMMANDS_OF[name])
-    assert about(found, "unknown") == set()
-    check_loads(found, tmp_path)
+    config = trl(COMMANDS_OF[name])
+    assert about(config, "unknown") == set()
+    check_loads(config, tmp_path)
     job, expected = EXPECTED[name]
-    assert (found.job, {key: at(found, key) for key in expected}) == (job, expected)
+    assert (config.job, {key: at(config, key) for key in expected}) == (job, expected)
 
 
 Case = tuple[str, str, dict[str, Any]]
@@ -278,14 +278,14 @@ CASES: tuple[Case, ...] = (
 def test_settings_become_keys(trl: Trl) -> None:
     """`job` is the command; `idle`, `lacking` and `check` are what remarks are about."""
     for command, words, expected in CASES:
-        found = trl(f"trl {command} {BASES[command]} {words}")
+        config = trl(f"trl {command} {BASES[command]} {words}")
         for key, value in expected.items():
             if key in ("idle", "lacking", "check"):
-                assert set(str(value).split()) <= about(found, key), (words, found.remarks)
+                assert set(str(value).split()) <= about(config, key), (words, config.remarks)
             elif key == "unchecked":
-                assert value not in about(found, "check"), words
+                assert value not in about(config, "check"), words
             else:
-                assert (found.job if key == "job" else at(found, key)) == value, (words, key)
+                assert (config.job if key == "job" else at(config, key)) == value, (words, key)
 
 
 def test_yaml_is_read_and_flags_win(tmp_path: Path, trl: Trl) -> None:
@@ -298,9 +298,9 @@ def test_yaml_is_read_and_flags_win(tmp_path: Path, trl: Trl) -> None:
         "learning_rate: 1e-5\nreport_to: [wandb]\nmax_length: null\n"
         "lora_target_modules: [q_proj, k_proj]\nuse_peft: true\nenv: {A: 1}\npakcing: true\n"
     )
-    found = trl(f"trl sft --config {file} --learning_rate 3e-5 --num-processes 4")
-    assert at(found, "actor.optimizer.learning_rate") == 3e-5
-    assert at(found, "data.train") == {
+    config = trl(f"trl sft --config {file} --learning_rate 3e-5 --num-processes 4")
+    assert at(config, "actor.optimizer.learning_rate") == 3e-5
+    assert at(config, "data.train") == {
         "Capybara_1": {
             "path": "trl-lib/Capybara",
             "split": "train",
@@ -309,12 +309,12 @@ def test_yaml_is_read_and_flags_win(tmp_path: Path, trl: Trl) -> None:
         },
         "rows_2": {"path": "more/rows.jsonl", "messages": "messages", "weight": 0.3},
     }
-    assert at(found, "run.loggers") == ("wandb",)
-    assert at(found, "actor.adapter.targets") == ("q_proj", "k_proj")
-    assert at(found, "data.max_tokens") == 1024 and at(found, "cluster.ranks") == 4
-    assert "data.max_tokens" in about(found, "check")
-    assert "--pakcing true" in about(found, "unknown")
-    assert f"env of {file}" in about(found, "check")
+    assert at(config, "run.loggers") == ("wandb",)
+    assert at(config, "actor.adapter.targets") == ("q_proj", "k_proj")
+    assert at(config, "data.max_tokens") == 1024 and at(config, "cluster.ranks") == 4
+    assert "data.max_tokens" in about(config, "check")
+    assert "--pakcing true" in about(config, "unknown")
+    assert f"env of {file}" in about(config, "check")
     with pytest.raises(ConfigError, match=r"gone\.yaml cannot be read: No such file"):
         trl("trl sft --config gone.yaml")
 
@@ -359,13 +359,13 @@ def test_columns_of_a_file_here(trl: Trl, tmp_path: Path) -> None:
     for i, (command, row, expected) in enumerate(ROWS):
         file = tmp_path / f"rows{i}.jsonl"
         file.write_text(json.dumps(row) + "\n")
-        found = trl(f"trl {command} {BASES[command]} --dataset_name {file}")
-        assert at(found, "data.train") == {"path": str(file), "split": "train", **expected}
-        assert not any(key.startswith("data.train") for key in about(found, "check"))
+        config = trl(f"trl {command} {BASES[command]} --dataset_name {file}")
+        assert at(config, "data.train") == {"path": str(file), "split": "train", **expected}
+        assert not any(key.startswith("data.train") for key in about(config, "check"))
     file = tmp_path / "gone.parquet"
     file.write_text("no Parquet")
-    found = trl(f"trl sft {BASES['sft']} --dataset_name {file}")
-    assert at(found, "data.train.messages") == "messages"
+    config = trl(f"trl sft {BASES['sft']} --dataset_name {file}")
+    assert at(config, "data.train.messages") == "messages"
 
 
 def test_of_prompts_and_completions_completions_are_learned(trl: Trl, tmp_path: Path) -> None:
@@ -382,21 +382,21 @@ def test_configs_of_accelerate_and_of_deepspeed(tmp_path: Path, trl: Trl) -> Non
     accelerate.write_text(
         "distributed_type: FSDP\nnum_processes: 4\nfsdp_config: {fsdp_offload_params: true}\n"
     )
-    found = trl(f"accelerate launch --config_file {accelerate} trl/scripts/dpo.py {BASES['dpo']}")
+    config = trl(f"accelerate launch --config_file {accelerate} trl/scripts/dpo.py {BASES['dpo']}")
     zero = {"stage": 3, "optimizer_offload": "cpu", "parameter_offload": "cpu"}
-    assert at(found, "cluster.ranks") == 4 and at(found, "actor.zero") == zero
-    assert at(found, "reference") == {"model": {"path": "m"}, "stage": 3}
+    assert at(config, "cluster.ranks") == 4 and at(config, "actor.zero") == zero
+    assert at(config, "reference") == {"model": {"path": "m"}, "stage": 3}
     held = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}
     deepspeed.write_text(json.dumps(held))
-    found = trl(f"trl sft {BASES['sft']} --deepspeed {deepspeed}", 2)
-    assert at(found, "actor.zero") == {"stage": 1, "optimizer_offload": "cpu"}
-    assert at(found, "cluster.ranks") == 2  # the cards of --cluster
-    found = trl(
+    config = trl(f"trl sft {BASES['sft']} --deepspeed {deepspeed}", 2)
+    assert at(config, "actor.zero") == {"stage": 1, "optimizer_offload": "cpu"}
+    assert at(config, "cluster.ranks") == 2  # the cards of --cluster
+    config = trl(
         f"accelerate launch --config_file x/deepspeed_zero3.yaml trl/scripts/sft.py {BASES['sft']}"
     )
-    assert at(found, "cluster.ranks") == 8 and at(found, "actor.zero.stage") == 3
-    found = trl(f"trl sft {BASES['sft']} --deepspeed gone.json")
-    assert "--deepspeed gone.json" in about(found, "check")
+    assert at(config, "cluster.ranks") == 8 and at(config, "actor.zero.stage") == 3
+    config = trl(f"trl sft {BASES['sft']} --deepspeed gone.json")
+    assert "--deepspeed gone.json" in about(config, "check")
 
 
 @pytest.mark.parametrize(
@@ -445,15 +445,17 @@ def test_what_cannot_be_is_refused_with_its_reason(words: str, message: str, trl
 
 
 def test_flags_that_there_are_not_are_named_with_what_is_near(trl: Trl) -> None:
-    found = trl(f"trl sft {BASES['sft']} --pakcing --num_generations 4 --quux 1 --hub_token SECRET")
-    text = config_text(found)
-    assert about(found, "unknown") == {"--pakcing", "--num_generations 4", "--quux 1"}
+    config = trl(
+        f"trl sft {BASES['sft']} --pakcing --num_generations 4 --quux 1 --hub_token SECRET"
+    )
+    text = config_text(config)
+    assert about(config, "unknown") == {"--pakcing", "--num_generations 4", "--quux 1"}
     assert (
         "# left out: --pakcing: trl sft of TRL 1.16 has no such setting; did you mean --pac" in text
     )
     assert "trl grpo and rloo has" in text
-    assert "Not known, and left out\n  --pakcing:" in table_text(found)
-    assert "SECRET" not in f"{found.shown}{text}{table_text(found)}"
+    assert "Not known, and left out\n  --pakcing:" in table_text(config)
+    assert "SECRET" not in f"{config.shown}{text}{table_text(config)}"
 
 
 def test_programs_are_found_where_they_are_started() -> None:
@@ -461,13 +463,15 @@ def test_programs_are_found_where_they_are_started() -> None:
     assert find_launches(["accelerate", "launch", "train_grpo.py", "--beta", "0"], program) == []
     starts = ("uv run trl sft", "python -m trl.scripts.sft", "torchrun a/trl/scripts/sft.py")
     for words in (f"{start} --x" for start in starts):
-        [found] = find_launches(words.split(), program)
-        assert (found.program, found.arguments) == ("sft", ("--x",))
+        [config] = find_launches(words.split(), program)
+        assert (config.program, config.arguments) == ("sft", ("--x",))
 
 
 def test_every_name_is_of_one_setting_and_is_read() -> None:
     for command in COMMANDS:
-        names = [name for one in settings_of(command) for name in (one.name, *one.older)]
+        names = [
+            name for setting in settings_of(command) for name in (setting.name, *setting.older)
+        ]
         assert sorted({name for name in names if names.count(name) > 1}) == []
     assert unread(SETTINGS, "plimsoll.interop.convert.trl", ("settings.py", "absent.py")) == []
 
@@ -498,9 +502,9 @@ def commands(draw: st.DrawFn) -> tuple[str, tuple[str, ...]]:
     """A command with settings that it has, or nearly has, and values that it may not like."""
     command = draw(st.sampled_from(sorted(BASES)))
     words = ["trl", command, *shlex.split(BASES[command])]
-    names = st.sampled_from([one.name for one in settings_of(command)])
+    names = st.sampled_from([setting.name for setting in settings_of(command)])
     made_up = st.text(st.sampled_from("abcdegilmnoprstuz_-"), min_size=1, max_size=12)
-    choices = [*VALUES, *(w for one in settings_of(command) for w in one.reader.among)]
+    choices = [*VALUES, *(w for setting in settings_of(command) for w in setting.reader.among)]
     for name in draw(st.lists(names | names | made_up, max_size=8)):
         words += [f"--{name}", *draw(st.lists(st.sampled_from(choices), max_size=2))]
     return command, tuple(words)
@@ -512,13 +516,13 @@ def test_no_setting_is_lost(made: tuple[str, tuple[str, ...]]) -> None:
     command, words = made
     [launch] = find_launches(words, program)
     try:
-        found = convert(launch)
+        config = convert(launch)
     except PlimsollError as error:
         assert len(str(error)) > 20
         return
-    check_complete(found)
-    unknown = {text.split()[0].split("=")[0] for text in about(found, "unknown")}
-    known = {name for one in settings_of(command) for name in (one.name, *one.older)}
+    check_complete(config)
+    unknown = {text.split()[0].split("=")[0] for text in about(config, "unknown")}
+    known = {name for setting in settings_of(command) for name in (setting.name, *setting.older)}
     for word in words:
         name = word.lstrip("-").replace("-", "_")
         if word.startswith("--") and name not in known:  # it is named, or the beginning of one

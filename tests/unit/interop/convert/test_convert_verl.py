@@ -162,40 +162,40 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
 
 @pytest.mark.parametrize("name", COMMANDS_OF)
 def test_a_command_shows_every_key_and_loads(name: str, verl: Verl, tmp_path: Path) -> None:
-    found = verl(COMMANDS_OF[name])
-    assert about(found, "unknown") == set()
-    check_loads(found, tmp_path)
+    config = verl(COMMANDS_OF[name])
+    assert about(config, "unknown") == set()
+    check_loads(config, tmp_path)
     job, expected = EXPECTED[name]
-    values = {key: plain(at(found, key)) for key in expected}
-    assert (found.job, values) == (job, plain(expected))
+    values = {key: plain(at(config, key)) for key in expected}
+    assert (config.job, values) == (job, plain(expected))
 
 
 def test_sft(verl: Verl) -> None:
-    found = verl(
+    config = verl(
         "data.train_files=d/train.parquet data.micro_batch_size_per_gpu=4 optim.lr=1e-4 "
         "engine=fsdp data.use_dynamic_bsz=False model.path=Qwen/Qwen2.5-0.5B-Instruct "
         "model.lora_rank=32 trainer.default_local_dir=out "
         "trainer.total_training_steps=100 trainer.logger=console",
         SFT,
     )
-    assert found.job == "sft" and at(found, "cluster.ranks") == 4
-    assert at(found, "batch") == {"sequences": 256, "micro_batch_tokens": 4 * 1024}
-    assert at(found, "actor.optimizer.learning_rate") == 1e-4
-    assert at(found, "run.steps") == 100 and at(found, "run.directory") == "out"
+    assert config.job == "sft" and at(config, "cluster.ranks") == 4
+    assert at(config, "batch") == {"sequences": 256, "micro_batch_tokens": 4 * 1024}
+    assert at(config, "actor.optimizer.learning_rate") == 1e-4
+    assert at(config, "run.steps") == 100 and at(config, "run.directory") == "out"
     old = "data.prompt_key=extra_info data.response_key=extra_info "
     old += "data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer'] "
     old += "model.partial_pretrain=m data.train_files=d.parquet"
-    found = verl(old, "torchrun -m verl.trainer.fsdp_sft_trainer")
-    assert at(found, "data.train") == {
+    config = verl(old, "torchrun -m verl.trainer.fsdp_sft_trainer")
+    assert at(config, "data.train") == {
         "path": "d.parquet",
         "prompt": "extra_info.question",
         "response": "extra_info.answer",
     }
-    assert at(found, "actor.model.path") == "m"
-    found = verl(f"{BASES['sft']} data.val_files=[a,b] trainer.test_freq=3", SFT)
-    assert at(found, "data.eval.path") == "a" and about(found, "lacking") == {"data.val_files"}
-    found = verl(f"{BASES['sft']} data.messages_key=m data.tools_key=t", SFT)
-    assert at(found, "data.train.messages") == "m" and at(found, "data.train.tools") == "t"
+    assert at(config, "actor.model.path") == "m"
+    config = verl(f"{BASES['sft']} data.val_files=[a,b] trainer.test_freq=3", SFT)
+    assert at(config, "data.eval.path") == "a" and about(config, "lacking") == {"data.val_files"}
+    config = verl(f"{BASES['sft']} data.messages_key=m data.tools_key=t", SFT)
+    assert at(config, "data.train.messages") == "m" and at(config, "data.train.tools") == "t"
 
 
 Case = tuple[str, dict[str, Any]]
@@ -257,14 +257,14 @@ CASES: tuple[Case, ...] = (
 def test_settings_become_keys(verl: Verl) -> None:
     """`idle`, `lacking`, `unknown` and `check` are what remarks are about."""
     for words, expected in CASES:
-        found = verl(f"{BASES['ppo']} {words}")
+        config = verl(f"{BASES['ppo']} {words}")
         for key, value in expected.items():
             if key in ("idle", "lacking", "unknown", "check"):
-                assert set(str(value).split()) <= about(found, key), (words, found.remarks)
+                assert set(str(value).split()) <= about(config, key), (words, config.remarks)
             elif key == "unchecked":
-                assert value not in about(found, "check"), words
+                assert value not in about(config, "check"), words
             else:
-                assert plain(at(found, key)) == plain(value), (words, key)
+                assert plain(at(config, key)) == plain(value), (words, key)
 
 
 @pytest.mark.parametrize(
@@ -329,15 +329,17 @@ def test_scripts_of_verls_form(tmp_path: Path) -> None:
         '    trainer.n_gpus_per_node=$n "${EXTRA[@]}" "$@"\n'
     )
     [launch] = script_launches(str(file), {"DEVICE": "gpu"}, program)
-    found = convert(launch)
-    assert at(found, "cluster.ranks") == 4
-    assert at(found, "data.train.path") == str(Path.home() / "d/a.parquet")
-    assert about(found, "unknown") == set() and "the script" not in about(found, "check")
+    config = convert(launch)
+    assert at(config, "cluster.ranks") == 4
+    assert at(config, "data.train.path") == str(Path.home() / "d/a.parquet")
+    assert about(config, "unknown") == set() and "the script" not in about(config, "check")
 
 
 def test_every_name_is_of_one_setting_and_is_read() -> None:
     for command in BASES:
-        names = [name for one in settings_of(command) for name in (one.name, *one.older)]
+        names = [
+            name for setting in settings_of(command) for name in (setting.name, *setting.older)
+        ]
         assert sorted({name for name in names if names.count(name) > 1}) == []
     assert unread(SETTINGS, "plimsoll.interop.convert.verl", ("settings.py", "absent.py")) == []
 
@@ -367,7 +369,9 @@ def commands(draw: st.DrawFn) -> tuple[str, tuple[str, ...]]:
     """A command with keys that it has, or nearly has, and values that it may not like."""
     command = draw(st.sampled_from(sorted(BASES)))
     words = shlex.split(BASES[command])
-    names = st.sampled_from([one.name for one in settings_of(command) if "-" not in one.name])
+    names = st.sampled_from(
+        [setting.name for setting in settings_of(command) if "-" not in setting.name]
+    )
     made_up = st.text(st.sampled_from("abcdegilmnoprstuz_.-+~=@"), min_size=1, max_size=16)
     for name in draw(st.lists(names | names | made_up, max_size=8)):
         start = draw(st.sampled_from(("", "+", "++")))
@@ -382,10 +386,10 @@ def test_no_key_is_lost(made: tuple[str, tuple[str, ...]]) -> None:
     start = ("python3", "-m", "verl.trainer.main_ppo") if command == "ppo" else tuple(SFT.split())
     [launch] = find_launches([*start, *words], program)
     try:
-        found = convert(launch)
+        config = convert(launch)
     except PlimsollError as error:
         assert len(str(error)) > 20
         return
-    check_complete(found)
-    told = " ".join([*found.typed, *(one.about for one in found.remarks)])
-    assert all(word.lstrip("+").partition("=")[0] in told for word in words)
+    check_complete(config)
+    texts = " ".join([*config.typed, *(setting.about for setting in config.remarks)])
+    assert all(word.lstrip("+").partition("=")[0] in texts for word in words)
