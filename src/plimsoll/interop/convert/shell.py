@@ -110,12 +110,18 @@ def script_commands(text: str, path: str, given: Mapping[str, str]) -> list[Expa
         given: Variables whose values the script does not change.
 
     Raises:
-        ConfigError: A quote, bracket or here-document is not closed.
+        ConfigError: A quote, bracket or here-document is not closed, or the script nests too deep.
     """
     values = {"@": (), "*": (), "#": ("0",), "HOME": (str(Path.home()),), "PWD": (os.getcwd(),)}
     values |= {name: (value,) for name, value in given.items()}
     scope = _Scope(path, values, frozenset(given))
-    return list(_run(_parse(text, path), scope, True, 0))
+    try:
+        return list(_run(_parse(text, path), scope, True, 0))
+    except RecursionError as error:
+        raise ConfigError(
+            f"{path}: its commands are nested too deeply to be read. Give the command itself after "
+            "`--`."
+        ) from error
 
 
 def _parse(text: str, path: str) -> Node:

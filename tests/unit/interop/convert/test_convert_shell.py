@@ -120,6 +120,13 @@ def test_what_is_not_closed_is_named_by_its_line() -> None:
             script_commands(f"x\ny\n{script}", "run.sh", {})
 
 
+def test_a_script_that_nests_too_deeply_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^run\.sh: its commands are nested too deeply"):
+        script_commands("(" * 3000 + "a" + ")" * 3000, "run.sh", {})
+    commands = script_commands(" && ".join(["a"] * 50), "run.sh", {})
+    assert len(commands) == 50
+
+
 PIECES = [
     *"aA=(){}[]$'\"`\\<>|&;#:-+@*! \n\t0E",
     *("if ", "then ", "else ", "elif ", "fi\n", "case ", " in ", "esac\n", ";; ", "do ", "done\n"),
