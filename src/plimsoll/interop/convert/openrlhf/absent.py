@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from plimsoll.interop.convert import absences as why
 from plimsoll.interop.convert.absences import Absence
-from plimsoll.interop.convert.openrlhf.flag import VersionedFlag, always
-from plimsoll.interop.convert.values import COUNT, NUMBER, SWITCH, WHOLE, ValueReader, one_of
+from plimsoll.interop.convert.openrlhf.flag import VersionedFlag, always, flags
+from plimsoll.interop.convert.values import COUNT, NUMBER, SWITCH, WHOLE, WORDS, ValueReader, one_of
 
 # fmt: off
 # ruff: noqa: E501  (a line a reason)
@@ -18,8 +19,7 @@ _OLD_PPO = "ppo@-0.10.1"
 
 def _idle(reason: Absence, of: str, names: str) -> tuple[VersionedFlag, ...]:
     """Return flags that have no effect. names: `FLAT=DOTTED`, either of which may be empty."""
-    pairs = (name.partition("=") for name in names.split())
-    return tuple(VersionedFlag(flat or None, dotted, of, absent=reason) for flat, _, dotted in pairs)
+    return tuple(replace(flag, absent=reason) for flag in flags(of, WORDS, names))
 
 
 def _lacking(reason: Absence, of: str, reader: ValueReader, flat: str | None, dotted: str, default: object = None) -> VersionedFlag:

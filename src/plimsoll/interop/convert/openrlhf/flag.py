@@ -133,3 +133,14 @@ def by_command(otherwise: object = None, **commands: object) -> Default:
         return value(command, version) if callable(value) else value
 
     return default
+
+
+def flags(
+    of: str, reader: ValueReader, names: str, default: object = None
+) -> tuple[VersionedFlag, ...]:
+    """Return flags that are alike. names: `FLAT=DOTTED`, separated by blanks."""
+    pairs = (name.partition("=") for name in names.split())
+    return tuple(
+        VersionedFlag(flat or None, dotted, of, reader, always(default))
+        for flat, _, dotted in pairs
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.interop.convert.openrlhf.absent import ABSENT
-from plimsoll.interop.convert.openrlhf.flag import VersionedFlag, always, by_command, moved
+from plimsoll.interop.convert.openrlhf.flag import VersionedFlag, always, by_command, flags, moved
 from plimsoll.interop.convert.values import (
     BOUNDS,
     COUNT,
@@ -48,14 +48,13 @@ _MODELS = (
     VersionedFlag("param_dtype", "ds.param_dtype", "ppo,sft,rm,dpo,kto,kd@0.9.2", one_of("bf16", "fp16"), always("bf16")),
     VersionedFlag("grad_accum_dtype", "ds.grad_accum_dtype", _ALL, TEXT),
     VersionedFlag("gradient_checkpointing", "ppo:actor.gradient_checkpointing_enable model.gradient_checkpointing_enable", _ALL, SWITCH),
-    VersionedFlag("load_in_4bit", "ds.load_in_4bit", _ALL, SWITCH),
+    *flags(_ALL, SWITCH, "load_in_4bit=ds.load_in_4bit adam_offload=ds.adam_offload"),
     VersionedFlag("lora_rank", "ds.lora.rank", _ALL, WHOLE, always(0)),
     VersionedFlag("lora_alpha", "ds.lora.alpha", _ALL, COUNT, always(16)),
     VersionedFlag("lora_dropout", "ds.lora.dropout", _ALL, NUMBER, always(0.0)),
     VersionedFlag("target_modules", "ds.lora.target_modules", _ALL, WORDS, always("all-linear")),
     VersionedFlag("zero_stage", "ds.zero_stage", _ALL, WHOLE, always(2)),
     VersionedFlag("zpg", "ds.zpg", _ALL, COUNT, always(1)),
-    VersionedFlag("adam_offload", "ds.adam_offload", _ALL, SWITCH),
     VersionedFlag("seed", "train.seed", _ALL, WHOLE, always(42)),
     VersionedFlag("critic_pretrain", "critic.model_name_or_path", "ppo", TEXT),
     VersionedFlag("ref_pretrain", "ref.model_name_or_path", "dpo", TEXT),
@@ -96,11 +95,9 @@ _OPTIMIZERS = (
 )
 
 _ROWS = (
-    VersionedFlag("prompt_data", "data.prompt_dataset", "ppo", TEXT),
-    VersionedFlag("prompt_data_probs", "data.prompt_probs", "ppo", TEXT),
+    *flags("ppo", TEXT, "prompt_data=data.prompt_dataset prompt_data_probs=data.prompt_probs"),
     VersionedFlag("prompt_split", "data.prompt_split", "ppo", TEXT, always("train")),
-    VersionedFlag("dataset", "data.dataset", _DATA, TEXT),
-    VersionedFlag("dataset_probs", "data.dataset_probs", _DATA, TEXT),
+    *flags(_DATA, TEXT, "dataset=data.dataset dataset_probs=data.dataset_probs"),
     VersionedFlag("dataset_split", "data.dataset_split", _DATA, TEXT, always("train")),
     VersionedFlag("max_samples", "data.max_samples", _ALL, COUNT, by_command(10**6, ppo=10**8)),
     VersionedFlag("input_key", "data.input_key", "ppo sft kto kd", TEXT, always("input")),
@@ -112,10 +109,9 @@ _ROWS = (
     VersionedFlag("margin_loss", "model.margin_loss_enable", "rm", SWITCH),
     VersionedFlag("multiturn", "data.multiturn", "sft", SWITCH),
     VersionedFlag("pretrain_mode", "model.pretrain_mode_enable", "sft kd", SWITCH),
-    VersionedFlag("apply_chat_template", "data.apply_chat_template", _ALL, SWITCH),
+    *flags(_ALL, SWITCH, "apply_chat_template=data.apply_chat_template use_ms=use_ms"),
     VersionedFlag("input_template", "data.input_template", _ALL, TEXT, by_command(None, **dict.fromkeys(("sft", "kto", "kd"), "User: {}\nAssistant: "))),
     VersionedFlag("tokenizer_chat_template", "data.tokenizer_chat_template", "sft rm dpo@0.8.11", TEXT),
-    VersionedFlag("use_ms", "use_ms", _ALL, SWITCH),
     VersionedFlag("eval_dataset", "eval.dataset", _ALL, TEXT),
     VersionedFlag("eval_split", "eval.split", _ALL, TEXT, by_command("test", ppo="train", sft="train", rm="train")),
     VersionedFlag("eval_steps", "eval.steps", _ALL, WHOLE, always(-1)),
@@ -126,17 +122,15 @@ _ROWS = (
 
 _BATCHES = (
     VersionedFlag("max_len", "data.max_len", _ALL, COUNT, by_command(2048, ppo=moved(None, "0.9.8", 2048), rm=512, dpo=512)),
-    VersionedFlag("prompt_max_len", "", "ppo@-0.9.7", COUNT, always(1024)),
-    VersionedFlag("generate_max_len", "", "ppo@-0.9.7", COUNT, always(1024)),
+    *flags("ppo@-0.9.7", COUNT, "prompt_max_len= generate_max_len=", 1024),
     VersionedFlag("max_new_tokens", "rollout.max_new_tokens", "ppo@0.9.8", COUNT),
     VersionedFlag("train_batch_size", "train.batch_size", _ALL, COUNT, always(128)),
     VersionedFlag("micro_train_batch_size", "train.micro_batch_size", _ALL, COUNT, by_command(8, ppo=moved(4, "0.10.0", 1), rm=1)),
     VersionedFlag("use_dynamic_batch", "train.dynamic_batch_enable", "ppo@0.8.6", SWITCH),
     VersionedFlag("train_max_tokens_per_gpu", "train.max_tokens_per_gpu", "ppo@0.8.6", COUNT, always(16192)),
     VersionedFlag("max_epochs", "train.max_epochs", _ALL, COUNT, by_command(1, sft=2)),
-    VersionedFlag("num_episodes", "train.num_episodes", "ppo", COUNT, always(1)),
+    *flags("ppo", COUNT, "num_episodes=train.num_episodes n_samples_per_prompt=rollout.n_samples_per_prompt", 1),
     VersionedFlag("rollout_batch_size", "rollout.batch_size", "ppo", COUNT, always(1024)),
-    VersionedFlag("n_samples_per_prompt", "rollout.n_samples_per_prompt", "ppo", COUNT, always(1)),
     VersionedFlag("vllm_generate_batch_size", "rollout.vllm_generate_batch_size", "ppo@0.8.1", COUNT),
     VersionedFlag("dynamic_filtering", "algo.dynamic_filtering_enable", "ppo@0.8.1", SWITCH),
     VersionedFlag("dynamic_filtering_reward_range", "algo.dynamic_filtering_range", "ppo@0.8.1", PAIR, always((0.0, 1.0))),
@@ -153,20 +147,17 @@ def _group(role: str) -> tuple[VersionedFlag, ...]:
 _ENGINES = (
     *_group("actor"),
     *_group("critic"),
-    VersionedFlag("colocate_all_models", "train.colocate_all", "ppo", SWITCH),
+    *flags("ppo", SWITCH, "colocate_all_models=train.colocate_all vllm_enable_sleep=vllm.enable_sleep enforce_eager=vllm.enforce_eager"),
     VersionedFlag("vllm_num_engines", "vllm.num_engines", "ppo", WHOLE),
     VersionedFlag("vllm_tensor_parallel_size", "vllm.tensor_parallel_size", "ppo", COUNT, always(1)),
     VersionedFlag("vllm_gpu_memory_utilization", "vllm.gpu_memory_utilization", "ppo", NUMBER, always(0.95)),
-    VersionedFlag("vllm_enable_sleep", "vllm.enable_sleep", "ppo", SWITCH),
-    VersionedFlag("enforce_eager", "vllm.enforce_eager", "ppo", SWITCH),
     VersionedFlag("temperature", "rollout.temperature", "ppo", NUMBER, always(1.0)),
 )
 
 _ALGORITHM = (
     VersionedFlag("advantage_estimator", "algo.advantage.estimator", "ppo", one_of(*ESTIMATORS), always("gae")),
-    VersionedFlag("gamma", "algo.advantage.gamma", "ppo", NUMBER, always(1.0)),
-    VersionedFlag("lambd", "algo.advantage.lambd", "ppo", NUMBER, always(1.0)),
-    VersionedFlag("no_advantage_std_norm", "algo.advantage.no_std_norm", "ppo", SWITCH),
+    *flags("ppo", NUMBER, "gamma=algo.advantage.gamma lambd=algo.advantage.lambd", 1.0),
+    *flags("ppo", SWITCH, "no_advantage_std_norm=algo.advantage.no_std_norm use_kl_loss=algo.kl.use_loss"),
     VersionedFlag("value_clip", "critic.value_clip", "ppo", NUMBER, moved(0.2, "0.8.2", 0.5)),
     VersionedFlag("freezing_actor_steps", "critic.freezing_steps", "ppo", WHOLE, always(-1)),
     VersionedFlag("policy_loss_type", "actor.policy_loss_type", "ppo@0.8.8", one_of("ppo", "gspo"), always("ppo")),
@@ -183,7 +174,6 @@ _ALGORITHM = (
     VersionedFlag("is_correction_gating", "algo.advantage.is_correction_gating", "ppo@0.11.2", one_of("ratio", "binary_kl", "tv"), always("ratio")),
     VersionedFlag("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold", "ppo@0.8.9", BOUNDS, moved((2.0,), "0.9.1", (0.5, 5.0))),
     VersionedFlag("init_kl_coef", "algo.kl.init_coef", "ppo", NUMBER, always(0.01)),
-    VersionedFlag("use_kl_loss", "algo.kl.use_loss", "ppo", SWITCH),
     VersionedFlag("kl_estimator", "algo.kl.estimator", "ppo", one_of("k1", "k2", "k3"), always("k1")),
     VersionedFlag("kl_target", "algo.kl.target", "ppo", NUMBER),
     VersionedFlag("kl_horizon", "algo.kl.horizon", "ppo", WHOLE, always(10000)),
@@ -191,17 +181,13 @@ _ALGORITHM = (
     VersionedFlag("loss", "model.loss_type", "rm", TEXT, always("sigmoid")),
     VersionedFlag("beta", "model.beta", "dpo kto", NUMBER, by_command(dpo=0.1, kto=0.01)),
     VersionedFlag("ipo", "model.ipo_enable", "dpo", SWITCH),
-    VersionedFlag("label_smoothing", "model.label_smoothing", "dpo", NUMBER, always(0.0)),
-    VersionedFlag("nll_loss_coef", "model.nll_loss_coef", "dpo", NUMBER, always(0.0)),
-    VersionedFlag("desirable_loss_weight", "", "kto", NUMBER, always(1.0)),
-    VersionedFlag("undesirable_loss_weight", "", "kto", NUMBER, always(1.0)),
+    *flags("dpo", NUMBER, "label_smoothing=model.label_smoothing nll_loss_coef=model.nll_loss_coef", 0.0),
+    *flags("kto", NUMBER, "desirable_loss_weight= undesirable_loss_weight=", 1.0),
     VersionedFlag("kd_coef", "", "kd", NUMBER, always(0.4)),
 )
 
 _REWARDS = (
-    VersionedFlag("reward_pretrain", "reward.model_name_or_path", "ppo", TEXT),
-    VersionedFlag("remote_rm_url", "reward.remote_url", "ppo", TEXT),
-    VersionedFlag("agent_func_path", "train.agent_func_path", "ppo", TEXT),
+    *flags("ppo", TEXT, "reward_pretrain=reward.model_name_or_path remote_rm_url=reward.remote_url agent_func_path=train.agent_func_path"),
     VersionedFlag("normalize_reward", "reward.normalize_enable", "ppo", SWITCH),
     VersionedFlag("reward_clip_range", "reward.clip_range", "ppo", PAIR, always((-10.0, 10.0))),
     VersionedFlag("overlong_buffer_len", "reward.overlong_buffer_len", "ppo@0.8.7", NUMBER),
