@@ -1,1 +1,2 @@
-"""What only serves other systems. The rooms below find its adapters by name and import none."""
+"""What only serves other systems: converters of their commands, and adapters of their functions and
+environments. The rooms below find the adapters by name and import none."""

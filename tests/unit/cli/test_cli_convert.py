@@ -75,8 +75,9 @@ def test_without_a_file_the_config_is_printed(capsys: Captured) -> None:
         "train_rm --dataset rows.jsonl --prompt_key q --chosen_key a --rejected_key b --max_len 32",
         "train_kto --dataset rows.jsonl --output_key out --max_len 32 --train_batch_size 2",
         "train_kd --dataset rows.jsonl --output_key out --max_len 32 --teacher_model model",
-        "train_ppo --prompt_data rows.jsonl --prompt_max_len 16 --generate_max_len 16 "
-        "--reward_pretrain scorer --train_batch_size 8 --rollout_batch_size 8",
+        "train_ppo_ray --prompt_data rows.jsonl --prompt_max_len 16 --generate_max_len 16 "
+        "--reward_pretrain scorer --train_batch_size 8 --rollout_batch_size 8 "
+        "--actor_num_gpus_per_node 1 --critic_num_gpus_per_node 1 --reward_num_gpus_per_node 1",
         "train_ppo_ray --prompt_data rows.jsonl --prompt_max_len 16 --generate_max_len 16 "
         "--remote_rm_url reward.py --train_batch_size 8 --rollout_batch_size 8 "
         "--actor_num_gpus_per_node 1 --critic_num_gpus_per_node 1 --label_key label",
@@ -274,7 +275,7 @@ def test_a_plan_is_refused_for_a_machine_with_fewer_cards_than_the_command(
 ) -> None:
     assert main([f"from-{trainer}", option, "-o", "c.yaml", "--", *words.split()]) == 2
     printed = capsys.readouterr()
-    assert f"The command takes {cards} cards of each machine, and this" in printed.err
+    assert f"takes {cards} cards of each machine, and this" in printed.err
     assert f"such as --cluster {cards}xA100-80GB." in printed.err
     assert printed.out == "" and not Path("c.yaml").exists()
     hardware = ["--cluster", f"{cards}xA100-80GB"]

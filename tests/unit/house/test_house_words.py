@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.keys import find_key, keys_of
-from plimsoll.convert.openrlhf.arguments import FLAGS
-from plimsoll.convert.verl.settings import FAMILIES, SETTINGS
+from plimsoll.interop.convert.openrlhf.table import FLAGS
+from plimsoll.interop.convert.verl.absent import FAMILIES
+from plimsoll.interop.convert.verl.settings import SETTINGS
 from plimsoll.jobs import JOBS
 from plimsoll.spec.load import load_spec
 
@@ -30,7 +31,8 @@ PLACEHOLDERS = {"a.b.c", "section.key", "reward_model.ground_truth", "taskset.di
 OF_OPENRLHF = {
     word.rpartition(":")[2] for flag in FLAGS for word in [*flag.dotted.split(), flag.id]
 }
-OF_VERL = {name for one in (*SETTINGS, *FAMILIES) for name in (one.name, *one.older)}
+OF_VERL = {name for one in SETTINGS for name in (one.name, *one.older)}
+OF_VERL |= {prefix for prefixes, _ in FAMILIES for prefix in prefixes}
 OF_OTHERS = OF_OPENRLHF | {".".join(name.split(".")[:n]) for name in OF_VERL for n in range(2, 9)}
 """Flags and keys of other trainers, which the tables that read them name, and verl's sections."""
 YAML_BLOCK = re.compile(rf"```ya?ml\n(# ({NAMES})\b.*?)```", re.DOTALL)

@@ -1,2 +1,0 @@
-"""Configs from what others' trainers are started with. Nothing is executed: commands and scripts
-are read."""

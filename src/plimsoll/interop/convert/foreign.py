@@ -1,0 +1,423 @@
+"""The run that a foreign command describes, in no trainer's words.
+
+A converter fills these records; `writer` alone knows the keys of a config. Every value is traced to
+the settings that it was made of. None means that the command says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class _NoValue:
+    """Stand for a value that only the user can give."""
+
+
+NO_VALUE = _NoValue()
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A value and where it comes from.
+
+    Attributes:
+        value: The value, or NO_VALUE if there is only something to check.
+        settings: Ids of the settings that it was made of; empty if the start of the program says
+            it.
+        note: How it was made.
+        check: What the user should look at.
+    """
+
+    value: object
+    settings: tuple[str, ...] = ()
+    note: str = ""
+    check: str = ""
+
+
+Value = Sourced | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """Cards and machines. address: HOST:PORT of Ray's head."""
+
+    ranks: Value = None
+    critic_ranks: Value = None
+    nodes: Value = None
+    device: Value = None
+    address: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model and how it is computed."""
+
+    path: Value = None
+    dtype: Value = None
+    trust_remote_code: Value = None
+    gradient_checkpointing: Value = None
+    activation_offload: Value = None
+    quantization: Value = None
+    double_quantization: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter."""
+
+    rank: Value = None
+    alpha: Value = None
+    dropout: Value = None
+    targets: Value = None
+    rslora: Value = None
+    dora: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How the learning rate changes. shape: cosine, linear or constant.
+
+    Attributes:
+        warmup_ratio: Share of the run in which the rate rises; or `warmup_steps`.
+        final_ratio: Share of the peak at the end.
+    """
+
+    shape: Value = None
+    warmup_ratio: Value = None
+    warmup_steps: Value = None
+    final_ratio: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW and its schedule."""
+
+    kind: Value = None
+    learning_rate: Value = None
+    beta1: Value = None
+    beta2: Value = None
+    eps: Value = None
+    weight_decay: Value = None
+    max_grad_norm: Value = None
+    schedule: Schedule | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How ZeRO, or FSDP as its stage 3, divides a trained role among the ranks.
+
+    Attributes:
+        secondary_partition: Ranks over which a second copy of the weights is divided.
+        gradient_dtype: Type in which gradients are summed.
+    """
+
+    stage: Value = None
+    optimizer_offload: Value = None
+    parameter_offload: Value = None
+    secondary_partition: Value = None
+    gradient_dtype: Value = None
+    state_dtype: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRole:
+    """A role that learns. average_decay: of a moving average of its weights."""
+
+    model: Model | None = None
+    adapter: Adapter | None = None
+    optimizer: Optimizer | None = None
+    sharding: Sharding | None = None
+    average_decay: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringRole:
+    """A role that only scores: reference, teacher or reward model."""
+
+    model: Model | None = None
+    stage: Value = None
+    offload: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModel:
+    """A reward model."""
+
+    role: ScoringRole | None = None
+    weight: Value = None
+    tokenizer: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """One data set.
+
+    Attributes:
+        path: File, folder or name on the hub.
+        name: Configuration of a data set on the hub.
+        columns: Column for each purpose, such as prompt.
+        limit: Number of rows that are read.
+        weight: Share of the rows in a mixture.
+        responses: Responses that are sampled for each held-out prompt.
+    """
+
+    path: Value = None
+    name: Value = None
+    split: Value = None
+    columns: Mapping[str, Sourced] = field(default_factory=dict)
+    limit: Value = None
+    weight: Value = None
+    responses: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Rows, and how they are read.
+
+    Attributes:
+        train: One data set, or several by name.
+        held_out: The same for evaluation.
+        longest: Most tokens of a prompt in RL, else of a sequence.
+        over_long: What becomes of longer rows.
+        on_bad_row: What becomes of rows that cannot be used.
+        chat_template: Template, as Jinja or by path.
+        mixture: What to check about several data sets.
+    """
+
+    train: Rows | Mapping[str, Rows] | None = None
+    held_out: Rows | Mapping[str, Rows] | None = None
+    longest: Value = None
+    over_long: Value = None
+    on_bad_row: Value = None
+    shuffle: Value = None
+    chat_template: Value = None
+    mixture: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFilter:
+    """Groups of responses are replaced whose mean reward is not between two bounds.
+
+    Attributes:
+        by: Part of the reward that counts.
+        most_drawn: How many times the batch may be drawn.
+        oversampling: How many times the batch is sampled at once.
+    """
+
+    low: Value = None
+    high: Value = None
+    by: Value = None
+    most_drawn: Value = None
+    oversampling: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSizes:
+    """What one optimizer step (sequences, pairs) or one step of RL (prompts) learns from.
+
+    Attributes:
+        responses: Responses for each prompt.
+        micro_batch_tokens: Tokens of a micro-batch on one rank.
+    """
+
+    sequences: Value = None
+    pairs: Value = None
+    prompts: Value = None
+    responses: Value = None
+    micro_batch_tokens: Value = None
+    dynamic_sampling: GroupFilter | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How responses are sampled."""
+
+    max_new_tokens: Value = None
+    temperature: Value = None
+    top_p: Value = None
+    top_k: Value = None
+    min_p: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """What samples.
+
+    Attributes:
+        engine: vllm or transformers.
+        engines: Number of engines.
+        placement: `shared` on the ranks' cards, or `own`.
+        memory_share: Share of a card that an engine takes.
+        sleep_level: What an engine gives up while roles train.
+    """
+
+    engine: Value = None
+    engines: Value = None
+    tensor_parallel: Value = None
+    pipeline_parallel: Value = None
+    placement: Value = None
+    memory_share: Value = None
+    sleep_level: Value = None
+    dtype: Value = None
+    max_sequences: Value = None
+    enforce_eager: Value = None
+    max_num_batched_tokens: Value = None
+    sampling: SamplingSettings | None = None
+    eval_sampling: SamplingSettings | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """An environment of several turns."""
+
+    name: Value = None
+    max_tokens: Value = None
+    max_turns: Value = None
+    tool_format: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardServer:
+    """Servers that score. time_limit: in seconds."""
+
+    urls: Value = None
+    format: Value = None
+    tokenizer: Value = None
+    time_limit: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """An advantage, loss, correction or divergence, by name and with its options."""
+
+    name: Value = None
+    options: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardTerm:
+    """A part of the reward: a rule or function with its options, or servers.
+
+    Attributes:
+        truncated_factor: Factor for responses that were cut off.
+    """
+
+    name: Value = None
+    options: Mapping[str, Value] = field(default_factory=dict)
+    server: RewardServer | None = None
+    weight: Value = None
+    clip: Value = None
+    truncated_factor: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KL:
+    """The KL divergence from the reference.
+
+    Attributes:
+        place: `none`, `reward` or `loss`.
+        estimator: k1, k2 or k3.
+        ratio_corrected: Whether its gradient is that of the KL itself.
+        target: KL to which the coefficient adapts, as slowly as `horizon` says.
+        target_per: What the target counts by.
+    """
+
+    place: Value = None
+    coefficient: Value = None
+    estimator: Value = None
+    ratio_corrected: Value = None
+    target: Value = None
+    target_per: Value = None
+    horizon: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """What the run learns by.
+
+    Attributes:
+        aggregation: What the loss is a mean over.
+        aggregation_tokens: Divisor of each response's sum.
+        correction: Correction for the difference between sampler and trainer; a value of None
+            turns it off.
+        epochs: Passes over the responses of a step.
+        mini_batches: Optimizer steps of a step.
+        loss: Loss of pairs, labels or a reward model.
+        nll_weight: Weight of the log-likelihood beside a loss of pairs.
+        nll_share: Share of the log-likelihood in distillation.
+        centring: Weight that keeps rewards around 0.
+        noise: Alpha of NEFTune.
+        learned_tokens: Which turns are learned.
+        divergence: Divergence from the teacher.
+        temperature: Temperature of the teacher.
+        precompute_reference: Whether the reference's log-probs are computed once.
+    """
+
+    advantage: Method | None = None
+    policy_loss: Method | None = None
+    aggregation: Value = None
+    aggregation_tokens: Value = None
+    correction: Method | Sourced | None = None
+    kl: KL | None = None
+    value_clip: Value = None
+    critic_warmup_steps: Value = None
+    epochs: Value = None
+    mini_batches: Value = None
+    critic_mini_batches: Value = None
+    entropy_bonus: Value = None
+    loss: Method | None = None
+    nll_weight: Value = None
+    nll_share: Value = None
+    centring: Value = None
+    noise: Value = None
+    learned_tokens: Value = None
+    divergence: Method | None = None
+    temperature: Value = None
+    precompute_reference: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """Which checkpoint is kept for being the best."""
+
+    metric: Value = None
+    goal: Value = None
+    final_model: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How long the run is, and what is kept of it."""
+
+    directory: Value = None
+    seed: Value = None
+    epochs: Value = None
+    steps: Value = None
+    save_every: Value = None
+    keep_checkpoints: Value = None
+    resume: Value = None
+    eval_every: Value = None
+    best: Best | None = None
+    loggers: Value = None
+    logger_project: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignRun:
+    """All that a command says."""
+
+    machines: Machines
+    actor: LearningRole
+    critic: LearningRole | None = None
+    reference: ScoringRole | None = None
+    teacher: ScoringRole | None = None
+    reward_model: RewardModel | None = None
+    reward_models: Mapping[str, RewardModel] = field(default_factory=dict)
+    rewards: Mapping[str, RewardTerm] = field(default_factory=dict)
+    agents: Mapping[str, Agent] = field(default_factory=dict)
+    data: Data
+    batch: BatchSizes
+    rollout: Rollout | None = None
+    algorithm: Algorithm
+    run: Run

@@ -1,0 +1,172 @@
+"""Map what all trainers have: schedules, adapters, precision, micro-batches, sources, loggers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from plimsoll.config.data import COLUMNS, EvalSource, WeightedSource
+from plimsoll.config.run import LOGGERS
+from plimsoll.errors import ConfigError
+from plimsoll.interop.convert.foreign import NO_VALUE, Adapter, Schedule, Sourced, Value
+from plimsoll.interop.convert.options import Options, Remark
+
+_SCHEDULES = {
+    "cosine_with_min_lr": "cosine",
+    "cosine_warmup_with_min_lr": "cosine",
+    "cosine": "cosine",
+    "linear": "linear",
+    "constant_with_warmup": "constant",
+    "constant": "constant",
+}
+HALF, HALF_16, FULL = ("bf16", "bfloat16"), ("fp16", "float16", "half"), ("fp32", "float32")
+_RESERVED = {*COLUMNS, *WeightedSource.model_fields, *EvalSource.model_fields}
+_FILE_NAMES = ("train", "test", "val", "validation", "data")
+"""Names of files that say nothing about what is in them."""
+_HEAD = "give HOST:PORT of Ray's head"
+
+
+def schedule_of(
+    o: Options,
+    named: str,
+    *,
+    default: str,
+    warmup: Sourced,
+    final: Value,
+    constant_warmup: bool = False,
+    note: str = "",
+) -> Schedule:
+    """Return the schedule of a learning rate.
+
+    Args:
+        o: The settings.
+        named: The setting with the schedule's name.
+        default: The schedule's name if no setting gives it.
+        warmup: Ratio below 1, or number of steps.
+        final: Share of the peak at the end.
+        constant_warmup: Whether a schedule called `constant` warms up.
+        note: How the name was found.
+    """
+    name = str(o[named] or default)
+    if name not in _SCHEDULES:
+        known = ", ".join(_SCHEDULES)
+        raise ConfigError(f"{o.show(named)}: there is no such schedule here. Known: {known}.")
+    shape = o.trace(_SCHEDULES[name], named, note=note)
+    if name == "constant" and not constant_warmup:
+        return Schedule(shape=shape)
+    final = None if name.startswith("constant") else final
+    if isinstance(warmup.value, int):
+        return Schedule(shape=shape, warmup_steps=warmup, final_ratio=final)
+    return Schedule(shape=shape, warmup_ratio=warmup, final_ratio=final)
+
+
+def adapter_of(
+    o: Options, rank: str, alpha: str, targets: str, dropout: str = ""
+) -> Adapter | None:
+    """Return the adapter, or None if its rank is 0."""
+    if not o[rank]:
+        return None
+    names = o[targets] or "all-linear"
+    return Adapter(
+        rank=o.trace(o[rank], rank),
+        alpha=o.trace(float(o[alpha]), alpha),
+        dropout=o.take(dropout, float) if dropout else None,
+        targets=o.trace((names,) if isinstance(names, str) else tuple(names), targets),
+    )
+
+
+def half_precision_remark(o: Options, *ids: str) -> Iterator[Remark]:
+    """Yield a remark on each of these settings that was given and asks for 16-bit floats."""
+    for id in o.given(*ids):
+        if o[id] is True or str(o[id]) in HALF_16:
+            yield Remark("lacking", id, "models are computed in bfloat16 or float32")
+
+
+def micro_batch(
+    o: Options, key: str, number: int, longest: int, *ids: str, unit: str = "sequences"
+) -> Sourced:
+    """Return the tokens of a micro-batch that holds some of the longest sequences or pairs."""
+    note = f"{number} {unit} of the longest"
+    return o.trace(number * longest, key, *ids, note=note)
+
+
+def token_budget(o: Options, tokens: str, switch: str, longest: int, *bounds: str) -> Sourced:
+    """Return a micro-batch's token budget, raised to the longest sequence."""
+    if o[tokens] >= longest:
+        return o.trace(o[tokens], tokens, switch)
+    return o.trace(longest, tokens, switch, *bounds, note="raised to the longest sequence")
+
+
+def equal_parts(o: Options, size: str, whole: int, what: str, *said_by: str) -> int:
+    """Return into how many parts of a size the whole divides.
+
+    Raises:
+        ConfigError: The size does not divide the whole. The nearest one that does is named.
+    """
+    part = int(o[size])
+    if whole % part == 0:
+        return whole // part
+    divisors = (n for n in range(1, whole + 1) if whole % n == 0)
+    nearest = min(divisors, key=lambda n: abs(n - part))
+    raise ConfigError(
+        f"{o.show(size)} does not divide the {whole} {what} of a step ({o.show(*said_by)}), which "
+        f"are learned in equal parts. Nearest: {o.show_default(o.names[size], nearest)}."
+    )
+
+
+def source_names(paths: Iterable[str]) -> list[str]:
+    """Return a name for each data set of a mixture: its file's, or its folder's."""
+    names: list[str] = []
+    for path in paths:
+        folder, _, file = path.rstrip("/").rpartition("/")
+        short = file.partition(".")[0]
+        short = folder.rpartition("/")[2] if short in _FILE_NAMES and folder else short
+        plain = re.sub(r"\W+", "_", short, flags=re.ASCII).strip("_") or "rows"
+        plain = f"{plain}_rows" if plain in _RESERVED else plain
+        again = sum(re.fullmatch(rf"{plain}(_\d+)?", name) is not None for name in names)
+        names.append(f"{plain}_{again + 1}" if again else plain)
+    return names
+
+
+def joined_mixture(*, weighted: bool) -> Value:
+    """Return what to check if data sets are joined there and drawn equally here."""
+    why = "sources are concatenated there; here rows are drawn equally from each: give weights "
+    return None if weighted else Sourced(NO_VALUE, check=f"{why}as their numbers of rows are")
+
+
+def checked(value: Sourced, why: str) -> Sourced:
+    """Return the value with something to check; unchanged for an empty reason."""
+    return replace(value, check=why) if why else value
+
+
+def to_check(why: str) -> Sourced:
+    """Return something to check about a key without a value."""
+    return Sourced(NO_VALUE, check=why)
+
+
+def ray_head(o: Options, machines: int) -> Value:
+    """Return the address of Ray's head, or what to check, if there are several machines."""
+    if machines <= 1:
+        return None
+    if o.launch.address is None:
+        return to_check(_HEAD)
+    check = "the port of Ray's head, not of its dashboard"
+    return Sourced(f"{o.launch.address}:6379", note="Ray's usual port", check=check)
+
+
+def known_loggers(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the loggers that Plimsoll has."""
+    return tuple(name for name in names if name in LOGGERS)
+
+
+def unknown_loggers(id: str, names: Sequence[str], harmless: Sequence[str]) -> Iterator[Remark]:
+    """Yield a remark on each logger that Plimsoll has not."""
+    for name in names:
+        if name not in (*LOGGERS, *harmless):
+            yield Remark("lacking", id, f"{name}: loggers are {', '.join(LOGGERS)}")
+
+
+def present(values: Mapping[str, Value]) -> dict[str, Sourced]:
+    """Return the values that are there."""
+    return {name: value for name, value in values.items() if value is not None}

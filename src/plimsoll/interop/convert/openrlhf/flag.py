@@ -1,0 +1,146 @@
+"""Describe a flag of OpenRLHF over its versions and commands.
+
+Names and defaults are those of `openrlhf/cli/train_*.py` at each release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+from plimsoll.errors import ConfigError
+from plimsoll.interop.convert.absences import Absence
+from plimsoll.interop.convert.values import WORDS, ValueReader
+
+Version = tuple[int, int, int]
+Default = Callable[[str, Version], object]
+
+RELEASES: tuple[Version, ...] = tuple(
+    (0, minor, patch)
+    for minor, patches in ((8, 12), (9, 11), (10, 5), (11, 3))
+    for patch in range(patches)
+)
+FIRST, LAST = RELEASES[0], RELEASES[-1]
+COMMANDS = {
+    "ppo": "train_ppo_ray",
+    "sft": "train_sft",
+    "rm": "train_rm",
+    "dpo": "train_dpo",
+    "kto": "train_kto",
+    "kd": "train_kd",
+}
+"""Programs, by the table's names for them."""
+_DOTTED = (0, 10, 2)
+"""The first version whose flags have dots."""
+_UNTIL = {"kto": (0, 9, 5), "kd": (0, 9, 5)}
+"""The last version with a command."""
+
+
+@cache
+def parse_version(text: str) -> Version:
+    """Return the version of a text such as `0.8.2`."""
+    major, minor, patch = (int(part) for part in text.split("."))
+    return major, minor, patch
+
+
+def format_version(version: Version) -> str:
+    """Return a version as `0.8.2`."""
+    return ".".join(map(str, version))
+
+
+def given_version(text: str) -> Version:
+    """Return the release that `--version` names; for `0.8` its last one.
+
+    Raises:
+        ConfigError: There is no such release, or it is not read.
+    """
+    plain = text.lower().removeprefix("v").partition(".post")[0]
+    releases = [v for v in RELEASES if f"{format_version(v)}.".startswith(f"{plain}.")]
+    if not releases:
+        raise ConfigError(
+            f"--version {text!r} is no release of OpenRLHF that is read: "
+            f"{format_version(FIRST)} to {format_version(LAST)}. Leave it out: the flags say it."
+        )
+    return releases[-1]
+
+
+@dataclass(frozen=True)
+class VersionedFlag:
+    """One setting.
+
+    Attributes:
+        flat: Its name up to 0.10.1; None if it had none.
+        dotted: Its names from 0.10.2 on; a word `ppo:NAME` is of that command alone.
+        of: Commands that have it, each with the versions if not all: `rm,kd@0.8.1`,
+            `ppo@0.8.2-0.9.0`.
+        reader: How its words become a value.
+        default: The default of its parser, by command and version.
+        absent: Why it has no counterpart.
+        secret: Whether its value is never shown.
+    """
+
+    flat: str | None
+    dotted: str
+    of: str
+    reader: ValueReader = WORDS
+    default: Default = field(default=lambda command, version: None)
+    absent: Absence | None = None
+    secret: bool = False
+
+    @property
+    def id(self) -> str:
+        """The name by which the converter looks the flag up."""
+        return self.flat or self.dotted.split()[0].rpartition(":")[2]
+
+    def name(self, command: str, version: Version) -> str | None:
+        """Return its name in a command of a version, without dashes; None if it is not there."""
+        if not any(since <= version <= until for since, until in self._spans(command)):
+            return None
+        if version < _DOTTED:
+            return self.flat
+        names = [word.rpartition(":") for word in self.dotted.split()]
+        of_command = [name for who, _, name in names if who == command]
+        return next(iter(of_command or [name for who, _, name in names if not who]), None)
+
+    def _spans(self, command: str) -> Iterator[tuple[Version, Version]]:
+        for word in self.of.split():
+            who, _, when = word.partition("@")
+            if command in who.split(","):
+                since, _, until = when.partition("-")
+                last = _UNTIL.get(command, LAST)
+                yield (
+                    parse_version(since) if since else FIRST,
+                    min(parse_version(until), last) if until else last,
+                )
+
+
+def always(value: object) -> Default:
+    """Return a default that every command and version has."""
+    return lambda command, version: value
+
+
+def moved(value: object, since: str, later: object) -> Default:
+    """Return a default that is another one from a version on."""
+    return lambda command, version: later if version >= parse_version(since) else value
+
+
+def by_command(otherwise: object = None, **commands: object) -> Default:
+    """Return a default of each command: a value, or what `moved` returns."""
+
+    def default(command: str, version: Version) -> object:
+        value = commands.get(command, otherwise)
+        return value(command, version) if callable(value) else value
+
+    return default
+
+
+def flags(
+    of: str, reader: ValueReader, names: str, default: object = None
+) -> tuple[VersionedFlag, ...]:
+    """Return flags that are alike. names: `FLAT=DOTTED`, separated by blanks."""
+    pairs = (name.partition("=") for name in names.split())
+    return tuple(
+        VersionedFlag(flat or None, dotted, of, reader, always(default))
+        for flat, _, dotted in pairs
+    )

@@ -1,0 +1,111 @@
+"""Show a converted config: as YAML with the origin of each line, and as a table of all settings."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from plimsoll.config.yaml_tree import Path, write_value
+from plimsoll.interop.convert.absences import RemarkKind
+from plimsoll.interop.convert.writer import Converted, Entry
+
+_KINDS: Mapping[RemarkKind, str] = {
+    "same": "So without a key",
+    "idle": "No effect here",
+    "lacking": "Not supported, and left out",
+    "unknown": "Not known, and left out",
+    "check": "To check",
+}
+
+
+def config_text(converted: Converted) -> str:
+    """Return the config file with the origin of each line, and at its end what is left out."""
+    comments = {
+        tuple(entry.key.split(".")): _comment(converted, entry) for entry in converted.entries
+    }
+    left = [
+        f"# left out: {_about(converted, remark.about)}: {remark.why}"
+        for remark in converted.remarks
+        if remark.kind in ("lacking", "unknown")
+    ]
+    head = f"# {converted.job}: from {converted.about}"
+    return "\n".join([head, *_lines(converted.values, comments, ()), *left, ""])
+
+
+def _comment(converted: Converted, entry: Entry) -> str:
+    origin = converted.origin(entry)
+    plain = converted.is_given(entry) or not entry.flags or origin.startswith("no ")
+    return origin if plain else f"default: {origin}"
+
+
+def _lines(values: Mapping[str, Any], comments: Mapping[Path, str], above: Path) -> Iterator[str]:
+    indent = "  " * len(above)
+    for name, value in values.items():
+        path = (*above, name)
+        if path in comments:
+            comment = f"  # {comments[path]}" if comments[path] else ""
+            yield f"{indent}{write_value(name)}: {write_value(value)}{comment}"
+        else:
+            yield f"{indent}{write_value(name)}:"
+            yield from _lines(value, comments, path)
+
+
+def table_text(converted: Converted, width: int = 100) -> str:
+    """Return what became of every given setting, and the defaults that were written."""
+    given = [entry for entry in converted.entries if converted.is_given(entry)]
+    others = [entry for entry in converted.entries if not converted.is_given(entry)]
+    head = f"{converted.about} -> plimsoll {converted.job}"
+    parts = [
+        _wrap(
+            f"{head}. {converted.version_note}" if converted.version_note else f"{head}.", "", width
+        )
+    ]
+    parts += _section("Mapped", converted, given, width)
+    parts += _section(
+        f"{converted.trainer}'s defaults that are other ones here", converted, others, width
+    )
+    for kind, title in _KINDS.items():
+        rows = [remark for remark in converted.remarks if remark.kind == kind]
+        if rows:
+            lines = [
+                _wrap(f"{_about(converted, remark.about)}: {remark.why}", "  ", width)
+                for remark in rows
+            ]
+            parts.append("\n".join([title, *lines]))
+    return "\n\n".join(parts)
+
+
+def _section(
+    title: str, converted: Converted, entries: Sequence[Entry], width: int
+) -> Iterator[str]:
+    if not entries:
+        return
+    grouped: dict[str, list[Entry]] = {}
+    for entry in entries:
+        grouped.setdefault(converted.origin(entry), []).append(entry)
+    lines = [title]
+    for origin, same_origin in grouped.items():
+        keys = [_key(entry) for entry in same_origin]
+        lines.append(_wrap(f"{origin}  ->  {', '.join(keys)}", "  ", width))
+    yield "\n".join(lines)
+
+
+def _key(entry: Entry) -> str:
+    note = f" ({entry.note})" if entry.note and entry.flags else ""
+    return f"{entry.key}: {write_value(entry.value)}{note}"
+
+
+def _about(converted: Converted, about: str) -> str:
+    return converted.shown.get(about, about)
+
+
+def _wrap(text: str, indent: str, width: int) -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

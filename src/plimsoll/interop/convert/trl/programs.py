@@ -1,0 +1,69 @@
+"""Find TRL's programs in a command: `trl sft`, and its scripts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from plimsoll.errors import ConfigError
+
+COMMANDS = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "orpo", "cpo", "gkd")
+"""Commands that are read; the last three are experimental ones of TRL."""
+_SCRIPTS: Mapping[str, str] = {
+    "reward_modeling": "reward",
+    "gspo": "grpo",
+    "ppo_tldr": "ppo",
+    "dpo_online": "online_dpo",
+}
+"""Scripts with other names."""
+_REFUSED: Mapping[str, str] = {
+    "distillation": "the student samples what the teacher corrects; `plimsoll distill` learns on "
+    "the rows' responses: docs/distill.md",
+    "ppo": "TRL 1.16 has no PPO any more; begin with the config in docs/ppo.md",
+    "prm": "`plimsoll prm` reads lists of steps and of labels: begin with the config in docs/rm.md",
+    "vllm-serve": "it trains nothing: Plimsoll starts its engines itself",
+    "env": "it trains nothing: `plimsoll doctor` says what is here",
+    **dict.fromkeys(
+        ("online_dpo", "nash_md", "xpo"),
+        "pairs are read, not sampled: docs/dpo.md; or `plimsoll rl`",
+    ),
+    **dict.fromkeys(("bco", "tpo", "gold", "sdft", "sdpo", "ssd"), "there is no such method here"),
+    "async_grpo": "a step samples, then learns: write it as `trl grpo`",
+}
+_FOLDERS = re.compile(
+    r"(?:.*[/.])?(?:trl|examples)[/.](?:scripts|experimental)[/.](?:\w+[/.])?(\w+)"
+)
+
+
+def program(words: Sequence[str]) -> tuple[str, int] | None:
+    """Return the program that `trl sft`, `trl/scripts/sft.py` or `-m trl.scripts.sft` names."""
+    if os.path.basename(words[0]) == "trl" and len(words) > 1 and _is_command(words):
+        return words[1], 2
+    script = _FOLDERS.fullmatch(words[0].removesuffix(".py"))
+    return (_SCRIPTS.get(script[1], script[1]), 1) if script else None
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    """Return whether `trl` starts a program, as it does not in `pip install trl peft`."""
+    if words[1] in COMMANDS or words[1] in _REFUSED:
+        return True
+    return not words[1].startswith("-") and any(word.startswith("--") for word in words[2:])
+
+
+def command_named(name: str) -> str:
+    """Return the name of a command that is read.
+
+    Raises:
+        ConfigError: It is not read. The message says why.
+    """
+    if name in COMMANDS:
+        return name
+    if name.endswith("_vlm") or "vlm" in name:
+        raise ConfigError(f"{name}: not supported: images cannot be read.")
+    if name in _REFUSED:
+        raise ConfigError(f"trl {name}: not supported: {_REFUSED[name]}.")
+    raise ConfigError(
+        f"{name!r} is no program of TRL's that is read: {', '.join(COMMANDS)}. A script that sets "
+        "its own arguments in Python is not read: give the command of `trl` that means the same."
+    )

@@ -1,0 +1,229 @@
+"""Read the words of a command line: settings, and the values that they give."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+from plimsoll.config.problems import Problem, invalid
+from plimsoll.interop.convert.absences import Absence
+
+
+@dataclass(frozen=True)
+class ValueReader:
+    """How the words after a setting become its value.
+
+    Attributes:
+        kind: Type of each word. A `bool` needs no word.
+        least: Smallest number of words.
+        most: Largest number of words; None for any number.
+        lowest: Smallest value.
+        among: The only values; empty for any.
+        off: Whether a switch without a word means False.
+    """
+
+    kind: type
+    least: int = 1
+    most: int | None = 1
+    lowest: int | None = None
+    among: tuple[str, ...] = ()
+    off: bool = False
+
+
+SWITCH = ValueReader(bool, 0, 0)
+BOOL = ValueReader(bool, 0, 1)
+OFF = ValueReader(bool, 0, 0, off=True)
+WHOLE = ValueReader(int)
+COUNT = ValueReader(int, lowest=1)
+NUMBER = ValueReader(float)
+TEXT = ValueReader(str)
+PAIR = ValueReader(float, 2, 2)
+BOUNDS = ValueReader(float, 1, 2)
+NUMBERS = ValueReader(float, 1, None)
+WORDS = ValueReader(str, 0, None)
+
+_NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
+"""What argparse takes for a number, not for an option."""
+_TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
+
+
+def one_of(*values: str) -> ValueReader:
+    """Return a reader that takes one of these words."""
+    return ValueReader(str, among=values)
+
+
+def read_value(reader: ValueReader, words: Sequence[str]) -> object:
+    """Return the value that the words give; a tuple if there may be several words.
+
+    Raises:
+        ValueError: The words are no such value. The message says why.
+    """
+    if reader.kind is bool:
+        return _read_bool(words[0]) if words else not reader.off
+    if len(words) < reader.least:
+        wanted = "a value" if reader.least == 1 else f"{reader.least} values"
+        raise ValueError(f"It takes {wanted}, and {len(words) or 'none'} follows.")
+    values = [_read_word(reader, word) for word in words]
+    return values[0] if reader.most == 1 else tuple(values)
+
+
+def _read_bool(word: str) -> bool:
+    if word.lower() not in _TRUE + _FALSE:
+        raise ValueError("It must be true or false.")
+    return word.lower() in _TRUE
+
+
+def _read_word(reader: ValueReader, word: str) -> object:
+    try:
+        value = reader.kind(word)
+    except ValueError as error:
+        kind = "a whole number" if reader.kind is int else "a number"
+        raise ValueError(f"It must be {kind}.") from error
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError("It must be a finite number.")
+    if reader.lowest is not None and value < reader.lowest:
+        raise ValueError(f"It must be {reader.lowest} or more.")
+    if reader.among and value not in reader.among:
+        raise ValueError(f"It must be one of {', '.join(reader.among)}.")
+    return value
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a trainer of which one version is read.
+
+    Attributes:
+        name: Its name, which is also its id.
+        of: Commands that have the setting.
+        reader: How its words become a value.
+        default: The trainer's own default, by command.
+        older: Earlier names.
+        secret: Whether its value is never shown.
+        empty: Whether it may be null although its default is not.
+        absent: Why it has no counterpart.
+    """
+
+    name: str
+    of: tuple[str, ...]
+    reader: ValueReader
+    default: Callable[[str], object] = field(default=lambda command: None)
+    older: tuple[str, ...] = ()
+    secret: bool = False
+    empty: bool = False
+    absent: Absence | None = None
+
+    @property
+    def id(self) -> str:
+        """The name by which converters look the setting up."""
+        return self.name
+
+
+def settings(
+    names: str,
+    of: str,
+    reader: ValueReader,
+    default: object = None,
+    *,
+    older: str = "",
+    empty: bool = False,
+    **by_command: object,
+) -> tuple[Setting, ...]:
+    """Return settings that are alike.
+
+    Args:
+        names: Their names, separated by blanks.
+        of: Commands that have them, separated by blanks.
+        reader: How words become a value.
+        default: Their default.
+        older: Earlier names, separated by blanks.
+        empty: Whether they may be null although the default is not.
+        by_command: Other defaults of single commands.
+    """
+
+    def default_of(command: str) -> object:
+        return by_command.get(command, default)
+
+    return tuple(
+        Setting(name, tuple(of.split()), reader, default_of, tuple(older.split()), empty=empty)
+        for name in names.split()
+    )
+
+
+def absent(
+    reason: Absence, of: str, names: str, reader: ValueReader = WORDS, default: object = None
+) -> tuple[Setting, ...]:
+    """Return settings without a counterpart. of, names: separated by blanks."""
+    return tuple(
+        replace(setting, absent=reason, empty=True)
+        for setting in settings(names, of, reader, default)
+    )
+
+
+def value_of(read: Setting, command: str, words: Sequence[str] | None) -> object:
+    """Return the value of a setting. words: None for null.
+
+    Raises:
+        ValueError: The words are no such value, or null is not allowed.
+    """
+    if words is not None:
+        most = read.reader.most
+        if most is not None and len(words) > most:
+            raise ValueError(f"It takes {most or 'no'} word{'s' * (most != 1)}: quote the value.")
+        return read_value(read.reader, words)
+    if read.reader.kind in (int, float) and read.default(command) is not None and not read.empty:
+        raise ValueError("It must be a number.")
+    return None
+
+
+@dataclass(frozen=True)
+class Typed:
+    """An option, without dashes, and the words that follow it."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+def split_flags(words: Sequence[str]) -> tuple[list[Typed], list[Problem]]:
+    """Return the options with the words after each, and a problem for each word before them."""
+    options: list[tuple[str, list[str]]] = []
+    stray: list[Problem] = []
+    for word in words:
+        if word.startswith("-") and word != "-" and not _NEGATIVE.match(word):
+            name, equals, after = word.partition("=")
+            options.append((name.lstrip("-"), [after] if equals else []))
+        elif options:
+            options[-1][1].append(word)
+        else:
+            why = "It follows no flag."
+            stray.append(invalid(shlex.quote(word), None, why, "leave it out, or quote the value"))
+    return [Typed(name, tuple(values)) for name, values in options], stray
+
+
+def join_words(start: str, words: Sequence[str]) -> str:
+    """Return the words on one line, quoted as a shell needs it."""
+    quoted = (shlex.quote(word) if word.isprintable() else repr(word) for word in words)
+    return " ".join([start, *quoted])
+
+
+def format_value(value: object) -> str:
+    """Return a value as one would type it."""
+    if isinstance(value, tuple):
+        return " ".join(map(format_value, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return repr(value) if isinstance(value, str) and not value.isprintable() else f"{value}"
+
+
+def format_flag(name: str, value: object) -> str:
+    """Return a default as a flag says it."""
+    if value is None or value is False:
+        return f"no {name}"
+    return name if value is True else f"{name} {format_value(value)}"
+
+
+def positive(value: float | None) -> float | None:
+    """Return the value, or None for 0 and less, which turn a setting off."""
+    return value if value is not None and value > 0 else None

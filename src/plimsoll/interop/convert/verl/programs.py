@@ -1,0 +1,52 @@
+"""Find verl's programs in a command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from plimsoll.errors import ConfigError
+from plimsoll.interop.convert.launch import programs_of
+
+COMMANDS: Mapping[str, str] = {
+    "main_ppo": "ppo",
+    "main_ppo_v0": "ppo",
+    "main_ppo_sync": "ppo",
+    "sft_trainer": "sft",
+    "sft_trainer_ray": "sft",
+    "fsdp_sft_trainer": "sft",
+}
+"""Programs that are read, with the table's name for each."""
+_REFUSED: Mapping[str, str] = {
+    "main_generation": "`plimsoll sample CONFIG` samples and scores",
+    "main_generation_server": "`plimsoll sample CONFIG` samples and scores",
+    "main_eval": "`plimsoll eval CONFIG` measures",
+    "fully_async_main": "a step samples, then learns; nothing is sampled by older weights: give "
+    "the command of verl.trainer.main_ppo",
+    "main_dapo": "give the command of verl.trainer.main_ppo: DAPO is its settings",
+}
+_PACKAGES = (
+    "verl.trainer",
+    "verl.experimental.fully_async_policy",
+    "verl.experimental.one_step_off_policy",
+    "recipe.dapo",
+)
+
+
+def program(words: Sequence[str]) -> tuple[str, int] | None:
+    """Return the program that `verl.trainer.main_ppo` or its path names."""
+    for package in _PACKAGES:
+        match = programs_of(package)(words)
+        if match is not None and (match[0] in COMMANDS or match[0] in _REFUSED):
+            return ("fully_async_main", 1) if "experimental" in package else match
+    return None
+
+
+def command_named(name: str) -> str:
+    """Return the table's name of a program.
+
+    Raises:
+        ConfigError: It is not read. The message says why.
+    """
+    if name in COMMANDS:
+        return COMMANDS[name]
+    raise ConfigError(f"{name} of verl is not read: {_REFUSED[name]}.")

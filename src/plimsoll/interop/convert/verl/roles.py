@@ -1,0 +1,239 @@
+"""Read ranks, FSDP's settings as ZeRO's, adapters, optimizers, schedules and engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from plimsoll.errors import ConfigError
+from plimsoll.interop.convert import foreign, mapping
+from plimsoll.interop.convert.foreign import Sourced, Value
+from plimsoll.interop.convert.options import Options, Remark
+
+_ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
+_CARDS = ("trainer.n_gpus_per_node", "trainer.nnodes")
+_SCHEDULES = ("lr_scheduler_type", "warmup_style", "lr_scheduler", "lr_decay_style")
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The sections of a role's model, optimizer and engine."""
+
+    model: str
+    optim: str
+    engine: str
+
+
+_OF_ACTOR = Sections("actor_rollout_ref.model", f"{_ACTOR}.optim", f"{_ACTOR}.fsdp_config")
+_OF_CRITIC = Sections("critic.model", "critic.optim", "critic.fsdp")
+_OF_SFT = Sections("model", "optim", "engine")
+
+
+def _cards(o: Options) -> int:
+    """Return the cards of all machines."""
+    if o.command == "sft" and o.launch.cards is not None:
+        return int(o.launch.cards * (o.launch.nodes or 1))
+    return int(o[_CARDS[0]] * o[_CARDS[1]])
+
+
+def machines(o: Options) -> foreign.Machines:
+    """Return the cards: of SFT by the launcher, else by the trainer's settings."""
+    launched = o.command == "sft" and o.launch.cards is not None
+    check = ""
+    if not launched and not o.given(_CARDS[0]):
+        check = f"nothing says how many cards a machine has: {o[_CARDS[0]]} is verl's default"
+    ranks = o.trace(_cards(o), *_CARDS, check=check)
+    nodes = (o.launch.nodes if launched else None) or o[_CARDS[1]]
+    return foreign.Machines(
+        ranks=Sourced(_cards(o), note=o.launch.started_by) if launched else ranks,
+        nodes=o.trace(nodes, _CARDS[1]) if nodes > 1 else None,
+        address=mapping.ray_head(o, nodes),
+    )
+
+
+def actor(o: Options) -> foreign.LearningRole:
+    """Return the model that learns."""
+    sections = _OF_SFT if o.command == "sft" else _OF_ACTOR
+    flag = f"{sections.model}.path"
+    if not o.given(flag):
+        raise ConfigError(f"{o.names[flag]}=... is needed: the model to train.")
+    if o[flag] is None:
+        raise ConfigError(f"{o.show(flag)}: a model's directory or its name on the hub is needed.")
+    return _trained_role(o, sections, o.take(flag, os.path.expanduser))
+
+
+def critic(o: Options) -> foreign.LearningRole | None:
+    """Return the critic of gae."""
+    path = o.take(f"{_OF_CRITIC.model}.path")
+    return _trained_role(o, _OF_CRITIC, path) if o.has_critic else None
+
+
+def _trained_role(o: Options, sections: Sections, path: Value) -> foreign.LearningRole:
+    model, optim, engine = sections.model, sections.optim, sections.engine
+    name = f"{optim}.optimizer"
+    if str(o[name]).lower() not in ("adamw", "adam", "fusedadam"):
+        raise ConfigError(f"{o.show(name)}: not supported: weights are trained by AdamW.")
+    dtype = f"{engine}.model_dtype"
+    full = str(o[dtype]) in mapping.HALF
+    note = "" if full else "the optimizer keeps fp32 masters"
+    offload = f"{model}.enable_activation_offload"
+    adapter = (f"{model}.{part}" for part in ("lora_rank", "lora_alpha", "target_modules"))
+    return foreign.LearningRole(
+        model=foreign.Model(
+            path=path,
+            dtype=None
+            if str(o[dtype]) in mapping.HALF_16
+            else o.trace("bfloat16", dtype, note=note),
+            trust_remote_code=o.take(f"{model}.trust_remote_code"),
+            gradient_checkpointing=o.take(f"{model}.enable_gradient_checkpointing"),
+            activation_offload=o.take(offload, lambda on: "cpu" if on else None),
+        ),
+        adapter=mapping.adapter_of(o, *adapter),
+        optimizer=foreign.Optimizer(
+            learning_rate=o.take(f"{optim}.lr"),
+            beta1=o.take(f"{optim}.betas", lambda betas: betas[0]),
+            beta2=o.take(f"{optim}.betas", lambda betas: betas[1]),
+            weight_decay=o.take(f"{optim}.weight_decay"),
+            max_grad_norm=o.take(f"{optim}.clip_grad"),
+            schedule=_schedule(o, optim),
+        ),
+        sharding=_sharding(o, engine, full),
+    )
+
+
+def _sharding(o: Options, engine: str, full: bool) -> foreign.Sharding:
+    """Return FSDP's settings: it divides weights, gradients and states, as ZeRO stage 3 does."""
+    gathered = f"{engine}.reshard_after_forward"
+    stage = 3 if o[gathered] else 2
+    policy, states = f"{engine}.offload_policy", f"{engine}.optimizer_offload"
+    note = "FSDP divides weights, gradients and states" if stage == 3 else "weights stay gathered"
+    there = "" if o[policy] else "there they come to the cards for the step"
+    why = "verl then keeps Adam's states in bfloat16, too, without fp32 masters; here both are in "
+    return foreign.Sharding(
+        stage=o.trace(stage, gathered, note=note),
+        optimizer_offload=o.trace("cpu", policy, states, note=there)
+        if o[policy] or o[states]
+        else None,
+        parameter_offload=o.trace("cpu", policy) if o[policy] and stage == 3 else None,
+        state_dtype=mapping.to_check(f"{why}float32") if full else None,
+    )
+
+
+def _schedule(o: Options, optim: str) -> foreign.Schedule:
+    names = [f"{optim}.{name}" for name in _SCHEDULES]
+    steps, share, least = (
+        f"{optim}.{name}" for name in ("lr_warmup_steps", "lr_warmup_steps_ratio", "min_lr_ratio")
+    )
+    return mapping.schedule_of(
+        o,
+        next((name for name in names if o[name] is not None), names[0]),
+        default="constant",
+        warmup=o.trace(o[steps], steps)
+        if (o[steps] or 0) > 0
+        else o.trace(float(o[share] or 0.0), share),
+        final=o.trace(o[least] or 0.0, least),
+        constant_warmup=True,
+    )
+
+
+def kl_in_reward(o: Options) -> bool:
+    """Return whether the KL is taken off rewards that count: gdpo looks at their parts alone."""
+    return bool(o["algorithm.use_kl_in_reward"]) and o["algorithm.adv_estimator"] != "gdpo"
+
+
+def reference(o: Options) -> foreign.ScoringRole | None:
+    """Return the frozen policy, if there is a KL; with an adapter it is the actor without it."""
+    model = "actor_rollout_ref.model"
+    has_kl = o.rl and (kl_in_reward(o) or o[f"{_ACTOR}.use_kl_loss"])
+    if not has_kl or o[f"{model}.lora_rank"]:
+        return None
+    path = str(o[f"{_REF}.model.path"] or o[f"{model}.path"])
+    offloads = (f"{_REF}.fsdp_config.offload_policy", f"{_REF}.fsdp_config.param_offload")
+    return foreign.ScoringRole(
+        model=foreign.Model(
+            path=o.trace(os.path.expanduser(path), f"{model}.path", f"{_REF}.model.path")
+        ),
+        stage=Sourced(3, note="FSDP divides its weights"),
+        offload=o.trace("cpu", *offloads) if any(o[flag] for flag in offloads) else None,
+    )
+
+
+def rollout(o: Options) -> foreign.Rollout | None:
+    """Return the engines, which share the ranks' cards."""
+    if not o.rl:
+        return None
+    name, width, share, free = (
+        f"{_ROLLOUT}.{part}"
+        for part in (
+            "name",
+            "tensor_model_parallel_size",
+            "gpu_memory_utilization",
+            "free_cache_engine",
+        )
+    )
+    shared = foreign.Rollout(
+        placement=Sourced("shared", note="verl's engines share the ranks' cards"),
+        pipeline_parallel=o.take(f"{_ROLLOUT}.pipeline_model_parallel_size"),
+        max_sequences=o.take(f"{_ROLLOUT}.max_num_seqs"),
+        sampling=foreign.SamplingSettings(
+            max_new_tokens=o.take("data.max_response_length"),
+            temperature=o.take(f"{_ROLLOUT}.temperature"),
+            top_p=o.take(f"{_ROLLOUT}.top_p"),
+            top_k=o.take(f"{_ROLLOUT}.top_k", lambda k: max(0, k)),
+        ),
+    )
+    if o[name] == "hf":
+        placement = Sourced("shared", note="it samples on the ranks' cards")
+        return replace(shared, engine=o.trace("transformers", name), placement=placement)
+    cards, across = _cards(o), o[width] * (o[f"{_ROLLOUT}.pipeline_model_parallel_size"] or 1)
+    if across > cards:
+        raise ConfigError(
+            f"{o.show(width)}: an engine needs {across} cards, and there are {cards} "
+            f"({o.show(*_CARDS)})."
+        )
+    left = f"{across} cards each: {cards % across} are left" if cards % across else ""
+    note = f"{cards} cards / {across}"
+    return replace(
+        shared,
+        engine=o.trace("vllm", name, note="" if o[name] == "vllm" else f"not {o[name]}"),
+        engines=o.trace(cards // across, width, note=note, check=left),
+        tensor_parallel=o.take(width),
+        memory_share=o.take(share),
+        # each sync brings all weights, so that a sleeping engine need not keep them
+        sleep_level=o.take(free, lambda on: 2 if on else 0),
+        dtype=_engine_dtype(o),
+        enforce_eager=_given(o, f"{_ROLLOUT}.enforce_eager"),
+        max_num_batched_tokens=_given(o, f"{_ROLLOUT}.max_num_batched_tokens"),
+    )
+
+
+def _given(o: Options, id: str) -> Value:
+    return o.take(id) if o.given(id) else None
+
+
+def _engine_dtype(o: Options) -> Value:
+    flag = f"{_ROLLOUT}.dtype"
+    if str(o[flag]) in mapping.HALF_16:
+        return None
+    return o.trace("float32" if str(o[flag]) in mapping.FULL else "bfloat16", flag)
+
+
+def remarks(o: Options) -> Iterator[Remark]:
+    """Yield remarks on settings that have no counterpart beside the others that are given."""
+    roles = [_OF_SFT] if o.command == "sft" else [_OF_ACTOR, *([_OF_CRITIC] * o.has_critic)]
+    for sections in roles:
+        engine = sections.engine
+        yield from mapping.half_precision_remark(o, f"{engine}.model_dtype")
+        weights, policy = f"{engine}.param_offload", f"{engine}.offload_policy"
+        if (
+            o.given(weights)
+            and o[weights]
+            and not (o[policy] and o[f"{engine}.reshard_after_forward"])
+        ):
+            role = "critic" if sections is _OF_CRITIC else "actor"
+            why = f"weights stay on the cards while engines sample; {role}.zero.parameter_offload: "
+            why += "cpu keeps them in host memory all the time, and is slow"
+            yield Remark("lacking", weights, why)
+    if o.rl and o[f"{_ROLLOUT}.name"] != "hf":
+        yield from mapping.half_precision_remark(o, f"{_ROLLOUT}.dtype")
