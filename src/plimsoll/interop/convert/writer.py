@@ -146,8 +146,8 @@ def write_config(
             checks.append(Remark("check", key, traced.check))
         if traced.value is not NO_VALUE:
             entries[key] = Entry(key, traced.value, traced.settings, traced.note)
-    used = {flag for entry in entries.values() for flag in entry.flags}
     entries = _with_sections(entries)
+    used = {flag for entry in entries.values() for flag in entry.flags}
     all_remarks = [*_absent_remarks(o, absent), *remarks, *checks, *_script_remarks(o)]
     about_setting = {remark.about for remark in all_remarks}
     all_remarks += [Remark("idle", id, _UNUSED) for id in o.typed if id not in used | about_setting]
@@ -170,7 +170,7 @@ def _with_sections(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     restated = {
         _engine_key(key, name): replace(entry, key=_engine_key(key, name))
         for key, entry in entries.items()
-        if entry is not engine
+        if entry is not engine and (name == "vllm" or not key.startswith("rollout.vllm."))
     }
     if engine is not None and not any(key.startswith(f"rollout.{name}.") for key in restated):
         restated[f"rollout.{name}"] = replace(engine, key=f"rollout.{name}", value={})

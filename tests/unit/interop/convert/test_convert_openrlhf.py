@@ -73,8 +73,8 @@ CASES: tuple[Case, ...] = (
     ("ppo", "0.9.0", f"{GROUP} 2 --policy_loss_type gspo --dual_clip 3 --enable_vllm_is_correction", {"algorithm.correction": None, "lacking": "dual_clip enable_vllm_is_correction"}),
     # KL
     ("ppo", None, "--init_kl_coef 0.02 --use_kl_loss --kl_estimator k2", {"algorithm.kl": {"place": "loss", "estimator": "k2", "coefficient": 0.02}}),
-    ("ppo", None, "--init_kl_coef 0 --use_kl_loss", {"algorithm.kl": {"place": "none"}, "reference": None, "idle": "use_kl_loss"}),
-    ("ppo", None, "--init_kl_coef 0.02 --kl_target 0.1 --kl_horizon 5000", {"algorithm.kl": {"coefficient": 0.02, "target": 0.1, "target_per": "token", "horizon": 5000}}),
+    ("ppo", None, "--init_kl_coef 0 --use_kl_loss", {"algorithm.kl": "none", "reference": None, "idle": "use_kl_loss"}),
+    ("ppo", None, "--init_kl_coef 0.02 --kl_target 0.1 --kl_horizon 5000", {"algorithm.kl": {"coefficient": 0.02, "adaptive": {"target": 0.1, "per": "token", "horizon": 5000}}}),
     ("ppo", None, "--kl_horizon 500", {"idle": "kl_horizon"}),
     ("", None, f"{NEW} --reward.model_name_or_path r --algo.kl.use_loss --algo.kl.unbiased_gradient --algo.kl.init_coef 0.1", {"algorithm.kl": {"place": "loss", "coefficient": 0.1, "ratio_corrected": True}}),
     # defaults that differ are written, and others left out
@@ -101,25 +101,25 @@ CASES: tuple[Case, ...] = (
         ("ppo", "0.8.0", f"--actor_num_nodes 2 --actor_num_gpus_per_node 8 --critic_num_nodes 1 --vllm_num_engines 8 --vllm_tensor_parallel_size 2 --vllm_enable_sleep{more}", expected)
         for more, expected in (
             ("", {"cluster": {"ranks": 16, "critic_ranks": 8, "nodes": 5}, "rollout.placement": None, "check": "cluster.address"}),
-            (" --colocate_all_models", {"cluster": {"ranks": 16, "nodes": 2}, "rollout.placement": "shared", "rollout.sleep_level": 2}),
+            (" --colocate_all_models", {"cluster": {"ranks": 16, "nodes": 2}, "rollout.placement": "shared", "rollout.vllm.sleep_level": 2}),
             (" --colocate_all_models --async_train", {"cluster": {"ranks": 16, "nodes": 4}, "lacking": "async_train"}),
         )
     ),
-    ("ppo", "0.8.0", f"{REMOTE} --reward_num_nodes 0 --enforce_eager --vllm_num_engines 1", {"cluster": {"ranks": 8, "critic_ranks": 8, "nodes": 3}, "idle": "reward_num_nodes", "rollout.vllm.enforce_eager": True}),
-    ("ppo", "0.8.0", f"{REINFORCE} --init_kl_coef 0 --critic_num_nodes 0", {"cluster": {"ranks": 8}, "rollout.engine": "transformers"}),
+    ("ppo", "0.8.0", f"{REMOTE} --reward_num_nodes 0 --enforce_eager --vllm_num_engines 1", {"cluster": {"ranks": 8, "critic_ranks": 8, "nodes": 3}, "idle": "reward_num_nodes", "rollout.vllm.arguments.enforce_eager": True}),
+    ("ppo", "0.8.0", f"{REINFORCE} --init_kl_coef 0 --critic_num_nodes 0", {"cluster": {"ranks": 8}, "rollout.transformers": {}}),
     ("", None, f"torchrun --nproc_per_node 4 --nnodes 2 -m {RM}", {"cluster": {"ranks": 8, "nodes": 2}}),
     ("", None, f"deepspeed --module {RM}", {"cluster": {"ranks": 8}, "check": "cluster.ranks"}),
     ("", None, f"ray job submit --address http://head:8265 -- {NEW} --reward.remote_url f.py --actor.num_nodes 2", {"cluster.address": "head:6379"}),
     # references, adapters and offloads
     ("dpo", None, "--zero_stage 3 --ref_offload --adam_offload --zpg 8", {
-        "reference": {"model": {"path": "a/m"}, "stage": 3, "offload": "cpu"},
+        "reference": {"model": {"path": "a/m"}, "zero": {"stage": 3, "offload": "cpu"}},
         "actor.zero": {"stage": 3, "optimizer_offload": "cpu", "hpz_partition_size": 8, "gradient_dtype": "bfloat16"},
     }),
     ("dpo", None, "", {"reference": None}),
     ("dpo", None, "--ref_pretrain r --grad_accum_dtype fp32 --load_in_4bit --lora_rank 8", {"reference.model": {"path": "r", "quantization": "nf4"}, "actor.zero.gradient_dtype": "float32"}),
     ("dpo", None, "--zero_stage 0 --grad_accum_dtype fp32", {"actor.zero.gradient_dtype": None}),
     ("dpo", None, "--lora_rank 8 --lora_alpha 16 --zero_stage 3 --target_modules q_proj", {"reference": None, "actor.adapter": {"rank": 8, "alpha": 16.0, "targets": ("q_proj",)}}),
-    ("ppo", None, "--critic_pretrain c --reward_pretrain a,b --ref_reward_offload --zero_stage 3", {"critic.model.path": "c", "reward_models.model_2.role": {"model": {"path": "b"}, "stage": 3, "offload": "cpu"}}),
+    ("ppo", None, "--critic_pretrain c --reward_pretrain a,b --ref_reward_offload --zero_stage 3", {"critic.model.path": "c", "reward_models.model_2.role": {"model": {"path": "b"}, "zero": {"stage": 3, "offload": "cpu"}}}),
     # rewards
     ("ppo", "0.8.0", f"--remote_rm_url http://h:5/a,http://i/b {REINFORCE}", {"rewards.remote": {
         "http": {"urls": ("http://h:5/a", "http://i/b"), "format": "openrlhf", "tokenizer": "a/m", "time_limit": 180.0},
@@ -169,7 +169,7 @@ CASES: tuple[Case, ...] = (
     ("dpo", None, "--ipo --beta 0.2 --nll_loss_coef 0.1", {"algorithm": {"loss": {"name": "ipo", "options": {"beta": 0.2}}, "nll_weight": 0.1}}),
     ("dpo", None, "--label_smoothing 0.1", {"algorithm.loss.options": {"label_smoothing": 0.1}}),
     ("kto", None, "--desirable_loss_weight 2", {"algorithm.loss.options": {"beta": 0.01, "desirable_weight": 2.0}}),
-    ("kd", None, "--kd_coef 0.75 --teacher_offload --zero_stage 3", {"job": "distill", "algorithm.nll_share": 0.25, "teacher": {"model": {"path": "a/t"}, "stage": 3, "offload": "cpu"}}),
+    ("kd", None, "--kd_coef 0.75 --teacher_offload --zero_stage 3", {"job": "distill", "algorithm.nll_share": 0.25, "teacher": {"model": {"path": "a/t"}, "zero": {"stage": 3, "offload": "cpu"}}}),
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
             "cluster.critic_ranks": None,
             "batch.micro_batch_tokens": 16384,
             "algorithm.mini_batches": 8,
-            "rollout.sleep_level": 2,
+            "rollout.vllm.sleep_level": 2,
             "algorithm.correction.name": "truncate",
         },
     ),
@@ -71,7 +71,7 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
             "cluster.critic_ranks": 4,
             "cluster.nodes": 2,  # 4 + 4 + 4 engines of 2
             "batch.micro_batch_tokens": 8 * 2048,
-            "rollout.memory_share": 0.95,
+            "rollout.vllm.memory_share": 0.95,
             "actor.zero.optimizer_offload": "cpu",
         },
     ),
@@ -125,14 +125,14 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
         "rm",
         {"batch.pairs": 256, "batch.micro_batch_tokens": 16384, "data.chat_template": None},
     ),
-    "0.11.0 train_dpo_llama": ("dpo", {"reference.stage": 3, "run.resume": "auto"}),
+    "0.11.0 train_dpo_llama": ("dpo", {"reference.zero.stage": 3, "run.resume": "auto"}),
     "0.6.1 train_kto_llama": (
         "kto",
         {"algorithm.loss.options.beta": 0.1, "batch.sequences": 64},
     ),
     "0.6.1 train_knowledge_distillation": (
         "distill",
-        {"algorithm.nll_share": 0.6, "teacher.offload": "cpu"},
+        {"algorithm.nll_share": 0.6, "teacher.zero.offload": "cpu"},
     ),
 }
 

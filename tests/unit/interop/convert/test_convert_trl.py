@@ -166,7 +166,7 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
             "algorithm.epochs": 2,
             "run.save_every": 250,
             "rollout.engines": 8,
-            "rollout.memory_share": 0.3,
+            "rollout.vllm.memory_share": 0.3,
             "algorithm.advantage.name": "dr_grpo",
             "algorithm.kl": {
                 "place": "loss",
@@ -183,7 +183,7 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
         "grpo",
         {
             "batch.prompts": 4,
-            "rollout.engine": "transformers",
+            "rollout.transformers": {},
             "algorithm.correction": None,
             "algorithm.aggregation": "constant",
             "algorithm.aggregation_tokens": 512,
@@ -228,7 +228,7 @@ CASES: tuple[Case, ...] = (
     ("grpo", "--use_vllm --vllm_importance_sampling_mode token_mask", {"algorithm.correction": {"name": "icepop", "options": {"low": 0.0, "high": 3.0}}}),
     ("grpo", "--use_vllm --vllm_importance_sampling_mode sequence_truncate", {"algorithm.correction.options": {"level": "sequence", "high": 3.0}}),
     ("grpo", "--use_vllm --vllm_importance_sampling_correction false --vllm_mode server", {"algorithm.correction": None, "rollout.placement": "own", "check": "rollout.engines"}),
-    ("grpo", "--use_vllm --num_processes 8 --vllm_tensor_parallel_size 2 --vllm_enable_sleep_mode", {"rollout.engines": 4, "rollout.tensor_parallel": 2, "rollout.sleep_level": 2}),
+    ("grpo", "--use_vllm --num_processes 8 --vllm_tensor_parallel_size 2 --vllm_enable_sleep_mode", {"rollout.engines": 4, "rollout.vllm.tensor_parallel": 2, "rollout.vllm.sleep_level": 2}),
     # losses of pairs
     ("dpo", "--loss_type ipo", {"algorithm.loss": {"name": "ipo", "options": {"beta": 0.1, "length_normalised": True}}}),
     ("dpo", "--loss_type robust --label_smoothing 0.1", {"algorithm.loss": {"name": "robust", "options": {"beta": 0.1, "flip_rate": 0.1}}}),
@@ -241,8 +241,8 @@ CASES: tuple[Case, ...] = (
     ("gkd", "--neftune_noise_alpha 5 --beta 1", {"algorithm.divergence": {"name": "reverse_kl"}, "lacking": "neftune_noise_alpha"}),
     ("sft", "--neftune_noise_alpha 5", {"algorithm.neftune_alpha": 5.0}),
     # KL
-    ("rloo", "", {"algorithm.kl": {"place": "reward", "coefficient": 0.05}, "check": "algorithm.kl.place"}),
-    ("rloo", "--beta 0 --num_iterations 2 --reward_clip_range -1 1", {"algorithm.kl": {"place": "none"}, "check": "algorithm.policy_loss.name", "rewards.accuracy_reward.clip": (-1.0, 1.0)}),
+    ("rloo", "", {"algorithm.kl": {"coefficient": 0.05}, "check": "algorithm.kl.place"}),
+    ("rloo", "--beta 0 --num_iterations 2 --reward_clip_range -1 1", {"algorithm.kl": "none", "check": "algorithm.policy_loss.name", "rewards.accuracy_reward.clip": (-1.0, 1.0)}),
     ("grpo", "--importance_sampling_level sequence --beta 0.04", {"check": "algorithm.kl.ratio_corrected"}),
     ("grpo", "--importance_sampling_level sequence --beta 0.04 --use_bias_correction_kl false", {"unchecked": "algorithm.kl.ratio_corrected"}),
     # roles
@@ -251,7 +251,7 @@ CASES: tuple[Case, ...] = (
     ("sft", "--fp16", {"actor.model.dtype": None, "lacking": "fp16"}),
     ("sft", "--use_fsdp --fsdp full_shard offload --offload_param_device nvme", {"actor.zero": {"stage": 3, "optimizer_offload": "cpu", "parameter_offload": "cpu"}, "lacking": "offload_param_device"}),
     ("grpo", "--use_peft --lora_dropout 0.1", {"actor.adapter.dropout": None, "check": "actor.adapter.dropout", "lacking": "lora_dropout"}),
-    ("gkd", "--zero_stage 3", {"teacher": {"model": {"path": "t"}, "stage": 3}}),
+    ("gkd", "--zero_stage 3", {"teacher": {"model": {"path": "t"}, "zero": {"stage": 3}}}),
     ("sft", "--lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{\"min_lr\": 5e-6}' --warmup_steps 10", {"actor.optimizer": {"learning_rate": 2e-5, "beta2": 0.999, "schedule": "cosine", "warmup_steps": 10, "final_ratio": 0.25}}),
     ("sft", "--lr_scheduler_kwargs '{}' --lr_scheduler_type constant", {"lacking": "lr_scheduler_kwargs"}),
     ("sft", "--num_machines 2 --num_processes 4", {"cluster": {"ranks": 4, "nodes": 2}, "check": "cluster.address"}),
@@ -385,7 +385,7 @@ def test_configs_of_accelerate_and_of_deepspeed(tmp_path: Path, trl: Trl) -> Non
     config = trl(f"accelerate launch --config_file {accelerate} trl/scripts/dpo.py {BASES['dpo']}")
     zero = {"stage": 3, "optimizer_offload": "cpu", "parameter_offload": "cpu"}
     assert at(config, "cluster.ranks") == 4 and at(config, "actor.zero") == zero
-    assert at(config, "reference") == {"model": {"path": "m"}, "stage": 3}
+    assert at(config, "reference") == {"model": {"path": "m"}, "zero": {"stage": 3}}
     held = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}
     deepspeed.write_text(json.dumps(held))
     config = trl(f"trl sft {BASES['sft']} --deepspeed {deepspeed}", 2)
