@@ -170,7 +170,7 @@ def _ppo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
         "batch": {"prompts": case.prompts, "responses": 2, "micro_batch_tokens": tokens},
         "critic": role,
         "rewards": {"length": {"name": "length"}},
-        "rollout": {"transformers": {}, "sampling": sampling, **case.rollout},
+        "rollout": {"sampling": sampling, **(case.rollout or {"transformers": {}})},
     }
 
 
@@ -221,8 +221,7 @@ def write_rows(path: Path) -> None:
 _LORA = {"rank": 16}
 _VLLM: Tree = {"vllm": {"cpu_kv_cache_gib": 0.25, "max_sequences": 64}}
 _OF_MANY_LENGTHS: Tree = {
-    **_VLLM,
-    "max_sequences": 256,
+    "vllm": {"cpu_kv_cache_gib": 0.25, "max_sequences": 256},
     "sampling": {"max_new_tokens": 256 - PROMPT, "stop": tuple("0123456789")},
 }
 """A random model writes a digit every 800 tokens."""

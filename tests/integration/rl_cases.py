@@ -90,7 +90,7 @@ class Case:
             },
         }
         if self.kl != "none":
-            values["reference"] = {**from_other, "stage": 3 if self.stage == 3 else 0}
+            values["reference"] = {**from_other, "zero": {"stage": 3 if self.stage == 3 else 0}}
         if self.advantage.startswith("gae"):
             values["critic"] = learning | from_other
         return spec_of(RlConfig.model_validate(values))

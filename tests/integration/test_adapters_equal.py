@@ -197,7 +197,7 @@ def score_frozen(place: Place, model: Path, stage: int) -> list[bytes]:
     """What a frozen role in 4 bits gives for the whole first batch."""
     worker = Worker(place)
     settings = {"path": str(model), "dtype": "bfloat16", "quantization": "nf4"}
-    role = FrozenRole.model_validate({"model": settings, "stage": stage})
+    role = FrozenRole.model_validate({"model": settings, "zero": {"stage": stage}})
     worker.load_policy("reference", role, 1.0)
     packs = own_packs(Place(0, 1, 0, "", 0, "cpu", 1), BATCHES[0], 31)
     return [array.tobytes() for array in worker.log_probs("reference", packs)]

@@ -59,7 +59,7 @@ def score(place: Place, model: Path, stage: int, offload: str, out: Path) -> Sco
     worker = Worker(place)
     worker.load_policy("actor", role, TEMPERATURE)
     frozen = FrozenRole.model_validate(
-        {"model": role.model, "stage": 3 if stage == 3 else 0, "offload": offload}
+        {"model": role.model, "zero": {"stage": 3 if stage == 3 else 0, "offload": offload}}
     )
     worker.load_policy("reference", frozen, TEMPERATURE)
     worker.load_value("critic", role, SEED)

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero.config import ZeroConfig
+from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.records import Floats
 from plimsoll.run.readings import CardReading
@@ -141,15 +142,15 @@ def test_adam_of_8_bits_learns_nearly_what_adam_learns(
     assert 1e-4 < whole_distance(saved_weights(tmp_path), want) < 0.1
 
 
-def score_twice(place: Place, model: Path, changes: dict[str, str | int]) -> list[Floats]:
+def score_twice(place: Place, model: Path, zero: FrozenZeroConfig) -> list[Floats]:
     """A frozen role's log-probs of the first batch, two times; where it is offloaded whole, it is
     at home in pinned memory before and after."""
     worker = Worker(place)
     settings = Setting(ZeroConfig()).role(model).model
-    worker.load_policy("reference", FrozenRole(model=settings).model_copy(update=changes), 1.0)
+    worker.load_policy("reference", FrozenRole(model=settings).with_engine(zero), 1.0)
     packs = own_packs(place, BATCHES[0], 31)
     first, again = (np.concatenate(worker.log_probs("reference", packs)) for _ in range(2))
-    if changes == {"stage": 0, "offload": "cpu"}:
+    if zero == FrozenZeroConfig(stage=0, offload="cpu"):
         parameters = worker._engines["reference"].module.parameters()
         assert all(p.is_cpu and p.is_pinned() for p in parameters)
     return [first, again]
@@ -158,10 +159,16 @@ def score_twice(place: Place, model: Path, changes: dict[str, str | int]) -> lis
 @pytest.mark.parametrize("stage", [0, 3])
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 def test_a_frozen_role_scores_as_on_a_cpu(
-    stage: int, offload: str, tied: Path, one_rank: RankProcesses, card_rank: RankProcesses
+    stage: Literal[0, 3],
+    offload: Literal["none", "cpu"],
+    tied: Path,
+    one_rank: RankProcesses,
+    card_rank: RankProcesses,
 ) -> None:
-    ((want, _),) = one_rank.run(score_twice, tied, {"stage": 0, "offload": "none"})
-    ((found, again),) = card_rank.run(score_twice, tied, {"stage": stage, "offload": offload})
+    ((want, _),) = one_rank.run(score_twice, tied, FrozenZeroConfig())
+    ((found, again),) = card_rank.run(
+        score_twice, tied, FrozenZeroConfig(stage=stage, offload=offload)
+    )
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(again, found, rtol=1e-6, atol=1e-6)
 
