@@ -76,8 +76,8 @@ def start_ray(config: ClusterConfig) -> None:
 
 
 def joined_device(config: ClusterConfig) -> Device:
-    """Return the run's device, held against the GPUs that Ray counts in the cluster that it joins: this
-    machine, which may be the cluster's head, need not have one.
+    """Return the run's device, held against the GPUs that Ray counts in the cluster that the run
+    joins: this machine, which may be the cluster's head, need not have one.
 
     Raises ConfigError for CUDA that is not there; tells of GPUs that a run on CPUs leaves alone.
     """

@@ -37,8 +37,8 @@ class ModelConfig(Settings):
     """Packed attention: `varlen` is PyTorch's varlen_attn (CUDA), `sdpa` works per sequence;
     auto takes varlen on CUDA."""
     kernels: Literal[Auto, DecidedKernels] = AUTO
-    """Norms, gated MLPs and rotary embeddings: `liger` computes them by Liger's Triton kernels (GPUs
-    from compute capability 8.0 on), `own` by Plimsoll's functions; auto takes Liger's where
+    """Norms, gated MLPs and rotary embeddings: `liger` computes them by Liger's Triton kernels (on
+    GPUs from compute capability 8.0 on), `own` by Plimsoll's functions; auto takes Liger's where
     liger-kernel is installed."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Layers whose activations are computed again in the backward pass. `true`: all but the layer's

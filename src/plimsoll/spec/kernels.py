@@ -17,8 +17,9 @@ _HEAD_STEP = 8
 
 
 def kernels_on(device: str, capability: Capability | None, has_liger: bool) -> DecidedKernels:
-    """Return whose norms, gated MLPs and rotary embeddings serve. Triton compiles no bfloat16 for cards without units
-    for it, so Liger's kernels are not for them.
+    """Return whose norms, gated MLPs and rotary embeddings serve.
+
+    Triton compiles no bfloat16 for cards without units for it, so Liger's kernels are not for them.
 
     Args:
         device: cuda or another.

@@ -39,8 +39,8 @@ _SOURCES = {
     "steps, 600 of DPO and 585 of PPO (657 with trajectory_libraries) after 8, less worker_process",
     "adapter_libraries": f"{_HERE}: what importing PEFT 0.21 adds, 55 MB",
     "trajectory_libraries": f"{_HERE}: what the first Parquet file adds, 40 MiB and 29 of code",
-    "engine_process": "measured: vLLM 0.32 (CPU build), after three batches and without KV cache and "
-    "weights: front 554 MB, core 635 MB",
+    "engine_process": "measured: vLLM 0.32 (CPU build), after three batches and without KV cache "
+    "and weights: front 554 MB, core 635 MB",
     "ray_actor": f"{_HERE}: what Ray adds to a worker, 33 MiB, and its own pages",
     "ray_node": f"{_HERE}: gcs_server, raylet, agents and idle workers, 600 MiB",
 }
@@ -65,8 +65,8 @@ class Constants:
     adapter_libraries: what PEFT, and bitsandbytes with it, add to a process that trains an adapter.
     trajectory_libraries: pandas, which pyarrow imports to make a table, in the process that writes
     the trajectories.
-    engine_process: of an engine's front, of its core, and of each worker besides, without weights and
-    KV cache. ray_actor: what Ray adds to
+    engine_process: of an engine's front, of its core, and of each worker besides, without weights
+    and KV cache. ray_actor: what Ray adds to
     each worker. ray_node: Ray's own processes on a node, without the object store's contents.
     sources: where each is from, by name.
     """
