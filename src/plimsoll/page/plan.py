@@ -4,25 +4,31 @@ phases against the load line.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from plimsoll.config.problems import show
-from plimsoll.memory.advise.advise import Advice
-from plimsoll.memory.advise.effects import kind_of
-from plimsoll.memory.advise.suggestion import Suggestion
+from plimsoll.memory.advise.advise import Advice, Suggestion
+from plimsoll.memory.advise.as_text import EFFECT_WORDS
 from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdict_of
-from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.remedies.changes import Value
+from plimsoll.memory.weigh import Plan
 from plimsoll.page.memory import place
 from plimsoll.run.counting import gigabytes_text
+from plimsoll.timeline.levers import Effect, Value
 
-_ELSEWHERE = "more or other machines"
+_KINDS: Mapping[Effect, str] = {
+    "same": "same learning",
+    "rounding": "rounding",
+    "adapters": "adapters",
+    "shorter": "shorter sequences",
+    "machines": "more machines",
+}
 _OF_PROBLEMS = ("severity", "code", "what", "why", "fix")
 
 
 def plan_shown(plan: Plan) -> dict[str, Any]:
-    """All that is shown of it. says: what decides the verdict. peaks: bytes of the fullest card and
-    host."""
+    """Return all that is shown of a plan: what decides the verdict, bytes of the fullest card and
+    host, every place, and all problems."""
     return {
         "verdict": plan.verdict,
         "says": _decisive(plan),
@@ -33,23 +39,18 @@ def plan_shown(plan: Plan) -> dict[str, Any]:
 
 
 def advice_shown(advice: Advice) -> dict[str, Any]:
-    """Return what would make a plan fit, or, where it fits, what would be faster: the answers on
-    the machines given, then other machines. changes: of keys, from a text to a text; an empty one
-    unsets the key. seconds: of a step, over those of the config as it is."""
-    clusters = [one.suggestion for one in (advice.smallest_cluster, advice.other_cards) if one]
-    answers = [_answer(one, kind_of(one.changes) or _ELSEWHERE) for one in advice.answers]
-    answers += [_answer(one, _ELSEWHERE) for one in clusters if one.changes]
-    return {"fits": advice.fits, "answers": answers}
+    """Return the answers that would make a plan fit. changes: of keys, from a text to a text; an
+    empty one unsets the key."""
+    return {"fits": advice.fits, "answers": [_answer(one) for one in advice.answers]}
 
 
-def _answer(one: Suggestion, kind: str) -> dict[str, Any]:
+def _answer(one: Suggestion) -> dict[str, Any]:
     sizes = {"card": one.device_bytes, "host": one.host_bytes}
     return {
-        "kind": kind,
+        "kind": _KINDS[one.effect],
         "verdict": one.verdict,
         "peaks": {name: size for name, size in sizes.items() if size},
-        "seconds": one.relative_seconds,
-        "costs": list(one.costs),
+        "costs": [EFFECT_WORDS[one.effect], *one.costs],
         "changes": [
             {"key": change.key, "before": _text(change.before), "after": _text(change.after)}
             for change in one.changes
@@ -62,7 +63,7 @@ def _text(value: Value) -> str:
 
 
 def peaks(plan: Plan) -> dict[str, int]:
-    """Bytes of the fullest card and of the fullest host; without cards, of the host alone."""
+    """Return the bytes of the fullest card and of the fullest host; without cards, of the host."""
     found = {"card": plan.devices, "host": plan.hosts}
     return {name: max(s.peak.bytes for s in stores) for name, stores in found.items() if stores}
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.rollout import RolloutConfig
@@ -14,10 +15,12 @@ from plimsoll.rollout.speculation import (
     FROM_TEXT,
     Speculation,
     proposer,
+    speculation_of,
     unpriced_speculation,
 )
 from plimsoll.rollout.stages import Stage, stages_of
 from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Allocation, Item, Moment
 
 STARTING = Moment("load", "start engines")
@@ -257,6 +260,26 @@ class Sampler:
                 whole, divided = divided, whole
             sides += linear.count * (whole + -(-divided // parallel))
         return self.element * (self.adapter_rank or 0) * sides
+
+
+def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
+    """Return the model and work of each engine of a run; None without engines.
+
+    Args:
+        policy: the shape of the model that engines sample with.
+    """
+    sampling, engines = spec.sampling, spec.engines
+    if sampling is None or engines is None:
+        return None
+    most = engines.max_sequences
+    return Sampler(
+        engines,
+        policy,
+        spec.longest_of("actor")[0],
+        most if spec.data.eval else min(most, sampling.sequences),
+        spec.adapter_room,
+        speculation_of(engines),
+    )
 
 
 def transformers_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Allocation, ...]:

@@ -13,7 +13,8 @@ from plimsoll.commands.demo import prepare, run_demo
 from plimsoll.errors import SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.plan.plan import Ground, make_plan
+from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.weigh import Ground
 from plimsoll.spec.load import load_spec
 
 

@@ -20,8 +20,7 @@ from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, Slot, 
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
 from plimsoll.model.price.form import Capability, Fused, TeacherHead, fused_by
 from plimsoll.reward.price import process_items as reward_processes
-from plimsoll.rollout.price import STARTING, Sampler, transformers_items
-from plimsoll.rollout.speculation import speculation_of
+from plimsoll.rollout.price import STARTING, Sampler, sampler_of, transformers_items
 from plimsoll.rollout.vllm_price import (
     card_cache,
     card_items,
@@ -64,19 +63,7 @@ class Job:
     @property
     def sampler(self) -> Sampler | None:
         """What each engine runs; None without engines."""
-        sampling, engines = self.spec.sampling, self.spec.engines
-        if sampling is None or engines is None:
-            return None
-        most = engines.max_sequences
-        least = most if self.spec.data.eval else sampling.sequences
-        return Sampler(
-            engines,
-            self.policy,
-            self.spec.longest_of("actor")[0],
-            min(most, least),
-            self.spec.adapter_room,
-            speculation_of(engines),
-        )
+        return sampler_of(self.spec, self.policy)
 
     @property
     def kv_cache(self) -> int:

@@ -1,190 +1,23 @@
-"""The plan of a run: every byte by role, phase and item, on every card, host and disk."""
+"""The plan of a run: what it puts on its machines, what does not fit, and the ways out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
-from plimsoll.config.problems import Problem
-from plimsoll.machine.hardware import Hardware
-from plimsoll.machine.local_host import LocalHost
-from plimsoll.memory.contents.contents import Alike, Job, alike, held_by, make_job
-from plimsoll.memory.contents.disk import disk_items
-from plimsoll.memory.contents.layout import Process, Slot
-from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, verdict_of
-from plimsoll.memory.remedies.changes import Move, changed, changes_between
-from plimsoll.memory.rules.rules import find_conflicts
-from plimsoll.memory.rules.shortages import (
-    find_close,
-    find_missing,
-    find_overfull,
-    find_unstarted,
-)
-from plimsoll.memory.rules.ways_out import Shortage, Trials, with_ways_out
+from plimsoll.memory.levers.ways_out import with_ways_out
+from plimsoll.memory.rules.shortages import find_close
+from plimsoll.memory.weigh import Ground, Plan, problems_besides, weigh
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.timeline.items import Allocation, Item
-
-BAND = Band(
-    0.10,
-    "published GPU peaks of two projects were at most 9.8 % above what was predicted (median of "
-    "the errors 4.1 %), processes on CPU at most 9.3 %; peaks of projects whose settings are less "
-    "known were further off (docs/performance.md)",
-)
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What a plan is made on: the machines, and what is known of them.
-
-    free_disk: bytes free where the run directory will be; None where unknown. here: where the run
-    would start; None for other machines. band: how far predictions may be off.
-    """
-
-    hardware: Hardware
-    constants: Constants = field(default_factory=Constants)
-    free_disk: int | None = None
-    host: LocalHost | None = None
-    band: Band = BAND
-
-    def under(self, spec: RunSpec[Any]) -> Ground:
-        """Return the ground with as many machines of its kind as a config names."""
-        nodes = self.hardware.nodes[:1] * spec.cluster.nodes
-        return replace(self, hardware=replace(self.hardware, nodes=nodes))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run puts on its machines, and whether it fits.
-
-    devices, hosts: equal ones once. disk: what the run directory holds at most. free_disk: bytes;
-    None unless it is the disk of this machine.
-    """
-
-    job: Job
-    band: Band
-    devices: tuple[Store, ...]
-    hosts: tuple[Store, ...]
-    disk: tuple[Item, ...]
-    free_disk: int | None
-    problems: tuple[Problem, ...]
-
-    @property
-    def constants(self) -> Constants:
-        return self.job.constants
-
-    @property
-    def stores(self) -> tuple[Store, ...]:
-        """All cards and hosts."""
-        return (*self.devices, *self.hosts)
-
-    @property
-    def disk_bytes(self) -> int:
-        """Of all that is written."""
-        return sum(item.bytes for item in self.disk)
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """The worst of all cards, hosts and problems."""
-        return _worst(self.stores, self.band, self.problems)
-
-
-def _worst(stores: Sequence[Store], band: Band, problems: Sequence[Problem]) -> Verdict:
-    found: list[Verdict] = [verdict_of(store, band) for store in stores]
-    if any(problem.severity == "error" for problem in problems):
-        found.append("does not fit")
-    return max(found, key=VERDICTS.index)
 
 
 def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
-    """Price a run. Of models it reads the config.json, or shipped shapes.
+    """Price a run, and say what to do about whatever does not fit.
 
+    Of models it reads the config.json, or shipped shapes.
     Raises ConfigError for a model whose shape cannot be known.
     """
     plan = weigh(spec, ground)
-    trials = Trials(lambda move: _lacking_after(plan, ground, move))
-    told = with_ways_out(_shortages(plan), trials)
-    return replace(plan, problems=(*_others(plan), *told, *find_close(plan.stores, plan.band)))
-
-
-def _shortages(plan: Plan) -> tuple[Shortage, ...]:
-    overfull = find_overfull(plan.job, plan.stores, plan.band)
-    return (*find_unstarted(plan.job), *overfull)
-
-
-def _others(plan: Plan) -> tuple[Problem, ...]:
-    """Return the problems of a weighed plan but for those of memory."""
-    codes = {shortage.problem.code for shortage in find_unstarted(plan.job)}
-    return tuple(problem for problem in plan.problems if problem.code not in codes)
-
-
-def _lacking_after(plan: Plan, ground: Ground, move: Move) -> tuple[Shortage, ...] | None:
-    """Return what still lacks after a move; None where it cannot be made, or breaks a rule that
-    the plan keeps."""
-    spec = changed(plan.job.spec, changes_between(plan.job.spec, move))
-    if spec is None:
-        return None
-    made = weigh(spec, ground.under(spec))
-    broken = {problem.code for problem in _others(made) if problem.severity == "error"}
-    known = {problem.code for problem in _others(plan)}
-    return _shortages(made) if broken <= known else None
-
-
-def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
-    """A plan that does not say why a card or host is too small, which takes as long as all the
-    rest; its verdict is the same. Raises as `make_plan`."""
-    return weigh_job(make_job(spec, ground.hardware, ground.constants), ground)
-
-
-def weigh_job(job: Job, ground: Ground) -> Plan:
-    """The same, of a job that is made already. ground: with the job's hardware and constants."""
-    kinds = {alike(job, process): process for process in job.layout.processes}
-    contents = {kind: held_by(job, process) for kind, process in kinds.items()}
-    devices = tuple(_stores(job, contents, "device"))
-    hosts = tuple(_stores(job, contents, "host"))
-    disk = disk_items(job)
-    missing = find_missing(job, disk, ground.free_disk)
-    unstarted = (shortage.problem for shortage in find_unstarted(job))
-    problems = (*find_conflicts(job, ground.host), *missing, *unstarted)
-    return Plan(job, ground.band, devices, hosts, disk, ground.free_disk, problems)
-
-
-def _stores(
-    job: Job, contents: Mapping[Alike, tuple[Allocation, ...]], where: Literal["device", "host"]
-) -> Iterator[Store]:
-    """All cards, or all nodes' host memories; those with alike processes are one store."""
-    groups: dict[object, list[Slot]] = {}
-    kinds: dict[object, list[Alike]] = {}
-    for slot, processes in sorted(_by_slot(job.layout.processes, where).items()):
-        own = [alike(job, process) for process in processes]
-        # What the first rank collects is on its host: on cards being first makes no difference.
-        seen = own if where == "host" else [replace(one, first=False) for one in own]
-        key = (_hardware(job, slot), *seen)
-        groups.setdefault(key, []).append(slot)
-        kinds[key] = own
-    for found, slots in groups.items():
-        name, capacity = _hardware(job, slots[0])
-        held = tuple(
-            one for kind in kinds[found] for one in contents[kind] if one.item.where == where
-        )
-        gap = job.constants.allocator_gap if where == "device" else 0.0
-        yield Store(where, tuple(slots), name, capacity, held, gap)
-
-
-def _by_slot(processes: Sequence[Process], where: str) -> dict[Slot, list[Process]]:
-    found: dict[Slot, list[Process]] = {}
-    for process in processes:
-        slot = process.slot if where == "device" else Slot(process.slot.node)
-        if where == "host" or slot.card is not None:
-            found.setdefault(slot, []).append(process)
-    return found
-
-
-def _hardware(job: Job, slot: Slot) -> tuple[str, int | None]:
-    """What a slot is called, and what it can hold."""
-    node = job.hardware.nodes[slot.node]
-    if slot.card is None:
-        return "host memory", node.host_bytes
-    return node.cards[slot.card].name, node.cards[slot.card].usable_bytes
+    close = find_close(plan.stores, plan.band)
+    problems = (*problems_besides(plan), *with_ways_out(plan, ground), *close)
+    return replace(plan, problems=problems)

@@ -9,9 +9,7 @@ from plimsoll.config.problems import Problem
 from plimsoll.environment.price import episodes_at_once
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.contents.stores import Band, Store
-from plimsoll.memory.remedies.engines import smaller_shares
-from plimsoll.memory.rules.ways_out import Shortage
+from plimsoll.memory.contents.stores import Store
 from plimsoll.rollout.price import (
     KEPT_ASLEEP,
     against_quantization,
@@ -19,31 +17,11 @@ from plimsoll.rollout.price import (
     unpriced,
 )
 from plimsoll.rollout.speculation import proposer
+from plimsoll.rollout.vllm_levers import against_parallel
 from plimsoll.run.counting import counted, gigabytes
-from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.model_files import CPU_HEAD_SIZES, against_cpu_heads
 
-_PADDING = 64
-"""Rows to a multiple of which vLLM pads a vocabulary: DEFAULT_VOCAB_PADDING_SIZE,
-vllm/model_executor/layers/vocab_parallel_embedding.py."""
 _MOST_PARALLEL = 64
-
-
-def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
-    """What of a model vLLM cannot divide over so many cards; read in vLLM 0.32 (config/model.py,
-    model_executor/models/qwen2.py, layers/linear.py, layers/vocab_parallel_embedding.py). It
-    gives every card a copy of a key-value head where they are fewer than the cards.
-    """
-    kv = shape.kv_heads
-    if shape.heads % parallel:
-        yield f"{shape.heads} attention heads"
-    if max(kv, parallel) % min(kv, parallel):
-        yield f"{kv} key-value heads"
-    widths = (shape.intermediate, shape.expert_intermediate, shape.shared_intermediate)
-    yield from (f"an MLP of {width:,}" for width in dict.fromkeys(widths) if width % parallel)
-    rows = -(-shape.vocabulary // _PADDING) * _PADDING
-    if rows % parallel:
-        yield f"a vocabulary of {rows:,} (padded)"
 
 
 def divided(job: Job) -> Iterator[Problem]:
@@ -192,10 +170,9 @@ def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
             yield Problem("vllm-share-not-free", "error", what, why, fix)
 
 
-def beside_training(job: Job, store: Store, band: Band) -> Shortage | None:
-    """The error of an overfull card on which vLLM's share and the ranks are too much together;
-    None where it is another.
-    """
+def beside_training(job: Job, store: Store) -> Problem | None:
+    """Return the error of an overfull card on which vLLM's share and the ranks are too much
+    together; None if it is another."""
     sampler = job.sampler
     if sampler is None or store.where != "device" or store.capacity is None:
         return None
@@ -206,7 +183,7 @@ def beside_training(job: Job, store: Store, band: Band) -> Shortage | None:
         return None
     peak = store.peak
     beside = sum(item.bytes for item in peak.items if item.role != "rollout")
-    problem = Problem(
+    return Problem(
         "vllm-share-beside-training",
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, "
@@ -216,4 +193,3 @@ def beside_training(job: Job, store: Store, band: Band) -> Shortage | None:
         "it breaks on the rollout engines: without them the rest fits. vLLM takes its share of the "
         "whole card, whatever the ranks hold there",
     )
-    return Shortage(problem, tuple(smaller_shares(job, ranks, band)))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from plimsoll.config.engine import ZeroConfig
 from plimsoll.config.problems import Problem
+from plimsoll.engine.zero.levers import LOST_BELOW
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.tools import FOR_TRITON, system_tools, way_to_have
 from plimsoll.machine.versions import LIGER, cards_have_liger, installed_version
@@ -129,12 +130,6 @@ def nodes(job: Job) -> Iterator[Problem]:
             "start Ray on all nodes (`ray start --head`, then `ray start --address=...`), and give "
             "cluster.address: host:port of its head",
         )
-
-
-LOST_BELOW = 2.0**-14
-"""Half the distance of bfloat16 numbers about 0.02, the spread that transformers gives new weights
-(`initializer_range`): AdamW moves a weight by about the learning rate, and what is less than that
-half is rounded away."""
 
 
 def lost_updates(job: Job) -> Iterator[Problem]:

@@ -1,37 +1,57 @@
-"""The problems of a plan: what does not fit, by how much, why, and the way out."""
+"""The errors of too little room: what lacks, by how much, and why. The ways out come of levers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from plimsoll.config.codes import Code
 from plimsoll.config.problems import Problem
 from plimsoll.config.run import RunConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
-from plimsoll.memory.remedies.engines import fewer_processes, starting_caches, starting_shares
-from plimsoll.memory.remedies.top_consumer import TopConsumer, find_top_consumer
 from plimsoll.memory.rules.engines import beside_training
-from plimsoll.memory.rules.ways_out import Shortage
-from plimsoll.rollout.vllm_price import GIB, card_share, least_share, tightest_stage
+from plimsoll.memory.rules.top_consumer import TopConsumer, find_top_consumer
+from plimsoll.rollout.vllm_price import GIB, card_share, tightest_stage
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.timeline.items import Item
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Memory or cards that lack."""
+
+    problem: Problem
+    """The error, without its fix."""
+    top: TopConsumer | None = None
+    """The items on which a card or host breaks; None for processes that cannot start."""
+
 
 _TOO_SMALL: Mapping[str, Code] = {"device": "device-memory", "host": "host-memory"}
 
 
 def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Iterator[Problem]:
-    """Yield the errors of too few cards and of too little disk. free_disk: bytes; None where
-    unknown."""
-    yield from _cards(job)
+    """Yield the errors of no card at all and of too little disk.
+
+    Args:
+        free_disk: bytes; None if unknown.
+    """
+    if job.spec.cluster.device == "cuda" and job.hardware.cards == 0:
+        yield Problem(
+            "no-gpu",
+            "error",
+            "cluster.device is cuda, and the hardware has no GPU",
+            "nothing can be put on a card that is not there",
+            "cluster.device: cpu, or cluster.hardware: the cards that the run will have",
+        )
     if free_disk is not None:
         yield from _disk(job, disk, free_disk)
 
 
 def find_unstarted(job: Job) -> Iterator[Shortage]:
-    """Yield the errors of engines that would not start."""
-    yield from _engines(job)
-    yield from _cpu_cache(job)
+    """Yield the errors of ranks and engines that would not start."""
+    for problem in (*_cards(job), *_engines(job), *_cpu_cache(job)):
+        yield Shortage(problem)
 
 
 def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Shortage]:
@@ -40,8 +60,8 @@ def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Sho
         if verdict_of(store, band) == "does not fit":
             top = find_top_consumer(store, job.spec)
             engines = top.kind == "rollout engines"
-            shared = beside_training(job, store, band) if engines else None
-            yield shared or _overfull(store, top)
+            shared = beside_training(job, store) if engines else None
+            yield Shortage(shared) if shared else Shortage(_overfull(store, top), top)
 
 
 def find_close(stores: Sequence[Store], band: Band) -> Iterator[Problem]:
@@ -50,35 +70,21 @@ def find_close(stores: Sequence[Store], band: Band) -> Iterator[Problem]:
 
 
 def _cards(job: Job) -> Iterator[Problem]:
-    have, layout, sampled = job.hardware.cards, job.layout, job.sampler is not None
-    if job.spec.cluster.device == "cuda" and have == 0:
-        yield Problem(
-            "no-gpu",
-            "error",
-            "cluster.device is cuda, and the hardware has no GPU",
-            "nothing can be put on a card that is not there",
-            "cluster.device: cpu, or cluster.hardware: the cards that the run will have",
-        )
+    layout, sampled = job.layout, job.sampler is not None
     if layout.unplaced:
         yield Problem(
             "more-ranks-than-gpus",
             "error",
-            f"the run needs {counted(layout.cards_needed, 'GPU')} and the hardware has {have}: no "
-            f"card is left for {_listed(layout.unplaced)}",
+            f"the run needs {counted(layout.cards_needed, 'GPU')} and the hardware has "
+            f"{job.hardware.cards}: no card is left for {_listed(layout.unplaced)}",
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared; the parts "
             "of an engine are on one node" * sampled,
-            _listed_ways([remedy.text for remedy in fewer_processes(job)]),
         )
 
 
-def _listed_ways(texts: Sequence[str]) -> str:
-    *ways, last = texts
-    return ", ".join(ways) + ", or " * bool(ways) + last
-
-
-def _engines(job: Job) -> Iterator[Shortage]:
-    """A vLLM that would not start, or not hold one sequence."""
+def _engines(job: Job) -> Iterator[Problem]:
+    """Yield the error of a vLLM that would not start, or not hold one sequence."""
     sampler = job.sampler
     cards = [job.card(p.slot) for p in job.layout.processes if p.kind == "engine worker"]
     if sampler is None or not any(cards):
@@ -88,9 +94,8 @@ def _engines(job: Job) -> Iterator[Shortage]:
     share, needed = card_share(tightest, card_bytes), tightest.kv_token * sampler.longest
     if share.kv_cache >= needed:
         return
-    fixed, least = share.asked - share.kv_cache, least_share(sampler, card_bytes)
-    beside = job.constants.cuda_context
-    problem = Problem(
+    fixed = share.asked - share.kv_cache
+    yield Problem(
         "vllm-share",
         "error",
         f"vLLM's share of a card, {sampler.rollout.memory_share:g} of {gigabytes(card_bytes)} GB, "
@@ -99,27 +104,24 @@ def _engines(job: Job) -> Iterator[Shortage]:
         f"of one sequence of {sampler.longest:,} tokens {gigabytes(needed)} GB; vLLM would not "
         "start",
     )
-    room = least * card_bytes + beside <= card_bytes
-    yield Shortage(problem, tuple(starting_shares(job, least, room=room)))
 
 
-def _cpu_cache(job: Job) -> Iterator[Shortage]:
-    """A vLLM on CPU whose cache, which is asked for in GiB, does not hold one sequence."""
+def _cpu_cache(job: Job) -> Iterator[Problem]:
+    """Yield the error of a vLLM on CPU whose cache, in GiB, does not hold one sequence."""
     sampler = job.sampler
     if sampler is None or job.device != "cpu" or sampler.rollout.engine != "vllm":
         return
     token = max(stage.kv_token for stage in sampler.stages)
-    asked, needed = sampler.rollout.cpu_kv_cache_gib, token * sampler.longest
-    if asked * GIB >= needed:
+    requested, needed = sampler.rollout.cpu_kv_cache_gib, token * sampler.longest
+    if requested * GIB >= needed:
         return
-    problem = Problem(
+    yield Problem(
         "vllm-cache",
         "error",
-        f"rollout.cpu_kv_cache_gib is {asked:g}, and the KV cache of one sequence takes "
+        f"rollout.cpu_kv_cache_gib is {requested:g}, and the KV cache of one sequence takes "
         f"{needed / GIB:.2g} GiB",
         f"a sequence may be {sampler.longest:,} tokens long; vLLM would not start",
     )
-    yield Shortage(problem, tuple(starting_caches(sampler)))
 
 
 def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[Problem]:
@@ -131,12 +133,12 @@ def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[Problem]:
             f"what the run saves takes {gigabytes(needed)} GB of disk, and {gigabytes(free)} GB "
             "are free",
             "; ".join(f"{item.role} {item.name}: {item.formula}" for item in disk),
-            _listed_ways([*_saving_less(job.spec.run), "a run.directory on a larger disk"]),
+            ", or ".join([*_saving_less(job.spec.run), "a run.directory on a larger disk"]),
         )
 
 
 def _saving_less(run: RunConfig) -> Iterator[str]:
-    """What has a run write less."""
+    """Yield what has a run write less."""
     if run.keep_checkpoints > 1:
         yield "fewer run.keep_checkpoints"
     none = "run.keep_checkpoints: 0" + " without run.best" * (run.best is not None)
@@ -145,21 +147,20 @@ def _saving_less(run: RunConfig) -> Iterator[str]:
         yield f"{' and '.join(keys)} (a trial that saves nothing)"
 
 
-def _overfull(store: Store, top: TopConsumer) -> Shortage:
+def _overfull(store: Store, top: TopConsumer) -> Problem:
     assert store.capacity is not None
     peak = store.peak
     over = gigabytes(peak.bytes - store.capacity)
     share = gigabytes(top.bytes)
     alone = "without them the rest fits" if top.alone else "the largest, and not alone in it"
     items = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in top.items[:4])
-    problem = Problem(
+    return Problem(
         _TOO_SMALL[store.where],
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, {over} GB more than "
         "it has",
         f"it breaks on {top.what}, {share} GB ({items}): {alone}",
     )
-    return Shortage(problem, top.remedies)
 
 
 def _close(store: Store, band: Band) -> Problem:

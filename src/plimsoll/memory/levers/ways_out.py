@@ -1,0 +1,101 @@
+"""The ways out of a plan that does not fit: each was weighed as a whole, and nothing lacks then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from plimsoll.config.codes import Code
+from plimsoll.config.problems import Problem
+from plimsoll.memory.levers.catalogue import levers_by_rank, moves_of
+from plimsoll.memory.levers.changes import changes_between, move_text
+from plimsoll.memory.levers.descent import (
+    Enough,
+    descend,
+    first_enough,
+    is_enough,
+    move_of,
+    take_back,
+)
+from plimsoll.memory.levers.trials import Trial, Trials
+from plimsoll.memory.rules.shortages import Shortage
+from plimsoll.memory.weigh import Ground, Plan, has_shortage, problems_besides, shortages_of
+from plimsoll.timeline.levers import Lever, Move
+
+_MOST_WAYS = 4
+"""Ways that a fix names: the cheapest."""
+OTHERS_STAY = " (the other errors stay)"
+"""After ways that mend one error alone."""
+_NOTHING = (
+    "a smaller model, or larger cards or more of them: no change that was tried is enough; "
+    "`plimsoll plan --suggest` tries more"
+)
+
+
+def with_ways_out(plan: Plan, ground: Ground) -> Iterator[Problem]:
+    """Yield the shortages of a plan as problems, each with the settings after which nothing lacks:
+    what single levers write, or else several together. If there are none, what mends this problem
+    alone."""
+    shortages = shortages_of(plan)
+    trials = Trials(plan.job.spec, ground, {frozenset(): Trial(frozenset(), plan)})
+    kept = _errors(plan)
+    codes = frozenset(shortage.problem.code for shortage in shortages)
+
+    def has_enough(trial: Trial, left: frozenset[Code | None] = frozenset()) -> bool:
+        if not left and has_shortage(trial.plan):
+            return False
+        lacking = {shortage.problem.code for shortage in shortages_of(trial.plan)}
+        return lacking <= left and _errors(trial.plan) <= kept
+
+    together: list[Move] | None = None
+    for shortage in shortages:
+        ways, others = _singly(trials, shortage, has_enough), codes - {shortage.problem.code}
+        if not ways:
+            together = _together(trials, has_enough) if together is None else together
+            ways = together
+        alone = [] if ways else _singly(trials, shortage, partial(has_enough, left=others))
+        texts = dict.fromkeys(_text(trials, way) for way in [*ways, *alone])
+        fix = ", or ".join(texts) or _NOTHING
+        yield replace(shortage.problem, fix=f"{fix}{OTHERS_STAY if alone else ''}")
+
+
+def _text(trials: Trials, move: Move) -> str:
+    changes = changes_between(trials.spec, dict(sorted(move.items())))
+    return move_text({change.key: change.after for change in changes})
+
+
+def _errors(plan: Plan) -> set[Code | None]:
+    return {one.code for one in problems_besides(plan) if one.severity == "error"}
+
+
+def _singly(trials: Trials, shortage: Shortage, enough: Enough) -> list[Move]:
+    """Return the mildest that single levers write and that is enough."""
+    levers = (lever for lever in levers_by_rank() if _is_for(lever, shortage))
+    ways = (_mildest(trials, lever, shortage, enough) for lever in levers)
+    return list(islice((way for way in ways if way is not None), _MOST_WAYS))
+
+
+def _is_for(lever: Lever, shortage: Shortage) -> bool:
+    """Return whether a lever may mend a shortage."""
+    top = shortage.top
+    if top is None:
+        return shortage.problem.code in lever.codes
+    return any(relief.covers(top.kind, top.where, top.phase) for relief in lever.reliefs)
+
+
+def _mildest(trials: Trials, lever: Lever, shortage: Shortage, enough: Enough) -> Move | None:
+    """Return the mildest that a lever writes and that is enough; for the one role whose items
+    lack room, if the lever turns keys of it."""
+    top, at = shortage.top, trials.root.situation
+    role = top.role if top and top.role in lever.roles(at.spec) else None
+    return first_enough(moves_of(lever, at, role), lambda move: is_enough(trials, move, enough))
+
+
+def _together(trials: Trials, enough: Enough) -> list[Move]:
+    """Return what several levers write together and that is enough; nothing if none do."""
+    turned = descend(trials, levers_by_rank(), enough)
+    if not is_enough(trials, move_of(turned), enough):
+        return []
+    return [move_of(take_back(trials, turned, enough))]

@@ -1,0 +1,225 @@
+"""The memory levers of vLLM's engines: what they take of a card, and when.
+
+Whatever changes how much an engine needs, or when, comes with the share of a card that fits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import floor
+from typing import Any
+
+from plimsoll.config.codes import Code
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.rollout.price import keeps_weights, narrow_weights, sampler_of
+from plimsoll.rollout.vllm_price import ASLEEP, least_cpu_cache, least_share
+from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.levers import Lever, Move, Situation, relief
+
+_SHARE = "rollout.memory_share"
+_SLEEP = "rollout.sleep_level"
+_PARALLEL = "rollout.tensor_parallel"
+_ENGINES = "rollout.engines"
+_CACHE = "rollout.cpu_kv_cache_gib"
+_QUANTIZATION = "rollout.vllm.quantization"
+
+_LARGEST_SHARE = 0.9
+"""Of a card, for vLLM: its own default."""
+_PARALLELS = (1, 2, 4, 8)
+_PADDING = 64
+"""Rows to a multiple of which vLLM pads a vocabulary: DEFAULT_VOCAB_PADDING_SIZE,
+vllm/model_executor/layers/vocab_parallel_embedding.py."""
+
+
+def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
+    """Yield the parts of a model that vLLM cannot divide over so many cards.
+
+    Read in vLLM 0.32 (config/model.py, model_executor/models/qwen2.py, layers/linear.py,
+    layers/vocab_parallel_embedding.py). Where there are fewer key-value heads than cards, every
+    card has a copy of one.
+    """
+    kv = shape.kv_heads
+    if shape.heads % parallel:
+        yield f"{shape.heads} attention heads"
+    if max(kv, parallel) % min(kv, parallel):
+        yield f"{kv} key-value heads"
+    widths = (shape.intermediate, shape.expert_intermediate, shape.shared_intermediate)
+    yield from (f"an MLP of {width:,}" for width in dict.fromkeys(widths) if width % parallel)
+    rows = -(-shape.vocabulary // _PADDING) * _PADDING
+    if rows % parallel:
+        yield f"a vocabulary of {rows:,} (padded)"
+
+
+def _has_vllm(spec: RunSpec[Any]) -> bool:
+    return spec.vllm is not None
+
+
+def _rollout(at: Situation) -> RolloutConfig:
+    assert at.spec.vllm is not None, "a lever of vLLM in a run without it"
+    return at.spec.vllm
+
+
+def _with_share(at: Situation, move: Move) -> Move:
+    """Return the move with the share of a card that fits it: one with which its engines start, and
+    which leaves the ranks of these cards their room. A share that fits already stays."""
+    if at.device == "cpu":
+        return move
+    rollout = _after(_rollout(at), move)
+    sampler = sampler_of(at.spec, at.policy)
+    assert sampler is not None
+    card = min(card.usable_bytes for card in at.hardware.nodes[0].cards)
+    least = least_share(replace(sampler, rollout=rollout), card)
+    most = _largest_share(at, rollout)
+    if least <= rollout.memory_share <= most:
+        return move
+    return {**move, _SHARE: min(_LARGEST_SHARE, max(least, most))}
+
+
+def _after(rollout: RolloutConfig, move: Move) -> RolloutConfig:
+    """Return the settings of the engines after a move."""
+    made: dict[str, Any] = {key.removeprefix("rollout."): value for key, value in move.items()}
+    if _QUANTIZATION in move:
+        made["vllm"] = {**rollout.vllm, "quantization": made.pop("vllm.quantization")}
+    return rollout.model_copy(update=made)
+
+
+def _largest_share(at: Situation, rollout: RolloutConfig) -> float:
+    """Return the share of a card, in hundredths rounded down, that all else leaves to an engine:
+    what is held while the engine sleeps does not count."""
+    if rollout.placement == "own":
+        return max(_LARGEST_SHARE, rollout.memory_share)
+    asleep = ASLEEP if rollout.sleep_level else ()
+    shares = [1.0]
+    for room in at.rooms:
+        if room.where == "device":
+            held = max((size for p, size in room.others.items() if p not in asleep), default=0)
+            shares.append(max(0, floor(100 * (room.capacity - held) / room.capacity)) / 100)
+    return min(shares)
+
+
+def _fitting_shares(at: Situation) -> Sequence[Move]:
+    return [_with_share(at, {})]
+
+
+def sleep_level(rollout: RolloutConfig) -> int:
+    """Return the sleep level for engines that are to sleep.
+
+    Level 2 drops weights, and a sync brings all of them anyway: at level 1 they would cross to the
+    host and back in each step, only to be overwritten. Level 1 is for weights that no sync brings.
+    """
+    return 1 if keeps_weights(rollout) else 2
+
+
+def _asleep(at: Situation) -> Sequence[Move]:
+    rollout = _rollout(at)
+    level = sleep_level(rollout)
+    if rollout.placement == "own" or rollout.sleep_level >= level:
+        return ()
+    return [_with_share(at, {_SLEEP: level})]
+
+
+def _divided_engines(at: Situation) -> Sequence[Move]:
+    """Return engines over more cards of a node, and fewer of them, as far as there are cards; over
+    fewer cards if there are too few for one engine."""
+    rollout, cluster = _rollout(at), at.spec.cluster
+    shared = rollout.placement == "shared"
+    room = cluster.all_ranks if shared else at.cards - cluster.all_ranks
+    in_all = min(rollout.engines * rollout.parts, room)
+    most = min(len(at.hardware.nodes[0].cards), room)
+    made: list[Move] = []
+    for parallel in _PARALLELS:
+        parts = parallel * rollout.pipeline_parallel
+        further = parallel > rollout.tensor_parallel or rollout.parts > most
+        if further and parts <= most and not list(against_parallel(at.policy, parallel)):
+            made.append({_PARALLEL: parallel, _ENGINES: max(1, in_all // parts)})
+    return [_with_share(at, move) for move in made]
+
+
+def _narrow_engines(at: Situation) -> Sequence[Move]:
+    """Return weights of 8 bits for engines on cards; nothing if their weights are quantised."""
+    rollout = _rollout(at)
+    if at.device == "cpu" or "quantization" in rollout.vllm or rollout.dtype == "float32":
+        return ()
+    return [_with_share(at, {_QUANTIZATION: narrow_weights(at.capability)})]
+
+
+def _caches_on_cpu(at: Situation) -> Sequence[Move]:
+    """Return the KV cache for which all else on the hosts leaves room, in halves of a GiB, and the
+    least with which vLLM starts."""
+    sampler, rollout = sampler_of(at.spec, at.policy), _rollout(at)
+    if sampler is None or at.device != "cpu":
+        return ()
+    rooms = [r.capacity - max(r.others.values(), default=0) for r in at.rooms if r.where == "host"]
+    halves = min(rooms, default=0) // (rollout.engines * 2**29)
+    least = least_cpu_cache(sampler)
+    larger = [halves / 2] if least < halves / 2 < rollout.cpu_kv_cache_gib else []
+    return [{_CACHE: size} for size in (*larger, least)]
+
+
+_TOO_LITTLE: frozenset[Code] = frozenset({"vllm-share", "vllm-share-beside-training"})
+
+MEMORY_SHARE = Lever(
+    keys=(_SHARE,),
+    words="another share of a card for vLLM",
+    cost="the KV cache has what the share leaves: fewer or more sequences at once",
+    rank=5,
+    effect="same",
+    settings=_fitting_shares,
+    reliefs=(relief("rollout engines", where=["device"]),),
+    applies=_has_vllm,
+    codes=_TOO_LITTLE,
+    control=True,
+)
+SLEEP = Lever(
+    keys=(_SLEEP,),
+    words="engines that sleep while the ranks train",
+    cost="a sleeping engine wakes for each rollout",
+    rank=20,
+    effect="same",
+    settings=_asleep,
+    reliefs=(
+        relief("rollout engines", where=["device"], phases=ASLEEP),
+        relief("rollout engines", where=["host"]),
+    ),
+    applies=_has_vllm,
+    codes=frozenset({"vllm-share-beside-training"}),
+    control=True,
+)
+DIVIDED_ENGINES = Lever(
+    keys=(_PARALLEL, _ENGINES),
+    words="engines divided over several cards",
+    cost="the parts of an engine exchange activations in every layer",
+    rank=20,
+    effect="same",
+    settings=_divided_engines,
+    reliefs=(relief("rollout engines"),),
+    applies=_has_vllm,
+    codes=_TOO_LITTLE.union(("tensor-parallel-node", "more-ranks-than-gpus")),
+    control=True,
+)
+CPU_CACHE = Lever(
+    keys=(_CACHE,),
+    words="another size of the KV cache in host memory",
+    cost="with a smaller cache fewer sequences are sampled at once",
+    rank=5,
+    effect="same",
+    settings=_caches_on_cpu,
+    reliefs=(relief("rollout engines", where=["host"]),),
+    applies=_has_vllm,
+    codes=frozenset({"vllm-cache"}),
+)
+NARROW_ENGINES = Lever(
+    keys=(_QUANTIZATION,),
+    words="engines with weights of 8 bits",
+    cost="engines sample from rounded weights: algorithm.correction weighs the difference",
+    rank=55,
+    effect="rounding",
+    settings=_narrow_engines,
+    reliefs=(relief("rollout engines", where=["device"]),),
+    applies=_has_vllm,
+    codes=_TOO_LITTLE,
+)
+
+LEVERS: tuple[Lever, ...] = (MEMORY_SHARE, SLEEP, DIVIDED_ENGINES, CPU_CACHE, NARROW_ENGINES)
