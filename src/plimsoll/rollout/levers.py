@@ -7,11 +7,10 @@ from typing import Any
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.timeline.levers import Lever, Move, Situation, relief
+from plimsoll.timeline.levers import Lever, Move, Situation, halves, relief
 
 _PLACEMENT = "rollout.placement"
-_SLEEP = "rollout.sleep_level"
-_ENGINES = "rollout.engines"
+ENGINES = "rollout.engines"
 _SEQUENCES = "rollout.max_sequences"
 _BUCKET = "rollout.sync.bucket_bytes"
 _RANKS = "cluster.ranks"
@@ -40,7 +39,7 @@ def _on_shared_cards(at: Situation) -> Sequence[Move]:
         return ()
     ranks = min(cluster.ranks, at.cards or cluster.ranks)
     engines = max(1, min(rollout.engines, cluster.all_ranks // rollout.parts))
-    return [{_PLACEMENT: "shared", _RANKS: ranks, _ENGINES: engines}]
+    return [{_PLACEMENT: "shared", _RANKS: ranks, ENGINES: engines}]
 
 
 def _on_own_cards(at: Situation) -> Sequence[Move]:
@@ -48,37 +47,18 @@ def _on_own_cards(at: Situation) -> Sequence[Move]:
     rollout, cluster = _rollout(at), at.spec.cluster
     if rollout.placement == "own":
         return ()
-    own = _awake_apart(rollout)
-    if not at.cards:
-        return [own]
     left = at.cards - rollout.engines * rollout.parts
-    if left >= cluster.all_ranks:
-        return [own]
-    apart = cluster.critic_ranks is None and left > 0
-    return [{**own, _RANKS: left}] if apart else ()
-
-
-def _awake_apart(rollout: RolloutConfig) -> Move:
-    """Return the placement on own cards; engines there have no reason to sleep."""
-    return {_PLACEMENT: "own", **({_SLEEP: 0} if rollout.sleep_level else {})}
+    if not at.cards or left >= cluster.all_ranks:
+        return [{_PLACEMENT: "own"}]
+    return [{_PLACEMENT: "own", _RANKS: left}] if cluster.critic_ranks is None and left > 0 else ()
 
 
 def _fewer_engines(at: Situation) -> Sequence[Move]:
-    engines = _rollout(at).engines
-    return [{_ENGINES: count} for count in _halves(engines, 1)]
+    return [{ENGINES: count} for count in halves(_rollout(at).engines, 1)]
 
 
 def _fewer_sequences(at: Situation) -> Sequence[Move]:
-    return [{_SEQUENCES: count} for count in _halves(_rollout(at).max_sequences, 1)]
-
-
-def _halves(count: int, least: int) -> Sequence[int]:
-    """Return half of a count and so on, down to the least."""
-    found = []
-    while count > least:
-        count = max(least, count // 2)
-        found.append(count)
-    return found
+    return [{_SEQUENCES: count} for count in halves(_rollout(at).max_sequences, 1)]
 
 
 def _smaller_buckets(at: Situation) -> Sequence[Move]:
@@ -91,7 +71,6 @@ SHARED_CARDS = Lever(
     words="engines on the ranks' cards",
     cost="engines and ranks take turns on the same cards",
     rank=20,
-    effect="same",
     settings=_on_shared_cards,
     reliefs=(),
     applies=_has_engines,
@@ -103,18 +82,16 @@ OWN_CARDS = Lever(
     words="engines on cards of their own",
     cost="engines on cards of their own are idle while ranks train",
     rank=40,
-    effect="same",
     settings=_on_own_cards,
     reliefs=(relief("rollout engines", where=["device"]),),
     applies=_has_engines,
     codes=frozenset({"more-ranks-than-gpus", "vllm-share-beside-training"}),
 )
 FEWER_ENGINES = Lever(
-    keys=(_ENGINES,),
+    keys=(ENGINES,),
     words="fewer engines",
     cost="fewer engines share the prompts",
     rank=40,
-    effect="same",
     settings=_fewer_engines,
     reliefs=(relief("rollout engines", "processes", where=["host"]),),
     applies=_has_engines,
@@ -126,7 +103,6 @@ FEWER_SEQUENCES = Lever(
     words="fewer sequences at once",
     cost="fewer sequences are sampled at once",
     rank=10,
-    effect="same",
     settings=_fewer_sequences,
     reliefs=(relief("rollout engines"),),
     applies=_uses_generate,
@@ -137,7 +113,6 @@ SMALLER_BUCKETS = Lever(
     words="smaller buckets of new weights",
     cost="weights are sent in smaller buckets",
     rank=10,
-    effect="same",
     settings=_smaller_buckets,
     reliefs=(relief("rollout engines", "buffers", where=["host"]),),
     applies=_has_engines,

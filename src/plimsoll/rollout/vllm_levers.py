@@ -12,6 +12,7 @@ from typing import Any
 
 from plimsoll.config.codes import Code
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.rollout.levers import ENGINES
 from plimsoll.rollout.price import keeps_weights, narrow_weights, sampler_of
 from plimsoll.rollout.vllm_price import ASLEEP, least_cpu_cache, least_share
 from plimsoll.shapes.shape import ModelShape
@@ -21,7 +22,6 @@ from plimsoll.timeline.levers import Lever, Move, Situation, relief
 _SHARE = "rollout.memory_share"
 _SLEEP = "rollout.sleep_level"
 _PARALLEL = "rollout.tensor_parallel"
-_ENGINES = "rollout.engines"
 _CACHE = "rollout.cpu_kv_cache_gib"
 _QUANTIZATION = "rollout.vllm.quantization"
 
@@ -133,7 +133,7 @@ def _divided_engines(at: Situation) -> Sequence[Move]:
         parts = parallel * rollout.pipeline_parallel
         further = parallel > rollout.tensor_parallel or rollout.parts > most
         if further and parts <= most and not list(against_parallel(at.policy, parallel)):
-            made.append({_PARALLEL: parallel, _ENGINES: max(1, in_all // parts)})
+            made.append({_PARALLEL: parallel, ENGINES: max(1, in_all // parts)})
     return [_with_share(at, move) for move in made]
 
 
@@ -165,7 +165,6 @@ MEMORY_SHARE = Lever(
     words="another share of a card for vLLM",
     cost="the KV cache has what the share leaves: fewer or more sequences at once",
     rank=5,
-    effect="same",
     settings=_fitting_shares,
     reliefs=(relief("rollout engines", where=["device"]),),
     applies=_has_vllm,
@@ -177,7 +176,6 @@ SLEEP = Lever(
     words="engines that sleep while the ranks train",
     cost="a sleeping engine wakes for each rollout",
     rank=20,
-    effect="same",
     settings=_asleep,
     reliefs=(
         relief("rollout engines", where=["device"], phases=ASLEEP),
@@ -187,12 +185,11 @@ SLEEP = Lever(
     codes=frozenset({"vllm-share-beside-training"}),
     control=True,
 )
-DIVIDED_ENGINES = Lever(
-    keys=(_PARALLEL, _ENGINES),
+DIVIDEDENGINES = Lever(
+    keys=(_PARALLEL, ENGINES),
     words="engines divided over several cards",
     cost="the parts of an engine exchange activations in every layer",
     rank=20,
-    effect="same",
     settings=_divided_engines,
     reliefs=(relief("rollout engines"),),
     applies=_has_vllm,
@@ -204,13 +201,12 @@ CPU_CACHE = Lever(
     words="another size of the KV cache in host memory",
     cost="with a smaller cache fewer sequences are sampled at once",
     rank=5,
-    effect="same",
     settings=_caches_on_cpu,
     reliefs=(relief("rollout engines", where=["host"]),),
     applies=_has_vllm,
     codes=frozenset({"vllm-cache"}),
 )
-NARROW_ENGINES = Lever(
+NARROWENGINES = Lever(
     keys=(_QUANTIZATION,),
     words="engines with weights of 8 bits",
     cost="engines sample from rounded weights: algorithm.correction weighs the difference",
@@ -222,4 +218,4 @@ NARROW_ENGINES = Lever(
     codes=_TOO_LITTLE,
 )
 
-LEVERS: tuple[Lever, ...] = (MEMORY_SHARE, SLEEP, DIVIDED_ENGINES, CPU_CACHE, NARROW_ENGINES)
+LEVERS: tuple[Lever, ...] = (MEMORY_SHARE, SLEEP, DIVIDEDENGINES, CPU_CACHE, NARROWENGINES)

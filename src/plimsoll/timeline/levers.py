@@ -103,6 +103,15 @@ class Situation:
         return self.spec.cluster.nodes * len(self.hardware.nodes[0].cards)
 
 
+def halves(count: int, least: int) -> Sequence[int]:
+    """Return half of a count, a quarter and so on, down to the least."""
+    smaller = []
+    while count > least:
+        count = max(count // 2, least)
+        smaller.append(count)
+    return smaller
+
+
 def _always(spec: RunSpec[Any]) -> bool:
     return True
 
@@ -120,12 +129,12 @@ class Lever:
     """What it costs, as half a sentence."""
     rank: int
     """The order of cost: levers of lower ranks are turned first."""
-    effect: Effect
     settings: Callable[[Situation], Sequence[Move]]
     """Gives what the keys may become from where they are, the mildest first; each needs less memory
     than the one before."""
     reliefs: tuple[Relief, ...]
     """The items that become smaller."""
+    effect: Effect = "same"
     turns: Turns = "run"
     applies: Callable[[RunSpec[Any]], bool] = _always
     """Tells whether the keys mean anything in a run."""

@@ -128,7 +128,6 @@ BUCKETS = Lever(
     words="smaller buckets",
     cost="ranks exchange gradients in smaller pieces",
     rank=1,
-    effect="same",
     settings=_smaller_buckets,
     reliefs=(relief("buffers"),),
     turns="trained",

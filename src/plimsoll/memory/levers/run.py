@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plimsoll.memory.contents.layout import lay_out
 from plimsoll.memory.levers.changes import changed, changes_between, value_at
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import KINDS
-from plimsoll.timeline.levers import Lever, Move, Situation, Value, relief
+from plimsoll.timeline.levers import Lever, Move, Situation, Value, halves, relief
 
 _MICRO_BATCH = "batch.micro_batch_tokens"
 _PRECOMPUTE = "reference_logprobs.precompute"
@@ -29,12 +28,8 @@ _STEP = 64
 
 def _smaller_micro_batches(at: Situation) -> Sequence[Move]:
     """Return half the budget and so on, down to the longest sequence (or pair)."""
-    tokens, least = at.spec.workload.budget, at.spec.workload.least_budget
-    made: list[Move] = []
-    while tokens > least:
-        tokens = max(tokens // 2, least)
-        made.append({_MICRO_BATCH: tokens})
-    return made
+    work = at.spec.workload
+    return [{_MICRO_BATCH: tokens} for tokens in halves(work.budget, work.least_budget)]
 
 
 def _fewer_checkpoints(at: Situation) -> Sequence[Move]:
@@ -95,38 +90,34 @@ def _on_ray(at: Situation) -> Sequence[Move]:
     return [{**on_ray, **move}] if made and (move := _filled(made, at)) else ()
 
 
-def _nodes_for(at: Situation, move: Move) -> int | None:
-    """Return the nodes on which all processes have a card after a move; None if there is no such
-    number, or no card."""
-    made = changed(at.spec, changes_between(at.spec, move))
-    cards = len(at.hardware.nodes[0].cards)
-    if made is None or not cards:
-        return None
-    nodes = made.cluster.nodes
-    most = max(nodes, -(-lay_out(made, [cards] * nodes).cards_needed // cards)) + 1
-    fitting = (n for n in range(nodes, most + 1) if not lay_out(made, [cards] * n).unplaced)
-    return next(fitting, None)
+def _nodes_for(at: Situation, ranks: int) -> int:
+    """Return the nodes with a card for every process and so many ranks more; without cards, one
+    more for these."""
+    cluster, cards = at.spec.cluster, len(at.hardware.nodes[0].cards)
+    needed = cluster.all_ranks + _cards_of_engines(at.spec) + ranks
+    return max(cluster.nodes, -(-needed // cards)) if cards else cluster.nodes + bool(ranks)
 
 
-def _apart(at: Situation) -> dict[str, int]:
-    return {_CRITIC_RANKS: at.spec.cluster.ranks}
+def _ranks_of_critic(at: Situation) -> int:
+    """Return the ranks that a critic would have of its own; 0 if it has them, or cannot."""
+    cluster = at.spec.cluster
+    return cluster.ranks if _could_part(at.spec) and cluster.critic_ranks is None else 0
 
 
 def _critic_apart(at: Situation) -> Sequence[Move]:
     """Return ranks of the critic's own on cards that are free."""
-    nodes = None if at.spec.cluster.critic_ranks else _nodes_for(at, _apart(at))
-    return [_apart(at)] if nodes == at.spec.cluster.nodes else ()
+    ranks = _ranks_of_critic(at)
+    fits = ranks and _nodes_for(at, ranks) == at.spec.cluster.nodes
+    return [{_CRITIC_RANKS: ranks}] if fits else ()
 
 
 def _more_nodes(at: Situation) -> Sequence[Move]:
     """Return more nodes: for all that have no card, for a critic on ranks of its own, or with ranks
     on all their cards, as far as each rank gets a sequence (or pair); the fewest first."""
-    spec, nodes = at.spec, at.spec.cluster.nodes
-    made: list[dict[str, int]] = []
-    for move in ({}, _apart(at)) if _could_part(spec) and not spec.cluster.critic_ranks else ({},):
-        needed = _nodes_for(at, move) if at.cards else nodes + bool(move)
-        if needed is not None and needed > nodes:
-            made.append({**move, _NODES: needed})
+    spec, nodes, apart = at.spec, at.spec.cluster.nodes, _ranks_of_critic(at)
+    made = [{_NODES: _nodes_for(at, 0)}]
+    made += [{_CRITIC_RANKS: apart, _NODES: _nodes_for(at, apart)}] if apart else []
+    made = [move for move in made if move[_NODES] > nodes]
     for steps in range(1, (_MOST_TIMES - 1) * nodes + 1):
         move = _grown(spec, at, steps)
         if max(move[_RANKS], move.get(_CRITIC_RANKS, 0)) <= spec.workload.units:
@@ -172,7 +163,6 @@ MICRO_BATCHES = Lever(
     words="smaller micro-batches",
     cost="the step comes in more pieces: the same gradient",
     rank=10,
-    effect="same",
     settings=_smaller_micro_batches,
     reliefs=(relief("activations", "frozen models"),),
     control=True,
@@ -182,7 +172,6 @@ PRECOMPUTED_REFERENCE = Lever(
     words="a reference that scores before the actor is loaded",
     cost="the reference scores every row before the first step",
     rank=20,
-    effect="same",
     settings=lambda at: [{_PRECOMPUTE: True}],
     reliefs=(relief("frozen models"),),
     applies=lambda spec: spec.may_precompute,
@@ -193,7 +182,6 @@ FEWER_CHECKPOINTS = Lever(
     words="fewer checkpoints",
     cost="only the last checkpoint is there to go back to",
     rank=10,
-    effect="same",
     settings=_fewer_checkpoints,
     reliefs=(),
     codes=frozenset({"disk-space"}),
@@ -203,7 +191,6 @@ RANKS = Lever(
     words="another number of ranks on the same machines",
     cost="another number of ranks shares the step: more of them take free cards, fewer are slower",
     rank=40,
-    effect="same",
     settings=_other_ranks,
     reliefs=(_ANY,),
     codes=frozenset({"more-ranks-than-gpus"}),
@@ -214,7 +201,6 @@ CRITIC_APART = Lever(
     words="a critic on free cards of its own",
     cost="the critic's cards are idle while the actor trains, and the other way round",
     rank=40,
-    effect="same",
     settings=_critic_apart,
     reliefs=(_ON_CARDS,),
     applies=_could_part,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -36,8 +36,8 @@ _NOTHING = (
 
 def with_ways_out(plan: Plan, ground: Ground) -> Iterator[Problem]:
     """Yield the shortages of a plan as problems, each with the settings after which nothing lacks:
-    what single levers write, or else several together. If there are none, what mends this problem
-    alone."""
+    what single levers write; if none of these leaves what is learned as it is, what several write
+    together. If there are none, what mends this problem alone."""
     shortages = shortages_of(plan)
     trials = Trials(plan.job.spec, ground, {frozenset(): Trial(frozenset(), plan)})
     kept = _errors(plan)
@@ -51,13 +51,14 @@ def with_ways_out(plan: Plan, ground: Ground) -> Iterator[Problem]:
 
     together: list[Move] | None = None
     for shortage in shortages:
-        ways, others = _singly(trials, shortage, has_enough), codes - {shortage.problem.code}
-        if not ways:
+        single = _singly(trials, shortage, has_enough)
+        if all(lever.effect != "same" for lever in single):
             together = _together(trials, has_enough) if together is None else together
-            ways = together
-        alone = [] if ways else _singly(trials, shortage, partial(has_enough, left=others))
+        ways = [*(together or []), *single.values()]
+        others = partial(has_enough, left=codes - {shortage.problem.code})
+        alone = [] if ways else [*_singly(trials, shortage, others).values()]
         texts = dict.fromkeys(_text(trials, way) for way in [*ways, *alone])
-        fix = ", or ".join(texts) or _NOTHING
+        fix = ", or ".join([*texts][:_MOST_WAYS]) or _NOTHING
         yield replace(shortage.problem, fix=f"{fix}{OTHERS_STAY if alone else ''}")
 
 
@@ -70,11 +71,11 @@ def _errors(plan: Plan) -> set[Code | None]:
     return {one.code for one in problems_besides(plan) if one.severity == "error"}
 
 
-def _singly(trials: Trials, shortage: Shortage, enough: Enough) -> list[Move]:
-    """Return the mildest that single levers write and that is enough."""
+def _singly(trials: Trials, shortage: Shortage, enough: Enough) -> Mapping[Lever, Move]:
+    """Return the mildest that single levers write and that is enough, the cheapest first."""
     levers = (lever for lever in levers_by_rank() if _is_for(lever, shortage))
-    ways = (_mildest(trials, lever, shortage, enough) for lever in levers)
-    return list(islice((way for way in ways if way is not None), _MOST_WAYS))
+    ways = ((lever, _mildest(trials, lever, shortage, enough)) for lever in levers)
+    return dict(islice(((lever, move) for lever, move in ways if move is not None), _MOST_WAYS))
 
 
 def _is_for(lever: Lever, shortage: Shortage) -> bool:
