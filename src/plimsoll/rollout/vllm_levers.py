@@ -185,7 +185,7 @@ SLEEP = Lever(
     codes=frozenset({"vllm-share-beside-training"}),
     control=True,
 )
-DIVIDEDENGINES = Lever(
+DIVIDED_ENGINES = Lever(
     keys=(_PARALLEL, ENGINES),
     words="engines divided over several cards",
     cost="the parts of an engine exchange activations in every layer",
@@ -206,7 +206,7 @@ CPU_CACHE = Lever(
     applies=_has_vllm,
     codes=frozenset({"vllm-cache"}),
 )
-NARROWENGINES = Lever(
+NARROW_ENGINES = Lever(
     keys=(_QUANTIZATION,),
     words="engines with weights of 8 bits",
     cost="engines sample from rounded weights: algorithm.correction weighs the difference",
@@ -218,4 +218,4 @@ NARROWENGINES = Lever(
     codes=_TOO_LITTLE,
 )
 
-LEVERS: tuple[Lever, ...] = (MEMORY_SHARE, SLEEP, DIVIDEDENGINES, CPU_CACHE, NARROWENGINES)
+LEVERS: tuple[Lever, ...] = (MEMORY_SHARE, SLEEP, DIVIDED_ENGINES, CPU_CACHE, NARROW_ENGINES)

@@ -84,6 +84,7 @@ class Situation:
     policy: ModelShape
     """The shape of the model that engines sample with."""
     rooms: Sequence[Room]
+    """The cards and hosts that engines share with others."""
     role: RoleName = ""
     """The role whose keys are turned; "" for keys of the run."""
 
@@ -135,7 +136,9 @@ class Lever:
     reliefs: tuple[Relief, ...]
     """The items that become smaller."""
     effect: Effect = "same"
+    """What becomes of what is learned."""
     turns: Turns = "run"
+    """Whose keys it turns."""
     applies: Callable[[RunSpec[Any]], bool] = _always
     """Tells whether the keys mean anything in a run."""
     codes: frozenset[Code] = frozenset()

@@ -7,23 +7,14 @@ turned first, so that a person may choose an adapter, say, instead of offload.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll.memory.contents.stores import Verdict
 from plimsoll.memory.levers.catalogue import levers_by_rank
 from plimsoll.memory.levers.changes import Change, changes_between
-from plimsoll.memory.levers.descent import (
-    Enough,
-    Turned,
-    cost_of,
-    descend,
-    effect_of,
-    move_of,
-    needed,
-    take_back,
-)
+from plimsoll.memory.levers.descent import Descent, Turned, cost_of, effect_of, move_of
 from plimsoll.memory.levers.trials import Trial, Trials
 from plimsoll.memory.weigh import Ground
 from plimsoll.spec.run_spec import RunSpec
@@ -134,27 +125,28 @@ def _of_kind(trials: Trials, effect: Effect) -> Suggestion | None:
     mending = [lever for lever in levers if lever.codes & errors and lever not in own]
     firsts = [None, *own, *mending]
     kept = [lever if lever in own else None for lever in firsts]
-    ends = [_end_of_way(trials, levers, *pair) for pair in zip(firsts, kept, strict=True)]
-    ways = [(end, lever) for end, lever in zip(ends, kept, strict=True) if end]
-    for end, lever in sorted(ways, key=lambda way: (_rank(trials, way[0]), cost_of(way[0]))):
-        fewest = take_back(trials, end, _at_most(_rank(trials, end)), levers, lever)
+    way = Descent(trials, levers, _at_most(0))
+    ends = [_end_of(way, *pair) for pair in zip(firsts, kept, strict=True)]
+    found = [(end, lever) for end, lever in zip(ends, kept, strict=True) if end]
+    for end, lever in sorted(found, key=lambda one: (_rank(trials, one[0]), cost_of(one[0]))):
+        fewest = replace(way, enough=_at_most(_rank(trials, end))).take_back(end, lever)
         if fewest and effect_of(fewest) == effect:
             return _suggestion(trials, fewest)
     return None
 
 
-def _at_most(rank: int) -> Enough:
+def _at_most(rank: int) -> Callable[[Trial], bool]:
     return lambda trial: trial.rank <= rank
 
 
-def _end_of_way(
-    trials: Trials, levers: Sequence[Lever], first: Lever | None, kept: Lever | None
-) -> Turned:
-    """Return the levers that are needed where the way down ends; none if it fits no better there
-    than as it is written."""
-    turned = descend(trials, levers, _at_most(0), first)
-    rank = _rank(trials, turned)
-    return {} if rank >= trials.root.rank else needed(trials, turned, _at_most(rank), kept)
+def _end_of(way: Descent, first: Lever | None, kept: Lever | None) -> Turned:
+    """Return the levers that are needed where a way down ends; none if it fits no better there than
+    as it is written."""
+    turned = way.down(first)
+    rank = _rank(way.trials, turned)
+    if rank >= way.trials.root.rank:
+        return {}
+    return replace(way, enough=_at_most(rank)).needed(turned, kept)
 
 
 def _rank(trials: Trials, turned: Turned) -> int:

@@ -11,14 +11,7 @@ from plimsoll.config.codes import Code
 from plimsoll.config.problems import Problem
 from plimsoll.memory.levers.catalogue import levers_by_rank, moves_of
 from plimsoll.memory.levers.changes import changes_between, move_text
-from plimsoll.memory.levers.descent import (
-    Enough,
-    descend,
-    first_enough,
-    is_enough,
-    move_of,
-    take_back,
-)
+from plimsoll.memory.levers.descent import Descent, first_enough, move_of
 from plimsoll.memory.levers.trials import Trial, Trials
 from plimsoll.memory.rules.shortages import Shortage
 from plimsoll.memory.weigh import Ground, Plan, has_shortage, problems_besides, shortages_of
@@ -49,15 +42,16 @@ def with_ways_out(plan: Plan, ground: Ground) -> Iterator[Problem]:
         lacking = {shortage.problem.code for shortage in shortages_of(trial.plan)}
         return lacking <= left and _errors(trial.plan) <= kept
 
+    way = Descent(trials, levers_by_rank(), has_enough)
     together: list[Move] | None = None
     for shortage in shortages:
-        single = _singly(trials, shortage, has_enough)
+        single = _singly(way, shortage)
         if all(lever.effect != "same" for lever in single):
-            together = _together(trials, has_enough) if together is None else together
+            together = _together(way) if together is None else together
         ways = [*(together or []), *single.values()]
         others = partial(has_enough, left=codes - {shortage.problem.code})
-        alone = [] if ways else [*_singly(trials, shortage, others).values()]
-        texts = dict.fromkeys(_text(trials, way) for way in [*ways, *alone])
+        alone = [] if ways else [*_singly(replace(way, enough=others), shortage).values()]
+        texts = dict.fromkeys(_text(trials, move) for move in [*ways, *alone])
         fix = ", or ".join([*texts][:_MOST_WAYS]) or _NOTHING
         yield replace(shortage.problem, fix=f"{fix}{OTHERS_STAY if alone else ''}")
 
@@ -71,11 +65,11 @@ def _errors(plan: Plan) -> set[Code | None]:
     return {one.code for one in problems_besides(plan) if one.severity == "error"}
 
 
-def _singly(trials: Trials, shortage: Shortage, enough: Enough) -> Mapping[Lever, Move]:
+def _singly(way: Descent, shortage: Shortage) -> Mapping[Lever, Move]:
     """Return the mildest that single levers write and that is enough, the cheapest first."""
-    levers = (lever for lever in levers_by_rank() if _is_for(lever, shortage))
-    ways = ((lever, _mildest(trials, lever, shortage, enough)) for lever in levers)
-    return dict(islice(((lever, move) for lever, move in ways if move is not None), _MOST_WAYS))
+    levers = (lever for lever in way.levers if _is_for(lever, shortage))
+    mildest = ((lever, _mildest(way, lever, shortage)) for lever in levers)
+    return dict(islice(((lever, move) for lever, move in mildest if move), _MOST_WAYS))
 
 
 def _is_for(lever: Lever, shortage: Shortage) -> bool:
@@ -86,17 +80,15 @@ def _is_for(lever: Lever, shortage: Shortage) -> bool:
     return any(relief.covers(top.kind, top.where, top.phase) for relief in lever.reliefs)
 
 
-def _mildest(trials: Trials, lever: Lever, shortage: Shortage, enough: Enough) -> Move | None:
+def _mildest(way: Descent, lever: Lever, shortage: Shortage) -> Move | None:
     """Return the mildest that a lever writes and that is enough; for the one role whose items
     lack room, if the lever turns keys of it."""
-    top, at = shortage.top, trials.root.situation
+    top, at = shortage.top, way.trials.root.situation
     role = top.role if top and top.role in lever.roles(at.spec) else None
-    return first_enough(moves_of(lever, at, role), lambda move: is_enough(trials, move, enough))
+    return first_enough(moves_of(lever, at, role), way.is_enough)
 
 
-def _together(trials: Trials, enough: Enough) -> list[Move]:
+def _together(way: Descent) -> list[Move]:
     """Return what several levers write together and that is enough; nothing if none do."""
-    turned = descend(trials, levers_by_rank(), enough)
-    if not is_enough(trials, move_of(turned), enough):
-        return []
-    return [move_of(take_back(trials, turned, enough))]
+    turned = way.down()
+    return [move_of(replace(way, levers=()).take_back(turned))] if way.ends(turned) else []
