@@ -1,9 +1,9 @@
-"""What each memory lever saves and costs, by the plan: the table of docs/levers.md.
+"""What each memory lever saves, by the plan, and what it costs: the tables of docs/levers.md.
 
     python benchmarks/levers.py
 
-One config, and that config with one lever at a time. Nothing runs: cards and host are those of the
-plan's fullest moments, times are the estimate that `plimsoll plan --suggest` ranks by.
+The first table has one config, and that config with one lever at a time; nothing runs: cards and
+host are those of the plan's fullest moments. The second one has all levers that are offered.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
-from plimsoll.memory.advise.speed import step_seconds
-from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.plan.plan import Ground, make_plan
+from plimsoll.memory.levers.catalogue import levers_by_rank
+from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.weigh import Ground
 
 BASE = {
     "run.directory": "out",
@@ -63,24 +62,31 @@ LEVERS: Sequence[tuple[str, ...]] = (
 
 
 def main() -> None:
-    """Print the table."""
-    base = measured(LEVERS[0])
-    print("| lever | card, GB | host, GB | time of a step |")
-    print("| --- | --- | --- | --- |")
+    """Print the tables."""
+    print("| lever | card, GB | host, GB |")
+    print("| --- | --- | --- |")
     for lever in LEVERS:
-        card, host, seconds = measured(lever)
+        card, host = measured(lever)
         name = ", ".join(f"`{flag.replace('=', ': ')}`" for flag in lever) or "as it is"
-        print(f"| {name} | {card / 1e9:.1f} | {host / 1e9:.0f} | {seconds / base[2]:.2f} x |")
+        print(f"| {name} | {card / 1e9:.1f} | {host / 1e9:.0f} |")
+    print()
+    print("| lever | keys | what is learned | what it costs |")
+    print("| --- | --- | --- | --- |")
+    for offered in levers_by_rank():
+        keys = ", ".join(f"`{_SECTIONS[offered.turns]}{key}`" for key in offered.keys)
+        learned = "the same" if offered.effect == "same" else offered.effect
+        print(f"| {offered.words} | {keys} | {learned} | {offered.cost} |")
 
 
-def measured(lever: Sequence[str]) -> tuple[int, int, float]:
-    """Bytes of the fullest card and of the fullest host, and seconds of a step."""
-    spec, constants = spec_of(_config(lever)), Constants()
-    hardware = hardware_of(spec.cluster)
-    plan = make_plan(spec, Ground(hardware, constants))
+_SECTIONS = {"run": "", "trained": "actor.", "frozen": "reference."}
+
+
+def measured(lever: Sequence[str]) -> tuple[int, int]:
+    """Return the bytes of the fullest card and of the fullest host."""
+    spec = spec_of(_config(lever))
+    plan = make_plan(spec, Ground(hardware_of(spec.cluster)))
     card = max(store.peak.bytes for store in plan.devices)
-    host = max(store.peak.bytes for store in plan.hosts)
-    return card, host, step_seconds(make_job(spec, hardware, constants))
+    return card, max(store.peak.bytes for store in plan.hosts)
 
 
 def _config(lever: Sequence[str]) -> JobConfig:

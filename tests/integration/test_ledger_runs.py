@@ -16,7 +16,7 @@ from choice import slow
 from commands import PPO, SFT, Outcome, run, run_here, write_config, write_task
 
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.memory.plan.plan import BAND
+from plimsoll.memory.weigh import BAND
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.page.comparison import compare
 from plimsoll.run.ledger import LedgerRow, read_ledger

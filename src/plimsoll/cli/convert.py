@@ -61,7 +61,7 @@ def _parser(trainer: Trainer) -> Parser:
     parser.add_argument(
         "--plan", action="store_true", help="go on to the plan, on the cards of --cluster"
     )
-    parser.add_argument("--suggest", action="store_true", help="with what would fit, or be faster")
+    parser.add_argument("--suggest", action="store_true", help="with what would make it fit")
     parser.add_argument("--cluster", help="the cards of each machine, such as 8xA100-80GB")
     parser.add_argument("--host-memory", help="of each machine, such as 1TB")
     parser.set_defaults(version=None)

@@ -15,7 +15,7 @@ from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from plimsoll.config.base import Settings
-    from plimsoll.memory.plan.plan import Plan
+    from plimsoll.memory.weigh import Plan
     from plimsoll.spec.job import Job
     from plimsoll.spec.run_spec import RunSpec
 

@@ -88,7 +88,7 @@ def _plan_parser() -> Parser:
     parser.add_argument("--force", action="store_true", help="over the file that is there")
     parser.add_argument("--html", metavar="FILE", help="write the plan as a page, too")
     parser.add_argument(
-        "--suggest", action="store_true", help="search for changes that would fit, or be faster"
+        "--suggest", action="store_true", help="search for changes that would make it fit"
     )
     parser.add_argument(
         "--open",

@@ -17,7 +17,7 @@ from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
-from plimsoll.memory.plan.plan import Plan
+from plimsoll.memory.weigh import Plan
 from plimsoll.page.controls import controls, flags_from, laid_over
 from plimsoll.page.html import PLAN, render_page
 from plimsoll.page.plan import describe_advice, describe_plan, peaks

@@ -28,16 +28,16 @@ from plimsoll.machine.hardware import (
 )
 from plimsoll.machine.local_host import LocalHost, read_local_host
 from plimsoll.memory.advise.advise import Advice, advise
-from plimsoll.memory.advise.shown import advice_text, advice_values
-from plimsoll.memory.advise.speed import tokens_at_peak
-from plimsoll.memory.advise.table import answers_text
+from plimsoll.memory.advise.as_text import advice_text, advice_values, answers_text
 from plimsoll.memory.contents.contents import make_job
+from plimsoll.memory.contents.flops import tokens_at_peak
 from plimsoll.memory.contents.overheads import FIXED_SEGMENTS_GAP, Constants, read_constants
 from plimsoll.memory.contents.process_peaks import process_peaks
+from plimsoll.memory.levers.changes import flags_of
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import plan_text, problem_text, short_text, verdict_text
-from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.remedies.changes import flags_of
+from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.readings import Footprints, Planned
@@ -54,7 +54,7 @@ def plan_job(spec: RunSpec[Any]) -> Plan:
 
 
 def advise_job(spec: RunSpec[Any]) -> Advice:
-    """Return what would make the job fit, or faster; raise as `plan_job`."""
+    """Return what would make the job fit; raise as `plan_job`."""
     return advise(spec, _ground(spec))
 
 
@@ -194,7 +194,7 @@ def apply_answer(path: str, flags: Sequence[str], advice: Advice, number: int) -
 
     Raises ConfigError if there is no answer of this number, or the file's layout cannot be edited.
     """
-    answers = advice.numbered
+    answers = advice.answers
     if not 0 < number <= len(answers):
         there = f"There are answers 1 to {len(answers)}: --suggest --all shows them"
         raise ConfigError(
@@ -213,12 +213,15 @@ def fit_values(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, objec
 
     Raises as `plan_job`.
     """
-    if plan_job(spec).verdict == "fits":  # what would be faster is not looked for
+    advice = advise_job(spec)
+    if advice.fits:
         return values
-    answer = next((answer for answer in advise_job(spec).answers if answer.verdict == "fits"), None)
-    return (
-        None if answer is None else apply_flags(Tree(values, {}), flags_of(answer.changes)).values
-    )
+    fitting = [
+        answer.changes
+        for answer in advice.answers
+        if answer.verdict == "fits" and answer.effect != "machines"
+    ]
+    return apply_flags(Tree(values, {}), flags_of(fitting[0])).values if fitting else None
 
 
 def plan_json(plan: Plan, advice: Advice | None = None) -> str:

@@ -15,7 +15,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import explain
-from plimsoll.memory.plan.plan import Plan
+from plimsoll.memory.weigh import Plan
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import notes_of
 from plimsoll.run.files import write_whole

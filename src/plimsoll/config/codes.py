@@ -116,3 +116,7 @@ ROOM: frozenset[Code] = frozenset(
     }
 )
 """What other hardware, or less of something, would mend."""
+UNSTARTED: frozenset[Code] = frozenset({"vllm-cache", "vllm-share"})
+"""Engines that would not start, as memory lacks for one sequence."""
+CROWDED: frozenset[Code] = frozenset({"vllm-share-beside-training"})
+"""Engines and ranks that are too much together on a card which holds either."""

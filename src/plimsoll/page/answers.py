@@ -1,5 +1,5 @@
-"""What the page asks for and what it is answered: a path with its query to JSON. A frozen page has
-the answers within, by the same paths.
+"""Replies to what the page of runs asks for: from a path with its query to JSON. A frozen page has
+the replies within, by the same paths.
 """
 
 from __future__ import annotations
@@ -21,34 +21,38 @@ from plimsoll.page.watched import Watched
 from plimsoll.run.responses import pick_evenly
 
 _FROZEN_GROUPS = 8
-"""That a frozen page has of the last step."""
+"""Groups of the last step that a frozen page has."""
 
 
 def answer(runs: Sequence[Watched], name: str, query: Query) -> Any:
-    """Raises ConfigError for what there is none of."""
+    """Return the reply to a request. Raises ConfigError for what there is none of."""
     if name not in _ANSWERS:
         raise ConfigError(f"There is no {name!r}. There are: {', '.join(_ANSWERS)}.")
     return _ANSWERS[name](runs, query)
 
 
 def frozen(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str, Any]:
-    """All that a page shows, by what it asks for. remarks: sentences about memory."""
-    found = {
+    """Return all that a page shows, by what it asks for.
+
+    Args:
+        remarks: sentences about memory.
+    """
+    replies = {
         "progress": answer(runs, "progress", {}),
         "settings": answer(runs, "settings", {}),
         **{f"curves?section={s}": answer(runs, "curves", {"section": s}) for s in SECTIONS},
     }
     for place, run in enumerate(runs):
         for name in ("held-out", "seconds", "memory", "pictures", "console"):
-            found[f"{name}?run={place}"] = answer(runs, name, {"run": str(place)})
-        found[f"memory?run={place}"]["remarks"] = list(remarks)
-        found |= _sampled(run, place)
-    return found
+            replies[f"{name}?run={place}"] = answer(runs, name, {"run": str(place)})
+        replies[f"memory?run={place}"]["remarks"] = list(remarks)
+        replies |= _sampled(run, place)
+    return replies
 
 
 def _sampled(run: Watched, place: int) -> dict[str, Any]:
-    """Of the last step alone: its best and worst responses with their groups, and of the other
-    groups a few, each of another prompt, from the highest reward to the lowest."""
+    """Return what was sampled in the last step: its best and worst responses with their groups, and
+    a few other groups, each of another prompt, from the highest reward to the lowest."""
     overview = groups(run, None)
     step = overview["step"]
     if step is None:
@@ -67,8 +71,8 @@ def _sampled(run: Watched, place: int) -> dict[str, Any]:
 
 
 def pictures(run: Watched) -> list[dict[str, str]]:
-    """What a run drew itself, as addresses that hold it."""
-    found = [
+    """Return the pictures that a run drew itself, as addresses that hold them."""
+    drawn = [
         ("Calibration: do predicted probabilities come true?", run.run.calibration_path, "svg+xml"),
     ]
     return [
@@ -76,7 +80,7 @@ def pictures(run: Watched) -> list[dict[str, str]]:
             "title": title,
             "source": f"data:image/{kind};base64,{b64encode(path.read_bytes()).decode()}",
         }
-        for title, path, kind in found
+        for title, path, kind in drawn
         if path.is_file()
     ]
 

@@ -5,7 +5,7 @@ become, and the flags that their texts are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,54 +16,27 @@ from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError
 from plimsoll.machine.hardware import CARDS
-from plimsoll.memory.remedies.changes import Value, value_at
-from plimsoll.memory.remedies.levers import of_frozen
-from plimsoll.spec.roles import Role
+from plimsoll.memory.levers.catalogue import in_section, levers_by_rank
+from plimsoll.memory.levers.changes import value_at
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.levers import Value
 
-_Spec = RunSpec[Any]
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Dotted keys of a config. of: the runs for which they mean something."""
-
-    title: str
-    keys: tuple[str, ...]
-    of: Callable[[_Spec], bool] = lambda spec: True
-
-
-_MACHINES = (
-    *("cluster.hardware", "cluster.nodes", "cluster.host_memory"),
-    *("cluster.device", "cluster.ranks"),
-)
-_ENGINE = ("tensor_parallel", "memory_share", "sleep_level", "max_sequences")
-"""In the section of an engine that samples; each engine has some of them."""
-_BATCH = (
+_GROUPS = {
+    "cluster": "machines",
+    "batch": "batch",
+    "data": "batch",
+    "rollout": "engines",
+    "reference_logprobs": "reference log-probs",
+}
+"""The titles of groups of keys that are in the section of no role, in their order; those of roles
+come after the batch."""
+_GIVEN = (
+    *("cluster.hardware", "cluster.host_memory", "cluster.device"),
     *("batch.prompts", "batch.responses", "batch.sequences", "batch.pairs"),
-    *("batch.micro_batch_tokens", "data.max_tokens"),
 )
-"""Each job has some of them."""
-_RESPONSE = "rollout.sampling.max_new_tokens"
-_FIRST = (
-    _Group("machines", _MACHINES),
-    _Group("machines", ("cluster.critic_ranks",), lambda spec: "critic" in spec.trained),
-    _Group("batch", _BATCH),
-)
-_TRAINED = (
-    *("zero.stage", "zero.optimizer_offload", "zero.parameter_offload"),
-    *("model.gradient_checkpointing", "model.activation_offload"),
-    *("adapter.rank", "model.quantization"),
-)
-_FROZEN = ("zero.stage", "zero.offload", "model.quantization")
-"""In the section of a role that learns, and of one that only scores."""
-_LAST = (
-    _Group(
-        "reference log-probs",
-        ("reference_logprobs.precompute",),
-        lambda spec: spec.may_precompute,
-    ),
-)
+"""What a run is given, which no lever turns; each job has some of them."""
+_GIVEN_OF_FROZEN = "model.quantization"
+"""The same, in the section of a role that only scores."""
 _UNSET_WHOLE = re.compile(r"(.*\.adapter)\.rank")
 """Keys whose section is unset where they are."""
 _RANKS = ("", "8", "16", "32", "64", "128")
@@ -75,88 +48,99 @@ _OPEN = re.compile(r"(text|list|mapping|value)\b")
 
 @dataclass(frozen=True)
 class Control:
-    """A key that may be changed.
-
-    label: its name in the group. value: what the run has, as YAML; "" for null. kind: what may be
-    written, in words. choices: all there are, if they are few. proposals: for a text. step: what a
-    number grows by; None where it doubles.
-    """
+    """A key that may be changed."""
 
     key: str
     group: str
+    """The title under which it is shown."""
     label: str
+    """Its name in the group."""
     value: str
+    """The value of the run, as YAML; "" for null."""
     doc: str
     kind: str
+    """What may be written, in words."""
     choices: tuple[str, ...]
+    """All values there are, if they are few."""
     proposals: tuple[str, ...]
+    """Values to choose from where any text may be written."""
     step: float | None
+    """By what a number grows; None if it doubles."""
 
 
-def controls(spec: _Spec, changed: Collection[str] = ()) -> tuple[Control, ...]:
-    """Return the controls of a run, in the order in which they are shown.
+def controls(spec: RunSpec[Any], changed: Collection[str] = ()) -> tuple[Control, ...]:
+    """Return the controls of a run, in the order in which they are shown: one for each key that a
+    lever has on the page, and for what a run is given.
 
-    changed: keys that have one whether they are offered or not, if their values are numbers or a
-    choice: answers of the advice change such. A text has none, as it may name a file.
+    Args:
+        changed: keys that have a control whether they are offered or not, as answers change them,
+            if their values are numbers or a choice. A text has none, as it may name a file.
     """
     known = tuple(keys_of(spec.job.config))
-    offered = list(_offered(spec))
-    shown = {key for *_, key, _ in offered}
-    further = [key for key in changed if key not in shown and _is_harmless(known, key)]
-    offered += [("other settings", key, key, _value(spec, key)) for key in further]
-    return tuple(
-        Control(
-            *(key, group, label, "" if value is None else show(value), found.doc, found.kind),
-            choices=_choices(found),
-            proposals=_proposals(spec, key),
-            step=0.05 if found.kind.startswith("number") else None,
-        )
-        for group, label, key, value in offered
-        if (found := find_key(known, tuple(key.split("."))))
+    offered = dict.fromkeys(_offered(spec))
+    placed = {key: _place(spec, key) for key in offered if find_key(known, _path(key))}
+    further = [key for key in changed if key not in placed and _is_harmless(known, key)]
+    placed |= {key: ("other settings", key) for key in further}
+    titles = list(dict.fromkeys(["machines", "batch", *(r.key for r in spec.roles.values())]))
+    titles += ["engines", "reference log-probs", "other settings"]
+    ordered = sorted(placed.items(), key=lambda item: titles.index(item[1][0]))
+    return tuple(_control(spec, known, key, *place) for key, place in ordered)
+
+
+def _control(
+    spec: RunSpec[Any], known: tuple[Key, ...], key: str, group: str, label: str
+) -> Control:
+    described, value = find_key(known, _path(key)), _value(spec, key)
+    assert described is not None, key
+    return Control(
+        *(key, group, label, "" if value is None else show(value)),
+        *(described.doc, described.kind),
+        choices=_choices(described),
+        proposals=_proposals(spec, key),
+        step=0.05 if described.kind.startswith("number") else None,
     )
 
 
-def _is_harmless(known: Sequence[Key], key: str) -> bool:
-    """Whether a key takes numbers or words that the schema names."""
-    found = find_key(tuple(known), tuple(key.split(".")))
-    words = [] if found is None or found.section else found.kind.split(" | ")
+def _path(key: str) -> tuple[str, ...]:
+    return tuple(key.split("."))
+
+
+def _offered(spec: RunSpec[Any]) -> Iterator[str]:
+    """Yield the keys that are offered; some may be of other jobs."""
+    yield from _GIVEN
+    for lever in levers_by_rank():
+        if lever.control:
+            for name in lever.roles(spec):
+                section = f"{spec.roles[name].key}." if name else ""
+                yield f"{section}{lever.keys[0]}"
+    yield from spec.sampling.longest_responses if spec.sampling else ()
+    yield from (f"{spec.roles[name].key}.{_GIVEN_OF_FROZEN}" for name in spec.frozen)
+
+
+def _place(spec: RunSpec[Any], key: str) -> tuple[str, str]:
+    """Return the title of a key's group, and its label there."""
+    for role in spec.roles.values():
+        if key.startswith(f"{role.key}."):
+            return role.key, key.removeprefix(f"{role.key}.")
+    if spec.sampling and key in spec.sampling.longest_responses:
+        return "batch", key.removeprefix("rollout.sampling.").removeprefix("environments.")
+    section, _, _ = key.partition(".")
+    return _GROUPS.get(section, "other settings"), key.rpartition(".")[2]
+
+
+def _is_harmless(known: tuple[Key, ...], key: str) -> bool:
+    """Return whether a key takes numbers, or words that the schema names."""
+    described = find_key(known, _path(key))
+    words = [] if described is None or described.section else described.kind.split(" | ")
     return bool(words) and not any(map(_OPEN.match, words))
 
 
-def _offered(spec: _Spec) -> Iterator[tuple[str, str, str, Value]]:
-    """Group, label, key and value; some keys may be of other jobs or engines."""
-    yield from _in_groups(spec, _FIRST)
-    longest = [_RESPONSE, *spec.sampling.longest_responses] if spec.sampling else []
-    for key in dict.fromkeys(longest):
-        label = key.removeprefix("rollout.sampling.").removeprefix("environments.")
-        yield "batch", label, key, _value(spec, key)
+def _value(spec: RunSpec[Any], key: str) -> Value:
+    """Return the value of a key; of a reference that is not given, its default."""
     for role in spec.roles.values():
-        for key in _keys_of(role):
-            yield role.key, key, f"{role.key}.{key}", value_at(role.settings, key)
-    if spec.engines is not None:
-        settings = [f"{spec.engines.engine_name}.{key}" for key in _ENGINE]
-        engines = tuple(f"rollout.{key}" for key in ("placement", "engines", *settings))
-        yield from _in_groups(spec, [_Group("engines", engines)])
-    yield from _in_groups(spec, _LAST)
-
-
-def _in_groups(spec: _Spec, groups: Sequence[_Group]) -> Iterator[tuple[str, str, str, Value]]:
-    for group in groups:
-        for key in group.keys if group.of(spec) else ():
-            yield group.title, key.rpartition(".")[2], key, _value(spec, key)
-
-
-def _value(spec: _Spec, key: str) -> Value:
-    try:
-        return value_at(spec.config, key)
-    except AttributeError:  # a key of other jobs or engines
-        return None
-
-
-def _keys_of(role: Role) -> Sequence[str]:
-    if role.without_adapter:
-        return ()
-    return _TRAINED if role.trained else _FROZEN
+        if key.startswith(f"{role.key}."):
+            return value_at(role.settings, key.removeprefix(f"{role.key}."))
+    return value_at(spec.config, key)
 
 
 def _choices(key: Key) -> tuple[str, ...]:
@@ -164,8 +148,8 @@ def _choices(key: Key) -> tuple[str, ...]:
     return tuple(words) if len(words) > 1 and not any(map(_TYPES.match, words)) else ()
 
 
-def _proposals(spec: _Spec, key: str) -> tuple[str, ...]:
-    """Texts that may be chosen; an empty one unsets the key."""
+def _proposals(spec: RunSpec[Any], key: str) -> tuple[str, ...]:
+    """Return texts that may be chosen; an empty one unsets the key."""
     if key == "cluster.hardware":
         given = re.match(r"\d+", spec.cluster.hardware or "")
         count = given[0] if given else str(min(spec.cluster.ranks, 8))
@@ -173,36 +157,37 @@ def _proposals(spec: _Spec, key: str) -> tuple[str, ...]:
     return _RANKS if _UNSET_WHOLE.fullmatch(key) else ()
 
 
-def flags_from(spec: _Spec, texts: Mapping[str, str]) -> tuple[Flag, ...]:
-    """What changed texts of a run's controls set; with what must stand beside them.
+def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]:
+    """Return the flags that changed texts of a run's controls are, and what must stand beside them.
 
-    texts: by key; an empty one unsets the key. Raises ConfigError for a key without a control, and
-    for a text that is no value.
+    Args:
+        texts: by key; an empty one unsets the key.
+
+    Raises ConfigError for a key without a control, and for a text that is no value.
     """
     known = [control.key for control in controls(spec, texts)]
     for key in texts:
         if key not in known:
             raise ConfigError(f"{key} cannot be changed here. These can: {', '.join(known)}.")
-    words = [f"--{name}={text}" for name, text in map(_named, texts.items())]
-    found = {flag.path: flag for flag in parse_flags(words)}
+    words = [f"--{_written(key, text)}" for key, text in texts.items()]
+    flags = {flag.path: flag for flag in parse_flags(words)}
     for name, role in spec.roles.items():
-        own: dict[str, Any] = {
-            ".".join(path[1:]): flag.value for path, flag in found.items() if path[0] == role.key
+        made: dict[str, Any] = {
+            ".".join(path[1:]): flag.value for path, flag in flags.items() if path[0] == role.key
         }
-        if own and not role.given:
-            beside = [(tuple(k.split(".")), v) for k, v in of_frozen(spec, name, own).items()]
-            found |= {path: Flag(path, value) for path, value in beside}
-    return tuple(found.values())
+        if made and not role.given:
+            beside = in_section(spec, name, made)
+            flags |= {_path(key): Flag(_path(key), value) for key, value in beside.items()}
+    return tuple(flags.values())
 
 
-def _named(one: tuple[str, str]) -> tuple[str, str]:
-    key, text = one
+def _written(key: str, text: str) -> str:
     whole = _UNSET_WHOLE.fullmatch(key)
-    return (whole[1] if whole and not text.strip() else key), text.strip() or "null"
+    return f"{whole[1] if whole and not text.strip() else key}={text.strip() or 'null'}"
 
 
 def laid_over(given: Sequence[Flag], made: Sequence[Flag]) -> tuple[Flag, ...]:
-    """Flags with others over them: of a key that both set, those of `made` hold."""
+    """Return flags with others over them: of a key that both set, those of `made` hold."""
     kept = list(given)
     for flag in made:
         above = next((one for one in kept if one.path == flag.path[: len(one.path)]), None)

@@ -5,19 +5,25 @@ The verdict is a sentence; each kind of card and host has its phases beside its 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from plimsoll.config.problems import show
-from plimsoll.memory.advise.advise import Advice
-from plimsoll.memory.advise.effects import kind_of
-from plimsoll.memory.advise.suggestion import Suggestion
+from plimsoll.memory.advise.advise import Advice, Suggestion
+from plimsoll.memory.advise.as_text import EFFECT_WORDS
 from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdict_of
-from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.remedies.changes import Value
+from plimsoll.memory.weigh import Plan
 from plimsoll.page.memory import describe_place
 from plimsoll.run.counting import gigabytes_text
+from plimsoll.timeline.levers import Effect, Value
 
-_ELSEWHERE = "more or other machines"
+_KINDS: Mapping[Effect, str] = {
+    "same": "same learning",
+    "rounding": "rounding",
+    "adapters": "adapters",
+    "shorter": "shorter sequences",
+    "machines": "more machines",
+}
 _OF_PROBLEMS = ("severity", "code", "what", "why", "fix")
 
 
@@ -39,30 +45,20 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 
 
 def describe_advice(advice: Advice) -> dict[str, Any]:
-    """Return what would make a plan fit, or what would be faster if it fits.
+    """Return the answers that would make a plan fit.
 
-    Answers on the given machines come first, then other machines. `changes` go from a text to a
-    text; an empty text unsets the key. `seconds` is the time of a step, relative to the config as
-    it is.
+    `changes` go from a text to a text; an empty text unsets the key.
     """
-    clusters = [
-        advised.suggestion for advised in (advice.smallest_cluster, advice.other_cards) if advised
-    ]
-    answers = [
-        _answer(advised, kind_of(advised.changes) or _ELSEWHERE) for advised in advice.answers
-    ]
-    answers += [_answer(advised, _ELSEWHERE) for advised in clusters if advised.changes]
-    return {"fits": advice.fits, "answers": answers}
+    return {"fits": advice.fits, "answers": [_answer(answer) for answer in advice.answers]}
 
 
-def _answer(suggestion: Suggestion, kind: str) -> dict[str, Any]:
+def _answer(suggestion: Suggestion) -> dict[str, Any]:
     sizes = {"card": suggestion.device_bytes, "host": suggestion.host_bytes}
     return {
-        "kind": kind,
+        "kind": _KINDS[suggestion.effect],
         "verdict": suggestion.verdict,
         "peaks": {name: size for name, size in sizes.items() if size},
-        "seconds": suggestion.relative_seconds,
-        "costs": list(suggestion.costs),
+        "costs": [EFFECT_WORDS[suggestion.effect], *suggestion.costs],
         "changes": [
             {"key": change.key, "before": _text(change.before), "after": _text(change.after)}
             for change in suggestion.changes

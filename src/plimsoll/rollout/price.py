@@ -14,6 +14,7 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.engine_rules import rollout_rules
 from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Allocation, Item, Moment
 
@@ -86,6 +87,25 @@ class EngineSite:
 
 
 @dataclass(frozen=True)
+class CrowdedCard:
+    """A card that would hold an engine or the ranks, and not both.
+
+    Attributes:
+        name: what it is and where.
+        capacity: its usable bytes.
+        moment: when it is fullest.
+        bytes: what it would hold then.
+        beside: how many of these bytes are not the engine's.
+    """
+
+    name: str
+    capacity: int
+    moment: Moment
+    bytes: int
+    beside: int
+
+
+@dataclass(frozen=True)
 class RolloutPrice:
     """What an engine that samples holds.
 
@@ -96,6 +116,9 @@ class RolloutPrice:
         kv_token: bytes of the KV cache of one token, on each card.
         asleep: the phases in which the engine has given memory up.
         plan: problems that show once the hardware is known.
+        starts: errors of engines that have too little memory to start. Args: site, bytes of the
+            smallest card of an engine; None on the CPU.
+        shares: the error of an engine that takes too much of a card beside the ranks.
         here: problems of the cards at hand. Args: site, the numbers of the cards of the first node
             that engines use, bytes that are free on each card of that node.
     """
@@ -106,7 +129,28 @@ class RolloutPrice:
     kv_token: Callable[[Sampler], int]
     asleep: tuple[Phase, ...]
     plan: Callable[[EngineSite], Iterator[Problem]]
+    starts: Callable[[EngineSite, int | None], Iterator[Problem]]
+    shares: Callable[[EngineSite, CrowdedCard], Iterator[Problem]]
     here: Callable[[EngineSite, Sequence[int], Sequence[int]], Iterator[Problem]]
+
+
+def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
+    """Return the model and work of each engine of a run; None without engines.
+
+    Args:
+        policy: the shape of the model that engines sample with.
+    """
+    sampling, engines = spec.sampling, spec.engines
+    if sampling is None or engines is None:
+        return None
+    most = engines.max_sequences
+    return Sampler(
+        engines,
+        policy,
+        spec.longest_of("actor")[0],
+        most if spec.data.eval else min(most, sampling.sequences),
+        rollout_rules(engines).adapter_room(spec),
+    )
 
 
 def rollout_price(rollout: RolloutConfig) -> RolloutPrice:

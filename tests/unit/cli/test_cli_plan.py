@@ -90,15 +90,15 @@ def test_suggestions_come_after_the_plan_and_are_taken_as_flags(capsys: Captured
     hardware = [*words, "--cluster.device=cuda"]
     assert main([*hardware, "--json"]) == 3
     unasked = json.loads(capsys.readouterr().out)
-    assert (unasked["suggestions"], unasked["smallest_cluster"]) == ([], None)
+    assert unasked["suggestions"] == []
     assert main([*hardware, "--suggest"]) == 3
-    assert "\n\nwhat fits on these machines" in capsys.readouterr().out
+    assert "\n\nwhat fits  " in capsys.readouterr().out
     assert main([*hardware, "--suggest", "--all"]) == 3
     assert "\n\nwhat would fit" in capsys.readouterr().out
     assert main([*hardware, "--suggest", "--json"]) == 3
     asked = json.loads(capsys.readouterr().out)
     first = asked["suggestions"][0]
-    assert asked["answers"][0] == 1 in [one["number"] for one in asked["suggestions"]]
+    assert first["number"] == 1
     assert main([*hardware, *first["flags"].split(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == first["verdict"]
 

@@ -18,7 +18,8 @@ from plimsoll.commands.demo import Outcome, prepare, run_demo, tell
 from plimsoll.errors import SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.plan.plan import Ground, make_plan
+from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.weigh import Ground
 from plimsoll.records import Prompt, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row

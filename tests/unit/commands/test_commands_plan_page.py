@@ -122,11 +122,9 @@ def test_answers_of_the_advice_are_changes_that_the_page_can_make(
             control["key"] for control in tried["controls"]
         }
     values = planned(capsys, config, "--cluster.host_memory", "300GB", "--suggest")
-    told = {one["number"]: one for one in values["suggestions"]}
-    first = told[values["answers"][0]]
-    assert found["answers"][0]["costs"] == first["costs"]
+    assert found["answers"][0]["costs"] == values["suggestions"][0]["costs"]
     kinds = [one["kind"] for one in found["answers"]]
-    assert kinds == ["same learning", "adapters", *["more or other machines"] * 2]
+    assert kinds == ["same learning", "adapters", "more machines"]
 
 
 def test_an_answer_may_change_what_has_no_field_but_nothing_may_name_a_file(config: str) -> None:

@@ -14,9 +14,7 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import load_any, spec_of
 from plimsoll.memory.advise.advise import Advice, advise
-from plimsoll.memory.advise.states import Site
-from plimsoll.memory.plan.plan import Ground, Plan
-from plimsoll.memory.remedies.changes import changes_between
+from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.spec.run_spec import RunSpec
 
@@ -47,7 +45,7 @@ BREAKS = {
         "the reference model",
         "reference.zero.offload: cpu",
     ),
-    "3_ppo_70b_cpu_adam": ("host-memory", "all of the ", "cluster.critic_ranks"),
+    "3_ppo_70b_cpu_adam": ("host-memory", "all of the ", "cluster.nodes: 3"),
     "4_qwen2_7b_4090": (
         "device-memory",
         "the actor's optimizer states",
@@ -79,10 +77,9 @@ def advice(name: str) -> Advice:
     return advise(job, Ground(hardware_of(job.cluster)))
 
 
-def offers(name: str) -> dict[str, tuple[str, float]]:
-    """Flags -> verdict and relative seconds, the fastest first."""
-    found = advice(name).suggestions
-    return {one.flags: (one.verdict, one.relative_seconds) for one in found}
+def offers(name: str) -> list[str]:
+    """Return the flags of the answers."""
+    return [one.flags for one in advice(name).answers]
 
 
 def host_need(name: str) -> int:
@@ -114,18 +111,9 @@ def test_34b_dpo_is_close_to_the_line() -> None:
     assert 75e9 < found.devices[0].peak.bytes < 85e9
 
 
-@pytest.mark.parametrize(
-    ("variant", "repair"),
-    [
-        ("larger_micro_batch", "--batch.micro_batch_tokens 4096"),
-        ("no_checkpointing", "--actor.model.gradient_checkpointing true"),
-        ("reference_on_gpu", "--reference_logprobs.precompute true"),
-    ],
-)
-def test_the_way_back_to_34b_dpo_is_offered(variant: str, repair: str) -> None:
-    verdict, relative = offers(f"1_dpo_34b_{variant}")[repair]
-    assert verdict == plan("1_dpo_34b").verdict
-    assert relative >= 1
+@pytest.mark.parametrize("variant", ["larger_micro_batch", "no_checkpointing", "reference_on_gpu"])
+def test_34b_dpo_is_made_to_fit(variant: str) -> None:
+    assert offers(f"1_dpo_34b_{variant}")[0] == "--actor.zero.optimizer_offload cpu"
 
 
 def test_70b_ppo_shows_the_three_groups_of_280_gb_and_what_the_rule_leaves_out() -> None:
@@ -140,13 +128,11 @@ def test_70b_ppo_shows_the_three_groups_of_280_gb_and_what_the_rule_leaves_out()
     assert host.peak.bytes > 1_680e9
 
 
-def test_70b_ppo_is_parted_or_given_more_nodes() -> None:
-    found = offers("3_ppo_70b_cpu_adam")
-    apart = [flags for flags in found if "--cluster.critic_ranks 8" in flags and "nodes 3" in flags]
-    more = [flags for flags in found if flags == "--cluster.nodes 3 --cluster.ranks 16"]
-    assert apart and more
-    cluster = advice("3_ppo_70b_cpu_adam").smallest_cluster
-    assert cluster is not None and cluster.nodes == 3
+def test_70b_ppo_is_given_more_nodes_or_an_adapter() -> None:
+    assert offers("3_ppo_70b_cpu_adam") == [
+        "--actor.adapter.rank 16",
+        "--cluster.nodes 3 --cluster.ranks 16",
+    ]
 
 
 def test_each_further_node_lowers_the_need() -> None:
@@ -156,18 +142,18 @@ def test_each_further_node_lowers_the_need() -> None:
     assert four < apart < together
 
 
-def test_7b_on_four_4090s_is_offered_lora_first_and_then_adam_on_the_cpu() -> None:
-    found = offers("4_qwen2_7b_4090")
-    lora, adam = "--actor.adapter.rank 16", "--actor.zero.optimizer_offload cpu"
-    assert found[lora][0] == found[adam][0] == "fits"
-    assert list(found).index(lora) < list(found).index(adam)
-    assert found[lora][1] < 1 < found[adam][1]
+def test_7b_on_four_4090s_is_offered_adam_on_the_cpu_lora_and_nodes() -> None:
+    assert offers("4_qwen2_7b_4090") == [
+        "--actor.zero.optimizer_offload cpu",
+        "--actor.adapter.rank 16",
+        "--cluster.nodes 3 --cluster.ranks 12",
+    ]
 
 
 def test_1p5b_ppo_is_told_a_lower_share_and_a_higher_one_with_sleep() -> None:
     [problem] = errors("5_orz_1p5b")
-    awake, asleep = map(float, re.findall(r"memory_share: (0\.\d+)", problem.fix))
-    assert f"rollout.vllm.sleep_level: 2 with rollout.vllm.memory_share: {asleep}" in problem.fix
+    awake, asleep = map(float, re.findall(r"memory_share: (0\.\d+)", problem.fix)[:2])
+    assert f"rollout.vllm.memory_share: {asleep} with rollout.vllm.sleep_level: 2" in problem.fix
     assert 0.5 <= awake < asleep < 0.9
     for share, level in ((awake, 0), (asleep, 2)):
         job = config("5_orz_1p5b").config
@@ -175,38 +161,5 @@ def test_1p5b_ppo_is_told_a_lower_share_and_a_higher_one_with_sleep() -> None:
         settings = {"memory_share": share, "sleep_level": level}
         rollout = job.rollout.with_engine(VllmConfig.model_validate(settings))
         assert plan_job(spec_of(job.model_copy(update={"rollout": rollout}))).verdict == "fits"
-    offered = [{change.key for change in one.changes} for one in advice("5_orz_1p5b").suggestions]
-    assert {"rollout.vllm.memory_share"} in offered
-
-
-ADAPTERS = {"actor.adapter.rank": 16, "critic.adapter.rank": 16}
-ADAM_ON_HOST = {
-    "actor.zero.optimizer_offload": "cpu",
-    "critic.zero.optimizer_offload": "cpu",
-}
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"rollout.vllm.sleep_level": 1, "rollout.vllm.memory_share": 0.71},
-        {**ADAPTERS, "rollout.vllm.memory_share": 0.8},
-        {**ADAM_ON_HOST, "rollout.vllm.memory_share": 0.79},
-        {"cluster.nodes": 2, "rollout.placement": "own"},
-        {"cluster.nodes": 2, "cluster.critic_ranks": 4, "rollout.vllm.memory_share": 0.73},
-    ],
-    ids=lambda more: "-".join(more),
-)
-def test_a_suggestion_that_asks_for_more_and_gives_nothing_is_left_out(more: Any) -> None:
-    """All of these fit, and none is faster by the quarter that estimates can tell."""
-    spec = config("5_orz_1p5b")
-    site = Site(spec, Ground(hardware_of(spec.cluster)))
-    [suggested] = advice("5_orz_1p5b").suggestions
-    one, other = (
-        site.tried(frozenset(suggested.changes)),
-        site.tried(frozenset(changes_between(spec, more))),
-    )
-    assert one is not None and other is not None
-    assert one.plan.verdict == other.plan.verdict == "fits"
-    assert one.seconds < 1.25 * other.seconds
-    assert one.size(site.root) < other.size(site.root)
+    [answer] = advice("5_orz_1p5b").answers  # whatever else would do changes more
+    assert [change.key for change in answer.changes] == ["rollout.vllm.memory_share"]

@@ -18,11 +18,12 @@ ROOT = Path(__file__).parents[3]
 DOCUMENTS = ROOT / "docs"
 
 
-def test_the_table_of_levers_is_what_its_script_prints() -> None:
+def test_the_tables_of_levers_are_what_their_script_prints() -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(ROOT / "benchmarks" / "levers.py"), run_name="__main__")
-    assert printed.getvalue() in (DOCUMENTS / "levers.md").read_text()
+    text = (DOCUMENTS / "levers.md").read_text()
+    assert [table for table in printed.getvalue().split("\n\n") if table not in text] == []
 
 
 WAYS = {

@@ -22,7 +22,7 @@ from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import Explanation, explain, role_of, room_needed, scene_of
-from plimsoll.memory.explain.questions import Answer, Scene, four_answers
+from plimsoll.memory.explain.questions import Finding, Scene, answer_questions
 from plimsoll.run.readings import Footprint, HostReading, Reading, Share
 
 GB = 10**9
@@ -96,8 +96,8 @@ def host_scene(
 
 def host_answers(
     config: JobConfig, seen: Sighting, phase: str = "train_actor", **incident: Any
-) -> tuple[Answer, ...]:
-    return four_answers(host_scene(config, seen, phase, **incident))
+) -> tuple[Finding, ...]:
+    return answer_questions(host_scene(config, seen, phase, **incident))
 
 
 def card_scene(seen: Sighting) -> Scene:
@@ -116,7 +116,7 @@ CARDS = parse_cluster("8xA100-80GB", 1, 1000 * GB)
 APART = ppo(nodes=3, critic_ranks=2)
 
 
-def verdict(answer: Answer) -> tuple[str, str]:
+def verdict(answer: Finding) -> tuple[str, str]:
     return answer.question, answer.verdict
 
 
@@ -140,14 +140,14 @@ def test_is_the_cards_free_memory_below_the_plans() -> None:
     question = "Is the card's free memory below the plan's?"
     need = card_scene(at(card=1)).store.peak.bytes
 
-    def answer(used: int) -> Answer:
+    def answer(used: int) -> Finding:
         cards = (card(0, 0), card(1, used))
         before = replace(state(GB), cards=cards)
-        return four_answers(card_scene(at(card=1, before=before)))[0]
+        return answer_questions(card_scene(at(card=1, before=before)))[0]
 
     assert verdict(answer(80 * GB - need)) == (question, "no")
     assert verdict(answer(80 * GB - need + 1)) == (question, "yes")
-    assert verdict(four_answers(card_scene(at(card=None)))[0]) == (question, "unknown")
+    assert verdict(answer_questions(card_scene(at(card=None)))[0]) == (question, "unknown")
 
 
 def test_did_the_partitioning_take_effect() -> None:
@@ -163,7 +163,7 @@ def test_did_the_partitioning_take_effect() -> None:
     assert uneven.text.startswith("rank 1 holds 1 GB of the actor's weights, no rank more;")
     early = host_answers(ppo(), at(), "load")[1]
     assert verdict(early) == (question, "unknown")
-    assert early.text == "no rank had told yet what it holds of the actor and critic"
+    assert early.text == "no rank has reported yet what it holds of the actor and critic"
     none = host_answers(ppo(stage=0), at())[1]
     assert verdict(none) == (question, "no")
     assert none.text == (
@@ -181,7 +181,7 @@ def test_did_two_models_land_on_one_node() -> None:
     assert together.text.startswith("actor (")
     assert "; the plan has the " in together.text and together.text.endswith(" elsewhere")
     assert host_answers(sft(), at("rank 0"))[2].verdict == "no"
-    shared = four_answers(card_scene(at(card=1)))[2]
+    shared = answer_questions(card_scene(at(card=1)))[2]
     assert verdict(shared) == ("Did two models land on one card?", "yes")
     assert shared.text.startswith("actor (") and "critic (" in shared.text
 
@@ -202,10 +202,10 @@ def test_what_do_other_processes_hold() -> None:
 def test_what_do_other_processes_hold_of_a_card() -> None:
     ours, theirs = CardProcess(10, "ray::RankActor", 30 * GB), CardProcess(11, "python", 20 * GB)
 
-    def answer(*processes: CardProcess) -> Answer:
+    def answer(*processes: CardProcess) -> Finding:
         cards = (card(0, 0), card(1, 50 * GB, *processes))
         after = replace(state(GB), cards=cards, pids=frozenset({10}))
-        return four_answers(card_scene(at(card=1, after=after, before=None)))[3]
+        return answer_questions(card_scene(at(card=1, after=after, before=None)))[3]
 
     both = answer(ours, theirs)
     assert (both.verdict, both.text) == ("yes", "20 GB in all; most: python (pid 11) 20 GB")
@@ -261,7 +261,7 @@ def test_who_it_was_is_told_by_the_process_or_else_by_the_phase() -> None:
 def test_a_phase_that_the_plan_has_not_is_held_against_nothing() -> None:
     found = on_host(sft(), at("rank 0"), "data")
     assert found.predicted is None
-    assert "Predicted: nothing, for the plan has no phase data" in explanation_text(found)
+    assert "Predicted: nothing, because the plan has no phase data" in explanation_text(found)
 
 
 @pytest.mark.parametrize("phase", ["load", "train_actor"])
@@ -304,7 +304,7 @@ def test_whatever_was_seen_four_answers_come(
     footprint = None if held is None else Footprint(held * 10**6)
     incident = Incident("host", "killed", held=footprint, seen=seen)
     scene = scene_of(spec_of(sft()), hosts(1), CONSTANTS, incident, "train_actor")
-    answers, room = four_answers(scene), room_needed(scene)
+    answers, room = answer_questions(scene), room_needed(scene)
     known = before if before is not None else after
     assert (answers[0].verdict == "unknown") == (known is None)
     assert 0 < room <= scene.store.peak.bytes

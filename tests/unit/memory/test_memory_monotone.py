@@ -14,8 +14,9 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.plan.plan import Ground, make_plan
-from plimsoll.memory.remedies.changes import changed, changes_between
+from plimsoll.memory.levers.changes import changed, changes_between
+from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.weigh import Ground
 from plimsoll.shapes.known_models import known_models
 from plimsoll.spec.run_spec import RunSpec
 

@@ -1,1 +1,1 @@
-"""What would fit instead, and at what speed."""
+"""What would fit instead, and what each answer costs."""

@@ -27,10 +27,10 @@ from plimsoll.rollout.price import (
     Sampler,
     receiving_items,
     rollout_price,
+    sampler_of,
 )
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
-from plimsoll.spec.engine_rules import rollout_rules
 from plimsoll.spec.kernels import Capability
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -63,18 +63,7 @@ class Job:
     @property
     def sampler(self) -> Sampler | None:
         """What each engine runs; None without engines."""
-        sampling, engines = self.spec.sampling, self.spec.engines
-        if sampling is None or engines is None:
-            return None
-        most = engines.max_sequences
-        least = most if self.spec.data.eval else sampling.sequences
-        return Sampler(
-            engines,
-            self.policy,
-            self.spec.longest_of("actor")[0],
-            min(most, least),
-            rollout_rules(engines).adapter_room(self.spec),
-        )
+        return sampler_of(self.spec, self.policy)
 
     @property
     def engine_site(self) -> EngineSite | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.memory.advise.shown import change_lines
+from plimsoll.memory.advise.as_text import change_lines
 from plimsoll.memory.explain.explain import Explanation
 from plimsoll.memory.plan.as_text import wrap_lines
 from plimsoll.run.counting import gigabytes_text
@@ -19,13 +19,13 @@ _NAMES = {
 
 
 def explanation_text(explanation: Explanation) -> str:
-    """Everything, as a block."""
+    """Return the whole explanation as a block."""
     return "\n".join(
         [
             *_where(explanation),
             *_measures(explanation),
             *_items(explanation),
-            *_answers(explanation),
+            *_findings(explanation),
             *_change(explanation),
         ]
     )
@@ -41,15 +41,15 @@ def _where(explanation: Explanation) -> Iterator[str]:
 
 
 def _measures(explanation: Explanation) -> Iterator[str]:
-    """The process: predicted against measured."""
+    """Yield what the process held, and what it should hold."""
     when = "when it failed" if explanation.at_failure else "when it was last read"
     measured = explanation.measured
     if measured is None:
-        yield "Measured: nothing, for it failed before it was first read"
+        yield "Measured: nothing, because it failed before it was first read"
     else:
         yield _wrap(f"Measured {when}: {_footprint(measured)}")
     if explanation.predicted is None:
-        yield f"Predicted: nothing, for the plan has no phase {explanation.phase}"
+        yield f"Predicted: nothing, because the plan has no phase {explanation.phase}"
     else:
         yield _wrap(f"Predicted for the phase: {_footprint(explanation.predicted)}")
 
@@ -65,10 +65,10 @@ def _items(explanation: Explanation) -> Iterator[str]:
         yield f"  {gigabytes_text(item.bytes):>8}  {item.role} {item.name}"
 
 
-def _answers(explanation: Explanation) -> Iterator[str]:
-    for number, answer in enumerate(explanation.answers, 1):
-        yield f"{number}. {answer.question} {answer.verdict}:"
-        yield wrap_lines(f"   {answer.text}", "   ")
+def _findings(explanation: Explanation) -> Iterator[str]:
+    for number, finding in enumerate(explanation.findings, 1):
+        yield f"{number}. {finding.question} {finding.verdict}:"
+        yield wrap_lines(f"   {finding.text}", "   ")
 
 
 def _change(explanation: Explanation) -> Iterator[str]:

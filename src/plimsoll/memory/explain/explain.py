@@ -7,15 +7,14 @@ from typing import Any
 
 from plimsoll.machine.hardware import Hardware, Node
 from plimsoll.machine.incident import Incident
-from plimsoll.memory.advise.advise import smallest_change
-from plimsoll.memory.advise.suggestion import Suggestion
+from plimsoll.memory.advise.advise import Suggestion, smallest_change
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks, read_as
 from plimsoll.memory.contents.stores import Store, Use, fullest
-from plimsoll.memory.explain.questions import Answer, Scene, four_answers, models_of, room_of
-from plimsoll.memory.plan.plan import Ground, make_plan
+from plimsoll.memory.explain.questions import Finding, Scene, answer_questions, models_of, room_of
+from plimsoll.memory.weigh import Ground, weigh
 from plimsoll.run.readings import Footprint
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Item, Where
@@ -33,30 +32,35 @@ _SAME = {"eval": ("rollout", "score")}
 
 @dataclass(frozen=True)
 class Explanation:
-    """incident: as it was seen. phase: of the run. role: whose memory, or those it may have been.
-
-    predicted: of the process in that phase; None in phases without a plan. measured: when it
-    failed, or where at_failure is False, when it was last read. store: the card or host; items: the
-    largest that the plan has on it in that phase. answers: to the four questions. change: what asks
-    for least and fits in `room` bytes, by the plan's reckoning; None where nothing was found.
-    """
+    """Why a process ran out of memory, and what would have fitted."""
 
     incident: Incident
+    """The incident as it was seen."""
     phase: str
+    """The phase of the run."""
     role: str
+    """The role whose memory it was, or the roles that it may have been."""
     predicted: Footprint | None
+    """What the process should hold in that phase; None in phases without a plan."""
     measured: Footprint | None
+    """What the process held when it failed, or when it was last read."""
     at_failure: bool
+    """Whether it was measured when it failed."""
     store: Store
+    """The card or host."""
     items: tuple[Item, ...]
-    answers: tuple[Answer, Answer, Answer, Answer]
+    """The largest items that the plan has there in that phase."""
+    findings: tuple[Finding, Finding, Finding, Finding]
+    """The answers to the four questions."""
     room: int
+    """Bytes in which it would have had to fit, by the plan's reckoning."""
     change: Suggestion | None
+    """The smallest change that fits in this room; None if nothing was found."""
 
     @property
     def should_have_fitted(self) -> bool:
-        """Whether the plan's peak was to be had, and the process held no more than planned."""
-        return self.answers[0].verdict == "no" and self.room == self.store.peak.bytes
+        """Whether the plan's peak was available, and the process held no more than planned."""
+        return self.findings[0].verdict == "no" and self.room == self.store.peak.bytes
 
 
 def explain(
@@ -64,8 +68,11 @@ def explain(
 ) -> Explanation:
     """Explain an incident that the cluster has seen, in a phase of the run.
 
-    hardware, constants: of the plan that the run was started with. Raises ConfigError for a model
-    whose shape cannot be known.
+    Args:
+        hardware: the machines of the plan that the run was started with.
+        constants: the constants of that plan.
+
+    Raises ConfigError for a model whose shape cannot be known.
     """
     scene = scene_of(spec, hardware, constants, incident, phase)
     seen, room = scene.seen, room_needed(scene)
@@ -79,7 +86,7 @@ def explain(
         at_failure=incident.held is not None,
         store=scene.store,
         items=scene.use.items[:_SHOWN],
-        answers=four_answers(scene),
+        findings=answer_questions(scene),
         room=room,
         change=smallest_change(spec, Ground(_with_room(hardware, scene.store, room), constants)),
     )
@@ -88,9 +95,9 @@ def explain(
 def scene_of(
     spec: RunSpec[Any], hardware: Hardware, constants: Constants, incident: Incident, phase: str
 ) -> Scene:
-    """What the plan has where memory ran out. Parameters and errors as `explain`'s."""
+    """Return what the plan has where memory ran out. Parameters and errors as of `explain`."""
     assert incident.seen is not None
-    plan = make_plan(spec, Ground(hardware, constants))
+    plan = weigh(spec, Ground(hardware, constants))
     job = plan.job
     where: Where = incident.where if plan.devices else "host"
     stores = plan.devices if where == "device" else plan.hosts
@@ -102,13 +109,13 @@ def scene_of(
 
 
 def role_of(scene: Scene, phase: str) -> str:
-    """Whose memory it was: as the process said, or as the phase says, or all that it may be."""
-    told = scene.incident.role or _ROLES.get(phase)
-    return told or " or ".join(models_of(scene.job, _named(scene.job, scene.seen.process)))
+    """Return whose memory it was: as the process said, or as the phase says, or all it may be."""
+    known = scene.incident.role or _ROLES.get(phase)
+    return known or " or ".join(models_of(scene.job, _named(scene.job, scene.seen.process)))
 
 
 def room_needed(scene: Scene) -> int:
-    """What a plan may need so that it would have fitted; bytes.
+    """Return the bytes that a plan may need so that it would have fitted.
 
     Never more than what this plan needs, for that was too much. Where the process held more than
     was predicted, the plan needs that much less room than there was.
@@ -118,10 +125,10 @@ def room_needed(scene: Scene) -> int:
 
 
 def _excess(scene: Scene) -> float:
-    """Measured over the largest that was predicted of the process; at least 1."""
+    """Return what was measured over the largest that was predicted; at least 1."""
 
-    def size(one: Footprint) -> int:
-        return one.host if scene.store.where == "host" else one.fullest
+    def size(footprint: Footprint) -> int:
+        return footprint.host if scene.store.where == "host" else footprint.fullest
 
     predicted = process_peaks(scene.job).get(scene.seen.process, {})
     most, measured = max(map(size, predicted.values()), default=0), _measured(scene)
@@ -134,7 +141,7 @@ def _measured(scene: Scene) -> Footprint | None:
 
 
 def _on(slot: Slot, where: Where) -> Slot:
-    """The card, or its node alone."""
+    """Return the card, or its node alone."""
     return slot if where == "device" else Slot(slot.node)
 
 
@@ -143,14 +150,14 @@ def _named(job: Job, name: str) -> list[Process]:
 
 
 def _use(store: Store, phase: str) -> Use:
-    """The fullest instant of the phase; of all, where the plan does not have the phase."""
+    """Return the fullest instant of the phase; of all phases if the plan does not have it."""
     names = _SAME.get(phase, (phase,))
     uses = [use for use in store.phases if use.moment.phase in names]
     return fullest(uses or store.phases)
 
 
 def _with_room(hardware: Hardware, store: Store, room: int) -> Hardware:
-    """All nodes with so little on their hosts, or on their cards."""
+    """Return all nodes with so little on their hosts, or on their cards."""
 
     def smaller(node: Node) -> Node:
         if store.where == "host":

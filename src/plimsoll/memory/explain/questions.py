@@ -25,38 +25,41 @@ _MUCH = 0.05
 
 
 @dataclass(frozen=True)
-class Answer:
-    """question: as it is printed. verdict: `unknown` where nothing was seen. text: the numbers."""
+class Finding:
+    """The answer to one of the questions."""
 
     question: str
+    """The question as it is printed."""
     verdict: Literal["yes", "no", "unknown"]
+    """The answer; `unknown` if nothing was seen."""
     text: str
+    """The numbers behind the answer."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is asked about.
-
-    seen: by the cluster. store: the plan's card or host that was too small. use: what the plan has
-    on it at the fullest instant of the phase. planned: the processes that the plan has there.
-    """
+    """The place where memory ran out, as it was planned and as it was seen."""
 
     job: Job
     incident: Incident
     seen: Sighting
+    """What the cluster saw."""
     store: Store
+    """The plan's card or host that was too small."""
     use: Use
+    """What the plan has there at the fullest instant of the phase."""
     planned: tuple[Process, ...]
+    """The processes that the plan has there."""
 
 
-def four_answers(scene: Scene) -> tuple[Answer, Answer, Answer, Answer]:
-    """In the order in which to ask."""
+def answer_questions(scene: Scene) -> tuple[Finding, Finding, Finding, Finding]:
+    """Answer the four questions, in the order in which to ask them."""
     return _free(scene), _divided(scene), _together(scene), _others(scene)
 
 
 def room_of(scene: Scene) -> int | None:
-    """What the run could have had there when it began, or else now; None where that is not known;
-    bytes."""
+    """Return the bytes that the run could have had there when it began, or else now; None if that
+    is not known."""
     state = scene.seen.before or scene.seen.after
     if state is None:
         return None
@@ -66,43 +69,44 @@ def room_of(scene: Scene) -> int | None:
     return None if card is None else card.usable_bytes - _held_by_others(card, state)
 
 
-def _free(scene: Scene) -> Answer:
+def _free(scene: Scene) -> Finding:
     question = f"Is the {scene.store.place}'s free memory below the plan's?"
     need, capacity, room = scene.store.peak.bytes, scene.store.capacity, room_of(scene)
     wanted = f"the plan needs {gigabytes_text(need)} at its fullest"
     if capacity is not None:
         wanted += f", of {gigabytes_text(capacity)}"
     if room is None:
-        return Answer(question, "unknown", f"the {scene.store.place} was not seen; {wanted}")
+        return Finding(question, "unknown", f"the {scene.store.place} was not seen; {wanted}")
     when = "when the run began" if scene.seen.before else "now"
     text = f"{gigabytes_text(room)} could be had {when}; {wanted}"
-    return Answer(question, "yes" if room < need else "no", text)
+    return Finding(question, "yes" if room < need else "no", text)
 
 
-def _divided(scene: Scene) -> Answer:
+def _divided(scene: Scene) -> Finding:
     question = "Did the partitioning take effect?"
     wanted = _to_divide(scene.job)
     if not wanted:
-        return Answer(question, "no", f"none was asked for: {_undivided(scene.job)}")
+        return Finding(question, "no", f"none was asked for: {_undivided(scene.job)}")
     shares = [(name, share) for name, share in _shares(scene) if share.role in wanted]
     if not shares:
-        text = f"no rank had told yet what it holds of the {_and(wanted)}"
-        return Answer(question, "unknown", text)
+        text = f"no rank has reported yet what it holds of the {_and(wanted)}"
+        return Finding(question, "unknown", text)
     largest = {share.role: (name, share) for name, share in sorted(shares, key=_excess)}
-    uneven = any(_excess(one) > _UNEVEN for one in largest.values())
+    uneven = any(_excess(named) > _UNEVEN for named in largest.values())
     text = "; ".join(_share_text(name, share) for name, share in largest.values())
-    return Answer(question, "no" if uneven else "yes", text)
+    return Finding(question, "no" if uneven else "yes", text)
 
 
 def _shares(scene: Scene) -> Iterator[tuple[str, Share]]:
-    """With the process that holds each."""
+    """Yield the shares of roles, each with the process that holds it."""
     yield from ((scene.seen.process, share) for share in scene.incident.shares)
     for name, reading in scene.seen.readings.items():
         yield from ((name, share) for share in reading.shares)
 
 
-def _excess(one: tuple[str, Share]) -> float:
-    return one[1].held * one[1].ranks / one[1].whole
+def _excess(named: tuple[str, Share]) -> float:
+    _, share = named
+    return share.held * share.ranks / share.whole
 
 
 def _share_text(name: str, share: Share) -> str:
@@ -126,18 +130,18 @@ def _undivided(job: Job) -> str:
     return f"{stages}, on {ranks} rank{'s' * (ranks > 1)}"
 
 
-def _together(scene: Scene) -> Answer:
+def _together(scene: Scene) -> Finding:
     question = f"Did two models land on one {scene.store.place}?"
-    planned, found = models_of(scene.job, scene.planned), models_of(scene.job, _here(scene))
-    text = ", ".join(_model_text(scene.use, role) for role in found) or "none is there"
-    stray = [role for role in found if role not in planned]
+    planned, present = models_of(scene.job, scene.planned), models_of(scene.job, _here(scene))
+    text = ", ".join(_model_text(scene.use, role) for role in present) or "none is there"
+    stray = [role for role in present if role not in planned]
     if stray:
         text += f"; the plan has the {_and(stray)} elsewhere"
-    return Answer(question, "yes" if len(found) > 1 else "no", text)
+    return Finding(question, "yes" if len(present) > 1 else "no", text)
 
 
 def _here(scene: Scene) -> Sequence[Process]:
-    """The processes that are really there; which cards they have only the plan says."""
+    """Return the processes that are really there; only the plan knows which cards they have."""
     nodes = scene.seen.nodes
     if scene.store.where == "device" or not nodes:
         return scene.planned
@@ -146,13 +150,13 @@ def _here(scene: Scene) -> Sequence[Process]:
 
 
 def models_of(job: Job, processes: Sequence[Process]) -> list[str]:
-    """The roles that live in these processes."""
-    found: dict[str, None] = {}
+    """Return the roles that live in these processes."""
+    roles: dict[str, None] = {}
     for process in processes:
-        found |= dict.fromkeys(hosted(job, process))
+        roles |= dict.fromkeys(hosted(job, process))
         if job.sampler is not None and process.samples:
-            found["rollout"] = None
-    return list(found)
+            roles["rollout"] = None
+    return list(roles)
 
 
 def _model_text(use: Use, role: str) -> str:
@@ -160,7 +164,7 @@ def _model_text(use: Use, role: str) -> str:
     return f"{role} ({gigabytes_text(size)} planned)" if size else role
 
 
-def _others(scene: Scene) -> Answer:
+def _others(scene: Scene) -> Finding:
     question = "Do other processes hold much?"
     states = [state for state in (scene.seen.after, scene.seen.before) if state is not None]
     if scene.store.where == "host" and states:
@@ -176,25 +180,25 @@ def _others(scene: Scene) -> Answer:
             others = [p for p in card.processes if p.pid not in state.pids]
             named = [f"{p.name} (pid {p.pid}) {_size(p)}" for p in others]
             return _held(question, _held_by_others(card, state), card.usable_bytes, named)
-    return Answer(question, "unknown", f"the {scene.store.place} was not seen")
+    return Finding(question, "unknown", f"the {scene.store.place} was not seen")
 
 
-def _held(question: str, held: int, capacity: int, named: Sequence[str]) -> Answer:
+def _held(question: str, held: int, capacity: int, named: Sequence[str]) -> Finding:
     text = f"{gigabytes_text(held)} in all"
     if named:
         text += f"; most: {', '.join(named)}"
-    return Answer(question, "yes" if held > _MUCH * capacity else "no", text)
+    return Finding(question, "yes" if held > _MUCH * capacity else "no", text)
 
 
 def _card(seen: Sighting, state: NodeState) -> LiveCard | None:
-    """None, too, of a card whose bytes the driver does not tell."""
-    found = (card for card in state.cards if card.index == seen.card)
-    return next((card for card in found if card.total_bytes), None)
+    """Return the card of the process; None too if the driver does not report its bytes."""
+    cards = (card for card in state.cards if card.index == seen.card)
+    return next((card for card in cards if card.total_bytes), None)
 
 
 def _held_by_others(card: LiveCard, state: NodeState) -> int:
-    own = sum(process.bytes or 0 for process in card.processes if process.pid in state.pids)
-    return max(0, card.used_bytes - own)
+    of_run = sum(process.bytes or 0 for process in card.processes if process.pid in state.pids)
+    return max(0, card.used_bytes - of_run)
 
 
 def _size(process: CardProcess) -> str:

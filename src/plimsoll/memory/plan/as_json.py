@@ -9,7 +9,7 @@ from typing import Any
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import constant_values
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.plan.plan import Plan
+from plimsoll.memory.weigh import Plan
 from plimsoll.timeline.items import Item
 
 _OF_PROBLEMS = ("code", "severity", "what", "why", "fix")

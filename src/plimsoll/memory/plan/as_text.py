@@ -12,7 +12,7 @@ from plimsoll.memory.contents.stores import (
     likely_worst,
     verdict_of,
 )
-from plimsoll.memory.plan.plan import Plan
+from plimsoll.memory.weigh import Plan
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import KINDS, Kind

@@ -46,5 +46,7 @@ PRICE = RolloutPrice(
     kv_token=_kv_token,
     asleep=(),
     plan=lambda site: iter(()),
+    starts=lambda site, card_bytes: iter(()),
+    shares=lambda site, card: iter(()),
     here=lambda site, cards, free_bytes: iter(()),
 )

@@ -29,9 +29,11 @@ _MOST_PARALLEL = 64
 
 
 def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
-    """What of a model vLLM cannot divide over so many cards; read in vLLM 0.32 (config/model.py,
-    model_executor/models/qwen2.py, layers/linear.py, layers/vocab_parallel_embedding.py). It
-    gives every card a copy of a key-value head where they are fewer than the cards.
+    """Yield the parts of a model that vLLM cannot divide over so many cards.
+
+    Read in vLLM 0.32 (config/model.py, model_executor/models/qwen2.py, layers/linear.py,
+    layers/vocab_parallel_embedding.py). Where there are fewer key-value heads than cards, every
+    card has a copy of one.
     """
     kv = shape.kv_heads
     if shape.heads % parallel:

@@ -16,6 +16,7 @@ from plimsoll.rollout.vllm.holdings import (
 )
 from plimsoll.rollout.vllm.plan_rules import free_share, plan_problems
 from plimsoll.rollout.vllm.sampler import vllm_sampler
+from plimsoll.rollout.vllm.shortages import find_crowded, find_unstarted
 from plimsoll.timeline.items import Allocation, Where
 
 
@@ -53,5 +54,7 @@ PRICE = RolloutPrice(
     kv_token=lambda sampler: vllm_sampler(sampler).kv_token,
     asleep=ASLEEP,
     plan=plan_problems,
+    starts=find_unstarted,
+    shares=find_crowded,
     here=free_share,
 )

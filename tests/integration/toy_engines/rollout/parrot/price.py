@@ -25,5 +25,7 @@ PRICE = RolloutPrice(
     kv_token=lambda sampler: 0,
     asleep=(),
     plan=lambda site: iter(()),
+    starts=lambda site, card_bytes: iter(()),
+    shares=lambda site, card: iter(()),
     here=lambda site, cards, free_bytes: iter(()),
 )

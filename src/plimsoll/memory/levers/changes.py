@@ -1,10 +1,9 @@
-"""Changes to a config: as remedies in words, as a diff, as flags; and the config that comes of
-them."""
+"""Changes to a config: as a diff, as flags; and the config that comes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,73 +15,52 @@ from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec, resolve
-
-Value = bool | int | float | str | None
-Move = Mapping[str, Value]
-"""Dotted keys and what they become."""
+from plimsoll.timeline.levers import Move, Value
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """What to do where memory lacks.
-
-    changes: to the config, as they can be written.
-    words: what follows them, or all there is to say where no value is known.
-    """
-
-    changes: Move = field(default_factory=dict)
-    words: str = ""
-
-    @property
-    def text(self) -> str:
-        """For a person. One of several keys has "with" between them."""
-        written = " with ".join(_shown(key, value) for key, value in self.changes.items())
-        return f"{written} {self.words}".strip()
+def move_text(move: Move) -> str:
+    """Return a move for a person; several keys have "with" between them."""
+    return " with ".join(_setting_text(key, value) for key, value in move.items())
 
 
-def _shown(key: str, value: Value) -> str:
+def _setting_text(key: str, value: Value) -> str:
     return f"{key}: {value:.2f}" if isinstance(value, float) else f"{key}: {show(value)}"
-
-
-def one_of(remedies: Iterable[Remedy]) -> str:
-    """Any of them, as the text of a fix."""
-    return ", or ".join(remedy.text for remedy in remedies)
 
 
 @dataclass(frozen=True)
 class Change:
-    """One key that is written anew. before: what holds without; None where the key's section is
-    not there."""
+    """One key that is written anew."""
 
     key: str
     before: Value
+    """The value without the change; None if the key's section is not there."""
     after: Value
 
     @property
     def flag(self) -> str:
-        """As it is typed."""
+        """The change as it is typed on a command line."""
         return f"--{self.key} {show(self.after)}"
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """As a diff."""
+        """The change as a diff."""
         gone = () if self.before is None else (f"- {self.key}: {show(self.before)}",)
         return (*gone, f"+ {self.key}: {show(self.after)}")
 
 
 def changes_between(spec: RunSpec[Any], values: Mapping[str, Value]) -> tuple[Change, ...]:
-    """Those that bring keys to `values`; keys that have them already are left out."""
+    """Return the changes that bring keys to these values; keys that have them are left out."""
     made = (Change(key, value_at(spec.config, key), after) for key, after in values.items())
     return tuple(change for change in made if change.before != change.after)
 
 
 def flags_of(changes: Iterable[Change]) -> list[Flag]:
-    """To write the changes over values, or into a text."""
+    """Return the flags that write the changes over values, or into a text."""
     return [Flag(tuple(change.key.split(".")), change.after) for change in changes]
 
 
-def changed(spec: RunSpec[Any], changes: Sequence[Change]) -> RunSpec[Any] | None:
-    """The run with the changes made in its config; None where its settings then contradict one
+def changed(spec: RunSpec[Any], changes: Iterable[Change]) -> RunSpec[Any] | None:
+    """Return the run with the changes made in its config; None if its settings then contradict one
     another. Sections without a change are checked already, and stay."""
     flags = flags_of(changes)
     sections = spec.config.model_dump(include={flag.path[0] for flag in flags})
@@ -96,10 +74,10 @@ def changed(spec: RunSpec[Any], changes: Sequence[Change]) -> RunSpec[Any] | Non
 
 
 def value_at(settings: Settings, key: str) -> Value:
-    """What a dotted key of settings has; None where one of its sections is not there."""
-    found: object = settings
+    """Return the value of a dotted key of settings; None if one of its sections is not there."""
+    value: object = settings
     for name in key.split("."):
-        if found is not None:
-            found = found.get(name) if isinstance(found, Mapping) else getattr(found, name)
-    assert found is None or isinstance(found, bool | int | float | str), key
-    return found
+        if value is not None:
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+    assert value is None or isinstance(value, bool | int | float | str), key
+    return value

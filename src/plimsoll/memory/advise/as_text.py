@@ -1,0 +1,166 @@
+"""Advice for a person: the answers side by side, or each as a diff, in 80 columns; and as values of
+JSON, for programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from plimsoll.config.problems import show
+from plimsoll.memory.advise.advise import Advice, Suggestion
+from plimsoll.memory.contents.stores import Store, Verdict
+from plimsoll.memory.levers.changes import Change
+from plimsoll.memory.plan.as_text import WIDTH, wrap_lines
+from plimsoll.memory.weigh import Plan
+from plimsoll.run.counting import gigabytes
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.levers import Effect, Value
+
+_Line = tuple[str, Sequence[str]]
+"""What is compared, and a cell for the config as written and for each answer."""
+
+_DOT, _SPACED = re.compile(r"\.(?=[a-z])"), re.compile(r"\. (?=[a-z])")
+"""Within a key: not in numbers."""
+
+_FITS: Mapping[Verdict, str] = {"fits": "yes", "risky": "risky", "does not fit": "no"}
+_LEARNED: Mapping[Effect, str] = {
+    "same": "the same",
+    "rounding": "rounded",
+    "adapters": "adapters",
+    "shorter": "shorter",
+    "machines": "the same",
+}
+EFFECT_WORDS: Mapping[Effect, str] = {
+    "same": "what is learned stays the same",
+    "rounding": "what is learned stays the same but for rounding",
+    "adapters": "what is learned changes: adapters learn",
+    "shorter": "what is learned changes: sequences are shorter",
+    "machines": "what is learned stays the same, on more machines",
+}
+_ALL_FIT = "it fits as it is written: nothing to change"
+_NOTHING = "nothing that was tried would fit"
+
+
+def answers_text(advice: Advice, plan: Plan) -> str:
+    """Return the answers beside the config as written, and what each gives up.
+
+    Args:
+        plan: of the config as written.
+    """
+    if not advice.answers:
+        return _ALL_FIT if advice.fits else _NOTHING
+    answers, certain = advice.answers, advice.answers[0].verdict == "fits"
+    numbers = [str(number) for number, _ in enumerate(answers, 1)]
+    head: _Line = f"what {'fits' if certain else 'may fit'}", ["as written", *numbers]
+    lines = [head, *_results(answers, plan), *_settings(answers, plan)]
+    given_up = (
+        wrap_lines(f"  {number} gives up: {'; '.join(one.costs)}", "    ")
+        for number, one in zip(numbers, answers, strict=True)
+    )
+    how = "`plimsoll plan --apply N [-o FILE]` writes the config with answer N; `--suggest --all` "
+    return "\n".join([*_table(lines), *given_up, wrap_lines(f"{how}shows all as diffs", "  ")])
+
+
+def _table(lines: Sequence[_Line]) -> Iterator[str]:
+    """Yield the lines; a label that is too long for its column goes on below, a key after a dot."""
+    columns = zip(*(cells for _, cells in lines), strict=True)
+    widths = [2 + max(map(len, column)) for column in columns]
+    room = WIDTH - sum(widths)
+    for label, cells in lines:
+        spaced = wrap_lines(_DOT.sub(". ", label), "    ", room).splitlines()
+        first, *more = [_SPACED.sub(".", line) for line in spaced]
+        padded = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        yield f"{first:<{room}}{padded}".rstrip()
+        yield from more
+
+
+def _results(answers: Sequence[Suggestion], plan: Plan) -> Iterator[_Line]:
+    yield "  fits", [_FITS[plan.verdict], *(_FITS[one.verdict] for one in answers)]
+    yield "  what is learned", ["", *(_LEARNED[one.effect] for one in answers)]
+    if plan.devices:
+        yield _peaks("card", plan.devices, [one.device_bytes for one in answers])
+    yield _peaks("host", plan.hosts, [one.host_bytes for one in answers])
+
+
+def _peaks(where: str, stores: Sequence[Store], answers: Sequence[int]) -> _Line:
+    rooms = [store.capacity for store in stores if store.capacity is not None]
+    room = f" of {gigabytes(min(rooms))}" if rooms else ""
+    written = max(store.peak.bytes for store in stores)
+    return f"  peak on a {where}, GB{room}", [gigabytes(size) for size in (written, *answers)]
+
+
+def _settings(answers: Sequence[Suggestion], plan: Plan) -> Iterator[_Line]:
+    """Yield a line for each key that any answer changes, empty where it stays; roles that are
+    changed alike have one line together."""
+    made = [{change.key: change for change in one.changes} for one in answers]
+    keys = sorted({key for changes in made for key, one in changes.items() if not _repeats(one)})
+    settings = []
+    for key in keys:
+        before = next(changes[key].before for changes in made if key in changes)
+        cells = [_cell(before), *(_after(changes.get(key)) for changes in made)]
+        role, setting = _split(plan.job.spec, key)
+        settings.append((setting, cells, role))
+    for (setting, cells), alike in groupby(sorted(settings), key=lambda one: one[:2]):
+        roles = [role for *_, role in alike if role]
+        between = ": " if len(roles) > 1 else "." * len(roles)
+        yield f"  {', '.join(roles)}{between}{setting}", cells
+
+
+def _repeats(change: Change) -> bool:
+    """Return whether a change only writes out the model of a reference, which is the actor's:
+    another key of the reference cannot stand without it."""
+    return change.before is None and change.key.startswith("reference.model.")
+
+
+def _split(spec: RunSpec[Any], key: str) -> tuple[str, str]:
+    """Return the key of the role whose section a key is in ("" for others), and the rest."""
+    roles = [role.key for role in spec.roles.values() if key.startswith(f"{role.key}.")]
+    return (roles[0], key.removeprefix(f"{roles[0]}.")) if roles else ("", key)
+
+
+def _cell(value: Value) -> str:
+    return "-" if value is None else show(value)
+
+
+def _after(change: Change | None) -> str:
+    return "" if change is None else _cell(change.after)
+
+
+def advice_text(advice: Advice) -> str:
+    """Return every answer by its number, as a diff, with all that it costs."""
+    if not advice.answers:
+        return _ALL_FIT if advice.fits else _NOTHING
+    lines = ["what would fit, one answer of each kind:"]
+    for number, one in enumerate(advice.answers, 1):
+        card = f"at most {gigabytes(one.device_bytes)} GB on a card, " if one.device_bytes else ""
+        sizes = f"{card or 'at most '}{gigabytes(one.host_bytes)} GB on a host"
+        lines += [wrap_lines(f"{number}. {one.verdict}: {sizes}", "   "), *change_lines(one)]
+    return "\n".join(lines)
+
+
+def change_lines(suggestion: Suggestion) -> Iterator[str]:
+    """Yield the diff of a suggestion, and what it costs."""
+    yield from (f"   {line}" for change in suggestion.changes for line in change.lines)
+    costs = (EFFECT_WORDS[suggestion.effect], *suggestion.costs)
+    yield from (wrap_lines(f"     {cost}", "     ") for cost in costs)
+
+
+def advice_values(advice: Advice | None) -> dict[str, Any]:
+    """Return the suggestions as values of JSON; none if no advice was asked for."""
+    answers = () if advice is None else advice.answers
+    return {"suggestions": [_values(number, one) for number, one in enumerate(answers, 1)]}
+
+
+def _values(number: int, one: Suggestion) -> dict[str, Any]:
+    return {
+        "number": number,
+        "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in one.changes],
+        "flags": one.flags,
+        "effect": one.effect,
+        "verdict": one.verdict,
+        "device_bytes": one.device_bytes,
+        "host_bytes": one.host_bytes,
+        "costs": [EFFECT_WORDS[one.effect], *one.costs],
+    }

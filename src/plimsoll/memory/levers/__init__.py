@@ -1,0 +1,1 @@
+"""The memory levers: which there are, what each may write, and the descent that turns them."""

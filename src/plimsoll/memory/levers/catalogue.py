@@ -1,0 +1,92 @@
+"""The one list of memory levers, and what each of them may write in a run.
+
+A new lever is a value in the file of what it turns, and a name in that file's list. Those of an
+engine are in the `levers.py` of its folder. Refusals, the suggestions of `plimsoll plan --suggest`,
+the report of a run out of memory and the page of a plan offer whatever is in LEVERS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import chain
+from typing import Any, cast
+
+import plimsoll.rollout.levers as rollout
+from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES
+from plimsoll.memory.levers import models, run
+from plimsoll.memory.levers.changes import changes_between
+from plimsoll.spec.decisions import fast_dtype
+from plimsoll.spec.roles import RoleName
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.levers import Lever, Move, Situation
+
+
+def _levers_of(package: str) -> tuple[Lever, ...]:
+    """Return the levers of an engine; nothing if its folder has no `levers.py`."""
+    if find_spec(f"{package}.levers") is None:
+        return ()
+    return cast("tuple[Lever, ...]", import_module(f"{package}.levers").LEVERS)
+
+
+LEVERS: tuple[Lever, ...] = (
+    *run.LEVERS,
+    *models.LEVERS,
+    *chain.from_iterable(map(_levers_of, TRAINER_ENGINES)),
+    *rollout.LEVERS,
+    *chain.from_iterable(map(_levers_of, ROLLOUT_ENGINES)),
+)
+
+
+def levers_by_rank() -> list[Lever]:
+    """Return all levers, the cheapest first."""
+    return sorted(LEVERS, key=lambda lever: lever.rank)
+
+
+def moves_of(lever: Lever, at: Situation, role: RoleName | None = None) -> list[Move]:
+    """Return what a lever may write in a run, the mildest first; what changes nothing is left out.
+
+    Args:
+        role: the one role whose keys are turned; None: all roles that the lever turns, together.
+    """
+    roles = [name for name in lever.roles(at.spec) if role in (None, name)]
+    offers = [
+        [in_section(at.spec, name, move) for move in lever.settings(replace(at, role=name))]
+        for name in roles
+    ]
+    longest = max(map(len, offers), default=0)
+    together = (_merged([o[min(step, len(o) - 1)] for o in offers if o]) for step in range(longest))
+    return [move for move in together if changes_between(at.spec, move)]
+
+
+def _merged(moves: Sequence[Move]) -> Move:
+    return {key: value for move in moves for key, value in move.items()}
+
+
+def in_section(spec: RunSpec[Any], role: RoleName, move: Move) -> Move:
+    """Return a move with dotted keys of the config, and with what must stand beside them.
+
+    Args:
+        role: the role in whose section the keys are; "" for keys of the config.
+    """
+    if not role:
+        return move
+    made = {f"{spec.roles[role].key}.{key}": value for key, value in move.items()}
+    if spec.roles[role].given or not changes_between(spec, made):
+        return made
+    return {**made, **_written_reference(spec)}
+
+
+def _written_reference(spec: RunSpec[Any]) -> Mapping[str, Any]:
+    """Return the model of a reference that the config leaves to its default, the actor's: it must
+    stand beside any other key of the reference."""
+    model = spec.actor.model
+    left_out = {"gradient_checkpointing", "checkpoint_every", "activation_offload"}  # of learning
+    if model.dtype == fast_dtype(spec.cluster)[0]:  # as it is decided for the reference
+        left_out.add("dtype")
+    decided = {made.key: made.value for made in spec.decisions}
+    left_out |= {key for key, value in decided.items() if getattr(model, key, None) == value}
+    fields = model.model_dump(exclude_defaults=True, exclude=left_out)
+    return {f"reference.model.{key}": value for key, value in fields.items()}

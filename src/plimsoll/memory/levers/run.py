@@ -1,0 +1,242 @@
+"""The memory levers of the run at large: the pieces in which a step comes, what is done before it,
+the ranks and machines that share it, and the length of its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from plimsoll.config.codes import UNSTARTED
+from plimsoll.memory.levers.changes import changed, changes_between, value_at
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import KINDS
+from plimsoll.timeline.levers import Lever, Move, Situation, Value, halves, relief
+
+_MICRO_BATCH = "batch.micro_batch_tokens"
+_PRECOMPUTE = "reference_logprobs.precompute"
+_CHECKPOINTS = "run.keep_checkpoints"
+_WHERE = "cluster.where"
+_RANKS = "cluster.ranks"
+_CRITIC_RANKS = "cluster.critic_ranks"
+_NODES = "cluster.nodes"
+_MAX_TOKENS = "data.max_tokens"
+
+_MOST_TIMES = 8
+"""As many nodes as given: nobody rents more for one config, and a smaller change will do."""
+_STEP = 64
+"""Tokens: shorter lengths are multiples of it."""
+
+
+def _smaller_micro_batches(at: Situation) -> Sequence[Move]:
+    """Return half the budget and so on, down to the longest sequence (or pair)."""
+    work = at.spec.workload
+    return [{_MICRO_BATCH: tokens} for tokens in halves(work.budget, work.least_budget)]
+
+
+def _fewer_checkpoints(at: Situation) -> Sequence[Move]:
+    return [{_CHECKPOINTS: 1}] if at.spec.run.keep_checkpoints > 1 else ()
+
+
+def _free_cards(spec: RunSpec[Any], at: Situation, nodes: int) -> int:
+    """Return how many cards of so many nodes no process has; below 0 if cards lack. Engines that
+    share cards take none."""
+    cards = nodes * len(at.hardware.nodes[0].cards)
+    return 0 if at.device == "cpu" else cards - spec.cluster.all_ranks - _cards_of_engines(spec)
+
+
+def _cards_of_engines(spec: RunSpec[Any]) -> int:
+    """Return how many cards of their own the engines have."""
+    apart = spec.engines is not None and spec.engines.placement == "own"
+    return spec.engines.engines * spec.engines.parts if spec.engines and apart else 0
+
+
+def _filled(spec: RunSpec[Any], at: Situation) -> Move:
+    """Return ranks on the cards that a run leaves free, as far as each gets a sequence (or pair);
+    nothing if the critic has ranks of its own."""
+    cluster = spec.cluster
+    ranks = min(cluster.ranks + _free_cards(spec, at, cluster.nodes), spec.workload.units)
+    more = cluster.critic_ranks is None and ranks > cluster.ranks
+    return {_RANKS: ranks} if more else {}
+
+
+def _grown(spec: RunSpec[Any], at: Situation, steps: int) -> dict[str, int]:
+    """Return more nodes with ranks on all their cards; one for each group of ranks at a step."""
+    cluster, nodes = spec.cluster, spec.cluster.nodes + steps
+    each = steps * (len(at.hardware.nodes[0].cards) or max(1, cluster.ranks // cluster.nodes))
+    if cluster.critic_ranks is None:
+        free = _free_cards(spec, at, nodes) if at.cards else each
+        return {_RANKS: max(1, cluster.ranks + free), _NODES: nodes}
+    return {
+        _RANKS: cluster.ranks + each,
+        _CRITIC_RANKS: cluster.critic_ranks + each,
+        _NODES: nodes + steps,
+    }
+
+
+def _other_ranks(at: Situation) -> Sequence[Move]:
+    """Return ranks on free cards; no more ranks than cards leave room for; and half of the ranks.
+    Of a run in one process, ranks on free cards by Ray."""
+    spec, cluster = at.spec, at.spec.cluster
+    if cluster.where == "local":
+        return _on_ray(at)
+    taken = _cards_of_engines(spec) + (cluster.critic_ranks or 0)
+    counts = [at.cards - taken] if at.cards else []
+    fewer = {count for count in (*counts, cluster.ranks // 2) if 0 < count < cluster.ranks}
+    return [_filled(spec, at), *({_RANKS: count} for count in sorted(fewer, reverse=True))]
+
+
+def _on_ray(at: Situation) -> Sequence[Move]:
+    on_ray: Move = {_WHERE: "ray"}
+    made = changed(at.spec, changes_between(at.spec, on_ray))
+    return [{**on_ray, **move}] if made and (move := _filled(made, at)) else ()
+
+
+def _nodes_for(at: Situation, ranks: int) -> int:
+    """Return the nodes with a card for every process and so many ranks more; without cards, one
+    more for these."""
+    cluster, cards = at.spec.cluster, len(at.hardware.nodes[0].cards)
+    needed = cluster.all_ranks + _cards_of_engines(at.spec) + ranks
+    return max(cluster.nodes, -(-needed // cards)) if cards else cluster.nodes + bool(ranks)
+
+
+def _ranks_of_critic(at: Situation) -> int:
+    """Return the ranks that a critic would have of its own; 0 if it has them, or cannot."""
+    cluster = at.spec.cluster
+    return cluster.ranks if _could_part(at.spec) and cluster.critic_ranks is None else 0
+
+
+def _critic_apart(at: Situation) -> Sequence[Move]:
+    """Return ranks of the critic's own on cards that are free."""
+    ranks = _ranks_of_critic(at)
+    fits = ranks and _nodes_for(at, ranks) == at.spec.cluster.nodes
+    return [{_CRITIC_RANKS: ranks}] if fits else ()
+
+
+def _more_nodes(at: Situation) -> Sequence[Move]:
+    """Return more nodes: for all that have no card, for a critic on ranks of its own, or with ranks
+    on all their cards, as far as each rank gets a sequence (or pair); the fewest first."""
+    spec, nodes, apart = at.spec, at.spec.cluster.nodes, _ranks_of_critic(at)
+    made = [{_NODES: _nodes_for(at, 0)}]
+    made += [{_CRITIC_RANKS: apart, _NODES: _nodes_for(at, apart)}] if apart else []
+    made = [move for move in made if move[_NODES] > nodes]
+    for steps in range(1, (_MOST_TIMES - 1) * nodes + 1):
+        move = _grown(spec, at, steps)
+        if max(move[_RANKS], move.get(_CRITIC_RANKS, 0)) <= spec.workload.units:
+            made.append(move)
+    return sorted(made, key=lambda move: move[_NODES])
+
+
+def _shorter_sequences(at: Situation) -> Sequence[Move]:
+    """Return shorter sequences, in steps of 64 tokens; of a job that samples, shorter responses, as
+    prompts stay. Micro-batches have as many tokens as the sequences need at least."""
+    spec = at.spec
+    key = _MAX_TOKENS if spec.sampling is None else spec.sampling.longest_key
+    written = value_at(spec.config, key)
+    assert isinstance(written, int)
+    lengths = range(_STEP * ((written - 1) // _STEP), 0, -_STEP)
+    return [_with_length(spec, key, length, length - written) for length in lengths]
+
+
+def _with_length(spec: RunSpec[Any], key: str, length: int, more: int) -> Move:
+    work = spec.workload
+    tokens = min(work.budget, (work.longest + more) * work.together)
+    made: dict[str, Value] = {key: length, _MICRO_BATCH: tokens}
+    held_out = {} if spec.sampling is None else spec.sampling.held_out
+    for name, sampling in held_out.items():
+        if sampling.max_new_tokens > length:
+            made[f"{name}.max_new_tokens"] = length
+    return made
+
+
+def _is_on_ray(spec: RunSpec[Any]) -> bool:
+    return spec.cluster.where == "ray"
+
+
+def _could_part(spec: RunSpec[Any]) -> bool:
+    return "critic" in spec.trained and _is_on_ray(spec)
+
+
+_ANY = relief(*KINDS)
+_ON_CARDS = relief(*KINDS[:-2], where=["device"])
+
+MICRO_BATCHES = Lever(
+    keys=(_MICRO_BATCH,),
+    words="smaller micro-batches",
+    cost="the step comes in more pieces: the same gradient",
+    rank=10,
+    settings=_smaller_micro_batches,
+    reliefs=(relief("activations", "frozen models"),),
+    control=True,
+)
+PRECOMPUTED_REFERENCE = Lever(
+    keys=(_PRECOMPUTE,),
+    words="a reference that scores before the actor is loaded",
+    cost="the reference scores every row before the first step",
+    rank=20,
+    settings=lambda at: [{_PRECOMPUTE: True}],
+    reliefs=(relief("frozen models"),),
+    applies=lambda spec: spec.may_precompute,
+    control=True,
+)
+FEWER_CHECKPOINTS = Lever(
+    keys=(_CHECKPOINTS,),
+    words="fewer checkpoints",
+    cost="only the last checkpoint is there to go back to",
+    rank=10,
+    settings=_fewer_checkpoints,
+    reliefs=(),
+    codes=frozenset({"disk-space"}),
+)
+RANKS = Lever(
+    keys=(_RANKS, _WHERE),
+    words="another number of ranks on the same machines",
+    cost="another number of ranks shares the step: more of them take free cards, fewer are slower",
+    rank=40,
+    settings=_other_ranks,
+    reliefs=(_ANY,),
+    codes=frozenset({"more-ranks-than-gpus"}),
+    control=True,
+)
+CRITIC_APART = Lever(
+    keys=(_CRITIC_RANKS,),
+    words="a critic on free cards of its own",
+    cost="the critic's cards are idle while the actor trains, and the other way round",
+    rank=40,
+    settings=_critic_apart,
+    reliefs=(_ON_CARDS,),
+    applies=_could_part,
+    control=True,
+)
+MORE_NODES = Lever(
+    keys=(_NODES, _RANKS, _CRITIC_RANKS),
+    words="more nodes",
+    cost="other machines; between them the network is slower than the cards' link",
+    rank=80,
+    effect="machines",
+    settings=_more_nodes,
+    reliefs=(_ANY,),
+    applies=_is_on_ray,
+    codes=frozenset({"more-ranks-than-gpus"}),
+    control=True,
+)
+SHORTER_SEQUENCES = Lever(
+    keys=(_MAX_TOKENS,),
+    words="shorter sequences",
+    cost="longer rows are refused, or cut with data.over_long: truncate; responses are cut off",
+    rank=90,
+    effect="shorter",
+    settings=_shorter_sequences,
+    reliefs=(_ANY,),
+    codes=UNSTARTED,
+    control=True,
+)
+
+LEVERS: tuple[Lever, ...] = (
+    MICRO_BATCHES,
+    PRECOMPUTED_REFERENCE,
+    FEWER_CHECKPOINTS,
+    RANKS,
+    CRITIC_APART,
+    MORE_NODES,
+    SHORTER_SEQUENCES,
+)

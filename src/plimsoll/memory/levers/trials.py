@@ -1,0 +1,142 @@
+"""Configs with changes, each weighed once: what they lack, and how a lever would find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Use, likely_worst
+from plimsoll.memory.levers.changes import Change, changed, changes_between
+from plimsoll.memory.rules.ranks import idle_ranks
+from plimsoll.memory.weigh import Ground, Plan, weigh
+from plimsoll.spec.run_spec import Phase, RunSpec
+from plimsoll.timeline.items import Item, Kind, Where
+from plimsoll.timeline.levers import Lever, Move, Room, Situation
+
+_ERROR = 1000.0
+"""An error of a plan, in the measure of memory that lacks: more than any store ever does."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A config with some changes, weighed."""
+
+    changes: frozenset[Change]
+    plan: Plan
+
+    @property
+    def spec(self) -> RunSpec[Any]:
+        return self.plan.job.spec
+
+    @property
+    def rank(self) -> int:
+        """The place of the verdict among all verdicts: 0 fits."""
+        return VERDICTS.index(self.plan.verdict)
+
+    @cached_property
+    def lacking(self) -> float:
+        """How much lacks, to compare trials by: the shares of the capacity by which the phases of
+        each store are over it; errors and processes without a card count more than any of it."""
+        errors = sum(problem.severity == "error" for problem in self.plan.problems)
+        over = sum(share for _, _, share in self._overfull)
+        return _ERROR * errors + len(self.plan.job.layout.unplaced) + over
+
+    @cached_property
+    def _overfull(self) -> Sequence[tuple[Store, Use, float]]:
+        """Each card or host in each phase in which it is over its capacity, and by what share."""
+        return [
+            (store, use, share)
+            for store in self.plan.stores
+            if store.capacity is not None
+            for use in store.phases
+            if (share := likely_worst(use, self.plan.band) / store.capacity - 1) > 0
+        ]
+
+    def is_helped_by(self, lever: Lever) -> bool:
+        """Return whether a lever is for something that lacks: an error, or items of a phase in
+        which a card or host is too full."""
+        if lever.codes & {problem.code for problem in self.plan.problems}:
+            return True
+        return any(
+            relief.covers(kind, where, phase)
+            for where, phase, kind in self._too_much
+            for relief in lever.reliefs
+        )
+
+    @cached_property
+    def _too_much(self) -> frozenset[tuple[Where, Phase, Kind]]:
+        """What is in a card or host that is too full: where, in which phase, and of which kind."""
+        return frozenset(
+            (store.where, use.moment.phase, item.kind)
+            for store, use, _ in self._overfull
+            for item in use.held
+            if item.bytes
+        )
+
+    @cached_property
+    def situation(self) -> Situation:
+        """The run as a lever finds it."""
+        job, plan = self.plan.job, self.plan
+        ranks = [store for store in plan.devices if _has_ranks(store)]
+        caches = [store for store in plan.hosts if any(one.item.cache for one in store.held)]
+        beside = [_room(store, plan.band, lambda item: item.role == "rollout") for store in ranks]
+        beside += [_room(store, plan.band, lambda item: item.cache) for store in caches]
+        return Situation(
+            *(job.spec, job.hardware, job.device, job.capability, job.policy),
+            rooms=tuple(room for room in beside if room is not None),
+        )
+
+
+def _has_ranks(store: Store) -> bool:
+    return any(one.item.role in ("actor", "critic") for one in store.held)
+
+
+def _room(store: Store, band: Band, unwanted: Callable[[Item], bool]) -> Room | None:
+    """Return what a store holds besides these items; None if its capacity is unknown."""
+    if store.capacity is None:
+        return None
+    uses = store.without(unwanted).phases
+    others = {use.moment.phase: round(likely_worst(use, band)) for use in uses}
+    return Room(store.where, store.capacity, others)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The trials of one config on its machines."""
+
+    spec: RunSpec[Any]
+    """The config as written."""
+    ground: Ground
+    """Machines that are alike."""
+    known: dict[frozenset[Change], Trial | None] = field(default_factory=dict)
+    """The trials so far."""
+
+    @property
+    def root(self) -> Trial:
+        """The config as written."""
+        root = self.of({})
+        assert root is not None, "a config whose settings contradict one another"
+        return root
+
+    def of(self, move: Move) -> Trial | None:
+        """Return the config with a move made; None if its settings then contradict one another, or
+        if ranks have nothing to do that have work as it is written."""
+        changes = frozenset(changes_between(self.spec, move))
+        if changes not in self.known:
+            self.known[changes] = self._weighed(changes)
+        return self.known[changes]
+
+    def _weighed(self, changes: frozenset[Change]) -> Trial | None:
+        ordered = sorted(changes, key=lambda change: change.key)
+        spec = changed(self.spec, ordered) if changes else self.spec
+        if spec is None:
+            return None
+        trial = Trial(changes, weigh(spec, self.ground.under(spec)))
+        idles = changes and _has_idle_ranks(trial) and not _has_idle_ranks(self.root)
+        return None if idles else trial
+
+
+def _has_idle_ranks(trial: Trial) -> bool:
+    return any(idle_ranks(trial.plan.job))

@@ -1,0 +1,94 @@
+"""The ways out of a plan that does not fit: each was weighed as a whole, and nothing lacks then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from plimsoll.config.codes import Code
+from plimsoll.config.problems import Problem
+from plimsoll.memory.levers.catalogue import levers_by_rank, moves_of
+from plimsoll.memory.levers.changes import changes_between, move_text
+from plimsoll.memory.levers.descent import Descent, first_enough, move_of
+from plimsoll.memory.levers.trials import Trial, Trials
+from plimsoll.memory.rules.shortages import Shortage
+from plimsoll.memory.weigh import Ground, Plan, has_shortage, problems_besides, shortages_of
+from plimsoll.timeline.levers import Lever, Move
+
+_MOST_WAYS = 4
+"""Ways that a fix names: the cheapest."""
+OTHERS_STAY = " (the other errors stay)"
+"""After ways that mend one error alone."""
+_NOTHING = (
+    "a smaller model, or larger cards or more of them: no change that was tried is enough; "
+    "`plimsoll plan --suggest` tries more"
+)
+
+
+def with_ways_out(plan: Plan, ground: Ground) -> Iterator[Problem]:
+    """Yield the shortages of a plan as problems, each with the settings after which nothing lacks:
+    what single levers write; if none of these leaves what is learned as it is, what several write
+    together. If there are none, what mends this problem alone."""
+    shortages = shortages_of(plan)
+    trials = Trials(plan.job.spec, ground, {frozenset(): Trial(frozenset(), plan)})
+    kept = _errors(plan)
+    codes = frozenset(shortage.problem.code for shortage in shortages)
+
+    def has_enough(trial: Trial, left: frozenset[Code | None] = frozenset()) -> bool:
+        if not left and has_shortage(trial.plan):
+            return False
+        lacking = {shortage.problem.code for shortage in shortages_of(trial.plan)}
+        return lacking <= left and _errors(trial.plan) <= kept
+
+    way = Descent(trials, levers_by_rank(), has_enough)
+    together: list[Move] | None = None
+    for shortage in shortages:
+        single = _singly(way, shortage)
+        if all(lever.effect != "same" for lever in single):
+            together = _together(way) if together is None else together
+        ways = [*(together or []), *single.values()]
+        others = partial(has_enough, left=codes - {shortage.problem.code})
+        alone = [] if ways else [*_singly(replace(way, enough=others), shortage).values()]
+        texts = dict.fromkeys(_text(trials, move) for move in [*ways, *alone])
+        fix = ", or ".join([*texts][:_MOST_WAYS]) or _NOTHING
+        yield replace(shortage.problem, fix=f"{fix}{OTHERS_STAY if alone else ''}")
+
+
+def _text(trials: Trials, move: Move) -> str:
+    changes = changes_between(trials.spec, dict(sorted(move.items())))
+    return move_text({change.key: change.after for change in changes})
+
+
+def _errors(plan: Plan) -> set[Code | None]:
+    return {one.code for one in problems_besides(plan) if one.severity == "error"}
+
+
+def _singly(way: Descent, shortage: Shortage) -> Mapping[Lever, Move]:
+    """Return the mildest that single levers write and that is enough, the cheapest first."""
+    levers = (lever for lever in way.levers if _is_for(lever, shortage))
+    mildest = ((lever, _mildest(way, lever, shortage)) for lever in levers)
+    return dict(islice(((lever, move) for lever, move in mildest if move), _MOST_WAYS))
+
+
+def _is_for(lever: Lever, shortage: Shortage) -> bool:
+    """Return whether a lever may mend a shortage."""
+    top = shortage.top
+    if top is None:
+        return shortage.problem.code in lever.codes
+    return any(relief.covers(top.kind, top.where, top.phase) for relief in lever.reliefs)
+
+
+def _mildest(way: Descent, lever: Lever, shortage: Shortage) -> Move | None:
+    """Return the mildest that a lever writes and that is enough; for the one role whose items
+    lack room, if the lever turns keys of it."""
+    top, at = shortage.top, way.trials.root.situation
+    role = top.role if top and top.role in lever.roles(at.spec) else None
+    return first_enough(moves_of(lever, at, role), way.is_enough)
+
+
+def _together(way: Descent) -> list[Move]:
+    """Return what several levers write together and that is enough; nothing if none do."""
+    turned = way.down()
+    return [move_of(replace(way, levers=()).take_back(turned))] if way.ends(turned) else []

@@ -1,0 +1,171 @@
+"""What a run puts on its machines, and whether it fits: every byte by role, phase and item, on all
+cards, hosts and disks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from plimsoll.config.problems import Problem
+from plimsoll.machine.hardware import Hardware
+from plimsoll.machine.local_host import LocalHost
+from plimsoll.memory.contents.contents import Alike, Job, alike, held_by, make_job
+from plimsoll.memory.contents.disk import disk_items
+from plimsoll.memory.contents.layout import Process, Slot
+from plimsoll.memory.contents.overheads import Constants
+from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, verdict_of
+from plimsoll.memory.rules.rules import find_conflicts
+from plimsoll.memory.rules.shortages import (
+    Shortage,
+    find_missing,
+    find_overfull,
+    find_unstarted,
+)
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import Allocation, Item
+
+BAND = Band(
+    0.10,
+    "published GPU peaks of two projects were at most 9.8 % above what was predicted (median of "
+    "the errors 4.1 %), processes on CPU at most 9.3 %; peaks of projects whose settings are less "
+    "known were further off (docs/performance.md)",
+)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a plan is made on: the machines, and what is known of them."""
+
+    hardware: Hardware
+    constants: Constants = field(default_factory=Constants)
+    free_disk: int | None = None
+    """Bytes free where the run directory will be; None if unknown."""
+    host: LocalHost | None = None
+    """Machine that the run would start on; None for other machines."""
+    band: Band = BAND
+    """How far off predictions may be."""
+
+    def under(self, spec: RunSpec[Any]) -> Ground:
+        """Return the ground with as many machines of its kind as the config names."""
+        nodes = self.hardware.nodes[:1] * spec.cluster.nodes
+        return replace(self, hardware=replace(self.hardware, nodes=nodes))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run puts on its machines, and whether it fits."""
+
+    job: Job
+    band: Band
+    devices: tuple[Store, ...]
+    """Cards; equal ones are one store."""
+    hosts: tuple[Store, ...]
+    """Hosts; equal ones are one store."""
+    disk: tuple[Item, ...]
+    """What the run directory holds at most."""
+    free_disk: int | None
+    """Bytes; None unless it is the disk of this machine."""
+    problems: tuple[Problem, ...]
+
+    @property
+    def constants(self) -> Constants:
+        """The constants that the plan was made with."""
+        return self.job.constants
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """All cards and hosts."""
+        return (*self.devices, *self.hosts)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of everything that is written."""
+        return sum(item.bytes for item in self.disk)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The worst verdict of all cards, hosts and problems."""
+        return _worst(self.stores, self.band, self.problems)
+
+
+def _worst(stores: Sequence[Store], band: Band, problems: Sequence[Problem]) -> Verdict:
+    verdicts: list[Verdict] = [verdict_of(store, band) for store in stores]
+    if any(problem.severity == "error" for problem in problems):
+        verdicts.append("does not fit")
+    return max(verdicts, key=VERDICTS.index)
+
+
+def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
+    """Return the plan of a run without the ways out of what does not fit.
+
+    Of models only the config.json, or a shipped shape, is read.
+
+    Raises ConfigError if the shape of a model is unknown.
+    """
+    job = make_job(spec, ground.hardware, ground.constants)
+    kinds = {alike(job, process): process for process in job.layout.processes}
+    contents = {kind: held_by(job, process) for kind, process in kinds.items()}
+    devices = tuple(_stores(job, contents, "device"))
+    hosts = tuple(_stores(job, contents, "host"))
+    disk = disk_items(job)
+    missing = find_missing(job, disk, ground.free_disk)
+    unstarted = (shortage.problem for shortage in find_unstarted(job))
+    problems = (*find_conflicts(job, ground.host), *missing, *unstarted)
+    return Plan(job, ground.band, devices, hosts, disk, ground.free_disk, problems)
+
+
+def shortages_of(plan: Plan) -> tuple[Shortage, ...]:
+    """Return what a weighed plan has too little of; to say why takes as long as to weigh it."""
+    overfull = find_overfull(plan.job, plan.stores, plan.band)
+    return (*find_unstarted(plan.job), *overfull)
+
+
+def has_shortage(plan: Plan) -> bool:
+    """Return whether a weighed plan has too little of anything, without saying of what."""
+    overfull = any(verdict_of(store, plan.band) == "does not fit" for store in plan.stores)
+    return overfull or any(True for _ in find_unstarted(plan.job))
+
+
+def problems_besides(plan: Plan) -> tuple[Problem, ...]:
+    """Return the problems of a weighed plan that are no shortages."""
+    codes = {shortage.problem.code for shortage in find_unstarted(plan.job)}
+    return tuple(problem for problem in plan.problems if problem.code not in codes)
+
+
+def _stores(
+    job: Job, contents: Mapping[Alike, tuple[Allocation, ...]], where: Literal["device", "host"]
+) -> Iterator[Store]:
+    """Yield all cards, or all hosts; those with alike processes are one store."""
+    groups: dict[object, list[Slot]] = {}
+    kinds: dict[object, list[Alike]] = {}
+    for slot, processes in sorted(_by_slot(job.layout.processes, where).items()):
+        alike_kinds = [alike(job, process) for process in processes]
+        # What the first rank collects is on its host: on cards being first makes no difference.
+        seen = alike_kinds if where == "host" else [replace(k, first=False) for k in alike_kinds]
+        key = (_hardware(job, slot), *seen)
+        groups.setdefault(key, []).append(slot)
+        kinds[key] = alike_kinds
+    for group, slots in groups.items():
+        name, capacity = _hardware(job, slots[0])
+        held = tuple(a for kind in kinds[group] for a in contents[kind] if a.item.where == where)
+        gap = job.constants.allocator_gap if where == "device" else 0.0
+        yield Store(where, tuple(slots), name, capacity, held, gap)
+
+
+def _by_slot(processes: Sequence[Process], where: str) -> dict[Slot, list[Process]]:
+    by_slot: dict[Slot, list[Process]] = {}
+    for process in processes:
+        slot = process.slot if where == "device" else Slot(process.slot.node)
+        if where == "host" or slot.card is not None:
+            by_slot.setdefault(slot, []).append(process)
+    return by_slot
+
+
+def _hardware(job: Job, slot: Slot) -> tuple[str, int | None]:
+    """Return the name of a slot, and the bytes that it can hold."""
+    node = job.hardware.nodes[slot.node]
+    if slot.card is None:
+        return "host memory", node.host_bytes
+    return node.cards[slot.card].name, node.cards[slot.card].usable_bytes

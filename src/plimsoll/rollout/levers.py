@@ -1,0 +1,108 @@
+"""The memory levers of engines of any kind: where they are, how many, how they get new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from plimsoll.config.codes import CROWDED
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.levers import Lever, Move, Situation, halves, relief
+
+_PLACEMENT = "rollout.placement"
+ENGINES = "rollout.engines"
+_BUCKET = "rollout.sync.bucket_bytes"
+_RANKS = "cluster.ranks"
+
+_SMALL_BUCKET = 64 * 2**20
+"""Bytes of weights at once: less saves little more."""
+
+
+def _has_engines(spec: RunSpec[Any]) -> bool:
+    return spec.engines is not None and spec.cluster.where == "ray"
+
+
+def _rollout(at: Situation) -> RolloutConfig:
+    assert at.spec.engines is not None, "a lever of engines in a run without them"
+    return at.spec.engines
+
+
+def _on_shared_cards(at: Situation) -> Sequence[Move]:
+    """Return engines on the ranks' cards, and no more of both than there are cards."""
+    rollout, cluster = _rollout(at), at.spec.cluster
+    if rollout.placement == "shared":
+        return ()
+    ranks = min(cluster.ranks, at.cards or cluster.ranks)
+    engines = max(1, min(rollout.engines, cluster.all_ranks // rollout.parts))
+    return [{_PLACEMENT: "shared", _RANKS: ranks, ENGINES: engines}]
+
+
+def _on_own_cards(at: Situation) -> Sequence[Move]:
+    """Return engines on cards that no rank has, and fewer ranks if cards lack for both."""
+    rollout, cluster = _rollout(at), at.spec.cluster
+    if rollout.placement == "own":
+        return ()
+    left = at.cards - rollout.engines * rollout.parts
+    if not at.cards or left >= cluster.all_ranks:
+        return [{_PLACEMENT: "own"}]
+    return [{_PLACEMENT: "own", _RANKS: left}] if cluster.critic_ranks is None and left > 0 else ()
+
+
+def _fewer_engines(at: Situation) -> Sequence[Move]:
+    return [{ENGINES: count} for count in halves(_rollout(at).engines, 1)]
+
+
+def _smaller_buckets(at: Situation) -> Sequence[Move]:
+    size = _rollout(at).sync.bucket_bytes
+    return [{_BUCKET: _SMALL_BUCKET}] if size > _SMALL_BUCKET else ()
+
+
+SHARED_CARDS = Lever(
+    keys=(_PLACEMENT,),
+    words="engines on the ranks' cards",
+    cost="engines and ranks take turns on the same cards",
+    rank=20,
+    settings=_on_shared_cards,
+    reliefs=(),
+    applies=_has_engines,
+    codes=frozenset({"more-ranks-than-gpus"}),
+    control=True,
+)
+OWN_CARDS = Lever(
+    keys=(_PLACEMENT,),
+    words="engines on cards of their own",
+    cost="engines on cards of their own are idle while ranks train",
+    rank=40,
+    settings=_on_own_cards,
+    reliefs=(relief("rollout engines", where=["device"]),),
+    applies=_has_engines,
+    codes=CROWDED.union(("more-ranks-than-gpus",)),
+)
+FEWER_ENGINES = Lever(
+    keys=(ENGINES,),
+    words="fewer engines",
+    cost="fewer engines share the prompts",
+    rank=40,
+    settings=_fewer_engines,
+    reliefs=(relief("rollout engines", "processes", where=["host"]),),
+    applies=_has_engines,
+    codes=frozenset({"more-ranks-than-gpus"}),
+    control=True,
+)
+SMALLER_BUCKETS = Lever(
+    keys=(_BUCKET,),
+    words="smaller buckets of new weights",
+    cost="weights are sent in smaller buckets",
+    rank=10,
+    settings=_smaller_buckets,
+    reliefs=(relief("rollout engines", "buffers", where=["host"]),),
+    applies=_has_engines,
+)
+
+LEVERS: tuple[Lever, ...] = (
+    SMALLER_BUCKETS,
+    SHARED_CARDS,
+    OWN_CARDS,
+    FEWER_ENGINES,
+)

@@ -1,0 +1,206 @@
+"""The memory levers of vLLM's engines: what they take of a card, and when.
+
+Whatever changes how much an engine needs, or when, comes with the share of a card that fits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import floor
+from typing import Any
+
+from plimsoll.config.codes import CROWDED, UNSTARTED
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.rollout.levers import ENGINES
+from plimsoll.rollout.price import sampler_of
+from plimsoll.rollout.vllm.config import VllmConfig, vllm_of
+from plimsoll.rollout.vllm.holdings import ASLEEP, least_cpu_cache, least_share
+from plimsoll.rollout.vllm.plan_rules import against_parallel
+from plimsoll.rollout.vllm.sampler import keeps_weights, narrow_weights, vllm_sampler
+from plimsoll.timeline.levers import Lever, Move, Situation, relief
+
+_SHARE = "rollout.vllm.memory_share"
+_SLEEP = "rollout.vllm.sleep_level"
+_PARALLEL = "rollout.vllm.tensor_parallel"
+_CACHE = "rollout.vllm.cpu_kv_cache_gib"
+_QUANTIZATION = "rollout.vllm.arguments.quantization"
+
+_LARGEST_SHARE = 0.9
+"""Of a card, for vLLM: its own default."""
+_PARALLELS = (1, 2, 4, 8)
+
+
+def _rollout(at: Situation) -> RolloutConfig:
+    assert at.spec.engines is not None, "a lever of engines in a run without them"
+    return at.spec.engines
+
+
+def _with_share(at: Situation, move: Move) -> Move:
+    """Return the move with the share of a card that fits it: one with which its engines start, and
+    which leaves the ranks of these cards their room. A share that fits already stays."""
+    if at.device == "cpu":
+        return move
+    rollout = _after(_rollout(at), move)
+    sampler = sampler_of(at.spec, at.policy)
+    assert sampler is not None
+    share = vllm_of(rollout).memory_share
+    card = min(card.usable_bytes for card in at.hardware.nodes[0].cards)
+    least = least_share(vllm_sampler(replace(sampler, rollout=rollout)), card)
+    most = _largest_share(at, rollout)
+    if least <= share <= most:
+        return move
+    return {**move, _SHARE: min(_LARGEST_SHARE, max(least, most))}
+
+
+def _after(rollout: RolloutConfig, move: Move) -> RolloutConfig:
+    """Return the settings of the engines after a move."""
+    vllm, section = vllm_of(rollout), "rollout.vllm."
+    made: dict[str, Any] = {
+        key.removeprefix(section): value for key, value in move.items() if key.startswith(section)
+    }
+    if _QUANTIZATION in move:
+        quantization = made.pop("arguments.quantization")
+        made["arguments"] = {**vllm.arguments, "quantization": quantization}
+    after = rollout.with_engine(vllm.model_copy(update=made))
+    return after.model_copy(update={"engines": move.get(ENGINES, rollout.engines)})
+
+
+def _largest_share(at: Situation, rollout: RolloutConfig) -> float:
+    """Return the share of a card, in hundredths rounded down, that all else leaves to an engine:
+    what is held while the engine sleeps does not count."""
+    if rollout.placement == "own":
+        return max(_LARGEST_SHARE, vllm_of(rollout).memory_share)
+    asleep = ASLEEP if vllm_of(rollout).sleep_level else ()
+    shares = [1.0]
+    for room in at.rooms:
+        if room.where == "device":
+            held = max((size for p, size in room.others.items() if p not in asleep), default=0)
+            shares.append(max(0, floor(100 * (room.capacity - held) / room.capacity)) / 100)
+    return min(shares)
+
+
+def _fitting_shares(at: Situation) -> Sequence[Move]:
+    return [_with_share(at, {})]
+
+
+def sleep_level(vllm: VllmConfig) -> int:
+    """Return the sleep level for engines that are to sleep.
+
+    Level 2 drops weights, and a sync brings all of them anyway: at level 1 they would cross to the
+    host and back in each step, only to be overwritten. Level 1 is for weights that no sync brings.
+    """
+    return 1 if keeps_weights(vllm) else 2
+
+
+def _asleep(at: Situation) -> Sequence[Move]:
+    rollout = _rollout(at)
+    vllm = vllm_of(rollout)
+    level = sleep_level(vllm)
+    if rollout.placement == "own" or vllm.sleep_level >= level:
+        return ()
+    return [_with_share(at, {_SLEEP: level})]
+
+
+def _divided_engines(at: Situation) -> Sequence[Move]:
+    """Return engines over more cards of a node, and fewer of them, as far as there are cards; over
+    fewer cards if there are too few for one engine."""
+    rollout, cluster = _rollout(at), at.spec.cluster
+    vllm = vllm_of(rollout)
+    shared = rollout.placement == "shared"
+    room = cluster.all_ranks if shared else at.cards - cluster.all_ranks
+    in_all = min(rollout.engines * rollout.parts, room)
+    most = min(len(at.hardware.nodes[0].cards), room)
+    made: list[Move] = []
+    for parallel in _PARALLELS:
+        parts = parallel * vllm.pipeline_parallel
+        further = parallel > vllm.tensor_parallel or rollout.parts > most
+        if further and parts <= most and not list(against_parallel(at.policy, parallel)):
+            made.append({_PARALLEL: parallel, ENGINES: max(1, in_all // parts)})
+    return [_with_share(at, move) for move in made]
+
+
+def _narrow_engines(at: Situation) -> Sequence[Move]:
+    """Return weights of 8 bits for engines on cards; nothing if their weights are quantised."""
+    rollout = _rollout(at)
+    given = "quantization" in vllm_of(rollout).arguments
+    if at.device == "cpu" or given or rollout.dtype == "float32":
+        return ()
+    return [_with_share(at, {_QUANTIZATION: narrow_weights(at.capability)})]
+
+
+def _caches_on_cpu(at: Situation) -> Sequence[Move]:
+    """Return the KV cache for which all else on the hosts leaves room, in halves of a GiB, and the
+    least with which vLLM starts."""
+    sampler, rollout = sampler_of(at.spec, at.policy), _rollout(at)
+    if sampler is None or at.device != "cpu":
+        return ()
+    size = vllm_of(rollout).cpu_kv_cache_gib
+    rooms = [r.capacity - max(r.others.values(), default=0) for r in at.rooms if r.where == "host"]
+    halves = min(rooms, default=0) // (rollout.engines * 2**29)
+    least = least_cpu_cache(vllm_sampler(sampler))
+    larger = [halves / 2] if least < halves / 2 < size else []
+    return [{_CACHE: each} for each in (*larger, least)]
+
+
+_TOO_LITTLE = UNSTARTED | CROWDED
+
+MEMORY_SHARE = Lever(
+    keys=(_SHARE,),
+    words="another share of a card for vLLM",
+    cost="the KV cache has what the share leaves: fewer or more sequences at once",
+    rank=5,
+    settings=_fitting_shares,
+    reliefs=(relief("rollout engines", where=["device"]),),
+    engine=VllmConfig,
+    codes=_TOO_LITTLE,
+    control=True,
+)
+SLEEP = Lever(
+    keys=(_SLEEP,),
+    words="engines that sleep while the ranks train",
+    cost="a sleeping engine wakes for each rollout",
+    rank=20,
+    settings=_asleep,
+    reliefs=(
+        relief("rollout engines", where=["device"], phases=ASLEEP),
+        relief("rollout engines", where=["host"]),
+    ),
+    engine=VllmConfig,
+    codes=CROWDED,
+    control=True,
+)
+DIVIDED_ENGINES = Lever(
+    keys=(_PARALLEL, ENGINES),
+    words="engines divided over several cards",
+    cost="the parts of an engine exchange activations in every layer",
+    rank=20,
+    settings=_divided_engines,
+    reliefs=(relief("rollout engines"),),
+    engine=VllmConfig,
+    codes=_TOO_LITTLE.union(("tensor-parallel-node", "more-ranks-than-gpus")),
+    control=True,
+)
+CPU_CACHE = Lever(
+    keys=(_CACHE,),
+    words="another size of the KV cache in host memory",
+    cost="with a smaller cache fewer sequences are sampled at once",
+    rank=5,
+    settings=_caches_on_cpu,
+    reliefs=(relief("rollout engines", where=["host"]),),
+    engine=VllmConfig,
+    codes=UNSTARTED,
+)
+NARROW_ENGINES = Lever(
+    keys=(_QUANTIZATION,),
+    words="engines with weights of 8 bits",
+    cost="engines sample from rounded weights: algorithm.correction weighs the difference",
+    rank=55,
+    effect="rounding",
+    settings=_narrow_engines,
+    reliefs=(relief("rollout engines", where=["device"]),),
+    engine=VllmConfig,
+    codes=_TOO_LITTLE,
+)
+
+LEVERS: tuple[Lever, ...] = (MEMORY_SHARE, SLEEP, DIVIDED_ENGINES, CPU_CACHE, NARROW_ENGINES)

@@ -1,0 +1,66 @@
+"""Tokens a second at the peak of the cards: each against a figure worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.config.load import validate
+from plimsoll.config.yaml_tree import read_tree
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
+from plimsoll.memory.contents.contents import make_job
+from plimsoll.memory.contents.flops import tokens_at_peak
+from plimsoll.memory.contents.overheads import Constants
+from plimsoll.shapes.known_models import read_shape
+
+H, F, KV, V, L = 3584, 18944, 512, 152064, 28
+LAYER = 2 * H * H + H + 2 * (H * KV + KV) + 3 * H * F  # q and o, the biases of q, k and v, the MLP
+SFT = """\
+run: {directory: out, steps: 10}
+cluster: {where: local}
+data: {train: {path: x, prompt: q, response: a}, max_tokens: 512}
+batch: {sequences: 8, micro_batch_tokens: 2048}
+actor: {model: {path: Qwen/Qwen2-7B}, zero: {stage: 2}}
+"""
+PPO = """\
+run: {directory: out, steps: 10}
+cluster: {ranks: 4}
+data: {train: {path: x, prompt: q}, max_tokens: 512}
+batch: {prompts: 8, micro_batch_tokens: 2048}
+actor: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
+critic: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
+rewards: {r: {name: length}}
+rollout: {vllm: {sleep_level: SLEEP}, engines: 4, placement: shared}
+algorithm: {epochs: EPOCHS}
+"""
+
+
+def at_peak(job: str, text: str, cluster: str) -> float | None:
+    config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
+    return tokens_at_peak(make_job(spec_of(config), parse_cluster(cluster, 1, None), Constants()))
+
+
+def test_the_peak_of_a_card_is_three_forwards_a_token_whatever_is_computed_again() -> None:
+    flops = 3 * 2 * (L * LAYER + V * H)
+    assert at_peak("sft", SFT, "A100-80GB") == pytest.approx(312e12 / flops)
+    again = SFT.replace("Qwen2-7B}", "Qwen2-7B, gradient_checkpointing: true}")
+    assert at_peak("sft", again, "H100-80GB") == pytest.approx(989e12 / flops)
+    adapted = SFT.replace("zero:", "adapter: {rank: 8}, zero:")
+    assert at_peak("sft", adapted, "A100-80GB") == pytest.approx(312e12 / flops * 3 / 2)
+
+
+def test_the_peak_of_ppo_counts_every_role_and_sampling() -> None:
+    """Actor and critic: an epoch or two of three forwards, and old log-probs and values; the
+    reference; and the engines."""
+    size = read_shape("Qwen/Qwen2.5-1.5B").active_parameters
+    for epochs, forwards in ((1, 2 * (3 + 1) + 1 + 1), (2, 2 * (6 + 1) + 1 + 1)):
+        text = PPO.replace("SLEEP", "0").replace("EPOCHS", str(epochs))
+        assert at_peak("ppo", text, "4xA100-80GB") == pytest.approx(
+            4 * 312e12 / (forwards * 2 * size), rel=1e-6
+        )
+
+
+def test_without_cards_of_known_speed_there_is_no_peak() -> None:
+    assert at_peak("sft", SFT, "24GB") is None
+    assert at_peak("sft", SFT, "cpu") is None

@@ -1,0 +1,172 @@
+"""The list of levers: each says what is true of it, and whatever is added is offered everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll.commands.planning import hardware_of
+from plimsoll.config.keys import find_key, keys_of
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import load_any
+from plimsoll.machine.incident import Incident, Sighting
+from plimsoll.memory.advise.advise import advise
+from plimsoll.memory.contents.overheads import Constants
+from plimsoll.memory.explain.as_text import explanation_text
+from plimsoll.memory.explain.explain import explain
+from plimsoll.memory.levers import catalogue
+from plimsoll.memory.levers.catalogue import LEVERS, moves_of
+from plimsoll.memory.levers.trials import Trial, Trials
+from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.weigh import Ground
+from plimsoll.page.controls import controls
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.levers import Lever, Move, Situation, relief
+
+SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
+ROLE = "{model: {path: Qwen/Qwen2.5-1.5B}, optimizer: {learning_rate: 1e-3}}"
+TEXTS = {
+    "ppo": f"""\
+# ppo
+run: {{directory: out, steps: 10}}
+cluster: {{ranks: 2, hardware: 4xA100-40GB, host_memory: 200GB}}
+data: {{train: {{path: x, prompt: q}}, max_tokens: 4096}}
+batch: {{prompts: 64, micro_batch_tokens: 32768}}
+actor: {ROLE}
+critic: {ROLE}
+reference: {{model: {{path: Qwen/Qwen2.5-1.5B}}}}
+rewards: {{length: {{name: length}}}}
+rollout: {{sampling: {{max_new_tokens: 4096}}, ROLLOUT}}
+""",
+    "dpo": f"""\
+# dpo
+run: {{directory: out, steps: 10}}
+cluster: {{ranks: 2, hardware: 2xA100-40GB, host_memory: 200GB}}
+data: {{train: {{path: x, prompt: q, chosen: a, rejected: b}}, max_tokens: 4096}}
+batch: {{pairs: 64, micro_batch_tokens: 32768}}
+actor: {ROLE}
+reference: {{model: {{path: Qwen/Qwen2.5-1.5B}}, zero: {{offload: cpu}}}}
+""",
+}
+ROLLOUTS = (
+    "placement: own",
+    "placement: shared, engines: 2, vllm: {memory_share: 0.9}",
+    "placement: shared, engines: 2, vllm: {sleep_level: 1}, sync: {bucket_bytes: 10000000000}",
+    "placement: shared, engines: 2, transformers: {}",
+)
+
+
+def roots(folder: Path) -> Iterator[Trials]:
+    """Yield the trials of a few configs, on cards and without."""
+    learning = "Qwen/Qwen2.5-1.5B}, optimizer"
+    saving = "Qwen/Qwen2.5-1.5B, gradient_checkpointing: true}, optimizer"
+    texts = [TEXTS["dpo"], TEXTS["dpo"].replace("32768", "8192").replace(learning, saving)]
+    texts += [*(TEXTS["ppo"].replace("ROLLOUT", rollout) for rollout in ROLLOUTS)]
+    texts += [
+        TEXTS["ppo"].replace("ROLLOUT", "vllm: {cpu_kv_cache_gib: 9}").replace("4xA100-40GB", "cpu")
+    ]
+    for text in texts:
+        (folder / "config.yaml").write_text(text)
+        spec = load_any(str(folder / "config.yaml"))
+        yield Trials(spec, Ground(hardware_of(spec.cluster)))
+
+
+def relieved(lever: Lever, trial: Trial) -> dict[tuple[str, str], list[int]]:
+    """Return the bytes of what a lever makes smaller, at each moment on each card and host."""
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for store in trial.plan.stores:
+        for use in store.uses:
+            phase = use.moment.phase
+            covered = (
+                item.bytes
+                for item in use.held
+                if any(one.covers(item.kind, store.where, phase) for one in lever.reliefs)
+            )
+            sizes.setdefault((store.where, str(use.moment)), []).append(sum(covered))
+    return sizes
+
+
+def is_relief(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Return whether the fullest card or host has less, or the emptiest."""
+    return max(after, default=0) < max(before) or min(after, default=0) < min(before)
+
+
+def test_each_lever_relieves_what_it_says(tmp_path: Path) -> None:
+    """In one config at least; but for those that only mend an error."""
+    found = set()
+    for trials in roots(tmp_path):
+        before = trials.root
+        for lever in LEVERS:
+            for move in moves_of(lever, before.situation):
+                after = trials.of(move)
+                if after is not None:
+                    sizes, others = relieved(lever, before), relieved(lever, after)
+                    if any(is_relief(size, others.get(key, [])) for key, size in sizes.items()):
+                        found.add(lever)
+    lacking = {lever.words for lever in {*LEVERS} - found if lever.reliefs}
+    assert lacking == set()
+
+
+def test_each_lever_turns_known_keys_and_says_what_it_costs() -> None:
+    known = [tuple(keys_of(job.config)) for job in JOBS.values()]
+    for lever in LEVERS:
+        section = {"run": "", "trained": "actor.", "frozen": "reference."}[lever.turns]
+        for key in lever.keys:
+            path = tuple(f"{section}{key}".split("."))
+            assert key.startswith("rollout.vllm.") or any(find_key(k, path) for k in known), key
+        assert lever.words and lever.cost and lever.rank > 0
+    assert len({lever.words for lever in LEVERS}) == len(LEVERS)
+
+
+def _smaller_buckets(at: Situation) -> list[Move]:
+    return [{"zero.bucket_elements": 1_000_000}]
+
+
+BUCKETS = Lever(
+    keys=("zero.bucket_elements",),
+    words="smaller buckets",
+    cost="ranks exchange gradients in smaller pieces",
+    rank=1,
+    settings=_smaller_buckets,
+    reliefs=(relief("buffers"),),
+    turns="trained",
+    control=True,
+)
+TIGHT = """\
+# sft
+run: {directory: out, steps: 10}
+cluster: {ranks: 2, hardware: 2xHARDWARE, host_memory: 200GB}
+data: {train: {path: x, prompt: q, response: a}, max_tokens: 512}
+batch: {sequences: 64, micro_batch_tokens: 512}
+actor:
+  model: {path: Qwen/Qwen2.5-0.5B, gradient_checkpointing: true}
+  zero: {bucket_elements: 4000000000}
+"""
+
+
+def tight_spec(folder: Path, hardware: str) -> RunSpec[Any]:
+    (folder / "tight.yaml").write_text(TIGHT.replace("HARDWARE", hardware))
+    return load_any(str(folder / "tight.yaml"))
+
+
+def test_a_lever_that_is_added_in_one_place_is_offered_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a refusal, a suggestion, the report of a run out of memory, and on the page."""
+    key = "actor.zero.bucket_elements"
+    spec = tight_spec(tmp_path, "14GB")
+    ground = Ground(hardware_of(spec.cluster))
+    [problem] = [one for one in make_plan(spec, ground).problems if one.severity == "error"]
+    assert key not in problem.fix
+    monkeypatch.setattr(catalogue, "LEVERS", (*LEVERS, BUCKETS))
+    [problem] = [one for one in make_plan(spec, ground).problems if one.severity == "error"]
+    assert f"{key}: 1000000" in problem.fix
+    [answer, *_] = advise(spec, ground).answers
+    assert ([change.key for change in answer.changes], answer.costs) == ([key], (BUCKETS.cost,))
+    assert key in {control.key for control in controls(spec)}
+    incident = Incident("device", "the card is full", seen=Sighting("rank 0", "a"))
+    explanation = explain(spec, ground.hardware, Constants(), incident, "train_actor")
+    assert f"+ {key}: 1000000" in explanation_text(explanation)
