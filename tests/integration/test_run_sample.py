@@ -126,7 +126,10 @@ def test_its_plan_has_engines_and_nothing_that_learns(home: Path) -> None:
     assert {item["role"] for item in plan["items"]} == {"process", "rollout"}
 
 
-@pytest.mark.parametrize("flags", [("--rollout.replay", "x"), ("--rollout.vllm.sleep_level", "1")])
+ASLEEP = ("--rollout.vllm.sleep_level", "1", "--rollout.transformers", "null")
+
+
+@pytest.mark.parametrize("flags", [("--rollout.replay", "x"), ASLEEP])
 def test_what_only_a_run_that_learns_can_follow_is_refused(
     home: Path, flags: tuple[str, ...]
 ) -> None:
