@@ -29,12 +29,12 @@ class HeadSizes:
 def head_sizes(path: str) -> HeadSizes:
     """Return the attention heads of a model, with what its family takes for fields that config.json
     leaves out, or of an unknown family as transformers reads them."""
-    with suppress(ConfigError):
+    with suppress(ConfigError, OSError):
         shape = read_shape(path)
         return HeadSizes(shape.head_dim, shape.head_dim, shape.softcapped)
     try:
         fields = read_fields(path)[1]
-    except ConfigError:  # loading says why
+    except (ConfigError, OSError):  # loading says why
         return HeadSizes(None, None, softcapped=False)
     text = fields.get("text_config")
     model: Mapping[str, Any] = text if isinstance(text, dict) else fields

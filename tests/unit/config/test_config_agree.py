@@ -77,7 +77,7 @@ PPO_CASES = [
     (
         "--rollout.transformers={} --rollout.vllm.tensor_parallel=2",
         "rollout.transformers",
-        2,
+        4,
         None,
     ),
     (

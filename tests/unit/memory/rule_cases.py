@@ -51,7 +51,7 @@ def conflicts(
     here: LocalHost | None = None,
 ) -> dict[str, Problem]:
     """By code."""
-    read = config(job, changes)
+    read = config(job, {"cluster.hardware": cluster, **changes})
     hardware = parse_cluster(cluster, read.cluster.nodes, 10**12)
     found = find_conflicts(make_job(spec_of(read), hardware, Constants()), here)
     return {problem.code: problem for problem in found if problem.code is not None}

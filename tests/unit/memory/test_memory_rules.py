@@ -26,7 +26,8 @@ def test_plain_settings_meet_no_rule() -> None:
 
 
 def test_cards_without_ligers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plimsoll.memory.rules.ranks.cards_have_liger", lambda: False)
+    for asks in ("memory.rules.ranks", "spec.decisions"):
+        monkeypatch.setattr(f"plimsoll.{asks}.cards_have_liger", lambda: False)
     found = conflicts("sft", {"cluster.ranks": 1})["package-missing"]
     assert found.severity == "warning" and "liger-kernel is not installed" in found.what
     assert "package-missing" not in conflicts("sft", {"cluster.ranks": 1}, "cpu")

@@ -36,7 +36,7 @@ from transformers import (
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.model.attention import SDPA, VARLEN
+from plimsoll.model.attention import VARLEN
 from plimsoll.model.checks import read_model_config
 from plimsoll.model.load import (
     attention_name,
@@ -206,21 +206,23 @@ def test_varlen_needs_cuda(model_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "name"),
+    ("config", "refused"),
     [
-        (Qwen2Config(hidden_size=128, num_attention_heads=4), VARLEN),
-        (Qwen2Config(hidden_size=120, num_attention_heads=10), SDPA),  # heads of 12
-        (DeepseekV3Config(), SDPA),  # keys of 192, values of 128
+        (Qwen2Config(hidden_size=128, num_attention_heads=4), None),
+        (Qwen2Config(hidden_size=120, num_attention_heads=10), "12"),  # heads of 12
+        (DeepseekV3Config(), "192"),  # keys of 192, values of 128
     ],
 )
-def test_auto_takes_varlen_on_a_card_where_its_kernel_has_the_heads(
-    config: PreTrainedConfig, name: str
+def test_varlen_is_taken_where_its_kernel_has_the_heads(
+    config: PreTrainedConfig, refused: str | None
 ) -> None:
+    varlen = decided_model(path="m", dtype="bfloat16", attention="varlen")
     with patch("torch.cuda.get_device_capability", lambda device: (9, 0)):
-        assert (
-            attention_name(decided_model(path="m", dtype="bfloat16"), config, torch.device("cuda"))
-            == name
-        )
+        if refused is None:
+            assert attention_name(varlen, config, torch.device("cuda")) == VARLEN
+        else:
+            with pytest.raises(ConfigError, match=refused):
+                attention_name(varlen, config, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

@@ -252,9 +252,9 @@ def _config_keys(job: str) -> tuple[Key, ...]:
 
 def cards_of_machine(converted: Converted) -> int:
     """Return the most cards that the run takes of one machine; 0 if it runs on CPUs."""
-    spec = _spec(converted)
-    if spec.cluster.device == "cpu":
+    if converted.values.get("cluster", {}).get("device") == "cpu":
         return 0
+    spec = _spec(converted)
     engines = spec.engines
     apart = engines.engines * engines.parts if engines and engines.placement == "own" else 0
     return ceil((spec.cluster.all_ranks + apart) / spec.cluster.nodes)

@@ -219,7 +219,7 @@ CASES: tuple[Case, ...] = (
     (f"{R}.top_k=-1 {R}.dtype=float32 {R}.enforce_eager=True {R}.pipeline_model_parallel_size=3", {"rollout.sampling.top_k": 0, "rollout.dtype": "float32", "rollout.vllm.arguments.enforce_eager": True, "check": "rollout.engines"}),
     (f"{R}.name=hf trainer.nnodes=2", {"rollout.transformers": {"max_sequences": 256}, "cluster.nodes": 2, "check": "cluster.address"}),
     (f"{R}.val_kwargs.do_sample=True {R}.val_kwargs.temperature=1.0 trainer.test_freq=5", {"eval_sampling": {"temperature": 1.0}, "run.eval_every": 5}),
-    ("reward_model.enable=True reward_model.model.path=org/rm reward_model.model.trust_remote_code=True", {"reward_model.role": {"model": {"path": "org/rm", "trust_remote_code": True}, "stage": 3}, "data.train.reference": None}),
+    ("reward_model.enable=True reward_model.model.path=org/rm reward_model.model.trust_remote_code=True", {"reward_model.role": {"model": {"path": "org/rm", "trust_remote_code": True}, "zero": {"stage": 3}}, "data.train.reference": None}),
     (f"{C}.rollout_is=sequence {C}.rollout_is_threshold=0.5_5.0", {"algorithm.correction": {"name": "mask", "options": {"level": "sequence", "low": 0.5, "high": 5.0}}}),
     (f"{A}.tis_imp_ratio_cap=3", {"algorithm.correction": {"name": "truncate", "options": {"level": "token", "high": 3.0}}}),
     (f"{C}.bypass_mode=True {C}.rollout_rs=token", {"lacking": f"{C}.bypass_mode {C}.rollout_rs"}),
