@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
 
-from plimsoll.algorithm.failure import told_of
+from plimsoll.algorithm.failure import describe_error
 from plimsoll.errors import ConfigError, FunctionFailed, PlimsollError
 
 SHOWN_CHARACTERS = 200
@@ -105,7 +105,7 @@ def raised(error: BaseException) -> Failed | Broken:
         return Broken(f": {str(error).rstrip('.')}", type(error))
     if isinstance(error, PlimsollError):
         return Failed(f": {str(error).rstrip('.')}", "", type(error))
-    told, lines = told_of(error)
+    told, lines = describe_error(error)
     return Failed(f" raised {told}", lines, FunctionFailed)
 
 
