@@ -11,15 +11,15 @@ from huggingface_hub import constants
 
 from plimsoll.cli.command import main
 from plimsoll.shapes import hub as looking
-from plimsoll.shapes.hub import Kind, not_on_hub
+from plimsoll.shapes.hub import RepositoryKind, not_on_hub
 
 Captured = pytest.CaptureFixture[str]
-KINDS: tuple[Kind, ...] = ("model", "dataset")
+KINDS: tuple[RepositoryKind, ...] = ("model", "dataset")
 
 
 @pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_silent_hub_is_told_once_and_without_noise(kind: Kind, capfd: Captured) -> None:
+def test_a_silent_hub_is_told_once_and_without_noise(kind: RepositoryKind, capfd: Captured) -> None:
     found = not_on_hub("nobody/knows", kind)
     assert found is not None
     assert f"nothing of it in {constants.HF_HUB_CACHE}" in found[0]
@@ -46,7 +46,7 @@ def test_offline_the_hub_is_not_asked(hub: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_hub_is_asked_for_what_it_has(hub: Any, kind: Kind) -> None:
+def test_the_hub_is_asked_for_what_it_has(hub: Any, kind: RepositoryKind) -> None:
     hub.has = {"some/thing"}
     assert not_on_hub("some/thing", kind) is None
     found = not_on_hub("some/thin", kind)
