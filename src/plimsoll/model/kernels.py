@@ -1,4 +1,4 @@
-"""By which kernels the blocks of a model compute on its device: the one place that decides it."""
+"""Choose the kernels of a model's blocks for its device: the one place that decides."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from plimsoll.model.price.form import fused_by
 
 
 def use_kernels(lm: PreTrainedModel, device: torch.device) -> int:
-    """Have a model that was just loaded compute by the kernels for its device, in place.
+    """Have a newly loaded model use the kernels for its device, in place.
 
-    Gives what `use_cpu_kernels` gives. Raises ConfigError as `fusions_for`.
+    Returns what `use_cpu_kernels` returns. Raises ConfigError as `fusions_for`.
     """
     fused.fuse(lm, fusions_for(device))
     return use_cpu_kernels(lm, device)
 
 
 def fusions_for(device: torch.device) -> tuple[fused.Fusion, ...]:
-    """Return what is fused on a device, by Liger's kernels or by ours. `plimsoll plan` and
-    `plimsoll doctor` warn of cards without liger-kernel.
+    """Return the fusions for a device, by Liger's kernels or by ours.
 
-    Raises ConfigError if liger-kernel is installed and cannot be imported.
+    `plimsoll plan` and `plimsoll doctor` warn of cards without liger-kernel.
+
+    Raises:
+        ConfigError: liger-kernel is installed and cannot be imported.
     """
     has_card = device.type == "cuda" and torch.cuda.is_available()
     capability = torch.cuda.get_device_capability(device) if has_card else None
@@ -36,7 +38,7 @@ def fusions_for(device: torch.device) -> tuple[fused.Fusion, ...]:
     except ImportError as error:
         raise ConfigError(
             f"liger-kernel is installed and cannot be imported: {error}. Norms and MLPs on cards "
-            "compute by it. Install it again with Triton (`pip install liger-kernel triton`), or "
+            "use it. Install it again with Triton (`pip install liger-kernel triton`), or "
             "uninstall it: Plimsoll's own functions then take its place."
         ) from error
     return FUSIONS

@@ -18,8 +18,8 @@ from plimsoll.model.price.form import (
     Capability,
     ChunkedHead,
     Fused,
+    ScalarHead,
     UnfusedHead,
-    ValueHead,
     fused_by,
 )
 from plimsoll.model.price.layer import Layer
@@ -319,7 +319,7 @@ def test_phis_layer_by_hand() -> None:
 
 
 def test_a_value_head_has_no_logits() -> None:
-    found = _bytes(replace(FULL, head=ValueHead()))
+    found = _bytes(replace(FULL, head=ScalarHead()))
     assert not [name for name in found if "logits" in name]
 
 

@@ -21,7 +21,7 @@ from plimsoll.model.attention import Span, spans
 from plimsoll.model.cpu.attention import NAME, packed_attention
 from plimsoll.model.cpu.switch import OF_PACKS
 from plimsoll.model.load import load_policy
-from plimsoll.model.logit_chunks import LogitForm, filled
+from plimsoll.model.logit_chunks import LogitForm, fill_rows
 from plimsoll.model.policy import PackTensors
 from plimsoll.model.tiny import tiny_config
 
@@ -180,14 +180,14 @@ def test_rows_that_fill_are_zero_and_learn_nothing() -> None:
 @pytest.mark.parametrize("width", [None, 3])
 def test_rows_are_filled_to_a_multiple(rows: int, width: int | None) -> None:
     shape = (rows,) if width is None else (rows, width)
-    whole = filled(torch.ones(shape), OF_PACKS)
+    whole = fill_rows(torch.ones(shape), OF_PACKS)
     assert len(whole) % OF_PACKS == 0 and len(whole) - rows < OF_PACKS
     assert whole.sum() == whole[:rows].sum() == torch.ones(shape).sum()
 
 
 def test_any_number_of_rows_is_left_as_it_is_where_none_are_asked_for() -> None:
     rows = torch.ones(5, 3)
-    assert filled(rows, LogitForm().rows) is rows
+    assert fill_rows(rows, LogitForm().rows) is rows
 
 
 class Called(TorchDispatchMode):

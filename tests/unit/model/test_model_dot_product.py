@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from plimsoll.model.attention import dot_product, repeated
+from plimsoll.model.attention import dot_product, repeat_heads
 
 torch.set_num_threads(1)
 
@@ -38,7 +38,7 @@ def test_repeated_keys_change_nothing(groups: int, masked: bool) -> None:
     mask = torch.full((9, 9), -torch.inf).triu(1) if masked else None
     want = attended(query, key, value)
     plain = dot_product(query, key, value, mask, None)
-    again = dot_product(query, repeated(key, 6), repeated(value, 6), mask, None)
+    again = dot_product(query, repeat_heads(key, 6), repeat_heads(value, 6), mask, None)
     wanted = torch.autograd.grad(want.square().sum(), (query, key, value))
     for found in (plain, again):
         torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)

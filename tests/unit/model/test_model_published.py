@@ -23,7 +23,7 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import write_plain
 from plimsoll.engine.weights import sent_names
 from plimsoll.model.load import load_policy
-from plimsoll.model.policy import companions, hf_state_names, published, saved_buffers
+from plimsoll.model.policy import companions, hf_state_names, published_weights, saved_buffers
 
 CPU = torch.device("cpu")
 WITH_BUFFERS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -71,7 +71,7 @@ def test_engines_are_told_the_names_of_what_they_are_sent(home: Path) -> None:
             hf_name: policy.get_parameter(name) for name, hf_name in names.items()
         }
         weights |= {name: weights[of] for name, of in policy.tied_names().items()}
-        sent = dict(published(policy.lm, weights)) if as_published else weights
+        sent = dict(published_weights(policy.lm, weights)) if as_published else weights
         assert set(sent_names(policy, as_published)) == sent.keys()
     files = load_file(home / "first" / "model.safetensors").keys()
     assert sent.keys() - policy.tied_names().keys() == files - saved_buffers(policy).keys()

@@ -54,17 +54,17 @@ def test_one_buffer_holds_arrays_of_every_kind() -> None:
     }
     for array in arrays.values():
         array.flags.writeable = False
-    pieces, size = lay_out(arrays)
+    places, size = lay_out(arrays)
     buffer = torch.full((size,), 255, dtype=torch.uint8)
-    write(pieces, buffer)
-    found = dict(views(pieces, buffer))
+    write(places, buffer)
+    found = dict(views(places, buffer))
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name].numpy(), array, err_msg=name)
         assert found[name].numpy().dtype == array.dtype, name
         assert found[name].untyped_storage().data_ptr() == buffer.data_ptr(), name
     used = sum(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays.values())
-    assert size == used and not any(piece.start % ALIGNMENT for piece in pieces)
+    assert size == used and not any(piece.start % ALIGNMENT for piece in places)
 
 
 def test_no_code_pins_while_it_makes_a_tensor_of_data() -> None:

@@ -1,5 +1,7 @@
-"""How a forward and backward is computed, as far as its memory depends on it; and where PyTorch's
-varlen_attn, the flash attention of packed sequences, is to be had."""
+"""How a forward and backward pass is computed, as far as its memory depends on it.
+
+The file also decides where PyTorch's varlen_attn, the flash attention of packed sequences, runs.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,33 @@ from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import HeadKind
 
 Attention = Literal["varlen", "sdpa", "eager"]
-"""varlen: one flash kernel for the pack (FlashAttention-2 too). sdpa: a kernel per sequence.
-eager: the scores are written out."""
+"""How attention is computed.
+
+varlen: one flash kernel for the pack (FlashAttention-2 too). sdpa: a kernel per sequence. eager:
+plain products that hold the scores.
+"""
 
 BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
-"""In fp32 at once: of softmaxes and of fused norms, as in model/logit_chunks.py."""
+"""fp32 elements of softmaxes and fused norms that exist at once, as in model/logit_chunks.py."""
 
 Fused = Literal["none", "own", "liger"]
-"""Whose norms and gated MLPs are: those of transformers, of model/fused.py, of model/liger.py."""
+"""The origin of norms and gated MLPs: transformers, model/fused.py or model/liger.py."""
 
 Capability = tuple[int, int]
 WIDEST_HEAD = 256
-"""FlashAttention-2, in PyTorch's flash_attn/flash_api.cpp (`mha_varlen_fwd`)."""
+"""The widest head of FlashAttention-2, in PyTorch's flash_attn/flash_api.cpp (`mha_varlen_fwd`)."""
 _HEAD_STEP = 8
-"""As WIDEST_HEAD; scaled_dot_product_attention pads other heads, varlen_attn does not."""
+"""A head's width must be a multiple of this for varlen_attn; scaled_dot_product_attention pads."""
 
 
 @dataclass(frozen=True)
 class ChunkedHead:
     """`token_logprobs`: logits of `rows` learned tokens at once.
 
-    entropy: it is computed too. scaled: the logits are divided by a temperature that is not 1.
+    Attributes:
+        rows: rows of logits that exist at once.
+        entropy: whether the entropy is computed too.
+        scaled: whether the logits are divided by a temperature that is not 1.
     """
 
     rows: int
@@ -45,12 +53,14 @@ class ChunkedHead:
 
 @dataclass(frozen=True)
 class UnfusedHead:
-    """Logits of every token at once, and a loss in fp32, as Hugging Face's models have them: none
-    of Plimsoll's, but what others' runs are priced with (benchmarks/peak_models.py)."""
+    """Logits of every token at once, and a loss in fp32, as Hugging Face's models compute them.
+
+    Plimsoll has no such head; other systems' runs are priced with it (benchmarks/peak_models.py).
+    """
 
 
 @dataclass(frozen=True)
-class ValueHead:
+class ScalarHead:
     """One number for each learned token, in fp32."""
 
 
@@ -58,7 +68,10 @@ class ValueHead:
 class TeacherHead:
     """`distil`: logits of `rows` learned tokens at once, and the same of a teacher's.
 
-    hidden: the teacher's hidden size. element: bytes of its weights.
+    Attributes:
+        rows: rows of logits that exist at once.
+        hidden: the teacher's hidden size.
+        element: bytes of a weight of the teacher.
     """
 
     rows: int
@@ -68,19 +81,22 @@ class TeacherHead:
 
 @dataclass(frozen=True)
 class NoHead:
-    """Hidden states alone: a teacher's, whose head is run with its student's."""
+    """Hidden states alone, of a teacher whose head runs with its student's."""
 
 
-Head = ChunkedHead | UnfusedHead | ValueHead | TeacherHead | NoHead
+Head = ChunkedHead | UnfusedHead | ScalarHead | TeacherHead | NoHead
 
 
 @dataclass(frozen=True)
 class AdapterForm:
     """A low-rank adapter.
 
-    targets: last parts of module names, or ("all-linear",). element: bytes of its weights; where
-    they are wider than the model's, each adapted linear casts its input to them. dropout: on its
-    input. dora: magnitudes are learned too.
+    Attributes:
+        rank: the inner width.
+        targets: last parts of module names, or ("all-linear",).
+        element: bytes of a weight; if they exceed the model's, each adapted linear casts its input.
+        dropout: whether the input has dropout.
+        dora: whether magnitudes are learned too.
     """
 
     rank: int
@@ -92,21 +108,25 @@ class AdapterForm:
 
 @dataclass(frozen=True)
 class ActivationForm:
-    """How a forward and backward is computed.
+    """How a forward and backward pass is computed.
 
-    element: bytes of a weight and of an activation (2 in bfloat16).
-    checkpoint_every: None keeps all activations; k checkpoints the first of every k layers: of it
-        the input is kept, and the rest computed again.
-    selective: of checkpointed layers the results of matrix products and attention are kept too.
-    trained: forward and backward; else forward only, without autograd.
-    adapter: None trains all weights; else only the adapter.
-    quantized: linear weights are in 4 bits, and one at a time is written out for use.
-    inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
-    fused: whose norms and gated MLPs serve where they know the family's.
-    flash: with sdpa on a card, its flash kernel serves where there is no mask; others have keys and
-        values repeated for every head (model/attention.py).
-    kernels: and one of its kernels takes the model's dtype; else the scores of a sequence at a time
-        are written out, in fp32.
+    Attributes:
+        element: bytes of a weight and of an activation (2 in bfloat16).
+        checkpoint_every: None keeps all activations; k checkpoints the first of every k layers,
+            which keep their input and recompute the rest.
+        attention: how attention is computed.
+        head: how the head is computed.
+        trained: forward and backward; else forward only, without autograd.
+        adapter: None trains all weights; else only the adapter.
+        quantized: linear weights are in 4 bits, and dequantised one at a time.
+        selective: checkpointed layers keep the results of matrix products and attention too.
+        inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
+        device: where the model runs.
+        fused: whose norms and gated MLPs are used, if they know the family's.
+        flash: whether sdpa on a card uses the flash kernel without a mask; other kernels get keys
+            and values repeated for every head (model/attention.py).
+        kernels: whether any kernel of sdpa on a card takes the model's dtype; else the scores of
+            one sequence at a time are held, in fp32.
     """
 
     element: int
@@ -124,12 +144,12 @@ class ActivationForm:
     kernels: bool = True
 
     @property
-    def written(self) -> bool:
-        """Whether attention's scores are, for want of a kernel."""
+    def writes_scores(self) -> bool:
+        """Whether attention's scores are held, because no kernel computes them."""
         return self.attention == "sdpa" and self.device != "cpu" and not self.kernels
 
     def adapts(self, linear: str) -> bool:
-        """Whether a linear layer of that name has an adapter."""
+        """Return whether a linear layer of that name has an adapter."""
         targets = self.adapter.targets if self.adapter else ()
         return linear in targets or "all-linear" in targets
 
@@ -145,7 +165,7 @@ def activation_form(
     capability: Capability | None = None,
     fused: Fused = "own",
 ) -> ActivationForm:
-    """How a role's model is trained; parameters as those of `roles.trained_role` and `RoleWork`."""
+    """Return how a role's model is trained; parameters as of `trained_role` and `RoleWork`."""
     pair = None
     if adapter is not None:
         dropout = adapter.dropout > 0
@@ -172,7 +192,7 @@ def _head(kind: HeadKind, policy: ChunkedHead) -> Head:
         case "policy":
             return policy
         case "value":
-            return ValueHead()
+            return ScalarHead()
         case "states":
             return NoHead()
 
@@ -180,9 +200,13 @@ def _head(kind: HeadKind, policy: ChunkedHead) -> Head:
 def attention_of(
     model: ModelConfig, shape: ModelShape, device: Device, capability: Capability | None
 ) -> Attention:
-    """With `auto` resolved, as model/load.py resolves it.
+    """Return the attention of a model, with `auto` resolved as model/load.py resolves it.
 
-    capability: the lowest of the run's cards; None where it is not known.
+    Args:
+        model: the model's settings.
+        shape: the model's shape.
+        device: where it runs.
+        capability: the lowest of the run's cards; None if unknown.
     """
     if model.attention != "auto":
         return model.attention
@@ -191,12 +215,13 @@ def attention_of(
 
 
 def fused_by(device: str, capability: Capability | None, has_liger: bool) -> Fused:
-    """Return whose norms and gated MLPs serve. Triton compiles no bfloat16 for cards without units
-    for it, so Liger's kernels are not for them.
+    """Return whose norms and gated MLPs are used.
+
+    Liger's kernels need a card with units for bfloat16: Triton compiles no bfloat16 for others.
 
     Args:
         device: cuda or another.
-        capability: of the card, or the lowest of several; None where it is not known.
+        capability: the card's, or the lowest of several; None if unknown.
         has_liger: whether liger-kernel is installed.
     """
     able = capability is None or capability >= BFLOAT16_UNITS
@@ -204,10 +229,10 @@ def fused_by(device: str, capability: Capability | None, has_liger: bool) -> Fus
 
 
 def has_kernels(capability: Capability | None, dtype: str) -> bool:
-    """Whether a card has one of PyTorch's kernels of attention; sdp_utils.cpp takes float16 and
-    float32 alone where there are no units for bfloat16 (`less_than_sm80_mem_efficient_dtypes`).
+    """Return whether PyTorch has an attention kernel for a card and dtype.
 
-    Parameters as those of `against_varlen`.
+    On cards without units for bfloat16, sdp_utils.cpp takes float16 and float32 alone
+    (`less_than_sm80_mem_efficient_dtypes`). Parameters as of `against_varlen`.
     """
     return dtype != "bfloat16" or capability is None or capability >= BFLOAT16_UNITS
 
@@ -215,10 +240,14 @@ def has_kernels(capability: Capability | None, dtype: str) -> bool:
 def against_varlen(
     device: str, capability: Capability | None, dtype: str, softcapped: bool, head_dim: int
 ) -> Iterator[str]:
-    """Every reason for which varlen_attn cannot compute a model.
+    """Yield every reason why varlen_attn cannot compute a model.
 
-    device: cuda or another. capability: of the card; None where unknown. dtype: of the model.
-    softcapped: the family bounds its attention scores. head_dim: of one head; 0 where unknown.
+    Args:
+        device: cuda or another.
+        capability: the card's; None if unknown.
+        dtype: the model's dtype.
+        softcapped: whether the family bounds its attention scores.
+        head_dim: the width of a head; 0 if unknown.
     """
     if device != "cuda":
         yield f"it runs on CUDA, and this is {device}"
