@@ -39,7 +39,7 @@ class Calibration:
 
 
 def calibrate(predicted: Floats, outcomes: Floats) -> Calibration:
-    """Sort predictions into bins and return their means beside the means of the outcomes.
+    """Return the mean prediction and the mean outcome in bins of predictions.
 
     Args:
         predicted: probabilities, shape [N], N > 0.
@@ -58,12 +58,10 @@ def calibrate(predicted: Floats, outcomes: Floats) -> Calibration:
 
 
 def calibrate_pairs(chosen_ahead: Floats) -> Calibration:
-    """Return the calibration of preferences between two responses.
+    """Return the calibration of preferences.
 
     Each pair counts in both orders: as a prediction that came true and as one that did not.
-
-    Args:
-        chosen_ahead: the chosen response's score less the rejected one's, shape [P].
+    `chosen_ahead` is how far the chosen response's score is ahead, [P].
     """
     preferred = sigmoid(chosen_ahead)
     outcomes = np.repeat(np.array([1, 0], dtype=np.float32), len(preferred))

@@ -78,53 +78,49 @@ class _PolicyLoss:
 
     Attributes:
         compute: the loss.
-        takes_sampler: whether its second argument is the sampler's log-probs.
+        compares: whether its second argument is the sampler's log-probs.
     """
 
     compute: Callable[..., TokenLoss]
-    takes_sampler: bool
+    compares: bool
 
     def __call__(self, inputs: PolicyObjectiveInputs) -> TokenLoss:
-        extra = [inputs.sampler_logprobs_L] if self.takes_sampler else []
+        extra = [inputs.sampler_logprobs_L] if self.compares else []
         return self.compute(inputs.policy, *extra)
 
 
 def policy_loss(choice: Choice) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
     """Return the policy loss of the config, its options bound. Errors: see `_resolve`."""
-    takes_sampler = needs_sampler(choice)
-    loss = _resolve(
-        choice, "policy_loss", TokenLoss, _token_loss_shapes, arguments=1 + takes_sampler
-    )
-    return _PolicyLoss(loss, takes_sampler)
+    compares = needs_sampler(choice)
+    loss = _resolve(choice, "policy_loss", TokenLoss, _loss_L, arguments=1 + compares)
+    return _PolicyLoss(loss, compares)
 
 
 def correction(choice: Choice) -> Callable[[CorrectionInputs], TokenWeights]:
     """Return the correction of the config, its options bound. Errors: see `_resolve`."""
-    return _resolve(choice, "correction", TokenWeights, _weight_shapes)
+    return _resolve(choice, "correction", TokenWeights, _weights_L)
 
 
 def preference_loss(choice: Choice) -> PreferenceLoss:
     """Return the preference loss of the config, its options bound. Errors: see `_resolve`."""
-    takes_reference = needs_reference(choice)
-    loss = _resolve(
-        choice, "preference_loss", LossOutput, _loss_shapes, arguments=1 + takes_reference
-    )
-    return PreferenceLoss(loss, takes_reference)
+    compares = needs_reference(choice)
+    loss = _resolve(choice, "preference_loss", LossOutput, _loss, arguments=1 + compares)
+    return PreferenceLoss(loss, compares)
 
 
 def reward_loss(choice: Choice) -> Callable[[RewardLossInputs], LossOutput]:
     """Return the reward loss of the config, its options bound. Errors: see `_resolve`."""
-    return _resolve(choice, "reward_loss", LossOutput, _loss_shapes)
+    return _resolve(choice, "reward_loss", LossOutput, _loss)
 
 
 def feedback_loss(choice: Choice) -> Callable[[FeedbackLossInputs], LossOutput]:
     """Return the feedback loss of the config, its options bound. Errors: see `_resolve`."""
-    return _resolve(choice, "feedback_loss", LossOutput, _loss_shapes)
+    return _resolve(choice, "feedback_loss", LossOutput, _loss)
 
 
 def divergence(choice: Choice) -> Callable[[DivergenceInputs], DivergenceOutput]:
     """Return the divergence of the config, its options bound. Errors: see `_resolve`."""
-    return _resolve(choice, "divergence", DivergenceOutput, _divergence_shapes)
+    return _resolve(choice, "divergence", DivergenceOutput, _divergence)
 
 
 def advantage(
@@ -139,34 +135,34 @@ def advantage(
         choice,
         "advantage",
         Advantages,
-        _advantage_and_return_shapes if "values_L" in needs else _advantage_shapes,
+        _advantages_and_returns_L if "values_L" in needs else _advantages_L,
         arguments=1 + len(needs),
     )
     return lambda inputs, given: estimate(inputs, *(given[name] for name in needs))
 
 
-def _token_loss_shapes(inputs: PolicyLossInputs, *_: object) -> Shapes:
+def _loss_L(inputs: PolicyLossInputs, *_: object) -> Shapes:
     return {"loss_L": inputs.logprobs_L.shape}
 
 
-def _weight_shapes(inputs: CorrectionInputs) -> Shapes:
+def _weights_L(inputs: CorrectionInputs) -> Shapes:
     return {"weights_L": inputs.logratio_L.shape}
 
 
-def _loss_shapes(*_: object) -> Shapes:
+def _loss(*_: object) -> Shapes:
     return {"loss": torch.Size()}
 
 
-def _divergence_shapes(inputs: DivergenceInputs) -> Shapes:
+def _divergence(inputs: DivergenceInputs) -> Shapes:
     size_NV = inputs.student_NV.shape
     return {"values_N": size_NV[:1], "gradient_NV": size_NV}
 
 
-def _advantage_shapes(inputs: AdvantageInputs, *_: object) -> Shapes:
+def _advantages_L(inputs: AdvantageInputs, *_: object) -> Shapes:
     return {"advantages_L": inputs.shaping_L.shape}
 
 
-def _advantage_and_return_shapes(inputs: AdvantageInputs, *_: object) -> Shapes:
+def _advantages_and_returns_L(inputs: AdvantageInputs, *_: object) -> Shapes:
     return dict.fromkeys(("advantages_L", "returns_L"), inputs.shaping_L.shape)
 
 
@@ -269,12 +265,7 @@ class _Checked(Generic[Output]):
 
 
 def is_run_metric(package: str, name: str) -> bool:
-    """Return whether a run has a metric of this name itself, whatever its loss.
-
-    Args:
-        package: the package of algorithm/ that holds the job's losses.
-        name: the name of a metric.
-    """
+    """Return whether a run has a metric of this name itself, if its loss is of this package."""
     return re.fullmatch(f"{_METRICS_OF_ALL_JOBS}|{_METRICS_OF_A_JOB[package]}", name) is not None
 
 

@@ -25,12 +25,7 @@ def feedback_output(losses_S: Tensor, rewards_S: Tensor, inputs: FeedbackLossInp
 
     Metrics: `kl`; `rewards/desirable` and `rewards/undesirable`, means over the step's responses
     with that label, left out if the step has none; `rewards/margin`, their difference, if both
-    exist.
-
-    Args:
-        losses_S: the loss of each response of the micro-batch.
-        rewards_S: the reward that the loss assigns to each response.
-        inputs: what the loss was computed from.
+    exist. rewards_S are the rewards that the loss assigns to the micro-batch's responses.
     """
     responses = inputs.counts.responses
     kl = torch.tensor(inputs.kl * len(losses_S) / responses)

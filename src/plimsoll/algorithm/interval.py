@@ -51,11 +51,7 @@ def mean_interval(
     The interval is the mean +- t standard errors over K prompts, with K - 1 degrees of freedom. If
     all prompts have equally many rows, this is Student's interval of the prompts' means; else the
     mean is a ratio of two sums over prompts (Cochran 1977, Sampling Techniques, section 6.3).
-    Values that are all 0 or 1 get their `share_interval`.
-
-    Args:
-        values_N: the value of each row.
-        prompts: the prompt of each row; any keys.
+    Values that are all 0 or 1 get their `share_interval`. Parameters as there.
     """
     values = np.asarray(values_N, dtype=np.float64)
     if np.isin(values, (0, 1)).all():

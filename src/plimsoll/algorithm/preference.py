@@ -54,12 +54,8 @@ def preference_output(losses_P: Tensor, rewards: PairValues, pairs: int) -> Loss
     """Return a preference loss's output: its mean over the step's pairs, with metrics.
 
     Metrics, means over pairs: `accuracy`, the share of pairs whose chosen response has the larger
-    reward (a tie counts half); `rewards/margin`, `rewards/chosen`, `rewards/rejected`.
-
-    Args:
-        losses_P: the loss of each pair of the micro-batch.
-        rewards: the rewards that the loss assigns to the responses.
-        pairs: the number of pairs of the whole step.
+    reward (a tie counts half); `rewards/margin`, `rewards/chosen`, `rewards/rejected`. The rewards
+    are those that the loss assigns to the responses; `pairs` counts the whole step.
     """
     with torch.no_grad():
         margin_P = rewards.margin_P

@@ -19,7 +19,7 @@ def share_ahead(better: Floats, worse: Floats) -> float:
     A tie counts half. It is the area under the ROC curve; 0.5 is chance, however large each group
     is. Neither group may be empty.
     """
-    return float(_double_ranks(better, worse).mean() / (2 * len(worse)))
+    return float(_ranks(better, worse).mean() / (2 * len(worse)))
 
 
 def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hashable]) -> float:
@@ -34,10 +34,7 @@ def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hasha
         prompts: the prompt of each number; any keys.
     """
     better, worse = values_N[better_N], values_N[~better_N]
-    better_places, worse_places = (
-        _double_ranks(better, worse),
-        2.0 * len(better) - _double_ranks(worse, better),
-    )
+    better_places, worse_places = _ranks(better, worse), 2.0 * len(better) - _ranks(worse, better)
     total = better_places.sum()
     # All times 2 len(better)^2 len(worse)^2, so that sums are exact.
     influence_N = np.empty(len(values_N))
@@ -70,7 +67,7 @@ def separation_interval(share: float, better: float, worse: float) -> tuple[floa
     return low, high
 
 
-def _double_ranks(numbers: Floats, others: Floats) -> Doubles:
+def _ranks(numbers: Floats, others: Floats) -> Doubles:
     """Return twice the number of `others` that each number is ahead of; a tie counts once."""
     ordered = np.sort(others)
     below, up_to = (np.searchsorted(ordered, numbers, side) for side in ("left", "right"))

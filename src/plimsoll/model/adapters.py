@@ -158,7 +158,6 @@ def _merged(layer: Any, weight: Tensor) -> Tensor:
 def _factors(layer: Any) -> tuple[Tensor, Tensor]:
     """Return B [outputs, rank] and A [rank, inputs]; an embedding's are stored transposed."""
     if ADAPTER in layer.lora_embedding_A:
-        return layer.lora_embedding_A[ADAPTER].detach().T, layer.lora_embedding_B[
-            ADAPTER
-        ].detach().T
+        up, down = layer.lora_embedding_A[ADAPTER], layer.lora_embedding_B[ADAPTER]
+        return up.detach().T, down.detach().T
     return layer.lora_B[ADAPTER].weight.detach(), layer.lora_A[ADAPTER].weight.detach()

@@ -22,8 +22,9 @@ from plimsoll.model.logit_chunks import (
     LogitForm,
     Wanted,
     blocks,
-    compute_ahead,
+    fill_rows,
     logit_chunks,
+    make_ahead,
 )
 
 
@@ -91,9 +92,7 @@ def distil(
     assert chunk >= 1 and len(hidden_L_H) == len(targets_L) == len(lesson.hidden_L_H)
     assert len(weight_VH) <= len(lesson.weight_VH), "the teacher's vocabulary is smaller"
     of = (hidden_L_H, weight_VH, bias_V)
-    loss, divergence, nll = compute_ahead(
-        *of, partial(_distilled, of, targets_L, lesson, chunk, form)
-    )
+    loss, divergence, nll = make_ahead(*of, partial(_distilled, of, targets_L, lesson, chunk, form))
     assert loss is not None and divergence is not None and nll is not None
     return Distilled(loss, divergence, nll)
 
@@ -106,16 +105,16 @@ def _distilled(
     form: LogitForm,
     wanted: Wanted,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], HeadGradients]:
-    """Return the outputs and the gradients that `compute_ahead` needs."""
+    """Return the outputs and the gradients that `make_ahead` needs."""
     hidden_L_H, weight_VH, bias_V = of
-    loss_tokens, hidden_L_H = len(hidden_L_H), form.fill_rows(hidden_L_H)
+    loss_tokens, hidden_L_H = len(hidden_L_H), fill_rows(hidden_L_H, form.rows)
     gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
     divergence_L = torch.zeros_like(targets_L, dtype=torch.float32)
     nll_L = torch.zeros_like(divergence_L)
     student = logit_chunks(hidden_L_H, weight_VH, bias_V, chunk)
     teacher_VH, teacher_V = lesson.weight_VH[: len(weight_VH)], lesson.bias_V
     teacher_V = None if teacher_V is None else teacher_V[: len(weight_VH)]
-    teacher = logit_chunks(form.fill_rows(lesson.hidden_L_H), teacher_VH, teacher_V, chunk)
+    teacher = logit_chunks(fill_rows(lesson.hidden_L_H, form.rows), teacher_VH, teacher_V, chunk)
     for (start, chunk_CV), (_, teacher_CV) in zip(student, teacher, strict=True):
         pairs = zip(*(blocks(start, x, loss_tokens) for x in (chunk_CV, teacher_CV)), strict=True)
         for (rows, block_NV), (_, teacher_NV) in pairs:

@@ -1,24 +1,13 @@
-"""Choose the kernels of a model's blocks for its device: the one place that decides."""
+"""Choose by which functions the blocks of a model compute on its device."""
 
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel
 
 from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import LIGER, installed_version
 from plimsoll.model import fused
-from plimsoll.model.cpu.switch import use_cpu_kernels
 from plimsoll.model.price.form import fused_by
-
-
-def use_kernels(lm: PreTrainedModel, device: torch.device) -> int:
-    """Have a newly loaded model use the kernels for its device, in place.
-
-    Returns what `use_cpu_kernels` returns. Raises ConfigError as `fusions_for`.
-    """
-    fused.fuse(lm, fusions_for(device))
-    return use_cpu_kernels(lm, device)
 
 
 def fusions_for(device: torch.device) -> tuple[fused.Fusion, ...]:

@@ -180,8 +180,7 @@ def _is_gemmas(norm: Any) -> bool:
 
 
 def _is_inner_narrow(mlp: Any) -> bool:
-    inner: int = mlp.gate_proj.out_features
-    return inner <= _WIDEST
+    return bool(mlp.gate_proj.out_features <= _WIDEST)
 
 
 FUSIONS: tuple[Fusion, ...] = (

@@ -23,11 +23,12 @@ from transformers.utils import logging
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
-from plimsoll.model import checks
+from plimsoll.model import checks, kernels
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.checks import check_frame, read_model_config
-from plimsoll.model.kernels import use_kernels
+from plimsoll.model.cpu.switch import use_cpu_kernels
+from plimsoll.model.fused import fuse
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
 from plimsoll.model.price.form import against_varlen
@@ -97,15 +98,9 @@ def load_value(
 ) -> ValueModel:
     """Return a decoder as a value function, prepared for the device, but still in host memory.
 
-    Args:
-        config: the model's settings.
-        device: where the model will run.
-        seed: the seed of the head if the checkpoint has no `score.weight`; None: it must have one,
-            as a trained reward model has.
-        cast: as for `load_policy`.
-
-    Raises:
-        ConfigError: as `load_policy`.
+    `seed` draws the head of a checkpoint without `score.weight`; None: the checkpoint must have
+    one, as a trained reward model has. `cast` as for `load_policy`. Raises ConfigError as
+    `load_policy`.
     """
     hf_config = read_model_config(config.path, config.trust_remote_code)
     hf_config.num_labels = 1
@@ -142,10 +137,10 @@ def attention_name(config: ModelConfig, hf_config: PreTrainedConfig, device: tor
 def _against_varlen(
     config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device
 ) -> Iterator[str]:
-    settings = hf_config.get_text_config().to_dict()
+    text = hf_config.get_text_config()
+    settings = text.to_dict()
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     softcapped = bool(settings.get("attn_logit_softcapping"))
-    text = hf_config.get_text_config()
     width, heads = getattr(text, "hidden_size", 0), getattr(text, "num_attention_heads", 0)
     share = width // heads if width and heads else 0  # 0 where the family has no such numbers
     keys = settings.get("qk_head_dim") or settings.get("head_dim") or share
@@ -211,9 +206,10 @@ def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.devic
     """Have a model's layers use the kernels for its device and checkpointing, in place.
 
     It serves models that were loaded and models that are traced without weights. Returns what
-    `use_kernels` returns. Raises ConfigError as that and `checkpoint_layers`.
+    `use_cpu_kernels` returns. Raises ConfigError as `fusions_for` and `checkpoint_layers`.
     """
-    rows = use_kernels(lm, device)
+    fuse(lm, kernels.fusions_for(device))
+    rows = use_cpu_kernels(lm, device)
     checkpoint_layers(lm, config)
     return rows
 

@@ -47,10 +47,6 @@ class LogitForm:
     softcap: float | None = None
     rows: int = 1
 
-    def fill_rows(self, hidden_L_H: Tensor) -> Tensor:
-        """Return hidden states, filled up for the product with the head."""
-        return fill_rows(hidden_L_H, self.rows)
-
     def cap(self, logits_NV: Tensor) -> Tensor:
         """Return the logits after the cap, before the scale."""
         if self.softcap is None:
@@ -168,7 +164,7 @@ class HeadGradients:
 Outputs = tuple[Tensor | None, ...]
 
 
-def compute_ahead(
+def make_ahead(
     hidden_L_H: Tensor,
     weight_VH: Tensor,
     bias_V: Tensor | None,
@@ -188,11 +184,11 @@ def compute_ahead(
     """
     if not torch.is_grad_enabled():
         return make((False, False, False))[0]
-    made: Outputs = _ComputedAhead.apply(hidden_L_H, weight_VH, bias_V, make)
+    made: Outputs = _MakeAhead.apply(hidden_L_H, weight_VH, bias_V, make)
     return made
 
 
-class _ComputedAhead(torch.autograd.Function):
+class _MakeAhead(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_L_H: Tensor, weight_VH: Tensor, bias_V: Tensor | None, make: Any

@@ -103,15 +103,9 @@ WRAPPER = "lm."
 
 @dataclass(frozen=True)
 class PackTensors:
-    """A `records.Pack` on a device; see there for the worked example.
+    """A `records.Pack` on a device; see there for the fields and a worked example.
 
-    Attributes:
-        tokens_T: int64.
-        positions_T: int64.
-        layout: the places of the sequences.
-        predictor_L: int64.
-        targets_L: int64.
-        cu_loss_tokens: int32, shape [S + 1].
+    The tensors are int64, but cu_loss_tokens [S + 1], which is int32.
     """
 
     tokens_T: Tensor
@@ -365,7 +359,7 @@ def weights_for_files(lm: PreTrainedModel, weights: dict[str, Tensor]) -> dict[s
 def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers in the files of a PolicyModel or ValueModel, by Hugging Face name.
 
-    A router's biases are such buffers, which no gradient moves.
+    No gradient moves them; a router's biases are an example.
     """
     buffers = dict(module.named_buffers())
     return {plain_name(name): buffers[name] for name in module.state_dict() if name in buffers}

@@ -59,18 +59,9 @@ def tiny_config(
 ) -> PreTrainedConfig:
     """Return the config of a small decoder of a family.
 
-    Args:
-        family: the family.
-        tied: whether the output head is the embedding.
-        vocab: the size of the vocabulary.
-        hidden: the width of the residual stream.
-        layers: the number of layers.
-        heads: the number of query heads.
-        kv_heads: the number of key and value heads.
-        feed_forward: the inner width of the MLP.
-        window: tokens that a sliding-window layer sees (all layers of Mistral, every second layer
-            of the other families that have them; Llama, Qwen3 and Gemma ignore it); None for none.
-        max_positions: the largest number of positions.
+    `tied`: the output head is the embedding. `window`: tokens that a sliding-window layer sees (all
+    layers of Mistral, every second layer of the other families that have them; Llama, Qwen3 and
+    Gemma ignore it); None for none.
     """
     common: dict[str, Any] = {
         "vocab_size": vocab,

@@ -26,9 +26,10 @@ from plimsoll.model.logit_chunks import (
     LogitForm,
     Wanted,
     blocks,
-    compute_ahead,
+    fill_rows,
     grad_of_logprobs,
     logit_chunks,
+    make_ahead,
 )
 
 Entropy = Literal["none", "metric", "loss"]
@@ -82,7 +83,7 @@ def token_logprobs(
     if ahead and not learns and entropy != "loss":
         each_L = torch.ones_like(targets_L, dtype=torch.float32)
         make = partial(differentiate, of, entropy, each_L, chunk, form)
-        logprobs_L, entropy_L = compute_ahead(hidden_L_H, weight_VH, bias_V, make)
+        logprobs_L, entropy_L = make_ahead(hidden_L_H, weight_VH, bias_V, make)
         assert logprobs_L is not None
         return TokenLogprobs(logprobs_L, entropy_L)
     return TokenLogprobs(*_LearningHead.apply(*of, chunk, form, entropy))
@@ -109,7 +110,7 @@ def differentiate(
         wanted: the gradients that are needed.
     """
     hidden_L_H, weight_VH, bias_V, targets_L = of
-    loss_tokens, hidden_L_H = len(hidden_L_H), form.fill_rows(hidden_L_H)
+    loss_tokens, hidden_L_H = len(hidden_L_H), fill_rows(hidden_L_H, form.rows)
     output = _empty(targets_L, entropy)
     gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
     for start, chunk_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, chunk):
@@ -145,7 +146,8 @@ class _LearningHead(torch.autograd.Function):
         entropy: Entropy,
     ) -> tuple[Tensor, Tensor | None]:
         output = _empty(targets_L, entropy)
-        for start, logits_CV in logit_chunks(form.fill_rows(hidden_L_H), weight_VH, bias_V, chunk):
+        rows_L_H = fill_rows(hidden_L_H, form.rows)
+        for start, logits_CV in logit_chunks(rows_L_H, weight_VH, bias_V, chunk):
             for rows, logits_NV in blocks(start, logits_CV, len(targets_L)):
                 logp_NV = form.log_softmax(form.cap(logits_NV.float()))
                 _read(logp_NV, rows, targets_L, output)
@@ -163,7 +165,7 @@ class _LearningHead(torch.autograd.Function):
         ctx: Any, grad_logprobs_L: Tensor | None, grad_entropy_L: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden_L_H, weight_VH, bias_V, targets_L, entropy_L = ctx.saved_tensors
-        loss_tokens, hidden_L_H = len(hidden_L_H), ctx.form.fill_rows(hidden_L_H)
+        loss_tokens, hidden_L_H = len(hidden_L_H), fill_rows(hidden_L_H, ctx.form.rows)
         gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, ctx.needs_input_grad[:3])
         if grad_logprobs_L is None:
             grad_logprobs_L = torch.zeros_like(targets_L, dtype=torch.float32)
@@ -257,6 +259,6 @@ def token_nll(
         output, gradients = differentiate(of, "none", each_L, chunk, form, wanted)
         return (-output.logprobs_L.sum() / tokens,), gradients
 
-    (loss,) = compute_ahead(hidden_L_H, weight_VH, bias_V, make)
+    (loss,) = make_ahead(hidden_L_H, weight_VH, bias_V, make)
     assert loss is not None
     return loss

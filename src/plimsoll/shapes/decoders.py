@@ -78,7 +78,7 @@ class DecoderParts:
     traits: Traits = PLAIN
 
 
-def attention_linears(
+def attention(
     sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, out: str = "o_proj"
 ) -> tuple[Linear, ...]:
     """Return queries, keys, values and the output, each as a matrix of its own.
@@ -99,7 +99,7 @@ def attention_linears(
     )
 
 
-def mlp_linears(
+def mlp(
     hidden: int,
     width: int,
     count: int,
@@ -174,8 +174,8 @@ def _gated(
     sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, mlp_bias: bool = False
 ) -> tuple[Linear, ...]:
     """Return attention and a gated MLP in every layer."""
-    gated = mlp_linears(sizes.hidden, sizes.intermediate, sizes.layers, mlp_bias)
-    return (*attention_linears(sizes, qkv_bias, out_bias), *gated)
+    gated = mlp(sizes.hidden, sizes.intermediate, sizes.layers, mlp_bias)
+    return (*attention(sizes, qkv_bias, out_bias), *gated)
 
 
 def phi(fields: Fields, sizes: Sizes) -> DecoderParts:
@@ -185,7 +185,7 @@ def phi(fields: Fields, sizes: Sizes) -> DecoderParts:
     """
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
     linears = (
-        *attention_linears(sizes, qkv_bias=True, out_bias=True, out="dense"),
+        *attention(sizes, qkv_bias=True, out_bias=True, out="dense"),
         Linear("fc1", hidden, width, True, layers),
         Linear("fc2", width, hidden, True, layers),
     )
@@ -230,9 +230,7 @@ def mixtral(fields: Fields, sizes: Sizes) -> DecoderParts:
     """Return the parts of a Mixtral: experts in every layer, with the names w1, w3 and w2."""
     experts = _experts(fields, "num_local_experts", sizes.intermediate, 0, sizes.layers)
     routed = _routed(sizes, experts, ("w1", "w3", "w2"))
-    return DecoderParts(
-        (*attention_linears(sizes), *routed), _norms_and_routers(sizes, experts), experts
-    )
+    return DecoderParts((*attention(sizes), *routed), _norms_and_routers(sizes, experts), experts)
 
 
 def qwen2_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
@@ -241,7 +239,7 @@ def qwen2_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
     shared = fields.size("shared_expert_intermediate_size", WIDTH)
     experts = _experts(fields, "num_experts", width, shared, _sparse_layers(fields, sizes.layers))
     gate = Linear("shared_expert_gate", sizes.hidden, 1, False, experts.layers)
-    linears = (*attention_linears(sizes, fields.flag("qkv_bias")), *_mlps(sizes, experts), gate)
+    linears = (*attention(sizes, fields.flag("qkv_bias")), *_mlps(sizes, experts), gate)
     return DecoderParts(linears, _norms_and_routers(sizes, experts), experts)
 
 
@@ -253,7 +251,7 @@ def qwen3_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
     experts = _experts(fields, name, width, 0, _sparse_layers(fields, sizes.layers))
     bias = fields.flag("attention_bias")
     others = (*_norms_and_routers(sizes, experts), head_norms(sizes))
-    linears = (*attention_linears(sizes, bias, bias), *_mlps(sizes, experts))
+    linears = (*attention(sizes, bias, bias), *_mlps(sizes, experts))
     return DecoderParts(linears, others, experts, traits=Traits(query_norms=True))
 
 
@@ -266,7 +264,7 @@ def glm4_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
     shared = width * fields.size("n_shared_experts", COUNT)
     dense = fields.size("first_k_dense_replace", sizes.layers - 1, least=0)
     experts = _experts(fields, "n_routed_experts", width, shared, sizes.layers - dense)
-    linears = (*attention_linears(sizes, fields.flag("attention_bias")), *_mlps(sizes, experts))
+    linears = (*attention(sizes, fields.flag("attention_bias")), *_mlps(sizes, experts))
     norms = (head_norms(sizes),) if fields.flag("use_qk_norm") else ()
     traits = Traits(query_norms=bool(norms), fp32_routing=True)
     return DecoderParts(
@@ -291,10 +289,8 @@ def _sparse_layers(fields: Fields, layers: int) -> int:
 
 def _mlps(sizes: Sizes, experts: Experts) -> tuple[Linear, ...]:
     """Return the linears of dense layers, routed and shared experts, all with the same names."""
-    dense = mlp_linears(sizes.hidden, sizes.intermediate, sizes.layers - experts.layers)
-    shared = mlp_linears(
-        sizes.hidden, experts.shared_width, experts.layers if experts.shared_width else 0
-    )
+    dense = mlp(sizes.hidden, sizes.intermediate, sizes.layers - experts.layers)
+    shared = mlp(sizes.hidden, experts.shared_width, experts.layers if experts.shared_width else 0)
     return (*dense, *_routed(sizes, experts), *shared)
 
 
@@ -302,7 +298,7 @@ def _routed(
     sizes: Sizes, experts: Experts, names: tuple[str, str, str] = _GATED
 ) -> tuple[Linear, ...]:
     number, count = experts.number, experts.layers * experts.number
-    return mlp_linears(sizes.hidden, experts.width, count, names=names, experts=number)
+    return mlp(sizes.hidden, experts.width, count, names=names, experts=number)
 
 
 def _norms_and_routers(sizes: Sizes, experts: Experts) -> tuple[ParameterTensors, ParameterTensors]:

@@ -64,13 +64,8 @@ def has_other_parts(path: str) -> bool:
     Raises ConfigError as `read_fields`.
     """
     name, fields = read_fields(path)
-    return "text_config" in fields or name in _with_other_parts()
-
-
-@cache
-def _with_other_parts() -> frozenset[str]:
-    shapes = (shape for shape in _shapes() if shape.get("other_parts"))
-    return frozenset(name for shape in shapes for name in shape["positions"])
+    shipped = (shape["positions"] for shape in _shapes() if shape.get("other_parts"))
+    return "text_config" in fields or any(name in names for names in shipped)
 
 
 @cache

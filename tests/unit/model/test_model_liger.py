@@ -166,13 +166,13 @@ def test_a_gated_mlp(family: str, dtype: torch.dtype) -> None:
     assert len(compare(an_mlp(family, dtype), torch.randn(1, 7, 16, dtype=dtype))) == 5
 
 
-@pytest.mark.parametrize("gate", ["silu_gate", "gelu_gate"])
-def test_gate_and_up_are_kept_and_written_over(gate: str) -> None:
+@pytest.mark.parametrize("function", ["silu_gate", "gelu_gate"])
+def test_gate_and_up_are_kept_and_written_over(function: str) -> None:
     """They become their gradients, so another backward pass is refused."""
     gate, up = (torch.randn(9, 40, requires_grad=True) for _ in range(2))
     made = gate * 1, up * 1
-    assert stored(lambda: getattr(liger, gate)(*made)) == 2 * 4 * 9 * 40
-    product = getattr(liger, gate)(*made)
+    assert stored(lambda: getattr(liger, function)(*made)) == 2 * 4 * 9 * 40
+    product = getattr(liger, function)(*made)
     product.sum().backward(retain_graph=True)
     for kept, leaf in zip(made, (gate, up), strict=True):
         assert leaf.grad is not None and torch.equal(kept, leaf.grad)

@@ -24,14 +24,7 @@ def estimate(
 
     The value after a sequence's last learned token is 0: an episode ends there, whether the
     response stopped by itself or was cut. Returns are advantages + values, before whitening.
-
-    Args:
-        inputs: a whole batch.
-        values_L: the critic's values.
-        gamma: the discount of rewards.
-        gae_lambda: the discount of deltas.
-        whiten: whether to shift and scale the batch's advantages to mean 0 and standard deviation
-            1.
+    `whiten` shifts and scales the batch's advantages to mean 0 and standard deviation 1.
     """
     next_values_L = values_L.roll(-1)
     next_values_L[last_tokens(inputs.cu_loss_tokens)] = 0.0

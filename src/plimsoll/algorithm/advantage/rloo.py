@@ -14,14 +14,9 @@ from plimsoll.algorithm.sequences import sums
 def estimate(inputs: AdvantageInputs, group_S: Tensor, *, whole: bool = False) -> Advantages:
     """Return A = r - mean of the group's other responses = (r - mean of the group) * n / (n - 1).
 
-    A response alone in its group has no others: A = 0.
-
-    Args:
-        inputs: a whole batch.
-        group_S: the group of each sequence.
-        whole: whether the shaping of all its tokens, such as minus the KL, is part of a response's
-            r, as in the paper, where a response is one action. Else it is added after the baseline,
-            at each token from there to the end.
+    A response alone in its group has no others: A = 0. If `whole`, the shaping of all its tokens,
+    such as minus the KL, is part of a response's r, as in the paper, where a response is one
+    action. Else it is added after the baseline, at each token from there to the end.
     """
     scores_S, shaping_L = inputs.scores_S, inputs.shaping_L
     if whole:

@@ -19,12 +19,8 @@ def weigh(
 ) -> TokenWeights:
     """Return the trainer's probability over the sampler's between two bounds, else 0; shape [L].
 
-    Args:
-        inputs: the log-ratios.
-        level: the level of the ratio that is compared with the bounds; see `sampler_ratios`.
-        low: the lower bound.
-        high: the upper bound.
-        kept: the level of the weights that are returned; None: `level`.
+    The ratio of `level` (see `sampler_ratios`) is compared with the bounds, and the ratio of `kept`
+    is returned; None: of `level` too.
     """
     ratio_L = sampler_ratios(inputs, level)
     within_L = (ratio_L >= low) & (ratio_L <= high)

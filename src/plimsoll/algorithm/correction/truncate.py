@@ -16,9 +16,6 @@ def weigh(
 ) -> TokenWeights:
     """Return the trainer's probability over the sampler's, at most `high`; shape [L].
 
-    Args:
-        inputs: the log-ratios.
-        level: see `sampler_ratios`.
-        high: the largest weight.
+    See `sampler_ratios` for `level`.
     """
     return TokenWeights(sampler_ratios(inputs, level).clamp(max=high))

@@ -17,12 +17,7 @@ def compare(inputs: DivergenceInputs, *, beta: OpenShare = 0.5) -> DivergenceOut
     """Return beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q.
 
     Its gradient by logit j is (1 - beta) q_j (log q_j - log m_j - KL(q || m)): the terms of m
-    cancel.
-
-    Args:
-        inputs: the distributions of the student, q, and of the teacher, p.
-        beta: near 0 the divergence is about beta * KL(p || q), near 1 about (1 - beta) * KL(q ||
-            p).
+    cancel. With beta near 0 it is about beta * KL(p || q), near 1 about (1 - beta) * KL(q || p).
     """
     student_NV, teacher_NV = inputs.student_NV, inputs.teacher_NV
     mixed_NV = torch.logaddexp(teacher_NV + log(beta), student_NV + log(1 - beta))

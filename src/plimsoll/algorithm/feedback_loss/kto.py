@@ -23,12 +23,8 @@ def loss(
     v = lambda_D sigmoid(beta (r - z)) of a desirable response,
     v = lambda_U sigmoid(beta (z - r)) of an undesirable one.
 
-    Args:
-        inputs: one micro-batch.
-        beta: the factor of the log-ratio.
-        desirable_weight: lambda_D.
-        undesirable_weight: lambda_U. If the data has n_D desirable and n_U undesirable responses,
-            lambda_D n_D / (lambda_U n_U) should be 1 or little more.
+    lambda_D and lambda_U are the weights of the two labels. If the data has n_D desirable and n_U
+    undesirable responses, lambda_D n_D / (lambda_U n_U) should be 1 or little more.
     """
     gain_S = inputs.logratios_S - inputs.kl
     value_S = torch.where(

@@ -19,14 +19,9 @@ def loss(
 ) -> TokenLoss:
     """Return -w * A * log-prob of each token, where w is its clipped ratio, without a gradient.
 
-    So every token keeps a gradient, unlike with other clips. Metrics: `clip_fraction`, the share of
-    tokens whose ratio is clipped, and those of `ratio_metrics`.
-
-    Args:
-        inputs: one micro-batch.
-        clip_low: w is at least 1 - clip_low.
-        clip_high: w is at most 1 + clip_high.
-        cap: the largest w, in place of both bounds; 5 is usual.
+    So every token keeps a gradient, unlike with other clips. w lies within 1 - clip_low and 1 +
+    clip_high, or with `cap` (5 is usual) within 0 and the cap. Metrics: `clip_fraction`, the share
+    of tokens whose ratio is clipped, and those of `ratio_metrics`.
     """
     logratio_L = inputs.logprobs_L.detach() - inputs.old_logprobs_L
     ratio_L = ratios(logratio_L)

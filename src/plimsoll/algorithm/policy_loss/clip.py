@@ -24,16 +24,11 @@ def loss(
 ) -> TokenLoss:
     """Return PPO's -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) of each token.
 
-    It is equation 7 of PPO; the ratio is the new probability of a token over the old one. Metrics:
-    `clip_fraction`, the share of tokens whose clip is active, so that no gradient flows, and those
-    of `ratio_metrics`.
-
-    Args:
-        inputs: one micro-batch.
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far the ratio may rise above 1.
-        dual_clip: a number c > 1; where A < 0 the term is at least c * A (dual clip, equation 5),
-            so that a token that became much likelier cannot dominate the batch.
+    It is equation 7 of PPO; the ratio is the new probability of a token over the old one.
+    `dual_clip` is a number c > 1: where A < 0 the term is at least c * A (dual clip, equation 5),
+    so that a token that became much likelier cannot dominate the batch. Metrics: `clip_fraction`,
+    the share of tokens whose clip is active, so that no gradient flows, and those of
+    `ratio_metrics`.
 
     Raises:
         ConfigError: dual_clip is not over 1.

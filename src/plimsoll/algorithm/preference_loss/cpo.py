@@ -17,13 +17,9 @@ def loss(
 ) -> LossOutput:
     """Return the mean of -log sigmoid(beta log pi(y_w|x) - beta log pi(y_l|x)) + alpha * L_NLL.
 
-    It is DPO against a uniform reference, held to the chosen responses.
-
-    Args:
-        inputs: one micro-batch.
-        beta: the factor of the log-probs.
-        alpha: 1 in the paper. L_NLL is the chosen response's mean negative log-likelihood per
-            token, as in the authors' code; the paper writes the sum.
+    It is DPO against a uniform reference, held to the chosen responses. alpha is 1 in the paper.
+    L_NLL is the chosen response's mean negative log-likelihood per token, as in the authors' code;
+    the paper writes the sum.
     """
     rewards = beta * inputs.logprobs
     losses_P = alpha * chosen_nll(inputs) - logsigmoid(rewards.margin_P)

@@ -24,16 +24,10 @@ def loss(
 ) -> LossOutput:
     """Return the mean over pairs of -log sigmoid(m), equation 7.
 
-    The margin is m = beta * (log(pi(y_w|x) / ref(y_w|x)) - log(pi(y_l|x) / ref(y_l|x))).
-
-    Args:
-        inputs: one micro-batch.
-        reference: the responses' log-probs under the reference.
-        beta: the factor of the log-ratios.
-        label_smoothing: the share e of pairs whose labels are taken to be flipped: -(1 - e) log
-            sigmoid(m) - e log sigmoid(-m).
-        length_normalised: whether to divide each log-ratio by the response's tokens; beta is then
-            larger, 5 say.
+    The margin is m = beta * (log(pi(y_w|x) / ref(y_w|x)) - log(pi(y_l|x) / ref(y_l|x))). With
+    `label_smoothing` e, the share of pairs whose labels are taken to be flipped, it is the mean of
+    -(1 - e) log sigmoid(m) - e log sigmoid(-m). `length_normalised` divides each log-ratio by the
+    response's tokens; beta is then larger, 5 say.
     """
     logratios = inputs.logprobs - reference
     rewards = beta * (logratios / inputs.lengths if length_normalised else logratios)

@@ -16,13 +16,8 @@ def loss(
 ) -> LossOutput:
     """Return the mean over pairs of (h - 1 / (2 beta))^2, equation 17, where beta is called tau.
 
-    h = log(pi(y_w|x) / ref(y_w|x)) - log(pi(y_l|x) / ref(y_l|x)).
-
-    Args:
-        inputs: one micro-batch.
-        reference: the responses' log-probs under the reference.
-        beta: the regularisation.
-        length_normalised: whether to divide each log-ratio by the response's tokens, as TRL does.
+    h = log(pi(y_w|x) / ref(y_w|x)) - log(pi(y_l|x) / ref(y_l|x)); `length_normalised` divides each
+    log-ratio by the response's tokens, as TRL does.
     """
     logratios = inputs.logprobs - reference
     if length_normalised:

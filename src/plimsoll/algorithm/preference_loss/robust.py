@@ -18,14 +18,9 @@ def loss(
 ) -> LossOutput:
     """Return the mean over pairs of ((1 - e) L(m) - e L(-m)) / (1 - 2e), with DPO's margin m.
 
-    L(m) is -log sigmoid(m), DPO's loss (see dpo.py).
-
-    Args:
-        inputs: one micro-batch.
-        reference: the responses' log-probs under the reference.
-        beta: the factor of the log-ratios.
-        flip_rate: the share e of pairs with the wrong label. If labels are flipped at that rate,
-            the expectation is DPO's loss on the right labels; it may be negative for single pairs.
+    L(m) is -log sigmoid(m), DPO's loss (see dpo.py), and e is `flip_rate`, the share of pairs with
+    the wrong label. If labels are flipped at that rate, the expectation is DPO's loss on the right
+    labels; it may be negative for single pairs.
     """
     rewards = beta * (inputs.logprobs - reference)
     margin_P = rewards.margin_P

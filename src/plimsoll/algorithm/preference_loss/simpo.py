@@ -17,12 +17,8 @@ def loss(
 ) -> LossOutput:
     """Return the mean over pairs of -log sigmoid(m - gamma), equation 6.
 
-    The margin is m = beta / |y_w| log pi(y_w|x) - beta / |y_l| log pi(y_l|x).
-
-    Args:
-        inputs: one micro-batch.
-        beta: the factor of the mean log-probs; the paper tunes it from 2 to 2.5.
-        gamma: the target margin; the paper tunes it from 0.3 to 1.6.
+    The margin is m = beta / |y_w| log pi(y_w|x) - beta / |y_l| log pi(y_l|x), and gamma its target;
+    the paper tunes gamma (0.3 to 1.6) with beta (2 to 2.5).
     """
     rewards = beta * (inputs.logprobs / inputs.lengths)
     return preference_output(-logsigmoid(rewards.margin_P - gamma), rewards, inputs.pairs)

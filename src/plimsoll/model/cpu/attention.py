@@ -125,7 +125,10 @@ class _PackedAttention(torch.autograd.Function):
         for batch in batches:
             query = _queries(query_HTD, batch)
             key, value = _keys(key_KTD, batch), _keys(value_KTD, batch)
-            mask = _mask(batch, query) if batch.before else None
+            mask = None
+            if batch.before:  # 0 where a query may look, -inf elsewhere
+                mask = query.new_full((batch.queries, batch.keys), float("-inf"))
+                mask.triu_(batch.before + 1)
             output, log_sum = _flash(
                 query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
             )
@@ -208,12 +211,6 @@ def _keys(rows_KTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) -> 
         rows[:, : batch.before] = rows_KTD[:, span.shared]
         rows[:, batch.before : batch.before + span.queries] = rows_KTD[:, span.own]
     return made
-
-
-def _mask(batch: _Batch, query: Tensor) -> Tensor:
-    """Return 0 where a query may look, -inf elsewhere."""
-    mask = query.new_full((batch.queries, batch.keys), float("-inf"))
-    return mask.triu_(batch.before + 1)
 
 
 def _backward(

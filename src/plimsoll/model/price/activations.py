@@ -38,16 +38,7 @@ _LOG_SUM_EXP = 4  # bytes for each token and head
 
 @dataclass(frozen=True)
 class UnownedItem:
-    """An item of memory that no role owns yet.
-
-    Attributes:
-        name: as of `Item`.
-        bytes: as of `Item`.
-        formula: as of `Item`.
-        source: as of `Item`.
-        where: as of `Item`.
-        kind: as of `Item`.
-    """
+    """An item of memory that no role owns yet; fields as of `Item`."""
 
     name: str
     bytes: int
@@ -65,68 +56,6 @@ class UnownedItem:
 def _product(*factors: tuple[int, str]) -> tuple[int, str]:
     """Return the product of numbers, each with the name of its unit; and the same in words."""
     return prod(number for number, _ in factors), " x ".join(f"{n:,}{of}" for n, of in factors)
-
-
-@dataclass(frozen=True)
-class CheckpointedLayers:
-    """All layers of one micro-batch, some of which are checkpointed."""
-
-    layer: Layer
-
-    @property
-    def count(self) -> int:
-        """The number of checkpointed layers."""
-        every = self.layer.form.checkpoint_every
-        return 0 if every is None else ceil(self.layer.shape.layers / every)
-
-    @property
-    def whole(self) -> int:
-        """The number of layers that keep everything."""
-        return self.layer.shape.layers - self.count
-
-    @property
-    def last_is_checkpointed(self) -> bool:
-        """Whether the backward pass begins with a recomputed layer."""
-        every = self.layer.form.checkpoint_every
-        return every is not None and (self.layer.shape.layers - 1) % every == 0
-
-    def kept(self, undoing: bool) -> tuple[UnownedItem, ...]:
-        """Return the tensors that checkpointed layers keep.
-
-        Args:
-            undoing: whether the backward pass is in the last layer.
-        """
-        again = undoing and self.last_is_checkpointed
-        return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
-
-    def _inputs(self) -> tuple[UnownedItem, ...]:
-        stream, words = _stream(self.layer)
-        all_words = f"{self.count} checkpoints x {words}"
-        source = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
-        if not self.layer.form.inputs_on_host:
-            return (UnownedItem("layer inputs", self.count * stream, all_words, source),)
-        on_host = self.count * pinned_block(stream)
-        two = min(2, self.count)  # one in use, one on its way
-        all_words += ", pinned blocks rounded up to powers of two"
-        return (
-            UnownedItem("layer inputs", two * stream, f"{two} x {words}", source),
-            UnownedItem("layer inputs", on_host, all_words, source, "host"),
-        )
-
-    def _products(self, again: bool) -> tuple[UnownedItem, ...]:
-        """Return the kept products; if `again`, less those of one layer, which are in use.
-
-        The layer's last product counts all the same: nothing reads it.
-        """
-        linears, attention, last = _kept_products(self.layer)
-        layers, last = self.count - again, again * last
-        tokens = self.layer.tokens
-        words = (
-            f"{layers} layers x {tokens:,} tokens x (linears {linears // tokens:,}, attention "
-            f"{attention // tokens:,}) bytes + {last:,} of the last linear"
-        )
-        kept = layers * (linears + attention) + last
-        return (UnownedItem("kept activations", kept, words, "model/checkpointing.py"),)
 
 
 def _stream(layer: Layer) -> tuple[int, str]:
@@ -237,11 +166,11 @@ class _Heights:
     def _at_head(self) -> tuple[UnownedItem, ...]:
         last, steps = final_norm(self.layer).saved, layer_steps(self.layer)
         words = f"{last:,} of the last norm"
-        whole = self._layers.whole
+        whole = self._whole
         if whole:
             words = f"{self._saved_words(whole, steps)} + {words}"
         kept = UnownedItem("activations", whole * saved_bytes(steps) + last, words)
-        return (self._positions(), *self._layers.kept(undoing=False), kept, *self._head())
+        return (self._positions(), *self._kept(undoing=False), kept, *self._head())
 
     def at_layer(self) -> tuple[UnownedItem, ...]:
         """Return the tensors in the backward pass of the last layer.
@@ -249,9 +178,9 @@ class _Heights:
         If the last layer keeps everything, no checkpointed layer is higher: it has the same tensors
         below.
         """
-        steps, again = layer_steps(self.layer), self._layers.last_is_checkpointed
+        steps, again = layer_steps(self.layer), self._last_is_checkpointed
         top = summit(recomputed_steps(self.layer) if again else steps)
-        others = self._layers.whole if again else self._layers.whole - 1
+        others = self._whole if again else self._whole - 1
         saved = UnownedItem(
             "recomputed activations" if again else "activations",
             others * saved_bytes(steps) + top.saved,
@@ -263,12 +192,63 @@ class _Heights:
         waiting = self._tables(1 if self._tied else 0, "held for the tied embedding")
         words = f"{top.gradient:,} bytes of a weight"
         flight = UnownedItem("gradients in flight", top.gradient, words, kind="gradients")
-        kept = self._layers.kept(undoing=True)
+        kept = self._kept(undoing=True)
         return (self._positions(), *kept, saved, working, flight, waiting)
 
     @property
-    def _layers(self) -> CheckpointedLayers:
-        return CheckpointedLayers(self.layer)
+    def _checkpointed(self) -> int:
+        """The number of checkpointed layers."""
+        every = self.layer.form.checkpoint_every
+        return 0 if every is None else ceil(self.layer.shape.layers / every)
+
+    @property
+    def _whole(self) -> int:
+        """The number of layers that keep everything."""
+        return self.layer.shape.layers - self._checkpointed
+
+    @property
+    def _last_is_checkpointed(self) -> bool:
+        """Whether the backward pass begins with a recomputed layer."""
+        every = self.layer.form.checkpoint_every
+        return every is not None and (self.layer.shape.layers - 1) % every == 0
+
+    def _kept(self, undoing: bool) -> tuple[UnownedItem, ...]:
+        """Return the tensors that checkpointed layers keep.
+
+        Args:
+            undoing: whether the backward pass is in the last layer.
+        """
+        again = undoing and self._last_is_checkpointed
+        return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
+
+    def _inputs(self) -> tuple[UnownedItem, ...]:
+        stream, words = _stream(self.layer)
+        all_words = f"{self._checkpointed} checkpoints x {words}"
+        source = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
+        if not self.layer.form.inputs_on_host:
+            return (UnownedItem("layer inputs", self._checkpointed * stream, all_words, source),)
+        on_host = self._checkpointed * pinned_block(stream)
+        two = min(2, self._checkpointed)  # one in use, one on its way
+        all_words += ", pinned blocks rounded up to powers of two"
+        return (
+            UnownedItem("layer inputs", two * stream, f"{two} x {words}", source),
+            UnownedItem("layer inputs", on_host, all_words, source, "host"),
+        )
+
+    def _products(self, again: bool) -> tuple[UnownedItem, ...]:
+        """Return the kept products; if `again`, less those of one layer, which are in use.
+
+        The layer's last product counts all the same: nothing reads it.
+        """
+        linears, attention, last = _kept_products(self.layer)
+        layers, last = self._checkpointed - again, again * last
+        tokens = self.layer.tokens
+        words = (
+            f"{layers} layers x {tokens:,} tokens x (linears {linears // tokens:,}, attention "
+            f"{attention // tokens:,}) bytes + {last:,} of the last linear"
+        )
+        kept = layers * (linears + attention) + last
+        return (UnownedItem("kept activations", kept, words, "model/checkpointing.py"),)
 
     def _at_embedding(self) -> tuple[UnownedItem, ...]:
         """Return the tensors at the end, where autograd sums the embedding's gradients.

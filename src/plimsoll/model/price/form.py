@@ -202,11 +202,7 @@ def attention_of(
 ) -> Attention:
     """Return the attention of a model, with `auto` resolved as model/load.py resolves it.
 
-    Args:
-        model: the model's settings.
-        shape: the model's shape.
-        device: where it runs.
-        capability: the lowest of the run's cards; None if unknown.
+    `capability` is the lowest of the run's cards; None if unknown.
     """
     if model.attention != "auto":
         return model.attention

@@ -74,9 +74,8 @@ class Layer:
     @property
     def longest_repeated(self) -> int:
         """The size of the repeated keys, and of the values, of the longest sequence."""
-        return int(
-            self._repeated_share * self.work.longest * self.shape.heads * self.shape.head_dim
-        )
+        tokens = self._repeated_share * self.work.longest
+        return int(tokens * self.shape.heads * self.shape.head_dim)
 
     @property
     def gathered_keys(self) -> int:
@@ -169,13 +168,8 @@ class Layer:
         """
         if not self._has_card_kernel or self.form.writes_scores:
             return 0
-        return (
-            self.element
-            * self.tokens
-            * self.work.longest
-            * self._masked_layers
-            // self.shape.layers
-        )
+        masks = self.element * self.tokens * self.work.longest
+        return masks * self._masked_layers // self.shape.layers
 
     @property
     def has_cpu_kernel(self) -> bool:
