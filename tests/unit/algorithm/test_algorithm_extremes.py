@@ -1,4 +1,4 @@
-"""Log-probs that are far apart: losses and gradients stay finite, and near ones are left alone."""
+"""Log-probs that are far apart: losses and gradients stay finite, and near ones are unchanged."""
 
 from __future__ import annotations
 

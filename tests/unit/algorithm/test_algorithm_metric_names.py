@@ -1,4 +1,4 @@
-"""The names of metrics that a run keeps for itself, and those that losses may have."""
+"""The metric names of the run itself, and those that losses may have."""
 
 from __future__ import annotations
 

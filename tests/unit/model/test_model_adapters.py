@@ -1,4 +1,4 @@
-"""Adapters: where they go, what they start from, what merging computes, what is refused."""
+"""Adapters: their places, first weights, merging, and refusals."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_plain_model_with_merged_weights_computes_the_same(
     assert (score(module) - first).abs().max() > 1e-2
 
 
-def test_the_parts_of_a_weight_are_all_that_it_is_computed_from(untied: Path) -> None:
+def test_a_weight_is_computed_from_its_parts_alone(untied: Path) -> None:
     module = adapted(untied, dora=True)
     assert set(parts_of_weight(module, WEIGHT)) == {
         WEIGHT,
@@ -264,7 +264,7 @@ def test_an_adapter_of_another_model_is_refused(written: Path, tmp_path: Path) -
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_a_quantised_model_lets_go_of_its_files(quantization: str, tmp_path: Path) -> None:
+def test_a_quantised_model_unmaps_its_files(quantization: str, tmp_path: Path) -> None:
     """Plain weights stay mapped; in 4 bits one of them would keep all the others' pages."""
     write_tiny_model(tmp_path, tiny_config("qwen2", False), 0, make_tokenizer())
     settings = {"path": str(tmp_path), "dtype": "float32", "quantization": quantization}

@@ -33,7 +33,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_repeated_keys_change_nothing(groups: int, masked: bool) -> None:
-    """What cards without the flash kernel compute, here on the CPU, and their gradients."""
+    """Cards without the flash kernel compute so; here it is run on the CPU, with gradients."""
     query, key, value = sequence(6, groups, 9)
     mask = torch.full((9, 9), -torch.inf).triu(1) if masked else None
     want = attended(query, key, value)

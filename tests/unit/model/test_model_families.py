@@ -1,5 +1,4 @@
-"""What single families compute besides plain attention: experts, windows, scaled positions; and
-what would be computed otherwise than transformers does, which must be refused."""
+"""Special parts of families against transformers: experts, windows, scaled positions; refusals."""
 
 from __future__ import annotations
 

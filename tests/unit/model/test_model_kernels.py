@@ -1,4 +1,4 @@
-"""The kernels for a device are chosen at one place."""
+"""The choice of kernels for a device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is written of a model, and sent to vLLM: the names and pieces of the files that it came
-from, whatever transformers makes of them in memory."""
+"""Names and pieces of written weights, and of those sent to vLLM: those of the model's files."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_written_is_what_was_read(home: Path) -> None:
+def test_written_files_equal_the_files_that_were_read(home: Path) -> None:
     policy = load_policy(settings_for(home / "first"), CPU)
     beside = companions(policy.lm, make_tokenizer(), None)
     write_plain(policy, torch.float32, beside, home / "again")
@@ -63,7 +62,7 @@ def test_what_is_written_is_what_was_read(home: Path) -> None:
     load_policy(settings_for(home / "again"), CPU)
 
 
-def test_engines_are_told_the_names_of_what_they_are_sent(home: Path) -> None:
+def test_engines_get_the_names_of_the_weights_they_get(home: Path) -> None:
     policy = load_policy(settings_for(home / "first"), CPU)
     names = hf_state_names(policy)
     for as_published in (False, True):

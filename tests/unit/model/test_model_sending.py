@@ -1,4 +1,4 @@
-"""Arrays reach a device as they are, in one copy, and the host does not wait for a card."""
+"""Arrays reach a device unchanged, in one copy, and the host does not wait for a card."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_copy_is_sent() -> None:
     assert array[1, 2] == 5
 
 
-def test_what_is_not_there_is_left_out() -> None:
+def test_absent_arrays_are_left_out() -> None:
     sent = send({"there": np.ones(2, np.float32), "absent": None}, CPU)
     assert sent.keys() == {"there"}
 
