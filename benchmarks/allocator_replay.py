@@ -32,7 +32,7 @@ from plimsoll.config.engine import AdapterConfig
 from plimsoll.data.packing import pack
 from plimsoll.model import logit_chunks
 from plimsoll.model.adapters import add_adapter
-from plimsoll.model.attention import Attended, Layout, dot_product, register_kernel
+from plimsoll.model.attention import Attended, PackLayout, dot_product, register_kernel
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.fused import GATE, NORM, fuse
 from plimsoll.model.logit_chunks import LogitForm
@@ -150,7 +150,7 @@ def pack_tensors(tokens: int, loss_tokens: int) -> PackTensors:
     return PackTensors(
         tokens_T=torch.zeros(tokens, dtype=torch.int64),
         positions_T=torch.zeros(tokens, dtype=torch.int64),
-        layout=Layout.of(borders, np.zeros(1, dtype=np.int64), torch.device("cpu")),
+        layout=PackLayout.of(borders, np.zeros(1, dtype=np.int64), torch.device("cpu")),
         predictor_L=torch.zeros(loss_tokens, dtype=torch.int64),
         targets_L=torch.zeros(loss_tokens, dtype=torch.int64),
         cu_loss_tokens=torch.zeros(2, dtype=torch.int32),

@@ -55,14 +55,14 @@ def parts(tokens: int, device: torch.device) -> dict[str, Part]:
         "transformers": lambda x, weight: torch.func.functional_call(norm, {"weight": weight}, x),
         "torch.rms_norm": lambda x, weight: torch.rms_norm(x, (HIDDEN,), weight, EPSILON),
     }
-    silus: dict[str, Function] = {"own": fused.gated, "transformers": lambda a, b: silu(a) * b}
+    silus: dict[str, Function] = {"own": fused.silu_gate, "transformers": lambda a, b: silu(a) * b}
     gelus: dict[str, Function] = {"transformers": lambda a, b: gelu(a, approximate="tanh") * b}
     rotations: dict[str, Function] = {"transformers": apply_rotary_pos_emb}
     if device.type == "cuda" and importlib.util.find_spec("liger_kernel"):
         from plimsoll.model import liger
 
         norms["liger"] = lambda x, weight: liger.rms_norm(x, weight, EPSILON)
-        silus["liger"], gelus["liger"] = liger.silu_gated, liger.gelu_gated
+        silus["liger"], gelus["liger"] = liger.silu_gate, liger.gelu_gate
         rotations["liger"] = liger.rotate
     angles = torch.rand(1, tokens, WIDTH // 2, device=device).repeat(1, 1, 2)
     tables = [angles.cos().bfloat16(), angles.sin().bfloat16()]

@@ -13,7 +13,7 @@ from commands import PPO, metrics, run_here, write_config
 from kto_cases import KTO, SEQUENCES, STEPS, write_labelled
 from kto_cases import PAIRS as PAIRS_FLAGS
 
-from plimsoll.algorithm.choice import of_the_run
+from plimsoll.algorithm.choice import is_run_metric
 from plimsoll.config.algorithm import FUNCTIONS
 from plimsoll.run.ledger import read_ledger
 
@@ -84,7 +84,7 @@ def test_all_names_that_a_run_gives_are_kept_for_it(home: Path, job: str) -> Non
     seen = {name for row in metrics(home / f"named-{job}") for name in row}
     if job != "ppo":  # what a loss tells is in the evaluation, too
         seen |= {name.removeprefix("eval/") for name in seen}
-    assert {name for name in seen if not of_the_run(package, name)} == set(own)
+    assert {name for name in seen if not is_run_metric(package, name)} == set(own)
     assert {package for package, *_ in TOLD.values()} == {n for n in FUNCTIONS if "loss" in n}
 
 

@@ -25,7 +25,7 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.memory.contents.contents import micro_batch
 from plimsoll.model.adapters import add_adapter
-from plimsoll.model.attention import SDPA, Layout, register_packed_attention
+from plimsoll.model.attention import SDPA, PackLayout, register_packed_attention
 from plimsoll.model.checks import logit_softcap
 from plimsoll.model.load import prepare_layers
 from plimsoll.model.logit_chunks import LogitForm
@@ -160,7 +160,7 @@ def _builder(
     return build
 
 
-def _layout(work: MicroBatch) -> Layout:
+def _layout(work: MicroBatch) -> PackLayout:
     """As many sequences of the longest length as there is room for, and the rest in one; where
     they may share, pairs instead, of which the second goes on from nearly its middle."""
     prompt = max(0, work.longest // 2 - 1)
@@ -169,7 +169,7 @@ def _layout(work: MicroBatch) -> Layout:
     count, rest = divmod(work.tokens, sum(own for own, _ in group))
     own, shared = zip(*count * group, *[(rest, 0)] * bool(rest), strict=True)
     borders = np.cumsum([0, *own], dtype=np.int32)
-    return Layout.of(borders, np.array(shared), torch.device("cpu"))
+    return PackLayout.of(borders, np.array(shared), torch.device("cpu"))
 
 
 def _of_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:

@@ -70,7 +70,7 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
-    looking._silence.cache_clear()
+    looking._connection_error.cache_clear()
 
 
 @pytest.fixture
@@ -85,4 +85,4 @@ def hub(no_hub: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     yield Hub
     server.shutdown()
     server.server_close()
-    looking._silence.cache_clear()
+    looking._connection_error.cache_clear()

@@ -1,4 +1,7 @@
-"""Whether predicted probabilities come true; Guo et al. 2017, https://arxiv.org/abs/1706.04599."""
+"""Measure whether predicted probabilities come true; Guo et al. 2017, arXiv 1706.04599.
+
+https://arxiv.org/abs/1706.04599
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,12 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Calibration:
-    """Predictions in K bins of equal width, of which the empty ones are left out.
+    """Predictions in K bins of equal width; empty bins are left out.
 
-    predicted_K: the mean prediction. observed_K: the mean outcome. counts_K: predictions.
+    Attributes:
+        predicted_K: the mean prediction of each bin.
+        observed_K: the mean outcome of each bin.
+        counts_K: the number of predictions in each bin.
     """
 
     predicted_K: Floats
@@ -24,14 +30,21 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """The expected calibration error, equation 3: how far, on average over all predictions, the
-        two means of their bin are apart."""
+        """The expected calibration error, equation 3.
+
+        It is the distance between the two means of a bin, averaged over all predictions.
+        """
         gaps_K = np.abs(self.predicted_K - self.observed_K)
         return float(np.average(gaps_K, weights=self.counts_K))
 
 
 def calibrate(predicted: Floats, outcomes: Floats) -> Calibration:
-    """predicted: probabilities. outcomes: what came of each, from 0 to 1. Both [N], N > 0."""
+    """Return the mean prediction and the mean outcome in bins of predictions.
+
+    Args:
+        predicted: probabilities, shape [N], N > 0.
+        outcomes: what became of each prediction, from 0 to 1, shape [N].
+    """
     assert predicted.shape == outcomes.shape and len(predicted)
     bins = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
     counts = np.bincount(bins, minlength=BINS)
@@ -45,14 +58,17 @@ def calibrate(predicted: Floats, outcomes: Floats) -> Calibration:
 
 
 def calibrate_pairs(chosen_ahead: Floats) -> Calibration:
-    """Of preferences, by how much the chosen response's score is ahead, [P]: each pair counts in
-    both orders, as a prediction that came true and as one that did not."""
+    """Return the calibration of preferences.
+
+    Each pair counts in both orders: as a prediction that came true and as one that did not.
+    `chosen_ahead` is how far the chosen response's score is ahead, [P].
+    """
     preferred = sigmoid(chosen_ahead)
     outcomes = np.repeat(np.array([1, 0], dtype=np.float32), len(preferred))
     return calibrate(np.concatenate([preferred, 1 - preferred]), outcomes)
 
 
 def sigmoid(scores: Floats) -> Floats:
-    """Probabilities of scores (logits), without overflow."""
+    """Return the probabilities of scores (logits), without overflow."""
     probabilities: Floats = (0.5 * (1 + np.tanh(0.5 * scores))).astype(np.float32)
     return probabilities

@@ -1,4 +1,4 @@
-"""What is told of a function that the config chooses, and that raises while a run goes on."""
+"""Describe an error that a function of the user's raises while a run goes on."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ import traceback
 from plimsoll.errors import FunctionFailed
 
 
-def failure(what: str, error: BaseException, shown: str = "") -> FunctionFailed:
-    """What the function raised, in a line, and under it where that came from, as Python shows it,
-    from the function's own lines on. To be raised where the function is called.
+def failure(what: str, error: BaseException, arguments: str = "") -> FunctionFailed:
+    """Return the error to raise where the function is called: a summary line, then the traceback.
 
-    what: how the function is called. shown: what it was called with, in sentences.
+    The traceback has Python's form and begins with the function's own lines.
+
+    Args:
+        what: the name of the function in the message.
+        error: what the function raised.
+        arguments: what the function was called with, in sentences.
     """
-    told, lines = told_of(error)
-    return FunctionFailed(f"{what} raised {told}{'. ' if shown else ''}{shown}\n{lines}".rstrip())
+    summary, lines = describe_error(error)
+    end = f". {arguments}" if arguments else ""
+    return FunctionFailed(f"{what} raised {summary}{end}\n{lines}".rstrip())
 
 
-def told_of(error: BaseException) -> tuple[str, str]:
-    """What a function raised, in a line; and where it came from, from the function's own lines on.
-    To be asked where the function is called."""
-    told = " ".join("".join(traceback.format_exception_only(error)).split())
+def describe_error(error: BaseException) -> tuple[str, str]:
+    """Return a function's error as one line, and its traceback from the function's own lines on.
+
+    Call it where the function is called: the first frame is taken for the call and left out.
+    """
+    summary = " ".join("".join(traceback.format_exception_only(error)).split())
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is the call
-    return told, "".join(traceback.StackSummary.from_list(frames).format())
+    return summary, "".join(traceback.StackSummary.from_list(frames).format())

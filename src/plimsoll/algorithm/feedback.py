@@ -1,4 +1,4 @@
-"""What losses on binary feedback share: the KL that they are held against, and their metrics."""
+"""Parts that losses on binary feedback share: their KL baseline and their metrics."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from plimsoll.algorithm.inputs import FeedbackLossInputs, LossOutput
 
 
 def kl_baseline(logratios_S: Tensor) -> float:
-    """KTO's estimate of KL(policy || reference): the mean log-ratio, or 0 where that is less; nats
-    per response.
+    """Return KTO's estimate of KL(policy || reference): the mean log-ratio, at least 0, in nats.
 
-    logratios_S: of responses y' to other prompts, log(pi(y'|x) / ref(y'|x)), of the whole step.
-    Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306, section 4.2. Biased, as y' is not
-    sampled from the policy, but cheap; it has no gradient.
+    It is biased, as y' is not sampled from the policy, but cheap; it has no gradient. Source:
+    Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306, section 4.2.
+
+    Args:
+        logratios_S: log(pi(y'|x) / ref(y'|x)) of responses y' to other prompts, for the whole step.
     """
     return max(0.0, float(logratios_S.mean()))
 
 
 def feedback_output(losses_S: Tensor, rewards_S: Tensor, inputs: FeedbackLossInputs) -> LossOutput:
-    """The output of an feedback loss.
+    """Return a feedback loss's output: its mean over the step's responses, with metrics.
 
-    losses_S: of each response of the micro-batch. rewards_S: what the loss takes it to be worth.
-    Metrics: `kl`; means over the step's responses of a label, `rewards/desirable` and
-    `rewards/undesirable`, each where the step has any; `rewards/margin`, the one less the other,
-    where it has both.
+    Metrics: `kl`; `rewards/desirable` and `rewards/undesirable`, means over the step's responses
+    with that label, left out if the step has none; `rewards/margin`, their difference, if both
+    exist. rewards_S are the rewards that the loss assigns to the micro-batch's responses.
     """
     responses = inputs.counts.responses
     kl = torch.tensor(inputs.kl * len(losses_S) / responses)
@@ -36,13 +36,13 @@ def feedback_output(losses_S: Tensor, rewards_S: Tensor, inputs: FeedbackLossInp
 
 def _reward_metrics(rewards_S: Tensor, inputs: FeedbackLossInputs) -> dict[str, Tensor]:
     counts, desirable_S = inputs.counts, inputs.desirable_S
-    found = {}
-    # Not by an index: the host waits for a card to tell how many there are.
+    metrics = {}
+    # No boolean index: the host would wait for the device to count the rows.
     if counts.desirable:
-        found["rewards/desirable"] = rewards_S.where(desirable_S, 0).sum() / counts.desirable
+        metrics["rewards/desirable"] = rewards_S.where(desirable_S, 0).sum() / counts.desirable
     if counts.undesirable:
-        found["rewards/undesirable"] = rewards_S.where(~desirable_S, 0).sum() / counts.undesirable
-    if len(found) == 2:
-        good, bad = found.values()
-        found["rewards/margin"] = good - bad
-    return found
+        metrics["rewards/undesirable"] = rewards_S.where(~desirable_S, 0).sum() / counts.undesirable
+    if len(metrics) == 2:
+        good, bad = metrics.values()
+        metrics["rewards/margin"] = good - bad
+    return metrics

@@ -1,7 +1,7 @@
-"""What the losses and the advantage estimators take and give: frozen records of tensors.
+"""Inputs and outputs of losses and advantage estimators: frozen records of tensors.
 
-Floats are float32. `_L` is the learned tokens of several sequences, flat, in packed order;
-sequence s holds the tokens from `cu_loss_tokens[s]` to `cu_loss_tokens[s + 1]`. `_P` is pairs.
+Floats are float32. `_L` is the learned tokens of several sequences, flat, in packed order; sequence
+s holds the tokens from `cu_loss_tokens[s]` to `cu_loss_tokens[s + 1]`. `_P` is pairs.
 
 Worked example: two sequences with 2 and 1 learned tokens have cu_loss_tokens = [0 2 3], and
 advantages_L[2] belongs to the only learned token of the second.
@@ -21,9 +21,11 @@ from plimsoll.records import BatchCounts
 class PolicyLossInputs:
     """One micro-batch of a policy loss; only logprobs_L has a gradient.
 
-    logprobs_L, old_logprobs_L: log-probs (nats) of the sampled tokens under the policy that
-        learns and under the policy as it was when the step began, both by the trainer.
-    cu_loss_tokens: int, shape [S + 1].
+    Attributes:
+        logprobs_L: log-probs (nats) of the sampled tokens under the policy that learns.
+        old_logprobs_L: the same under the policy as it was when the step began, by the trainer.
+        advantages_L: the advantage of each token.
+        cu_loss_tokens: int, shape [S + 1].
     """
 
     logprobs_L: Tensor
@@ -38,8 +40,13 @@ class PolicyLossInputs:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """What a policy loss makes of each token. loss_L: before it is aggregated. metrics: each of
-    shape [L], without a gradient; the run reports its mean over the step's tokens."""
+    """A policy loss of single tokens.
+
+    Attributes:
+        loss_L: the loss of each token, before it is aggregated.
+        metrics: tensors of shape [L] without a gradient; the run reports the mean of each over the
+            step's tokens.
+    """
 
     loss_L: Tensor
     metrics: dict[str, Tensor]
@@ -47,11 +54,12 @@ class TokenLoss:
 
 @dataclass(frozen=True)
 class CorrectionInputs:
-    """One micro-batch of a correction for sampler against trainer; nothing has a gradient.
+    """One micro-batch of a correction for the sampler's difference from the trainer; no gradients.
 
-    logratio_L: the log-probs (nats) of the sampled tokens by the trainer, under the policy as it
-        was when the step began, minus the sampler's own.
-    cu_loss_tokens: int, shape [S + 1].
+    Attributes:
+        logratio_L: the trainer's log-probs (nats) of the sampled tokens minus the sampler's, both
+            under the policy as it was when the step began.
+        cu_loss_tokens: int, shape [S + 1].
     """
 
     logratio_L: Tensor
@@ -65,9 +73,11 @@ class CorrectionInputs:
 class ValueLossInputs:
     """One micro-batch of the value loss; only values_L has a gradient.
 
-    values_L, old_values_L: the critic's values now and when the step began.
-    returns_L: what the values should have been.
-    counts: of the whole optimizer step, not of this micro-batch.
+    Attributes:
+        values_L: the critic's values now.
+        old_values_L: the critic's values when the step began.
+        returns_L: the targets of the values.
+        counts: the counts of the whole optimizer step, not of this micro-batch.
     """
 
     values_L: Tensor
@@ -101,7 +111,7 @@ class PairValues:
 
     @property
     def margin_P(self) -> Tensor:
-        """By how much the chosen response is ahead."""
+        """How far the chosen response is ahead of the rejected one."""
         return self.chosen_P - self.rejected_P
 
 
@@ -109,9 +119,11 @@ class PairValues:
 class PreferenceLossInputs:
     """One micro-batch of a preference loss; only logprobs has a gradient.
 
-    logprobs: log-probs (nats) of whole responses, given the prompt, under the policy that learns.
-    lengths: the responses' learned tokens, as floats.
-    pairs: of the whole optimizer step, not of this micro-batch.
+    Attributes:
+        logprobs: log-probs (nats) of whole responses, given the prompt, under the policy that
+            learns.
+        lengths: the numbers of learned tokens of the responses, as floats.
+        pairs: the number of pairs of the whole optimizer step, not of this micro-batch.
     """
 
     logprobs: PairValues
@@ -126,9 +138,10 @@ class PreferenceLossInputs:
 class RewardLossInputs:
     """One micro-batch of a reward loss; only scores has a gradient.
 
-    scores: of whole responses, given the prompt.
-    margins_P: by how much the chosen response's score should be ahead, 0 where nothing is said.
-    pairs: of the whole optimizer step, not of this micro-batch.
+    Attributes:
+        scores: the scores of whole responses, given the prompt.
+        margins_P: how far the chosen response's score should be ahead; 0 if the data does not say.
+        pairs: the number of pairs of the whole optimizer step, not of this micro-batch.
     """
 
     scores: PairValues
@@ -148,20 +161,21 @@ class LabelCounts:
 
     @property
     def responses(self) -> int:
-        """All of them."""
+        """The number of responses with either label."""
         return self.desirable + self.undesirable
 
 
 @dataclass(frozen=True)
 class FeedbackLossInputs:
-    """One micro-batch of an feedback loss, shape [S], maybe 0; only logratios_S has a gradient.
+    """One micro-batch of a feedback loss, S >= 0 responses; only logratios_S has a gradient.
 
-    logratios_S: log-probs (nats) of whole responses, given the prompt, under the policy that learns
-        minus those under the reference.
-    desirable_S: bool, the labels.
-    kl: nats per response, by how much the policy has moved from the reference; never negative, and
-        the same for the whole step.
-    counts: of the whole optimizer step, not of this micro-batch.
+    Attributes:
+        logratios_S: log-probs (nats) of whole responses, given the prompt, under the policy that
+            learns minus those under the reference.
+        desirable_S: bool, the labels.
+        kl: how far the policy has moved from the reference, nats per response; never negative, and
+            the same for the whole step.
+        counts: the counts of the whole optimizer step, not of this micro-batch.
     """
 
     logratios_S: Tensor
@@ -176,8 +190,9 @@ class FeedbackLossInputs:
 
 @dataclass(frozen=True)
 class DivergenceInputs:
-    """A block of next-token distributions, as log-probs (nats) over the same vocabulary, shape
-    [N, V]; neither has a gradient, and neither may be changed.
+    """A block of next-token distributions, as log-probs (nats) over one vocabulary, shape [N, V].
+
+    Neither tensor has a gradient, and neither may be changed.
     """
 
     student_NV: Tensor
@@ -189,8 +204,12 @@ class DivergenceInputs:
 
 @dataclass(frozen=True)
 class DivergenceOutput:
-    """values_N: of each row, nats. gradient_NV: of each row's value by the student's logits, a
-    tensor of its own."""
+    """The divergence of each row of a block, with its gradient.
+
+    Attributes:
+        values_N: the divergence of each row, nats.
+        gradient_NV: the gradient of each row's value by the student's logits, in its own memory.
+    """
 
     values_N: Tensor
     gradient_NV: Tensor
@@ -200,12 +219,15 @@ class DivergenceOutput:
 class LossOutput:
     """A micro-batch's share of the batch's mean loss, and of the mean of each metric.
 
-    Both are scalars: a sum over the micro-batch divided by the whole step's count. Added
-    over micro-batches and ranks, losses, gradients and metrics are those of the whole batch.
-    Metrics carry no gradient.
+    Both are scalars: a sum over the micro-batch divided by the whole step's count. Added over
+    micro-batches and ranks, losses, gradients and metrics are those of the whole batch.
 
-    right_P: of pairs, what the metric `accuracy` is the mean of: 1 where the chosen response is
-        ahead, 0.5 for a tie, else 0. An evaluation's interval is made of it; None: it has none.
+    Attributes:
+        loss: the share of the loss.
+        metrics: the shares of the metrics, without a gradient.
+        right_P: for pairs, the values whose mean is the metric `accuracy`: 1 if the chosen response
+            is ahead, 0.5 for a tie, else 0. An evaluation computes its interval from them; None: no
+            interval.
     """
 
     loss: Tensor
@@ -215,7 +237,7 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """What a correction multiplies the policy loss of each token with, shape [L]; no gradient."""
+    """A correction's factor for the policy loss of each token, shape [L]; no gradient."""
 
     weights_L: Tensor
 
@@ -224,13 +246,15 @@ class TokenWeights:
 class AdvantageInputs:
     """A whole batch of sequences, for an advantage estimator.
 
-    parts_SR: the reward of each whole response, part by part, and weights_R of the parts; float64.
-        A batch with one reward has R = 1.
-    shaping_L: what else each token is rewarded with, such as less the KL from the reference; 0
-        where there is nothing.
-    cu_loss_tokens: int, shape [S + 1].
-    placed_L: of the scores, what belongs to single tokens, as an environment gave it for turns;
-        None: all of it belongs to the last one.
+    Attributes:
+        parts_SR: the reward parts of each whole response; float64. A batch with one reward has R =
+            1.
+        weights_R: the weight of each part; float64.
+        shaping_L: further rewards of single tokens, such as minus the KL from the reference; 0 if
+            there are none.
+        cu_loss_tokens: int, shape [S + 1].
+        placed_L: the share of the scores that belongs to single tokens, as an environment gave it
+            for turns; None: the whole score belongs to the last token.
     """
 
     parts_SR: Tensor
@@ -247,14 +271,15 @@ class AdvantageInputs:
 
     @property
     def scores_S(self) -> Tensor:
-        """The reward of each whole response: the weighted sum of its parts; float64, so that what
-        equal rewards differ by is nothing beside a delta."""
+        """The reward of each whole response: the weighted sum of its parts.
+
+        It is float64, so that rounding between equal rewards is nothing beside a delta.
+        """
         return (self.parts_SR * self.weights_R).sum(1)
 
     @property
     def rewards_L(self) -> Tensor:
-        """The reward of each token: the shaping, what is placed at it, and at the last one the rest
-        of the score (see token_rewards)."""
+        """The reward of each token: its shaping and placed share, and at the end the rest."""
         scores_S, shaping_L = self.scores_S, self.shaping_L
         if self.placed_L is not None:
             placed_S = sums(self.placed_L.double(), self.cu_loss_tokens)
@@ -264,14 +289,18 @@ class AdvantageInputs:
 
 @dataclass(frozen=True)
 class Advantages:
-    """advantages_L for the policy loss; returns_L, the target of the value loss, of an estimator
-    that takes values."""
+    """The output of an advantage estimator.
+
+    Attributes:
+        advantages_L: the advantages for the policy loss.
+        returns_L: the targets of the value loss; None for an estimator without values.
+    """
 
     advantages_L: Tensor
     returns_L: Tensor | None = None
 
 
 def token_mean(x_L: Tensor, counts: BatchCounts) -> Tensor:
-    """The micro-batch's share of the mean over the step's learned tokens: a scalar."""
+    """Return the micro-batch's share of the mean over the step's learned tokens: a scalar."""
     assert counts.tokens > 0
     return x_L.sum() / counts.tokens

@@ -1,8 +1,8 @@
-"""How sure a measured figure is, where rows that share a prompt are not independent.
+"""Confidence intervals of measured figures whose rows may share a prompt.
 
-A hard prompt is hard for all of its rows, so ten rows of one prompt tell less than ten of ten.
-What that costs is the design effect: the variance that the figure has over prompts, in multiples
-of what it would be if each row had a prompt of its own.
+Rows of one prompt are not independent: a hard prompt is hard for all of its rows, so ten rows of
+one prompt tell less than ten rows of ten prompts. The design effect is the cost: the variance of
+the figure over prompts, divided by the variance if each row had a prompt of its own.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ Doubles = NDArray[np.float64]
 NORMAL_95 = 1.959964
 """The standard normal's 97.5 % quantile."""
 _FEWEST = {1: 12.706205, 2: 4.302653}
-"""Student's 97.5 % quantiles where the expansion below is not close."""
+"""Student's 97.5 % quantiles for degrees of freedom at which the expansion below is not close."""
 
 
 def share_interval(
     values_N: Sequence[float] | Doubles, prompts: Iterable[Hashable]
 ) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean of values that are 0, 1, or 0.5 for a tie.
+    """Return the 95 % confidence interval of the mean of values that are 0, 1, or 0.5 for a tie.
 
-    prompts: of each row which one it has; any keys.
+    It is Wilson's interval with the effective sample size N / design effect, as Franco et al. 2019
+    recommend (https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503); Wilson's own if no rows share a
+    prompt.
 
-    Wilson's interval with the effective sample size N / design effect: Franco et al. 2019,
-    https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503, recommend it. Where no two rows share a prompt
-    it is Wilson's own.
+    Args:
+        values_N: the value of each row.
+        prompts: the prompt of each row; any keys.
     """
     values = np.asarray(values_N, dtype=np.float64)
     rows = len(values)
@@ -44,12 +46,12 @@ def share_interval(
 def mean_interval(
     values_N: Sequence[float] | Doubles, prompts: Iterable[Hashable]
 ) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the mean of any values: the mean +- t standard errors over
-    prompts, K - 1 degrees of freedom for K of them; of values that are all 0 or 1, their
-    `share_interval`. None for a single prompt, from which nothing is known of others.
+    """Return the 95 % confidence interval of the mean of any values; None for a single prompt.
 
-    Where prompts have equally many rows it is Student's interval of the prompts' means; else the
+    The interval is the mean +- t standard errors over K prompts, with K - 1 degrees of freedom. If
+    all prompts have equally many rows, this is Student's interval of the prompts' means; else the
     mean is a ratio of two sums over prompts (Cochran 1977, Sampling Techniques, section 6.3).
+    Values that are all 0 or 1 get their `share_interval`. Parameters as there.
     """
     values = np.asarray(values_N, dtype=np.float64)
     if np.isin(values, (0, 1)).all():
@@ -65,15 +67,18 @@ def mean_interval(
 
 
 def design_effect(influence_N: Doubles, prompts: Iterable[Hashable]) -> float:
-    """By how much fewer independent rows would tell as much; 1 where no two rows share a prompt.
+    """Return the number of rows over the number of independent rows that would tell as much.
 
-    influence_N: how far each row moves the figure, in any unit; they add up to 0.
+    It is 1 if no two rows share a prompt. Otherwise it is the variance between prompts' sums over
+    that between rows, each with Bessel's correction, times the squared ratio of Student's quantiles
+    for as many prompts and for as many rows: the degrees of freedom of Korn and Graubard 1998,
+    Survey Methodology 24(2), 193-201. With one prompt, or if prompts do not differ at all (all rows
+    are right, say), the variance is unknown; each prompt then counts as one row (Kish 1965, Survey
+    Sampling, with a correlation of 1 within prompts).
 
-    The variance between prompts' sums over that between rows, each with Bessel's correction, and
-    with Student's quantile for as few prompts over that for as many rows: the degrees of freedom
-    of Korn and Graubard 1998, Survey Methodology 24(2), 193-201. Where prompts do not differ at
-    all, as if all rows are right, or there is only one, nothing is known of it; each then counts as
-    one row (Kish 1965, Survey Sampling, with a correlation of 1 within prompts).
+    Args:
+        influence_N: how far each row moves the figure, in any unit; they add up to 0.
+        prompts: the prompt of each row; any keys.
     """
     sums_K, sizes_K = _by_prompt(influence_N, prompts)
     rows, count = len(influence_N), len(sums_K)
@@ -88,11 +93,14 @@ def design_effect(influence_N: Doubles, prompts: Iterable[Hashable]) -> float:
 
 
 def wilson_interval(share: float, count: float) -> tuple[float, float]:
-    """The 95 % confidence interval of a share that was measured on `count` independent cases, or on
-    others that tell as much.
+    """Return the 95 % confidence interval of a share measured on `count` independent cases.
 
-    Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953: unlike share +- 1.96 standard
-    errors it stays within [0, 1] and is right near the ends and for few cases.
+    Unlike share +- 1.96 standard errors it stays within [0, 1] and is right near the ends and for
+    few cases. Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953.
+
+    Args:
+        share: the measured share.
+        count: the number of independent cases, or an effective sample size.
     """
     assert 0 <= share <= 1 and count > 0
     z2 = NORMAL_95**2 / count
@@ -102,8 +110,11 @@ def wilson_interval(share: float, count: float) -> tuple[float, float]:
 
 
 def student_95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, to 0.2 %: the expansion in 1 / freedom of Abramowitz and
-    Stegun 1964, Handbook of Mathematical Functions, 26.7.5."""
+    """Return the 97.5 % quantile of Student's t for degrees of freedom, to 0.2 %.
+
+    It is the expansion in 1 / freedom of Abramowitz and Stegun 1964, Handbook of Mathematical
+    Functions, 26.7.5.
+    """
     z, n = NORMAL_95, freedom
     return _FEWEST.get(freedom) or (
         z
@@ -115,7 +126,7 @@ def student_95(freedom: int) -> float:
 
 
 def _by_prompt(values_N: Doubles, prompts: Iterable[Hashable]) -> tuple[Doubles, Ints]:
-    """The sum and the number of rows of each prompt."""
+    """Return the sum and the number of rows of each prompt."""
     numbers: dict[Hashable, int] = {}  # from 0, in the order in which prompts first come
     places = np.array([numbers.setdefault(key, len(numbers)) for key in prompts], dtype=np.int64)
     sums_K = np.bincount(places, weights=values_N).astype(np.float64)

@@ -18,19 +18,19 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def kl(logprobs_L: Tensor, reference_logprobs_L: Tensor, estimator: KlEstimator) -> Tensor:
-    """KL(policy || reference) at each token, in nats; shape [L].
+    """Return an estimate of KL(policy || reference) at each token, in nats; shape [L].
 
     With d = log policy - log reference at tokens that the policy sampled:
 
     k1 = d: unbiased; single tokens may be negative.
     k2 = d^2 / 2: never negative; biased, little while the two are close.
-    k3 = exp(-d) - 1 + d: never negative and unbiased. Below d = -20 it stays what it is there
-        (see `ratios.k3`), without a gradient.
+    k3 = exp(-d) - 1 + d: never negative and unbiased. Below d = -20 it keeps its value at -20 (see
+    `ratios.k3`), without a gradient.
 
-    In a loss, what counts is the gradient, and it is another matter (Tang and Munos 2025,
-    https://arxiv.org/abs/2506.09477). Only k2's is, in expectation, the gradient of
-    KL(policy || reference). k1's is zero in expectation: it adds noise and holds nothing back.
-    k3's is the gradient of KL(reference || policy), much the same while the two are close.
+    In a loss the gradient counts, and it is another matter (Tang and Munos 2025,
+    https://arxiv.org/abs/2506.09477). Only k2's is, in expectation, the gradient of KL(policy ||
+    reference). k1's is zero in expectation: it adds noise and holds nothing back. k3's is the
+    gradient of KL(reference || policy), much the same while the two are close.
     """
     difference_L = logprobs_L - reference_logprobs_L
     match estimator:
@@ -47,13 +47,21 @@ def kl(logprobs_L: Tensor, reference_logprobs_L: Tensor, estimator: KlEstimator)
 def adapt(
     coefficient: float, observed_kl: float, responses: int, target: float, horizon: int
 ) -> float:
-    """The next KL coefficient: larger when the policy is further from the reference than wanted.
+    """Return the next KL coefficient: larger if the KL from the reference is above its target.
 
-    observed_kl, target: nats, both per response or both per token. The relative error is clipped to
-    +-0.2, and the coefficient grows by that share per `horizon` responses; a step of more responses
-    than the horizon counts as one horizon, so that the coefficient cannot turn negative.
+    The relative error is clipped to +-0.2, and the coefficient grows by that share per `horizon`
+    responses. A step of more responses counts as one horizon, so the coefficient cannot turn
+    negative.
 
-    Raises PlimsollError when the observed KL is not a finite number.
+    Args:
+        coefficient: the present coefficient.
+        observed_kl: nats, per response or per token.
+        responses: the responses of the step.
+        target: the wanted KL, per response or per token as `observed_kl`.
+        horizon: responses after which the coefficient has grown by the whole error.
+
+    Raises:
+        PlimsollError: the observed KL is not a finite number.
     """
     if not math.isfinite(observed_kl):
         raise PlimsollError(

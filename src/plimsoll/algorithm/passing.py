@@ -1,4 +1,4 @@
-"""What several responses to a prompt tell: pass@k, and what most of them answer (maj@k)."""
+"""Figures of several responses to one prompt: pass@k, and the most frequent answer (maj@k)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from math import comb
 
 
 def pass_at_k(responses: int, passed: int, k: int) -> float:
-    """How likely at least one of k responses passes: 1 - C(n - c, k) / C(n, k) of n responses of
-    which c passed. It has no bias, which 1 - (1 - c/n)^k has.
+    """Return the probability that at least one of k responses passes: 1 - C(n - c, k) / C(n, k).
 
-    Source: Chen et al. 2021, https://arxiv.org/abs/2107.03374, section 2.1.
+    Unlike 1 - (1 - c/n)^k it has no bias. Source: Chen et al. 2021,
+    https://arxiv.org/abs/2107.03374, section 2.1.
+
+    Args:
+        responses: n, the number of measured responses.
+        passed: c, the number that passed.
+        k: the number of responses that are drawn.
     """
     assert 0 <= passed <= responses and 1 <= k <= responses
     return 1 - comb(responses - passed, k) / comb(responses, k)
@@ -21,16 +26,15 @@ def pass_at_k(responses: int, passed: int, k: int) -> float:
 def majority(
     answers: Sequence[str | None], same: Callable[[str, str], bool] = operator.eq
 ) -> int | None:
-    """Return which response is the first to give the most frequent answer (self-consistency); of
-    equally frequent answers the one that comes first. None is no answer and has no vote; without
-    any vote the result is None.
+    """Return the index of the first response with the most frequent answer (self-consistency).
+
+    If answers are equally frequent, the first one wins. Without any answer the result is None.
+    Source: Wang et al. 2023, https://arxiv.org/abs/2203.11171.
 
     Args:
-        answers: The answer of each response.
-        same: Whether two answers that are written differently count as one. An answer joins the
-            first one before it that is the same.
-
-    Source: Wang et al. 2023, https://arxiv.org/abs/2203.11171.
+        answers: the answer of each response; None: no answer, and no vote.
+        same: whether two answers that are written differently count as one. An answer joins the
+            first earlier answer that is the same.
     """
     votes: dict[str, int] = {}
     for answer, count in Counter(one for one in answers if one is not None).items():

@@ -1,4 +1,4 @@
-"""What the actor minimises: a policy loss, plus the KL from the reference, minus the entropy."""
+"""The actor's objective: a policy loss, plus the KL from the reference, minus the entropy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plimsoll.algorithm.inputs import (
     token_mean,
 )
 from plimsoll.algorithm.kl import KlEstimator, kl
-from plimsoll.algorithm.ratios import clamped, mismatch_metrics, ratios
+from plimsoll.algorithm.ratios import is_clamped, mismatch_metrics, ratios
 from plimsoll.algorithm.sequences import means
 from plimsoll.records import BatchCounts
 
@@ -31,13 +31,18 @@ def aggregate(
     aggregation: Aggregation,
     constant: int,
 ) -> Tensor:
-    """A micro-batch's share of the step's loss: a scalar.
+    """Return a micro-batch's share of the step's loss: a scalar.
 
-    tokens: the mean over all action tokens of the step (DAPO, https://arxiv.org/abs/2503.14476,
-        section 3.3). sequences: the mean over sequences of each one's mean over its tokens (GRPO,
-        https://arxiv.org/abs/2402.03300). constant: the sum over sequences' tokens, over `constant`
-        tokens for each sequence, so that length changes no token's weight (Dr. GRPO,
-        https://arxiv.org/abs/2503.20783).
+    Args:
+        x_L: the loss of each token.
+        cu_loss_tokens: int, shape [S + 1].
+        counts: the counts of the whole optimizer step.
+        aggregation: `tokens`: the mean over all action tokens of the step (DAPO,
+            https://arxiv.org/abs/2503.14476, section 3.3). `sequences`: the mean over sequences of
+            each sequence's mean over its tokens (GRPO, https://arxiv.org/abs/2402.03300).
+            `constant`: the sum over tokens, divided by `constant` tokens for each sequence, so that
+            length changes no token's weight (Dr. GRPO, https://arxiv.org/abs/2503.20783).
+        constant: tokens that each sequence counts as with `constant`.
     """
     match aggregation:
         case "tokens":
@@ -54,10 +59,12 @@ def aggregate(
 class PolicyObjectiveInputs:
     """One micro-batch of the actor.
 
-    sampler_logprobs_L: the sampler's log-probs of the tokens that it sampled.
-    entropy_L: the entropy (nats) of the policy's distribution at each learned token; needs a
-        gradient only when there is an entropy bonus.
-    reference_logprobs_L: the reference's log-probs of the sampled tokens; None: no KL is added.
+    Attributes:
+        policy: the inputs of the policy loss.
+        sampler_logprobs_L: the sampler's log-probs of the tokens that it sampled.
+        entropy_L: the entropy (nats) of the policy's distribution at each learned token; it needs a
+            gradient only if there is an entropy bonus.
+        reference_logprobs_L: the reference's log-probs of the sampled tokens; None: no KL is added.
     """
 
     policy: PolicyLossInputs
@@ -72,17 +79,23 @@ class PolicyObjectiveInputs:
 
     @property
     def correction(self) -> CorrectionInputs:
-        """The policy as it was when the step began, by the trainer, against the sampler."""
+        """The trainer's log-probs when the step began, compared with the sampler's."""
         old_L = self.policy.old_logprobs_L
         return CorrectionInputs(old_L - self.sampler_logprobs_L, self.policy.cu_loss_tokens)
 
 
 @dataclass(frozen=True)
 class PolicyTerms:
-    """How the objective is put together; see `policy_objective`.
+    """The terms of the objective; see `policy_objective`.
 
-    ratio_corrected: the KL of each token is multiplied by its importance ratio, and has the
-    gradient of the KL; see `policy_objective`. constant: of the aggregation of that name.
+    Attributes:
+        aggregation: see `aggregate`.
+        constant: see `aggregate`.
+        kl_estimator: see `kl`.
+        kl_coefficient: the factor of the KL.
+        ratio_corrected: whether the KL of each token is multiplied by its importance ratio, and has
+            the gradient of the KL.
+        entropy_bonus: the factor of the entropy.
     """
 
     aggregation: Aggregation = "tokens"
@@ -100,31 +113,38 @@ def policy_objective(
     policy_loss: Callable[[PolicyObjectiveInputs], TokenLoss],
     correction: Callable[[CorrectionInputs], TokenWeights] | None = None,
 ) -> LossOutput:
-    """weight * policy loss + kl_coefficient * KL (with a reference) - entropy_bonus * entropy of
-    each token, aggregated. counts: of the whole optimizer step, not of this micro-batch.
+    """Return the actor's loss, aggregated over tokens, with its metrics.
 
-    The weights are those of the correction for sampler against trainer; they touch the policy loss
-    alone.
+    A token's loss is weight * policy loss + kl_coefficient * KL (with a reference) - entropy_bonus
+    * entropy. The weights come from the correction and touch the policy loss alone.
 
-    A ratio-corrected KL has the gradient of the KL itself, also where the policy is no longer the
-    one that sampled (Liu et al. 2025, DeepSeek-V3.2, https://arxiv.org/abs/2512.02556, section
-    3.1). With the ratio w and d = log policy - log reference, its value at a token is w times the
+    A ratio-corrected KL has the gradient of the KL itself, also if the policy is no longer the one
+    that sampled (Liu et al. 2025, DeepSeek-V3.2, https://arxiv.org/abs/2512.02556, section 3.1).
+    With the ratio w and d = log policy - log reference, its value at a token is w times the
     estimator, and its gradient is w * d for every estimator. For k3 that is the derivative of the
-    value; for k2 it is that of k2 with w held fixed. The derivative of w * k1 is w * (d + 1): the
-    1 is zero in expectation, and while d is small the gradient is hardly more than its noise.
+    value; for k2 it is that of k2 with w held fixed. The derivative of w * k1 is w * (d + 1): the 1
+    is zero in expectation, and while d is small the gradient is hardly more than its noise.
 
     Metrics, means over tokens: the policy loss's own; those of `mismatch_metrics`; `correction`,
     the mean weight, and `correction_zero`, the share of weights that are 0; `entropy` (nats); with
     a reference, `kl_loss` (nats, before the coefficient) and `kl_clamped`, the share of tokens
-    whose log-ratio to the reference is beyond what is exponentiated; and `policy_loss`, aggregated.
+    whose log-ratio to the reference is clamped before it is exponentiated; and `policy_loss`,
+    aggregated.
+
+    Args:
+        inputs: one micro-batch.
+        counts: the counts of the whole optimizer step, not of this micro-batch.
+        terms: aggregation and coefficients.
+        policy_loss: the loss of single tokens.
+        correction: the weights against the sampler's difference from the trainer; None: all are 1.
     """
 
     def total(x_L: Tensor) -> Tensor:
         policy = inputs.policy
         return aggregate(x_L, policy.cu_loss_tokens, counts, terms.aggregation, terms.constant)
 
-    found = policy_loss(inputs)
-    loss_L, metrics_L = found.loss_L, found.metrics | mismatch_metrics(inputs.correction)
+    token_loss = policy_loss(inputs)
+    loss_L, metrics_L = token_loss.loss_L, token_loss.metrics | mismatch_metrics(inputs.correction)
     if correction is not None:
         weights_L = correction(inputs.correction).weights_L
         loss_L = weights_L * loss_L
@@ -137,7 +157,7 @@ def policy_objective(
         kl_L = _kl(inputs, terms)
         distance_L = inputs.policy.logprobs_L - inputs.reference_logprobs_L
         metrics["kl_loss"] = token_mean(kl_L.detach(), counts)
-        metrics["kl_clamped"] = token_mean(clamped(distance_L), counts)
+        metrics["kl_clamped"] = token_mean(is_clamped(distance_L), counts)
         loss = loss + terms.kl_coefficient * total(kl_L)
     if terms.entropy_bonus > 0:  # without a bonus the head need not go back through the entropy
         loss = loss - terms.entropy_bonus * total(inputs.entropy_L)

@@ -1,4 +1,4 @@
-"""What learning from pairs minimises: a preference loss, plus the chosen responses' likelihood."""
+"""Objectives on pairs: a preference or reward loss, plus its regulariser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInpu
 
 
 def in_pairs(x_S: Tensor) -> PairValues:
-    """One number for each sequence of a pack of pairs, chosen before rejected, as pairs.
+    """Split numbers of a pack's sequences, chosen before rejected, into pairs.
 
     A filler (a single sequence) gives no pair.
     """
@@ -26,12 +26,17 @@ def preference_objective(
     loss: Callable[..., LossOutput],
     nll_weight: float,
 ) -> LossOutput:
-    """loss + nll_weight * mean over pairs of the chosen response's mean negative log-likelihood.
+    """Return loss + nll_weight * mean over pairs of the chosen response's negative log-likelihood.
 
-    reference: the log-probs that the loss takes as its second argument; None: it takes none.
+    The likelihood is the mean per token; the second term is that of Pang et al. 2024,
+    https://arxiv.org/abs/2404.19733, equation 1. Metrics: the loss's own, and `preference_loss` and
+    `nll` (nats per token), the two terms.
 
-    The second term is that of Pang et al. 2024, https://arxiv.org/abs/2404.19733, equation 1.
-    Metrics: the loss's own, and `preference_loss` and `nll` (nats per token), the two terms.
+    Args:
+        inputs: one micro-batch.
+        reference: the log-probs that the loss takes as its second argument; None: it takes none.
+        loss: the preference loss.
+        nll_weight: the factor of the second term.
     """
     output = loss(inputs) if reference is None else loss(inputs, reference)
     nll = chosen_nll(inputs).sum() / inputs.pairs
@@ -41,17 +46,16 @@ def preference_objective(
 
 
 def chosen_nll(inputs: PreferenceLossInputs) -> Tensor:
-    """Each chosen response's mean negative log-likelihood, nats per token; shape [P]."""
+    """Return each chosen response's mean negative log-likelihood, nats per token; shape [P]."""
     return -inputs.logprobs.chosen_P / inputs.lengths.chosen_P
 
 
 def preference_output(losses_P: Tensor, rewards: PairValues, pairs: int) -> LossOutput:
-    """The output of a preference loss.
+    """Return a preference loss's output: its mean over the step's pairs, with metrics.
 
-    losses_P: of each pair of the micro-batch. rewards: what the loss takes each response to be
-    worth. pairs: of the whole step.
     Metrics, means over pairs: `accuracy`, the share of pairs whose chosen response has the larger
-    reward (a tie counts half); `rewards/margin`, `rewards/chosen`, `rewards/rejected`.
+    reward (a tie counts half); `rewards/margin`, `rewards/chosen`, `rewards/rejected`. The rewards
+    are those that the loss assigns to the responses; `pairs` counts the whole step.
     """
     with torch.no_grad():
         margin_P = rewards.margin_P
@@ -69,7 +73,7 @@ def preference_output(losses_P: Tensor, rewards: PairValues, pairs: int) -> Loss
 def reward_objective(
     inputs: RewardLossInputs, loss: Callable[[RewardLossInputs], LossOutput], centring: float
 ) -> LossOutput:
-    """loss + centring * `off_centre`.
+    """Return loss + centring * `off_centre`.
 
     Metrics: the loss's own, and `reward_loss` and `off_centre`, the two terms.
     """
@@ -81,9 +85,9 @@ def reward_objective(
 
 
 def off_centre(scores: PairValues, pairs: int) -> Tensor:
-    """The micro-batch's share of the mean over pairs of (r(x, y_w) + r(x, y_l))^2: a scalar.
+    """Return the micro-batch's share of the mean over pairs of (r(x, y_w) + r(x, y_l))^2: a scalar.
 
-    Preferences say nothing of where scores lie, only of differences; this draws their mean to 0.
-    Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244, the regulariser of their objective.
+    Preferences fix only differences of scores; this term draws their mean to 0. Source: Eisenstein
+    et al. 2023, https://arxiv.org/abs/2312.09244, the regulariser of their objective.
     """
     return (scores.chosen_P + scores.rejected_P).square().sum() / pairs

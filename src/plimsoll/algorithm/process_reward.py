@@ -1,8 +1,8 @@
-"""What a process reward model minimises: whether each step of a response is right.
+"""The loss of a process reward model: whether each step of a response is right.
 
 Lightman et al. 2023, "Let's Verify Step by Step", https://arxiv.org/abs/2305.20050, section 2.6.
-Labels between 0 and 1 are the soft ones of Wang et al. 2024 (Math-Shepherd),
-https://arxiv.org/abs/2312.08935, whose equation 2 the loss is.
+Labels between 0 and 1 are the soft labels of Wang et al. 2024 (Math-Shepherd),
+https://arxiv.org/abs/2312.08935; the loss is their equation 2.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from plimsoll.records import BatchCounts
 
 
 def process_loss(scores_L: Tensor, labels_L: Tensor, counts: BatchCounts) -> LossOutput:
-    """The mean over steps of -l log sigmoid(r) - (1 - l) log(1 - sigmoid(r)).
+    """Return the mean over steps of -l log sigmoid(r) - (1 - l) log(1 - sigmoid(r)).
 
-    scores_L, labels_L: of each step of the micro-batch, its score r and its label l, from 0 (wrong)
-    to 1 (right). counts.tokens: steps of the whole optimizer step.
     Metrics, means over steps: `accuracy`, the share of steps whose score is on the label's side
-    (right: r > 0, l > 0.5); `labels`, for labels of 0 and 1 what always saying "right" would
-    reach.
+    (right: r > 0, l > 0.5); `labels`, for labels of 0 and 1 the accuracy of always saying "right".
+
+    Args:
+        scores_L: the score r of each step of the micro-batch.
+        labels_L: the label l of each step, from 0 (wrong) to 1 (right).
+        counts: `counts.tokens` is the number of steps of the whole optimizer step.
     """
     losses_L = binary_cross_entropy_with_logits(scores_L, labels_L, reduction="none")
     with torch.no_grad():

@@ -1,5 +1,4 @@
-"""Importance ratios: of the policy that learns over the one that a step began with, and of the
-trainer over the sampler."""
+"""Importance ratios: new policy over old policy, and trainer over sampler."""
 
 from __future__ import annotations
 
@@ -13,32 +12,34 @@ from plimsoll.algorithm.sequences import means, sequence_of_token, sums
 from plimsoll.config.base import RatioLevel
 
 LARGEST = 20.0
-"""The largest log-ratio that is exponentiated as it is, and its negative the smallest. e^20 is
-4.9e8; e^88.8 overflows in float32, and its gradient times 0 is NaN."""
+"""The largest absolute log-ratio that is exponentiated unchanged.
+
+e^20 is 4.9e8; e^88.8 overflows in float32, and its gradient times 0 is NaN.
+"""
 
 
 def ratios(logratios: Tensor) -> Tensor:
-    """Return the ratios of log-ratios, which are clamped to +-`LARGEST` first.
+    """Return the ratios of log-ratios, clamped to +-`LARGEST` first.
 
     A clamped log-ratio has no gradient. Below -`LARGEST` nothing is lost: that gradient would be
     a ratio under 2.1e-9. Above it, the gradient of a single token would be 4.9e8 times that of any
     other; after the clipping of gradients, the step would learn from this token alone. So a loss
-    that goes through the ratio leaves the token out of the step; `clamped` counts it.
+    that goes through the ratio leaves the token out of the step; `is_clamped` counts it.
     """
     return logratios.clamp(-LARGEST, LARGEST).exp()
 
 
 @torch.no_grad()
-def clamped(logratios: Tensor) -> Tensor:
+def is_clamped(logratios: Tensor) -> Tensor:
     """Return 1 where `ratios` clamps a log-ratio, else 0."""
     return (logratios.abs() > LARGEST).float()
 
 
 def k3(logratios: Tensor) -> Tensor:
-    """Return Schulman's estimate exp(x) - 1 - x of a KL, with log-ratios x clamped to `LARGEST` at
-    most.
+    """Return Schulman's estimate exp(x) - 1 - x of a KL, with log-ratios x of at most `LARGEST`.
 
-    Only this side overflows. On the other side the estimate is -x - 1, and keeps its gradient.
+    Only this side overflows and is clamped. On the other side the estimate is nearly -x - 1, and
+    keeps its gradient.
     """
     bounded = logratios.clamp(max=LARGEST)
     return bounded.expm1() - bounded
@@ -46,48 +47,59 @@ def k3(logratios: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ratio_metrics(inputs: PolicyLossInputs, exponent_L: Tensor) -> dict[str, Tensor]:
-    """Return what every policy loss with a ratio reports of each token: `approx_kl`, an estimate
-    (k3) of KL(old policy || new policy) in nats; `ratio`, the new probability over the old one;
-    `ratio_clamped`, 1 where the loss's own ratio is clamped (see `ratios`).
+    """Return the metrics of each token that every policy loss with a ratio reports.
 
-    exponent_L: the log-ratio that the loss exponentiates at each token.
+    `approx_kl`: an estimate (k3) of KL(old policy || new policy) in nats. `ratio`: the new
+    probability over the old one. `ratio_clamped`: 1 where the loss's own ratio is clamped (see
+    `ratios`).
+
+    Args:
+        inputs: the inputs of the loss.
+        exponent_L: the log-ratio that the loss exponentiates at each token.
     """
     logratio_L = inputs.logprobs_L - inputs.old_logprobs_L
     return {
         "approx_kl": k3(logratio_L),
         "ratio": ratios(logratio_L),
-        "ratio_clamped": clamped(exponent_L),
+        "ratio_clamped": is_clamped(exponent_L),
     }
 
 
 def sampler_ratios(inputs: CorrectionInputs, level: RatioLevel) -> Tensor:
-    """The trainer's probability over the sampler's, shape [L].
+    """Return the trainer's probability over the sampler's, shape [L].
 
-    token: of each token. sequence: the product over its sequence; it drifts away from 1 with
-    length. geometric: the geometric mean over its sequence, which does not.
+    Args:
+        inputs: the log-ratios.
+        level: `token`: the ratio of each token. `sequence`: the product over its sequence, which
+            drifts away from 1 with length. `geometric`: the geometric mean over its sequence, which
+            does not.
     """
     logratio_L, cu_loss_tokens = inputs.logratio_L, inputs.cu_loss_tokens
     match level:
         case "token":
             return ratios(logratio_L)
         case "sequence":
-            found_S = sums(logratio_L, cu_loss_tokens)
+            logratio_S = sums(logratio_L, cu_loss_tokens)
         case "geometric":
-            found_S = means(logratio_L, cu_loss_tokens)
+            logratio_S = means(logratio_L, cu_loss_tokens)
         case _:
             assert_never(level)
-    return ratios(found_S)[sequence_of_token(cu_loss_tokens, len(logratio_L))]
+    return ratios(logratio_S)[sequence_of_token(cu_loss_tokens, len(logratio_L))]
 
 
 OUTSIDE = (0.5, 2.0)
-"""Ratios of trainer over sampler that `mismatch/outside` counts lie outside of these bounds."""
+"""The bounds of the ratio of trainer over sampler beyond which `mismatch/outside` counts a token.
+"""
 
 
 def mismatch_metrics(inputs: CorrectionInputs) -> dict[str, Tensor]:
-    """How far the trainer's log-probs are from the sampler's, of each token: `mismatch/abs`, the
-    absolute difference (nats); `mismatch/k3`, an estimate of KL(sampler || trainer) (nats);
-    `mismatch/outside`, 1 where the ratio lies outside of `OUTSIDE`; `mismatch/clamped`, 1 where
-    the log-ratio is beyond +-`LARGEST`, at which it enters all of these."""
+    """Return measures of the distance between the trainer's and the sampler's log-probs, by token.
+
+    `mismatch/abs`: the absolute difference (nats). `mismatch/k3`: an estimate of KL(sampler ||
+    trainer) (nats). `mismatch/outside`: 1 where the ratio lies outside of `OUTSIDE`.
+    `mismatch/clamped`: 1 where the log-ratio is beyond +-`LARGEST`, at which it enters all of
+    these.
+    """
     logratio_L = inputs.logratio_L.clamp(-LARGEST, LARGEST)
     ratio_L = ratios(logratio_L)
     low, high = OUTSIDE
@@ -95,5 +107,5 @@ def mismatch_metrics(inputs: CorrectionInputs) -> dict[str, Tensor]:
         "mismatch/abs": logratio_L.abs(),
         "mismatch/k3": k3(logratio_L),
         "mismatch/outside": ((ratio_L < low) | (ratio_L > high)).float(),
-        "mismatch/clamped": clamped(inputs.logratio_L),
+        "mismatch/clamped": is_clamped(inputs.logratio_L),
     }

@@ -1,4 +1,4 @@
-"""How well a number tells two groups apart, and how sure that is."""
+"""Measure how well a number tells two groups apart, with the confidence interval."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ _HALVINGS = 60
 
 
 def share_ahead(better: Floats, worse: Floats) -> float:
-    """Of all pairs of one number of each group, the share in which the better group's is the
-    larger; a tie counts half. That is the area under the ROC curve; 0.5 is chance, however large
-    each group is. Neither may be empty.
+    """Return the share of pairs (one number of each group) in which the better group's is larger.
+
+    A tie counts half. It is the area under the ROC curve; 0.5 is chance, however large each group
+    is. Neither group may be empty.
     """
-    return float(_places(better, worse).mean() / (2 * len(worse)))
+    return float(_ranks(better, worse).mean() / (2 * len(worse)))
 
 
 def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hashable]) -> float:
-    """The design effect (see `interval`) of the `share_ahead` of two groups of numbers, in which
-    prompts have one or several numbers each, of one group or of both.
+    """Return the design effect (see `interval`) of the `share_ahead` of two groups of numbers.
 
-    better_N: which numbers are the better group's. prompts: of each number, any keys.
+    A prompt may have several numbers, of one group or of both. It is computed from each number's
+    rank among the other group's (Obuchowski 1997, https://doi.org/10.2307/2533958).
 
-    By each number's place among those of the other group; Obuchowski 1997,
-    https://doi.org/10.2307/2533958.
+    Args:
+        values_N: all numbers.
+        better_N: which numbers are the better group's.
+        prompts: the prompt of each number; any keys.
     """
     better, worse = values_N[better_N], values_N[~better_N]
-    better_places, worse_places = _places(better, worse), 2.0 * len(better) - _places(worse, better)
+    better_places, worse_places = _ranks(better, worse), 2.0 * len(better) - _ranks(worse, better)
     total = better_places.sum()
     # All times 2 len(better)^2 len(worse)^2, so that sums are exact.
     influence_N = np.empty(len(values_N))
@@ -41,12 +44,16 @@ def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hasha
 
 
 def separation_interval(share: float, better: float, worse: float) -> tuple[float, float]:
-    """The 95 % confidence interval of a `share_ahead` of groups of independent numbers.
-
-    better, worse: how many numbers each group has; of others, divided by their design effect.
+    """Return the 95 % confidence interval of a `share_ahead` of groups of independent numbers.
 
     Newcombe 2006, https://doi.org/10.1002/sim.2324, method 5: Hanley and McNeil's variance with the
     groups' mean size, at the bound itself, so that the interval stays within [0, 1].
+
+    Args:
+        share: the measured share.
+        better: how many numbers the better group has; divided by the design effect if they share
+            prompts.
+        worse: the same of the worse group.
     """
     assert 0 <= share <= 1 and better > 0 and worse > 0
     size = (better + worse) / 2 - 1
@@ -60,15 +67,15 @@ def separation_interval(share: float, better: float, worse: float) -> tuple[floa
     return low, high
 
 
-def _places(numbers: Floats, others: Floats) -> Doubles:
-    """Of each number twice how many of the others it is ahead of, ties once."""
+def _ranks(numbers: Floats, others: Floats) -> Doubles:
+    """Return twice the number of `others` that each number is ahead of; a tie counts once."""
     ordered = np.sort(others)
     below, up_to = (np.searchsorted(ordered, numbers, side) for side in ("left", "right"))
     return (below + up_to).astype(np.float64)
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function that is not below 0 at `low`, nor above it at `high`, is 0."""
+    """Return the zero of a falling function that is >= 0 at `low` and <= 0 at `high`."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)

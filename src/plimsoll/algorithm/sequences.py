@@ -1,4 +1,7 @@
-"""Where the sequences lie in a flat `_L` tensor, from their offsets `cu_loss_tokens` [S + 1]."""
+"""Sums, means and positions of the sequences in a flat `_L` tensor.
+
+Their offsets are `cu_loss_tokens`, shape [S + 1].
+"""
 
 from __future__ import annotations
 
@@ -7,45 +10,49 @@ from torch import Tensor
 
 
 def lengths(cu_loss_tokens: Tensor) -> Tensor:
-    """How many learned tokens each sequence has; int, shape [S]."""
+    """Return how many learned tokens each sequence has; int, shape [S]."""
     return cu_loss_tokens.diff()
 
 
 def nonempty(cu_loss_tokens: Tensor) -> Tensor:
-    """Which sequences have a learned token at all; bool, shape [S]."""
+    """Return which sequences have a learned token at all; bool, shape [S]."""
     return lengths(cu_loss_tokens) > 0
 
 
 def last_tokens(cu_loss_tokens: Tensor) -> Tensor:
-    """The position in `_L` of each non-empty sequence's last token; int, one per such sequence."""
+    """Return the position in `_L` of each non-empty sequence's last token; int."""
     return cu_loss_tokens[1:][nonempty(cu_loss_tokens)].long() - 1
 
 
 def sequence_of_token(cu_loss_tokens: Tensor, tokens: int) -> Tensor:
-    """Which sequence each token belongs to; int, shape [L]. tokens: L, for which the host would
-    else wait for the card."""
+    """Return the number of the sequence that each token belongs to; int, shape [L].
+
+    Args:
+        cu_loss_tokens: int, shape [S + 1].
+        tokens: L; given, so that the host need not wait for the device to say.
+    """
     lengths_S = lengths(cu_loss_tokens)
     numbers_S = torch.arange(len(lengths_S), device=cu_loss_tokens.device)
     return numbers_S.repeat_interleave(lengths_S, output_size=tokens)
 
 
 def sums(x_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
-    """The sum over each sequence's learned tokens, shape [S]; 0 for one without."""
+    """Return the sum over each sequence's learned tokens, shape [S]; 0 for an empty sequence."""
     sizes = lengths(cu_loss_tokens).long()
-    # To check them, the host would wait for the card.
+    # Unsafe: a check of the sizes would make the host wait for the device.
     return torch.segment_reduce(x_L, "sum", lengths=sizes, initial=0, unsafe=True)
 
 
 def means(x_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
-    """The mean over each sequence's learned tokens, shape [S]; 0 for one without."""
+    """Return the mean over each sequence's learned tokens, shape [S]; 0 for an empty sequence."""
     return sums(x_L, cu_loss_tokens) / lengths(cu_loss_tokens).clamp(min=1)
 
 
 def discounted_sums(x_L: Tensor, cu_loss_tokens: Tensor, discount: float) -> Tensor:
-    """sum_k discount^k x_{t+k}, to the end of each sequence: all sequences at once.
+    """Return sum_k discount^k x_{t+k}, to the end of each sequence, for all sequences at once.
 
-    The sequences stand side by side as columns, padded with zeros below; going up from the
-    bottom, the padding adds nothing, so a sequence begins at its own last token.
+    The sequences stand side by side as columns, padded with zeros below; going up from the bottom,
+    the padding adds nothing, so a sequence begins at its own last token.
     """
     if len(x_L) == 0:
         return x_L.clone()
@@ -63,10 +70,9 @@ _EPS = 1e-8
 
 
 def whiten(values_L: Tensor) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-8), with the population's variance (divided by L).
+    """Return (x - mean) / sqrt(variance + 1e-8), with the population's variance (divided by L).
 
-    Values that are all alike, a single one included, have nothing to scale by: they become 0. No
-    values give no values.
+    Equal values, a single one included, become 0. No values give no values.
     """
     if len(values_L) == 0:
         return values_L.clone()
@@ -75,8 +81,7 @@ def whiten(values_L: Tensor) -> Tensor:
 
 
 def token_rewards(scores_S: Tensor, shaping_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
-    """Rewards of the learned tokens, shape [L]: the sequence's score at its last learned token,
-    and the shaping at every token.
+    """Return the rewards of the learned tokens, shape [L]: shaping, and the score at the end.
 
     A sequence without learned tokens has no place for its score and contributes nothing.
     """

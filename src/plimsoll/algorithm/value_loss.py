@@ -1,6 +1,6 @@
 """The critic's loss, with PPO's clipping of the change of the value.
 
-The clipping is that of the PPO authors' code (openai/baselines, ppo2), not of the paper.
+The clipping follows the PPO authors' code (openai/baselines, ppo2), not the paper.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from plimsoll.algorithm.inputs import LossOutput, ValueLossInputs, token_mean
 
 
 def value_loss(inputs: ValueLossInputs, clip: float | None) -> LossOutput:
-    """Half the mean over tokens of max((V - R)^2, (V_clipped - R)^2), where V_clipped stays
-    within `clip` of the old value; without `clip`, half the mean squared error.
+    """Return half the mean over tokens of max((V - R)^2, (V_clipped - R)^2).
 
-    Metrics: `value_mean`; `value_clip_fraction`, the share of tokens where the clipped error is
-    the larger; `value_error`, the mean squared error before clipping.
+    V_clipped stays within `clip` of the old value; without `clip` the result is half the mean
+    squared error.
+
+    Metrics: `value_mean`; `value_clip_fraction`, the share of tokens whose clipped error is the
+    larger; `value_error`, the mean squared error before clipping.
     """
     error_L = (inputs.values_L - inputs.returns_L).square()
     worst_L = error_L

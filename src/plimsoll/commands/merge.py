@@ -31,7 +31,7 @@ from plimsoll.model.policy import (
     hf_state_names,
     save_hf,
     saved_buffers,
-    written,
+    weights_for_files,
 )
 from plimsoll.model.value import ValueModel
 from plimsoll.spec.model_files import has_tokenizer
@@ -92,7 +92,7 @@ def write_plain(
         config.get_text_config().pad_token_id = padding_token(beside.tokenizer, chat_template)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    save_hf(config, written(module.lm, state), beside.tokenizer, out, beside.generation)
+    save_hf(config, weights_for_files(module.lm, state), beside.tokenizer, out, beside.generation)
 
 
 def padding_token(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> int | None:

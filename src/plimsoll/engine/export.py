@@ -12,7 +12,7 @@ from plimsoll.engine.price.transfers import SAVE_BUCKET
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.weights import plain_weights, plan_buckets
 from plimsoll.model.adapter_files import adapter_bytes, save_adapter
-from plimsoll.model.policy import Companions, PolicyModel, save_hf, saved_buffers, written
+from plimsoll.model.policy import Companions, PolicyModel, save_hf, saved_buffers, weights_for_files
 from plimsoll.model.value import ValueModel
 
 
@@ -26,7 +26,7 @@ def write_model(engine: Engine, beside: Companions, directory: Path, rank: int) 
     if rank == 0:
         model = _model(engine)
         state |= {name: buffer.cpu() for name, buffer in saved_buffers(model).items()}
-        tensors = written(model.lm, state)
+        tensors = weights_for_files(model.lm, state)
         save_hf(model.lm.config, tensors, beside.tokenizer, directory, beside.generation)
 
 

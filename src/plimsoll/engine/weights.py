@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.adapters import parts_of_weight, plain_weight
-from plimsoll.model.policy import PolicyModel, hf_state_names, published
+from plimsoll.model.policy import PolicyModel, hf_state_names, published_weights
 from plimsoll.model.quantization import plain_shape
 
 _IN_LAYER = re.compile(r"\.\d+\.")
@@ -119,7 +119,7 @@ def _with_ties(
 ) -> dict[str, Tensor]:
     tied = {name: weights[of] for name, of in policy.tied_names().items() if of in weights}
     every = {**weights, **tied}
-    return dict(published(policy.lm, every)) if as_published else every
+    return dict(published_weights(policy.lm, every)) if as_published else every
 
 
 def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:

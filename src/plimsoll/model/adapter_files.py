@@ -1,4 +1,4 @@
-"""Adapters as PEFT's directories: adapter_config.json and adapter_model.safetensors."""
+"""Read and write adapters as PEFT's directories: adapter_config.json, adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plimsoll.run.files import whole_directory
 
 WEIGHTS = "adapter_model.safetensors"
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of PEFT's init_lora_weights that leave the base as it is."""
+"""Values of PEFT's init_lora_weights that leave the base unchanged."""
 _OTHER_FORMS = (
     "lora_bias",
     "use_qalora",
@@ -43,11 +43,16 @@ def save_adapter(
     beside: Companions,
     directory: Path,
 ) -> None:
-    """Write a PEFT directory, whole or not at all; one that is there is replaced.
+    """Write a PEFT directory, whole or not at all, in place of an existing one.
 
-    state: the trained parameters, whole, by their names in the module.
+    Args:
+        module: the model with the adapter.
+        state: the trained parameters, whole, by their names in the module.
+        beside: the tokenizer and the generation config to save with it.
+        directory: the path of the directory.
 
-    Raises PlimsollError with the path where the disk is full or not writable.
+    Raises:
+        PlimsollError: the disk is full or not writable; the message has the path.
     """
     config, weights = adapter_bytes(module, state)
     with whole_directory(directory) as partial:
@@ -61,7 +66,7 @@ def save_adapter(
 def adapter_bytes(
     module: PolicyModel | ValueModel, state: Mapping[str, Tensor]
 ) -> tuple[bytes, bytes]:
-    """What `save_adapter` writes: the config, and the weights."""
+    """Return the contents of the config file and of the weights file."""
     tensors = {_saved_name(name): tensor.contiguous().cpu() for name, tensor in state.items()}
     with TemporaryDirectory() as directory:
         module.lm.peft_config[ADAPTER].save_pretrained(directory)
@@ -70,22 +75,22 @@ def adapter_bytes(
 
 
 def read_adapter_config(directory: Path) -> Any:
-    """PEFT's config of a saved adapter.
+    """Return PEFT's config of a saved adapter.
 
     Raises:
-        ConfigError: it cannot be read, or is of a form that is not merged.
+        ConfigError: it cannot be read, or has a form that cannot be merged.
     """
     from peft import PeftConfig
 
     with as_config_error(str(directory), ADAPTER_FILE):
         config = PeftConfig.from_pretrained(str(directory))
-    odd = [name for name in _OTHER_FORMS if getattr(config, name, None)]
+    unsupported = [name for name in _OTHER_FORMS if getattr(config, name, None)]
     if getattr(config, "init_lora_weights", None) not in _PLAIN_STARTS:
-        odd.append("init_lora_weights")
-    if config.peft_type != "LORA" or odd:
+        unsupported.append("init_lora_weights")
+    if config.peft_type != "LORA" or unsupported:
         raise ConfigError(
-            f"The adapter {str(directory)!r} ({config.peft_type}{''.join(f', {n}' for n in odd)}) "
-            "is not plain LoRA, rsLoRA or DoRA; only those are known. Merge it with PEFT's "
+            f"The adapter {str(directory)!r} ({', '.join([config.peft_type, *unsupported])}) is "
+            "not plain LoRA, rsLoRA or DoRA; only those are supported. Merge it with PEFT's "
             "merge_and_unload."
         )
     return config
@@ -95,29 +100,29 @@ def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path)
     """Put a saved adapter into the model that it was trained on.
 
     Raises:
-        ConfigError: the tensors of the file are not those that its config and the model ask for.
+        ConfigError: the tensors of the file do not match its config and the model.
     """
     config.inference_mode = False
     config.modules_to_save = None
     inject(module, config)
-    own = {_saved_name(n): p for n, p in module.named_parameters() if p.requires_grad}
+    parameters = {_saved_name(n): p for n, p in module.named_parameters() if p.requires_grad}
     with as_config_error(str(directory), WEIGHTS):
-        given = load_file(directory / WEIGHTS)
-    wrong = sorted(own.keys() ^ given.keys()) or sorted(
-        name for name in own if own[name].shape != given[name].shape
+        tensors = load_file(directory / WEIGHTS)
+    wrong = sorted(parameters.keys() ^ tensors.keys()) or sorted(
+        name for name in parameters if parameters[name].shape != tensors[name].shape
     )
     if wrong:
         raise ConfigError(
             f"The adapter {str(directory)!r} does not fit {type(module.lm).__name__}: "
-            f"{', '.join(wrong[:3])}{' and more' if len(wrong) > 3 else ''} of another shape, or "
-            "only on one side. Give the model that it was trained on as the base."
+            f"{', '.join(wrong[:3])}{' and more' if len(wrong) > 3 else ''}: of another shape, or "
+            "missing in one of the two. Give the model that it was trained on as the base."
         )
-    for name, parameter in own.items():
-        parameter.data = given[name]
+    for name, parameter in parameters.items():
+        parameter.data = tensors[name]
 
 
 def _saved_name(name: str) -> str:
-    """What PEFT's files call a trained parameter of a PolicyModel or ValueModel."""
+    """Return PEFT's name in files for a trained parameter of a PolicyModel or ValueModel."""
     plain = name.removeprefix(WRAPPER).replace(f".{ADAPTER}", "")
     if plain.endswith("lora_magnitude_vector.weight"):
         plain = plain.removesuffix(".weight")

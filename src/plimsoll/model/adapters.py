@@ -1,4 +1,4 @@
-"""Low-rank adapters: put into a model, switched off, merged out of place; by PEFT.
+"""Put low-rank adapters into a model, switch them off and merge them; by PEFT.
 
 PEFT wraps each layer that gets an adapter: `q_proj` then holds the frozen `q_proj.base_layer` and
 trained parameters whose names begin with `lora_`.
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model.policy import PolicyModel, is_of_adapter
-from plimsoll.model.quantization import dequantised
+from plimsoll.model.quantization import dequantise
 from plimsoll.model.value import ValueModel
 
 ADAPTER = "default"
@@ -32,7 +32,11 @@ def add_adapter(
 ) -> None:
     """Put an adapter into the model, in place, and freeze everything else but a value head.
 
-    base: the path or name of the model, for the saved adapter. seed: decides the first weights.
+    Args:
+        module: the model.
+        config: the settings of the adapter.
+        base: the path or name of the model, for the saved adapter.
+        seed: the seed of the first weights.
 
     Raises:
         ConfigError: a target is no layer of the model.
@@ -57,7 +61,7 @@ def add_adapter(
 
 
 def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) -> None:
-    """As `add_adapter`, from PEFT's own config."""
+    """Put an adapter with PEFT's own config into the model, as `add_adapter` does."""
     from peft import inject_adapter_in_model
 
     dtype = module.lm.dtype
@@ -67,9 +71,9 @@ def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) ->
     if stacked := peft_config.target_parameters:
         raise ConfigError(
             f"adapter.targets: PEFT takes names of this model's MLPs ({type(module.lm).__name__}) "
-            f"for its stacked experts ({', '.join(sorted(stacked))}), and in each forward would "
-            "write the update of all of them out. Write names of attention's layers alone, such as "
-            "q_proj, k_proj, v_proj, o_proj."
+            f"for its stacked experts ({', '.join(sorted(stacked))}), and would compute the whole "
+            "update of each expert in every forward pass. Write names of attention's layers "
+            "alone, such as q_proj, k_proj, v_proj, o_proj."
         )
     for name, parameter in module.named_parameters():
         if is_of_adapter(name):
@@ -78,33 +82,33 @@ def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) ->
         module.lm.score.requires_grad_(True)
 
 
-def _targets(lm: PreTrainedModel, asked: tuple[str, ...]) -> list[str]:
-    """The last parts of the names of the layers that get adapters."""
+def _targets(lm: PreTrainedModel, names: tuple[str, ...]) -> list[str]:
+    """Return the last parts of the names of the layers that get adapters."""
     kinds = {
         name.rpartition(".")[2]: type(layer)
         for name, layer in lm.get_decoder().named_modules()
         if isinstance(layer, nn.Linear | nn.Embedding)
     }
     linears = sorted(name for name, kind in kinds.items() if issubclass(kind, nn.Linear))
-    unknown = [name for name in asked if name not in kinds and name != _ALL_LINEAR]
-    if unknown or not asked or not linears:
+    unknown = [name for name in names if name not in kinds and name != _ALL_LINEAR]
+    if unknown or not names or not linears:
         raise ConfigError(
             f"adapter.targets: {', '.join(unknown) or 'none'} {'are' if len(unknown) > 1 else 'is'}"
             f" no layer of {type(lm).__name__}. Its linear layers are {', '.join(linears)}; write "
             f"some of them, or `{_ALL_LINEAR}`."
         )
-    embeddings = [name for name in asked if name != _ALL_LINEAR and name not in linears]
+    embeddings = [name for name in names if name != _ALL_LINEAR and name not in linears]
     if embeddings and lm.config.tie_word_embeddings:
         raise ConfigError(
             f"adapter.targets: {', '.join(embeddings)} is also the output head of this model "
             "(tie_word_embeddings), which would have to change with it. Leave it out."
         )
-    return sorted({*asked, *(linears if _ALL_LINEAR in asked else ())} - {_ALL_LINEAR})
+    return sorted({*names, *(linears if _ALL_LINEAR in names else ())} - {_ALL_LINEAR})
 
 
 @contextmanager
 def adapter_off(module: nn.Module) -> Iterator[None]:
-    """Within: the model computes as if it had no adapter."""
+    """Compute without the adapter inside the block."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
@@ -118,19 +122,20 @@ def adapter_off(module: nn.Module) -> Iterator[None]:
 
 
 def parts_of_weight(module: nn.Module, name: str) -> tuple[str, ...]:
-    """The parameters that `plain_weight` is computed from."""
+    """Return the names of the parameters that `plain_weight` is computed from."""
     layer, base, leaf = name.rpartition(f"{_BASE}.")
     if not base or leaf != "weight":
         return (name,)
-    own = (n for n, _ in module.get_submodule(layer).named_parameters())
-    return (name, *(f"{layer}.{n}" for n in own if n.startswith("lora_")))
+    parts = (n for n, _ in module.get_submodule(layer).named_parameters())
+    return (name, *(f"{layer}.{n}" for n in parts if n.startswith("lora_")))
 
 
 def plain_weight(module: nn.Module, name: str) -> Tensor:
-    """A parameter as a model without adapters and quantisation would have it: in new memory where
-    it is quantised or has an adapter, else the parameter's own.
+    """Return a parameter as a model without adapters and quantisation has it.
+
+    The tensor is new if the parameter is quantised or has an adapter, else the parameter's own.
     """
-    weight = dequantised(module.get_parameter(name))
+    weight = dequantise(module.get_parameter(name))
     layer, base, leaf = name.rpartition(f"{_BASE}.")
     if not base or leaf != "weight":
         return weight
@@ -138,7 +143,7 @@ def plain_weight(module: nn.Module, name: str) -> Tensor:
 
 
 def _merged(layer: Any, weight: Tensor) -> Tensor:
-    """W + s B A, Hu et al. 2021, eq. 3, computed in fp32 and rounded once to W's dtype.
+    """Return W + s B A, Hu et al. 2021, eq. 3, computed in fp32 and rounded once to W's dtype.
 
     With DoRA each row is scaled to its learned magnitude, Liu et al. 2024, eq. 5.
     """
@@ -151,9 +156,8 @@ def _merged(layer: Any, weight: Tensor) -> Tensor:
 
 
 def _factors(layer: Any) -> tuple[Tensor, Tensor]:
-    """B [outputs, rank] and A [rank, inputs]; an embedding is the transposed product."""
+    """Return B [outputs, rank] and A [rank, inputs]; an embedding's are stored transposed."""
     if ADAPTER in layer.lora_embedding_A:
-        return layer.lora_embedding_A[ADAPTER].detach().T, layer.lora_embedding_B[
-            ADAPTER
-        ].detach().T
+        up, down = layer.lora_embedding_A[ADAPTER], layer.lora_embedding_B[ADAPTER]
+        return up.detach().T, down.detach().T
     return layer.lora_B[ADAPTER].weight.detach(), layer.lora_A[ADAPTER].weight.detach()

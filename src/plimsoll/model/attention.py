@@ -8,7 +8,7 @@ carries the choice and any decoder that uses the interface works:
 - `plimsoll_varlen`: torch.nn.attention.varlen.varlen_attn, one kernel for the whole pack. CUDA
   in bfloat16, with sliding windows; it has no softcap.
 
-Both read the pack's `Layout`, which transformers passes down as the keyword `layout`. A sequence
+Both read the pack's `PackLayout`, which transformers passes on as the keyword `layout`. A sequence
 that begins as another does (see `Pack.shared_S`) has queries of its own tokens only, the last ones
 of its keys. No mask is ever built for the whole pack.
 """
@@ -40,11 +40,16 @@ VARLEN = "plimsoll_varlen"
 _GROUPED: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 )
-"""Torch 2.11 lets its kernel take fewer heads of keys than of queries without being told."""
+"""The keyword by which torch from 2.12 on takes fewer key heads than query heads; 2.11 has none."""
 
 
 class Span(NamedTuple):
-    """A sequence of a pack: its own tokens, behind those of the first one that it shares."""
+    """The place of a sequence in a pack.
+
+    Attributes:
+        own: the sequence's own tokens.
+        shared: the tokens before them, which it shares with an earlier sequence.
+    """
 
     own: slice
     shared: slice
@@ -55,12 +60,12 @@ class Span(NamedTuple):
 
     @property
     def before(self) -> int:
-        """Keys before the first query."""
+        """The number of keys before the first query."""
         return int(self.shared.stop - self.shared.start)
 
 
 def spans(own: Sequence[int], shared: Sequence[int]) -> Iterator[Span]:
-    """The sequences of a pack; own and shared as of `Layout`."""
+    """Yield the sequences of a pack; parameters as the fields of `PackLayout`."""
     start = first = 0
     for tokens, before in zip(own, shared, strict=True):
         first = first if before else start
@@ -69,14 +74,17 @@ def spans(own: Sequence[int], shared: Sequence[int]) -> Iterator[Span]:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """Where the sequences of a pack lie, for all layers of a forward.
+class PackLayout:
+    """The places of the sequences of a pack, for all layers of a forward pass.
 
-    own, shared: of each sequence, the tokens that the pack holds for it, and those before them that
-    stand where its leader does (see `records.leaders`).
-    cu_queries, cu_keys: the borders of the sequences among the queries and among the keys, int32,
-    shape [S + 1]. keys_K: which token each key is of; None where that is every token in order.
-    masks: what layers have needed so far, by numbers of queries and keys, window and dtype.
+    Attributes:
+        own: the number of tokens that the pack holds for each sequence.
+        shared: the number of tokens before them that each sequence shares with its leader (see
+            `records.leaders`).
+        cu_queries: the borders of the sequences among the queries, int32, shape [S + 1].
+        cu_keys: the borders of the sequences among the keys, int32, shape [S + 1].
+        keys_K: the token of each key; None if the keys are all tokens in order.
+        masks: a cache of masks, by the numbers of queries and keys, window and dtype.
     """
 
     own: tuple[int, ...]
@@ -87,15 +95,15 @@ class Layout:
     masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cu_seqlens: NDArray[np.int32], shared_S: Ints, device: torch.device) -> Layout:
-        """Return the layout of a pack on a device; parameters as of `records.Pack`."""
+    def of(cls, cu_seqlens: NDArray[np.int32], shared_S: Ints, device: torch.device) -> PackLayout:
+        """Return the layout of a pack on a device; parameters as the fields of `records.Pack`."""
         return cls.over(cu_seqlens, shared_S, send(layout_arrays(cu_seqlens, shared_S), device))
 
     @classmethod
     def over(
         cls, cu_seqlens: NDArray[np.int32], shared_S: Ints, sent: Mapping[str, Tensor]
-    ) -> Layout:
-        """Return the layout of a pack whose `layout_arrays` were sent to a device already."""
+    ) -> PackLayout:
+        """Return the layout of a pack whose `layout_arrays` are on a device already."""
         return cls(
             own=tuple(np.diff(cu_seqlens).tolist()),
             shared=tuple(shared_S.tolist()),
@@ -106,22 +114,22 @@ class Layout:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """Of each sequence."""
+        """The place of each sequence."""
         return tuple(spans(self.own, self.shared))
 
     @property
     def most_queries(self) -> int:
-        """Of a sequence."""
+        """The largest number of queries of a sequence."""
         return max(self.own)
 
     @property
     def most_keys(self) -> int:
-        """Of a sequence."""
+        """The largest number of keys of a sequence."""
         return max(own + shared for own, shared in zip(self.own, self.shared, strict=True))
 
 
 def layout_arrays(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Arrays:
-    """Return what a `Layout` has on the device, by its fields; parameters as of `records.Pack`."""
+    """Return the arrays of a `PackLayout`, by field; parameters as the fields of `records.Pack`."""
     return {
         "cu_queries": cu_seqlens,
         "cu_keys": np.cumsum([0, *(np.diff(cu_seqlens) + shared_S)], dtype=np.int32),
@@ -130,7 +138,7 @@ def layout_arrays(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Arrays:
 
 
 def _keys(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Ints:
-    """Which tokens of the pack each sequence attends to, one sequence after the other."""
+    """Return the tokens of the pack that each sequence attends to, one sequence after the other."""
     starts_S, ends_S = cu_seqlens[:-1], cu_seqlens[1:]
     firsts_S = starts_S[leaders(shared_S)]
     begins = map(np.arange, firsts_S, firsts_S + shared_S)
@@ -140,31 +148,38 @@ def _keys(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Attended:
-    """What one layer attends over: query [1, heads, T, D]; key, value [1, kv heads, T, D].
+    """The inputs of one layer's attention.
 
-    T may be more than the pack's tokens; what stands behind them is nobody's.
-    window: how many keys a query sees, itself among them.
+    Attributes:
+        query: shape [1, heads, T, D]. T may exceed the pack's tokens; the rest belongs to no
+            sequence.
+        key: shape [1, kv heads, T, D].
+        value: shape [1, kv heads, T, D].
+        layout: the places of the sequences.
+        scaling: the factor of the scores; None: 1 / sqrt(D).
+        window: how many keys a query sees, its own included; None: all before it.
+        softcap: the bound of the scores; None: they have none.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    layout: Layout
+    layout: PackLayout
     scaling: float | None
     window: int | None
     softcap: float | None
 
     def window_within(self, keys: int) -> int | None:
-        """Where a sequence of so many keys is longer than it."""
+        """Return the window if a sequence of this many keys is longer, else None."""
         return self.window if self.window is not None and keys > self.window else None
 
 
 Kernel = Callable[[Attended], Tensor]
-"""Gives what a layer attends to, [1, T, heads, D]."""
+"""Computes the output of attention, [1, T, heads, D]."""
 
 
 class _Sequence(NamedTuple):
-    """What one sequence of a pack attends with: its own tokens', or the keys of more."""
+    """The queries, keys and values of one sequence."""
 
     query: Tensor
     key: Tensor
@@ -173,26 +188,25 @@ class _Sequence(NamedTuple):
 
 @dataclass(frozen=True)
 class _WindowMask:
-    """What stands for the mask of a layer with a sliding window; see `Attended.window`."""
+    """Stands for the mask of a layer with a sliding window; see `Attended.window`."""
 
     window: int
 
 
 def register_packed_attention() -> None:
-    """Make both names known to transformers."""
+    """Register both kernels with transformers."""
     register_kernel(SDPA, sdpa)
     register_kernel(VARLEN, _varlen)
 
 
 def register_kernel(name: str, kernel: Kernel) -> None:
-    """Make a kernel known to transformers. Calling it again changes nothing."""
+    """Register a kernel with transformers. A second call changes nothing."""
     AttentionInterface.register(name, partial(_attend, kernel))
     AttentionMaskInterface.register(name, _mask_for)
 
 
 def _mask_for(*_: object, local_size: int | None = None, **__: object) -> _WindowMask | None:
-    """The layout says it all but the window, of which some families (Qwen2-MoE) tell their layers
-    by the mask alone."""
+    """Return the layer's window, if any: some families (Qwen2-MoE) pass it by the mask alone."""
     return None if local_size is None else _WindowMask(local_size)
 
 
@@ -204,7 +218,7 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | _WindowMask | None,
     *,
-    layout: Layout | None = None,
+    layout: PackLayout | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -212,51 +226,54 @@ def _attend(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls, with its names; gives [1, T, heads, D]."""
+    """Compute attention with the signature of transformers; the output is [1, T, heads, D]."""
     if isinstance(attention_mask, _WindowMask):
         sliding_window, attention_mask = attention_mask.window, None
     _refuse_unknown(attention_mask, dropout, s_aux)
     if layout is None:
         raise ConfigError(
-            f"{type(module).__name__} is not told where the sequences of a pack lie: its model "
-            "does not hand on what its forward is given. Choose a model of another family."
+            f"{type(module).__name__} does not get the places of a pack's sequences: its model "
+            "does not pass on the arguments of its forward. Choose a model of another family."
         )
     pack = Attended(query, key, value, layout, scaling, sliding_window, softcap)
     return kernel(pack), None
 
 
 def sdpa(pack: Attended) -> Tensor:
-    """PyTorch's own kernels, a sequence at a time."""
+    """Compute attention by PyTorch's own kernels, one sequence at a time."""
     # split and cat: the backward pass of slices adds every one into a gradient of full size.
-    own = pack.layout.own
-    fills = pack.query.shape[2] - sum(own)
-    parts = (x.split((*own, fills), 2)[:-1] for x in (pack.query, pack.key, pack.value))
-    sequences = [_Sequence(*each) for each in zip(*parts, strict=True)]
-    first, outputs = sequences[0], []
-    for each, shared in zip(sequences, pack.layout.shared, strict=True):
-        first = first if shared else each
-        output = _continued(first, each, shared, pack) if shared else _one_sequence(each, pack)
+    lengths = pack.layout.own
+    fills = pack.query.shape[2] - sum(lengths)
+    parts = (x.split((*lengths, fills), 2)[:-1] for x in (pack.query, pack.key, pack.value))
+    sequences = [_Sequence(*tensors) for tensors in zip(*parts, strict=True)]
+    leader, outputs = sequences[0], []
+    for sequence, shared in zip(sequences, pack.layout.shared, strict=True):
+        leader = leader if shared else sequence
+        if shared:
+            output = _continued(leader, sequence, shared, pack)
+        else:
+            output = _one_sequence(sequence, pack)
         outputs.append(output.transpose(1, 2))
     if fills:
         outputs.append(torch.zeros_like(outputs[0][:, :1]).expand(-1, fills, -1, -1))
     return torch.cat(outputs, dim=1)
 
 
-def _continued(first: _Sequence, own: _Sequence, shared: int, pack: Attended) -> Tensor:
-    """The attention of a sequence's own queries, `shared` tokens of the first one before them."""
-    query, key, value = own
+def _continued(leader: _Sequence, sequence: _Sequence, shared: int, pack: Attended) -> Tensor:
+    """Return the attention of a sequence's own queries, behind `shared` tokens of its leader."""
+    query, key, value = sequence
     key, value = (
         torch.cat([begin[:, :, :shared], rest], 2)
-        for begin, rest in ((first.key, key), (first.value, value))
+        for begin, rest in ((leader.key, key), (leader.value, value))
     )
     if (
         shared < query.shape[2]
         and pack.softcap is None
         and pack.window_within(key.shape[2]) is None
     ):
-        # The kernel's own causal mask passes over what a query does not see, but is for as many
-        # queries as keys: those of a short prompt are worth computing again.
-        query = torch.cat([first.query[:, :, :shared], query], 2)
+        # The kernel's own causal mask skips the keys that a query does not see, but needs as many
+        # queries as keys: recomputing the queries of a short prompt is worth it.
+        query = torch.cat([leader.query[:, :, :shared], query], 2)
         return _one_sequence(_Sequence(query, key, value), pack)[:, :, shared:]
     return _one_sequence(_Sequence(query, key, value), pack)
 
@@ -275,51 +292,51 @@ def _one_sequence(sequence: _Sequence, pack: Attended) -> Tensor:
 def dot_product(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """softmax(scale * query @ key + mask) @ value; causal where there is no mask.
+    """Return softmax(scale * query @ key + mask) @ value; causal without a mask.
 
     query [1, heads, Q, D]; key, value [1, kv heads, K, D]; mask [Q, K].
 
-    On CUDA only the flash kernel takes fewer heads of keys than of queries. Where it cannot be had
-    (no bfloat16, a card below compute capability 8.0, a mask), PyTorch would compute grouped heads
-    by plain products, with a score for each query and key (sdp_utils.cpp,
-    check_batch_size_and_num_heads_dense). The memory-efficient kernel serves there, once keys and
+    On CUDA only the flash kernel takes fewer key heads than query heads. If it cannot run (no
+    bfloat16, a card below compute capability 8.0, a mask), PyTorch would compute grouped heads by
+    plain products, with a score for each query and key (sdp_utils.cpp,
+    check_batch_size_and_num_heads_dense). The memory-efficient kernel runs there, once keys and
     values are repeated for every head.
     """
     causal = mask is None
     if query.is_cuda and not can_use_flash_attention(
         SDPAParams(query, key, value, mask, 0.0, causal, True)
     ):
-        key, value = (repeated(x, query.shape[1]) for x in (key, value))
+        key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
     return scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
     )
 
 
-def repeated(keys: Tensor, heads: int) -> Tensor:
-    """Each head of keys or values for all the queries' heads that read it: [1, heads, K, D]."""
+def repeat_heads(keys: Tensor, heads: int) -> Tensor:
+    """Return keys or values repeated for all query heads that read them: [1, heads, K, D]."""
     groups = keys.shape[1]
     return keys[:, :, None].expand(-1, -1, heads // groups, -1, -1).flatten(1, 2)
 
 
-def _mask(layout: Layout, query: Tensor, keys: int, window: int | None) -> Tensor:
-    """0 where a query may look, -inf elsewhere; it sees itself and the window - 1 keys before it.
+def _mask(layout: PackLayout, query: Tensor, keys: int, window: int | None) -> Tensor:
+    """Return 0 where a query may look, -inf elsewhere.
 
-    The queries are of the last tokens that the keys are of.
+    A query sees its own key and the window - 1 keys before. The queries belong to the last keys.
     """
     queries = query.shape[2]
-    wanted = (queries, keys, window, query.dtype)
-    if wanted not in layout.masks:
+    kind = (queries, keys, window, query.dtype)
+    if kind not in layout.masks:
         mask = query.new_full((queries, keys), float("-inf")).triu_(keys - queries + 1)
         if window is not None:
             mask += torch.full_like(mask, float("-inf")).tril_(keys - queries - window)
-        layout.masks[wanted] = mask
-    return layout.masks[wanted]
+        layout.masks[kind] = mask
+    return layout.masks[kind]
 
 
 def _softcapped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, softcap: float
 ) -> Tensor:
-    """softmax(cap * tanh(scores / cap)) @ value with the scores in fp32; no kernel has it."""
+    """Return softmax(cap * tanh(scores / cap)) @ value with fp32 scores; no kernel computes it."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     grouped = query.unflatten(1, (key.shape[1], -1))
     scores = grouped.float() @ key.float().transpose(2, 3).unsqueeze(2) * scale
@@ -344,8 +361,8 @@ def _varlen(pack: Attended) -> Tensor:
         layout.most_queries,
         layout.most_keys,
         scale=pack.scaling,
-        # It counts the keys before the query, without itself. Flash attention has a sequence's last
-        # query at its last key (torch/nn/attention/bias.py, on CausalVariant.LOWER_RIGHT).
+        # The window counts the keys before the query's own. Flash attention aligns a sequence's
+        # last query with its last key (torch/nn/attention/bias.py, CausalVariant.LOWER_RIGHT).
         window_size=(-1 if pack.window is None else pack.window - 1, 0),
         **_GROUPED,
     )
@@ -354,10 +371,10 @@ def _varlen(pack: Attended) -> Tensor:
 
 
 def _refuse_unknown(mask: Tensor | None, dropout: float, sinks: Tensor | None) -> None:
-    """What would be computed wrongly if it were passed over."""
+    """Raise ConfigError for inputs that would be ignored and so computed wrongly."""
     if mask is not None or dropout or sinks is not None:
         raise ConfigError(
-            "packed attention got something that it cannot compute: "
+            "Packed attention cannot compute these inputs: "
             f"a mask: {mask is not None}, dropout: {dropout}, attention sinks: {sinks is not None}."
             " Packs need neither mask nor dropout; models with attention sinks are not supported."
         )

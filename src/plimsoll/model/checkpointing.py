@@ -1,4 +1,4 @@
-"""What layers keep for the backward pass, and where: gradient checkpointing and its offload."""
+"""Gradient checkpointing and its offload: the tensors that layers keep for the backward pass."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ _ATTENTION = (
 
 
 def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
-    """Let layers compute again, in the backward pass, what the config says that they need not keep.
+    """Let layers recompute in the backward pass, as the config says, instead of keeping tensors.
 
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174; selective: Korthikanti et al. 2022,
     https://arxiv.org/abs/2205.05198, section 5.
-    Raises ConfigError for a model whose layers are not transformers' checkpointing layers.
+
+    Raises:
+        ConfigError: the model's layers are not transformers' checkpointing layers.
     """
     if config.gradient_checkpointing is False:
         return
@@ -49,34 +51,37 @@ def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
     if not layers and (config.checkpoint_every > 1 or config.activation_offload == "cpu"):
         raise ConfigError(
             f"{config.path}: model.checkpoint_every is {config.checkpoint_every} and "
-            f"model.activation_offload is {config.activation_offload}, and the layers of "
-            f"{type(lm).__name__} are not transformers' GradientCheckpointingLayer, which can be "
-            "set one by one. Leave both keys out."
+            f"model.activation_offload is {config.activation_offload}, but the layers of "
+            f"{type(lm).__name__} are not transformers' GradientCheckpointingLayer, which alone "
+            "can be set one by one. Leave both keys out."
         )
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = index % config.checkpoint_every == 0
         if config.activation_offload == "cpu":
-            # As the class's docstring has it, this attribute is the function that checkpoints.
+            # By the class's docstring, this attribute is the function that checkpoints.
             layer._gradient_checkpointing_func = partial(
                 _with_inputs_on_host, inputs_on_host(), layer._gradient_checkpointing_func
             )
 
 
 def selective_contexts(thin: int) -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """For `checkpoint`'s context_fn: what to compute a layer in, and what to compute it again in.
+    """Return the contexts of a layer's first forward and of its recomputation, for `checkpoint`.
 
-    Kept are attention, and products that cost more than a pass over their result: not an adapter's
-    second matrix, whose inner dimension is its rank. thin: a smaller inner dimension is cheap.
+    Attention is kept, and products that cost more than a pass over their result: not an adapter's
+    second matrix, whose inner dimension is its rank.
 
-    torch's own create_selective_checkpoint_contexts wants every operation to come equally often
-    both times. Within a layer ZeRO stage 3 gathers weights, and not as often when they are there.
+    torch's own create_selective_checkpoint_contexts needs the same operations both times. Within a
+    layer ZeRO stage 3 gathers weights, and skips that for weights that are present.
+
+    Args:
+        thin: a product with a smaller inner dimension is cheap.
     """
     kept: deque[Any] = deque()
     return _Keep(thin, kept), _Reuse(thin, kept)
 
 
 class _Keep(TorchDispatchMode):
-    """Notes the results of what is not to be computed again, in their order."""
+    """Stores the results that are not to be recomputed, in order."""
 
     def __init__(self, thin: int, kept: deque[Any]) -> None:
         super().__init__()
@@ -87,27 +92,30 @@ class _Keep(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **kwargs or {})
         if _is_kept(func, args, self._thin):
-            # Apart from the graph of the first time, which is not this one's.
+            # Detached from the graph of the first forward.
             self._kept.append(tree_map_only(Tensor, Tensor.detach, result))
         return result
 
 
 class _Reuse(TorchDispatchMode):
-    """Gives those results, in their order, instead of computing them; and does not repeat what was
-    done to them in place since: DeepSpeed's linear at ZeRO stage 3 adds its bias so."""
+    """Returns the stored results, in order, instead of computing them.
+
+    It also skips operations that changed them in place: DeepSpeed's linear at ZeRO stage 3 adds its
+    bias so.
+    """
 
     def __init__(self, thin: int, kept: deque[Any]) -> None:
         super().__init__()
         self._thin, self._kept = thin, kept
         self._begun = False
-        # Weakly: another tensor may come to lie where one of them was, and is no such result.
+        # Weak references: another tensor may later get the memory of a freed result.
         self._reused: WeakSet[UntypedStorage] = WeakSet()
 
     def __enter__(self) -> Self:
         if self._begun:
             raise PlimsollError(
-                "a second backward pass went through a layer whose gradient_checkpointing is "
-                "selective: what it kept is used up. Set it to true."
+                "A second backward pass went through a layer whose gradient_checkpointing is "
+                "selective. The first pass used up the kept tensors. Set it to true."
             )
         self._begun = True
         super().__enter__()
@@ -132,8 +140,8 @@ def _is_kept(operation: OpOverload, inputs: Sequence[Any], thin: int) -> bool:
     return operation in _ATTENTION
 
 
-def _storage(found: object) -> UntypedStorage | None:
-    return found.untyped_storage() if isinstance(found, Tensor) else None
+def _storage(value: object) -> UntypedStorage | None:
+    return value.untyped_storage() if isinstance(value, Tensor) else None
 
 
 def _with_inputs_on_host(
@@ -142,6 +150,6 @@ def _with_inputs_on_host(
     function: Callable[..., Any],
     *inputs: Any,
 ) -> Any:
-    """Checkpoint a layer; its inputs alone pass the hooks, not what it saves itself."""
+    """Checkpoint a layer; only its inputs pass the hooks, not the tensors that it saves itself."""
     with on_host.saving():
         return checkpoint(function, *inputs)

@@ -1,8 +1,8 @@
-"""What a model must be for packs and the chunked head to compute it rightly, and the refusals.
+"""Refuse models that packs and the chunked head would compute wrongly.
 
 Everything here but `check_length` and `check_loaded` runs before a weight is read, and every
-refusal is a ConfigError that says what to do instead. That a directory's files are there is seen
-before, where a run is checked (spec/model_files.py).
+refusal is a ConfigError that says what to do instead. That a directory's files exist is checked
+earlier, with the run (spec/model_files.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DIVIDED = {"granite": "logits_scaling", "granitemoe": "logits_scaling"}
 
 @contextmanager
 def as_config_error(path: str, what: str) -> Iterator[None]:
-    """Turn what a library says about unreadable files into one ConfigError with the path."""
+    """Turn a library's errors about unreadable files into one ConfigError with the path."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
@@ -56,8 +56,11 @@ def _mend(path: str) -> str:
 
 
 def read_model_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """config.json as transformers reads it. Raises ConfigError where none can be read, for encoders
-    and for models of several parts."""
+    """Return config.json as transformers reads it.
+
+    Raises:
+        ConfigError: it cannot be read, or describes an encoder or a model of several parts.
+    """
     with as_config_error(path, "config.json"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             path, trust_remote_code=trust_remote_code
@@ -76,8 +79,7 @@ def read_model_config(path: str, trust_remote_code: bool = False) -> PreTrainedC
 
 
 def check_tokenizer_files(path: str) -> None:
-    """A local directory, of a model or of an adapter, must hold a tokenizer, in JSON that can be
-    read."""
+    """Raise ConfigError if a local directory has no tokenizer, or one with unreadable JSON."""
     directory = Path(path)
     if not directory.is_dir():
         return
@@ -97,7 +99,7 @@ def check_tokenizer_files(path: str) -> None:
 
 
 def has_generic_tokenizer(path: str) -> bool:
-    """Whether a local directory's tokenizer is of no model family's own class."""
+    """Return whether a local directory's tokenizer has a class of no model family."""
     settings, tokens = Path(path, "tokenizer_config.json"), Path(path, "tokenizer.json")
     if not settings.is_file() or not tokens.is_file():
         return False
@@ -106,7 +108,11 @@ def has_generic_tokenizer(path: str) -> bool:
 
 
 def logit_scale(path: str, config: PreTrainedConfig) -> float:
-    """The factor that the model's family multiplies its logits with; others are refused."""
+    """Return the factor that the model's family multiplies its logits by.
+
+    Raises:
+        ConfigError: the config has another setting that scales logits.
+    """
     settings = config.to_dict()
     if config.model_type in _MULTIPLIED:
         return float(settings[_MULTIPLIED[config.model_type]])
@@ -123,14 +129,17 @@ def logit_scale(path: str, config: PreTrainedConfig) -> float:
 
 
 def logit_softcap(config: PreTrainedConfig) -> float | None:
-    """cap * tanh(logits / cap), in families such as Gemma 2."""
+    """Return the bound of the logits in cap * tanh(logits / cap), in families such as Gemma 2."""
     cap: float | None = config.to_dict().get("final_logit_softcapping")
     return cap
 
 
 def check_length(config: PreTrainedConfig, longest: int) -> None:
-    """Refuse sequences beyond which rotary angles follow the longest one: transformers takes the
-    same for all that is in a forward, so a long sequence would change its neighbours in a pack."""
+    """Refuse sequences that are so long that the rotary angles of all positions change.
+
+    transformers takes the same angles for all tokens of a forward pass, so a long sequence would
+    change its neighbours in a pack.
+    """
     rope = getattr(config, "rope_parameters", None) or {}
     match rope.get("rope_type"):
         case "longrope":  # Phi-3
@@ -177,8 +186,8 @@ def check_frame(config: ModelConfig, hf_config: PreTrainedConfig, auto_class: An
     saved_as = "".join(hf_config.architectures or [])
     if auto_class is AutoModelForCausalLM and saved_as.endswith("ForSequenceClassification"):
         raise ConfigError(
-            f"The model {config.path!r} is a reward model ({saved_as}): its head gives scores, "
-            "and a language model is needed. Give the one that it was trained from, or another."
+            f"The model {config.path!r} is a reward model ({saved_as}): its head gives scores. A "
+            "language model is needed. Give the model that it was trained from, or another."
         )
     with as_config_error(config.path, "architecture"), torch.device("meta"):
         frame: PreTrainedModel = auto_class.from_config(
@@ -207,13 +216,12 @@ def _reasons_against(frame: PreTrainedModel, settings: Mapping[str, Any]) -> Ite
         )
     if settings.get("model_type") in _MASKING_LAYERS:
         yield (
-            "its layers compute masks of their own, in which sequences of a pack would mix, and "
-            "packed attention takes none. Choose another model."
+            "its layers compute masks of their own, which packed attention does not take: "
+            "sequences of a pack would mix. Choose another model."
         )
     if any(name.endswith("sinks") for name, _ in frame.named_parameters()):
         yield "its attention has sinks, which packed attention does not compute."
-    told = (settings, *map(vars, frame.modules()))
-    if any(one.get("is_causal") is False for one in told):
+    if any(values.get("is_causal") is False for values in (settings, *map(vars, frame.modules()))):
         yield "its attention is not causal: it is an encoder. Choose a causal language model."
     noise = {k: v for k, v in settings.items() if _NOISE.match(k) and v}
     if noise:
@@ -240,6 +248,6 @@ def _reasons_against(frame: PreTrainedModel, settings: Mapping[str, Any]) -> Ite
 
 
 def _outside(frame: PreTrainedModel, head: nn.Module) -> list[str]:
-    """Parameters that are neither the decoder's nor the head's."""
+    """Return the parameters that are neither the decoder's nor the head's."""
     known = {id(p) for part in (frame.get_decoder(), head) for p in part.parameters()}
     return [name for name, p in frame.named_parameters() if id(p) not in known]

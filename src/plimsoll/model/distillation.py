@@ -1,9 +1,9 @@
-"""What a student's head learns from a teacher's, never holding the whole logits of either.
+"""Compute a student's loss from a teacher's logits without the whole logits of either.
 
-A chunk of the student's logits and the same rows of the teacher's exist at once. What each token
-weighs is known beforehand, so all gradients are made there, in the forward pass, and scaled in the
-backward pass: 4 products with a head for each chunk, not 6, and the teacher's head is needed in the
-forward pass alone.
+A chunk of the student's logits and the same rows of the teacher's exist at once. The weight of each
+token is known beforehand, so all gradients are made in the forward pass and scaled in the backward
+pass: 4 products with a head for each chunk, not 6, and the teacher's head is needed in the forward
+pass alone.
 """
 
 from __future__ import annotations
@@ -22,23 +22,29 @@ from plimsoll.model.logit_chunks import (
     LogitForm,
     Wanted,
     blocks,
+    fill_rows,
     logit_chunks,
-    made_ahead,
+    make_ahead,
 )
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a student's head is to learn of one micro-batch.
+    """What a student's head learns from one micro-batch.
 
-    hidden_L_H, weight_VH, bias_V, form: the teacher's; its hidden size and dtype may be its own.
-        Rows of its head beyond the student's vocabulary are padding, and are left out.
-    divergence: of the student's distributions from the teacher's; see algorithm/divergence/.
-    temperature: divides both's logits for the divergence.
-    nll_share: of the negative log-likelihood in the loss; the divergence has the rest, times
-        temperature^2, which keeps its gradient as large at any temperature (Hinton et al. 2015,
-        https://arxiv.org/abs/1503.02531, section 2).
-    tokens: learned tokens of the whole step, over all ranks.
+    Attributes:
+        hidden_L_H: the teacher's hidden states; their size and dtype may differ from the student's.
+        weight_VH: the teacher's head. Rows beyond the student's vocabulary are padding, and are
+            left out.
+        bias_V: the bias of the teacher's head.
+        form: how the teacher's logits are computed.
+        divergence: the divergence of the student's distributions from the teacher's; see
+            algorithm/divergence/.
+        temperature: the divisor of both logits for the divergence.
+        nll_share: the weight of the negative log-likelihood in the loss. The divergence has the
+            rest, times temperature^2, which keeps its gradient as large at any temperature (Hinton
+            et al. 2015, https://arxiv.org/abs/1503.02531, section 2).
+        tokens: learned tokens of the whole step, over all ranks.
     """
 
     hidden_L_H: Tensor
@@ -52,10 +58,14 @@ class Lesson:
 
 
 class Distilled(NamedTuple):
-    """The micro-batch's shares of means over the step's learned tokens, fp32 scalars; only `loss`
-    has a gradient. A tuple, so that hooks on modules find the tensors.
+    """The micro-batch's shares of means over the step's learned tokens, fp32 scalars.
 
-    divergence: nats, at the temperature. nll: nats, at temperature 1.
+    Only `loss` has a gradient. It is a tuple, so that hooks on modules find the tensors.
+
+    Attributes:
+        loss: the weighted sum of the other two.
+        divergence: nats, at the temperature.
+        nll: nats, at temperature 1.
     """
 
     loss: Tensor
@@ -73,17 +83,16 @@ def distil(
     chunk: int,
     form: LogitForm,
 ) -> Distilled:
-    """The loss of the student's logits, `form` of hidden @ weight.T + bias, against the lesson.
+    """Return the loss of the student's logits, `form` of hidden @ weight.T + bias, from the lesson.
 
-    Shapes as for `token_logprobs`; L may be 0, and then the gradients are zeros, not None.
-    chunk: rows of each one's logits that exist at once.
-
-    Differentiable once, for hidden, weight and bias, through `loss`.
+    Shapes as for `token_logprobs`; L may be 0, and then the gradients are zeros, not None. `chunk`
+    is the number of rows of either logits that exist at once. Differentiable once, for hidden,
+    weight and bias, through `loss`.
     """
     assert chunk >= 1 and len(hidden_L_H) == len(targets_L) == len(lesson.hidden_L_H)
     assert len(weight_VH) <= len(lesson.weight_VH), "the teacher's vocabulary is smaller"
     of = (hidden_L_H, weight_VH, bias_V)
-    loss, divergence, nll = made_ahead(*of, partial(_distilled, of, targets_L, lesson, chunk, form))
+    loss, divergence, nll = make_ahead(*of, partial(_distilled, of, targets_L, lesson, chunk, form))
     assert loss is not None and divergence is not None and nll is not None
     return Distilled(loss, divergence, nll)
 
@@ -96,21 +105,21 @@ def _distilled(
     form: LogitForm,
     wanted: Wanted,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], HeadGradients]:
-    """As `made_ahead` takes it."""
+    """Return the outputs and the gradients that `make_ahead` needs."""
     hidden_L_H, weight_VH, bias_V = of
-    loss_tokens, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
+    loss_tokens, hidden_L_H = len(hidden_L_H), fill_rows(hidden_L_H, form.rows)
     gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
     divergence_L = torch.zeros_like(targets_L, dtype=torch.float32)
     nll_L = torch.zeros_like(divergence_L)
     student = logit_chunks(hidden_L_H, weight_VH, bias_V, chunk)
     teacher_VH, teacher_V = lesson.weight_VH[: len(weight_VH)], lesson.bias_V
     teacher_V = None if teacher_V is None else teacher_V[: len(weight_VH)]
-    teacher = logit_chunks(form.filled(lesson.hidden_L_H), teacher_VH, teacher_V, chunk)
+    teacher = logit_chunks(fill_rows(lesson.hidden_L_H, form.rows), teacher_VH, teacher_V, chunk)
     for (start, chunk_CV), (_, teacher_CV) in zip(student, teacher, strict=True):
-        own, others = (blocks(start, logits, loss_tokens) for logits in (chunk_CV, teacher_CV))
-        for (rows, block_NV), (_, teacher_NV) in zip(own, others, strict=True):
-            found = _compare(block_NV, teacher_NV, targets_L[rows], lesson, form)
-            divergence_L[rows], nll_L[rows], grad_NV = found
+        pairs = zip(*(blocks(start, x, loss_tokens) for x in (chunk_CV, teacher_CV)), strict=True)
+        for (rows, block_NV), (_, teacher_NV) in pairs:
+            comparison = _compare(block_NV, teacher_NV, targets_L[rows], lesson, form)
+            divergence_L[rows], nll_L[rows], grad_NV = comparison
             block_NV.copy_(grad_NV)  # it takes the place of the logits
         gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
     divergence, nll = divergence_L.sum() / lesson.tokens, nll_L.sum() / lesson.tokens
@@ -121,17 +130,17 @@ def _distilled(
 def _compare(
     logits_NV: Tensor, teacher_NV: Tensor, targets_N: Tensor, lesson: Lesson, form: LogitForm
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a block: divergences, negative log-likelihoods, and d loss / d logits."""
+    """Return a block's divergences, negative log-likelihoods, and d loss / d logits."""
     temperature, share = lesson.temperature, lesson.nll_share
     capped_NV = form.cap(logits_NV.float())
     soft_NV = _at(form, temperature).log_softmax(capped_NV)
-    from_teacher = _at(lesson.form, temperature)
-    of_teacher_NV = from_teacher.log_softmax(from_teacher.cap(teacher_NV.float()))
-    compared = lesson.divergence(DivergenceInputs(soft_NV, of_teacher_NV))
-    del of_teacher_NV
+    teacher_form = _at(lesson.form, temperature)
+    soft_teacher_NV = teacher_form.log_softmax(teacher_form.cap(teacher_NV.float()))
+    compared = lesson.divergence(DivergenceInputs(soft_NV, soft_teacher_NV))
+    del soft_teacher_NV
     logp_NV = soft_NV if temperature == 1 else form.log_softmax(capped_NV)
     nll_N = -logp_NV.gather(1, targets_N[:, None])[:, 0]
-    # By the logits after cap and scale, of which the temperature takes its share.
+    # The gradient by the capped, scaled logits; the temperature divides them.
     grad_NV = compared.gradient_NV.mul_((1 - share) * temperature / lesson.tokens)
     if share > 0:
         each = share / lesson.tokens

@@ -1,4 +1,4 @@
-"""What tells one frozen model from another: a hash of all that decides its log-probs."""
+"""Compute a fingerprint of a frozen model: a hash of all that decides its log-probs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BLOCK = 2**24
 
 
 def model_fingerprint(model: ModelConfig) -> str:
-    """A hash (XXH3, 128 bits, hexadecimal) of config.json, of the weights, and of the dtype and
-    quantisation that they are computed in.
+    """Return a hash (XXH3, 128 bits, hexadecimal) of config.json, weights, dtype and quantisation.
 
-    It reads every byte of the weights once: models of one shape differ in nothing else. Of a name
-    on the hub it downloads what is not here yet. Raises ConfigError for files that cannot be read.
+    It reads every byte of the weights once: models of one shape differ in nothing else. It
+    downloads a model from the hub if it is not in the cache. Raises ConfigError for files that
+    cannot be read.
     """
     directory = Path(model.path)
     with as_config_error(model.path, "weights"):

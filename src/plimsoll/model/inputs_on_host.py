@@ -14,22 +14,23 @@ from torch.autograd.graph import saved_tensors_hooks
 
 @dataclass(frozen=True, eq=False)
 class OnHost:
-    """A tensor that left its device."""
+    """A tensor that was copied to the host."""
 
     values: Tensor
     """Its values, in host memory."""
 
     device: torch.device
-    """Where it was."""
+    """The device that it came from."""
 
 
 class InputsOnHost:
-    """Moves what autograd saves of layers from the card to the host, and back.
+    """Moves the tensors that autograd saves in layers from the card to the host, and back.
 
-    An input leaves on a stream of its own, while its layer computes. The host never waits. The
-    card waits until the input before is gone, so at most two are on it: the one that a layer reads
-    and the one that is on its way. An input is let go only when the computing stream is behind its
-    copy, so the allocator may give its memory to that stream at once (no `record_stream`).
+    An input is copied on a stream of its own, while its layer computes. The host never waits. The
+    card waits until the copy of the input before is done, so at most two are on it: the one that a
+    layer reads and the one that is being copied. An input is released only when the computing
+    stream is behind its copy, so the allocator may give its memory to that stream at once (no
+    `record_stream`).
     """
 
     def __init__(self) -> None:
@@ -43,12 +44,12 @@ class InputsOnHost:
     def _pack(self, tensor: Tensor) -> OnHost | Tensor:
         if not tensor.is_cuda:
             return tensor.detach()
-        self._let_go()
+        self._release()
         block = self._blocks.take(tensor.nbytes)
         values = block[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         saved = OnHost(values, tensor.device)
-        # Once autograd has dropped it: on the card, its copies come before those of who takes the
-        # block next.
+        # Once autograd has dropped it: on the card, its copies precede those of the block's next
+        # user.
         weakref.finalize(saved, self._blocks.put_back, block).atexit = False
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
@@ -59,11 +60,11 @@ class InputsOnHost:
     def _unpack(self, saved: OnHost | Tensor) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        self._let_go()
+        self._release()
         return saved.values.to(saved.device, non_blocking=True)
 
-    def _let_go(self) -> None:
-        """Have the computing stream wait for the last copy; forget what was copied."""
+    def _release(self) -> None:
+        """Have the computing stream wait for the last copy, and release the copied tensor."""
         if self._leaving is not None:
             tensor, gone = self._leaving
             torch.cuda.current_stream(tensor.device).wait_event(gone)
@@ -76,15 +77,15 @@ class InputsOnHost:
 
 @cache
 def inputs_on_host() -> InputsOnHost:
-    """Return the process's own: its roles learn one after the other, and use the same blocks."""
+    """Return this process's object: its roles learn one after the other, and share the blocks."""
     return InputsOnHost()
 
 
 class HostBlocks:
-    """Blocks of host memory that are used again: as many as were ever in use at once.
+    """Blocks of host memory that are reused: as many as were ever in use at once.
 
-    PyTorch's own allocator of pinned memory would make more where the host is ahead of the card,
-    which still has to read those of the last micro-batch.
+    PyTorch's own allocator of pinned memory would make more if the host is ahead of the card, which
+    still has to read the blocks of the last micro-batch.
     """
 
     def __init__(self, pin: bool) -> None:
@@ -92,7 +93,7 @@ class HostBlocks:
         self._spare: list[Tensor] = []
 
     def take(self, size: int) -> Tensor:
-        """Return a block (uint8) of at least so many bytes that nobody uses."""
+        """Return an unused block (uint8) of at least so many bytes."""
         for place, block in enumerate(self._spare):
             if block.nbytes >= size:
                 return self._spare.pop(place)

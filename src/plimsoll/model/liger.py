@@ -1,9 +1,9 @@
-"""Norms, gated MLPs and rotary embeddings by Liger's Triton kernels (Hsu et al. 2024,
-https://arxiv.org/abs/2410.10989), one kernel each way instead of a chain of small operations.
+"""Norms, gated MLPs and rotary embeddings by Liger's Triton kernels, one kernel each way.
 
-Nothing but gate and up of an MLP is written over. Liger has it that norms write their gradient
-over the one that they are given, which a residual may share, and that rotary embeddings write over
-queries and keys, which selective checkpointing keeps: these get new tensors here.
+Hsu et al. 2024, https://arxiv.org/abs/2410.10989. Only gate and up of an MLP are overwritten.
+Liger's norms would also write their gradient over the incoming one, which a residual may share, and
+its rotary embeddings over queries and keys, which selective checkpointing keeps: these get new
+tensors here.
 
 PyTorch's own `torch.rms_norm` is one kernel too and saves as much, but it rounds once, after the
 weight. Llama in transformers and in vLLM rounds before the weight as well, and so does Liger.
@@ -11,6 +11,7 @@ weight. Llama in transformers and in vLLM rounds before the weight as well, and 
 
 from __future__ import annotations
 
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -32,17 +33,30 @@ from transformers.models.llama.modeling_llama import (
 
 from plimsoll.errors import PlimsollError
 from plimsoll.model import fused
-from plimsoll.model.fused import Forward, Fusion, does_as, has_silu, written_as
+from plimsoll.model.fused import (
+    Forward,
+    Fusion,
+    fusion_of,
+    gated_mlp,
+    has_code_of,
+    has_silu,
+    llama_norm,
+)
 
 _WIDEST = 65536
-"""A row that a kernel takes as one block (liger_kernel/ops/utils.py, `calculate_settings`)."""
+"""The widest row that a kernel takes as one block.
+
+See liger_kernel/ops/utils.py, `calculate_settings`.
+"""
 _ROTARY = "apply_rotary_pos_emb"
 """The name by which attention's forward finds the function in its module."""
 
 
 def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
-    """As `fused.rms_norm`; weights wider than the input are its own work, as Liger rounds the
-    result to the input's dtype."""
+    """Return what `fused.rms_norm` returns, which computes weights that are wider than the input.
+
+    Liger would round the result to the input's dtype.
+    """
     if input_XH.dtype != weight_H.dtype:
         return fused.rms_norm(input_XH, weight_H, epsilon)
     output_XH: Tensor = LigerRMSNormFunction.apply(input_XH, weight_H, epsilon, 0.0, "llama", False)
@@ -50,26 +64,28 @@ def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
 
 
 def offset_rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
-    """(1 + w) * x / sqrt(mean(x^2) + epsilon), rounded as Gemma in transformers does: in fp32, then
-    in the input's dtype."""
+    """Return (1 + w) * x / sqrt(mean(x^2) + epsilon), rounded as Gemma in transformers does.
+
+    It is computed in fp32, then rounded to the input's dtype.
+    """
     output_XH: Tensor = LigerRMSNormFunction.apply(input_XH, weight_H, epsilon, 1.0, "gemma", False)
     return output_XH
 
 
-def silu_gated(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
-    """As `fused.gated`; differentiable once, and not again with retain_graph."""
-    product_XI: Tensor = _Gated.apply(gate_XI, up_XI, swiglu_forward, swiglu_backward)
+def silu_gate(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
+    """Return what `fused.silu_gate` returns; differentiable once, even with retain_graph."""
+    product_XI: Tensor = _LigerGate.apply(gate_XI, up_XI, swiglu_forward, swiglu_backward)
     return product_XI
 
 
-def gelu_gated(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
-    """gelu(gate) * up, with the tanh approximation; rounded and differentiable as `silu_gated`."""
-    product_XI: Tensor = _Gated.apply(gate_XI, up_XI, geglu_forward, geglu_backward)
+def gelu_gate(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
+    """Return gelu(gate) * up, by the tanh approximation; rounded, differentiable as `silu_gate`."""
+    product_XI: Tensor = _LigerGate.apply(gate_XI, up_XI, geglu_forward, geglu_backward)
     return product_XI
 
 
-class _Gated(torch.autograd.Function):
-    """Its backward writes the gradients over gate and up, which nothing else reads."""
+class _LigerGate(torch.autograd.Function):
+    """Its backward pass writes the gradients over gate and up, which nothing else reads."""
 
     @staticmethod
     def forward(ctx: Any, gate_XI: Tensor, up_XI: Tensor, forward: Any, backward: Any) -> Tensor:
@@ -83,10 +99,10 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, grad_XI: Tensor) -> tuple[Tensor, Tensor, None, None]:
         if ctx.spent:
             raise PlimsollError(
-                "a second backward pass went through a gated MLP that Liger's kernels compute: the "
-                "first one wrote its gradients over what the MLP had kept. Run one backward pass "
-                "for each forward pass, or uninstall liger-kernel: Plimsoll's own functions, which "
-                "then take its place, allow several."
+                "A second backward pass went through a gated MLP of Liger's kernels. The first "
+                "pass overwrote the tensors that the MLP had kept. Run one backward pass for each "
+                "forward pass, or uninstall liger-kernel: Plimsoll's own functions then take its "
+                "place, and allow several."
             )
         ctx.spent = True
         return *ctx.backward(*ctx.saved_tensors, grad_XI.contiguous()), None, None
@@ -95,10 +111,10 @@ class _Gated(torch.autograd.Function):
 def rotate(
     queries_1HTD: Tensor, keys_1HTD: Tensor, cos_1TD: Tensor, sin_1TD: Tensor, heads_at: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Rotate pairs of dimensions by angles of their position (Su et al. 2021,
-    https://arxiv.org/abs/2104.09864), as Llama's `apply_rotary_pos_emb` in transformers.
+    """Rotate pairs of dimensions by angles of their position, as Llama's `apply_rotary_pos_emb`.
 
-    That function itself takes what the kernel does not: tables of another dtype or form.
+    Su et al. 2021, https://arxiv.org/abs/2104.09864. transformers' function itself computes what
+    the kernel cannot: tables of another dtype or form.
     """
     dtypes = {x.dtype for x in (queries_1HTD, keys_1HTD, cos_1TD, sin_1TD)}
     rotated: tuple[Tensor, Tensor]
@@ -110,7 +126,7 @@ def rotate(
 
 
 class _Rotated(torch.autograd.Function):
-    """The kernel writes over what it is given, so it is given copies."""
+    """The kernel overwrites its inputs, so it gets copies."""
 
     @staticmethod
     def forward(
@@ -130,41 +146,29 @@ class _Rotated(torch.autograd.Function):
 
 
 def _copy(heads_1HTD: Tensor) -> Tensor:
-    """In the layout that the kernel works on and projections make: token after token."""
+    """Copy heads into the layout of projections, which the kernel works on: token after token."""
     tokens_1THD = heads_1HTD.transpose(1, 2)
     return tokens_1THD.clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _rotary(attention: nn.Module) -> Forward | None:
-    """Attention that calls a function that does what Llama's `apply_rotary_pos_emb` does has a
-    forward of the same code, for which that name means `rotate`."""
+    """Return an attention's forward that calls `rotate` as its `apply_rotary_pos_emb`.
+
+    The result is None unless that function and `rotate_half` have the code of Llama's.
+    """
     forward = type(attention).forward
     names = getattr(forward, "__globals__", {})
     called = _ROTARY in getattr(getattr(forward, "__code__", None), "co_names", ())
-    alike = does_as(names.get(_ROTARY), apply_rotary_pos_emb)
-    if not (called and alike and does_as(names.get("rotate_half"), rotate_half)):
+    alike = has_code_of(names.get(_ROTARY), apply_rotary_pos_emb)
+    if not (called and alike and has_code_of(names.get("rotate_half"), rotate_half)):
         return None
-    own = FunctionType(forward.__code__, names | {_ROTARY: rotate}, argdefs=forward.__defaults__)
-    own.__kwdefaults__ = forward.__kwdefaults__
-    return own
-
-
-def _norm(norm: Any, hidden_states: Tensor) -> Tensor:
-    return rms_norm(hidden_states, norm.weight, norm.variance_epsilon)
+    new = FunctionType(forward.__code__, names | {_ROTARY: rotate}, argdefs=forward.__defaults__)
+    new.__kwdefaults__ = forward.__kwdefaults__
+    return new
 
 
 def _offset_norm(norm: Any, x: Tensor) -> Tensor:
     return offset_rms_norm(x, norm.weight, norm.eps)
-
-
-def _silu_mlp(mlp: Any, x: Tensor) -> Tensor:
-    down: Tensor = mlp.down_proj(silu_gated(mlp.gate_proj(x), mlp.up_proj(x)))
-    return down
-
-
-def _gelu_mlp(mlp: Any, x: Tensor) -> Tensor:
-    down: Tensor = mlp.down_proj(gelu_gated(mlp.gate_proj(x), mlp.up_proj(x)))
-    return down
 
 
 def _is_narrow(norm: Any) -> bool:
@@ -172,24 +176,27 @@ def _is_narrow(norm: Any) -> bool:
 
 
 def _is_gemmas(norm: Any) -> bool:
-    return does_as(type(norm)._norm, GemmaRMSNorm._norm) and _is_narrow(norm)
+    return has_code_of(type(norm)._norm, GemmaRMSNorm._norm) and _is_narrow(norm)
 
 
 def _is_inner_narrow(mlp: Any) -> bool:
-    inner: int = mlp.gate_proj.out_features
-    return inner <= _WIDEST
+    return bool(mlp.gate_proj.out_features <= _WIDEST)
 
 
 FUSIONS: tuple[Fusion, ...] = (
-    written_as(LlamaRMSNorm.forward, _norm, _is_narrow),
-    written_as(GemmaRMSNorm.forward, _offset_norm, _is_gemmas),
-    written_as(LlamaMLP.forward, _silu_mlp, lambda mlp: has_silu(mlp) and _is_inner_narrow(mlp)),
-    written_as(
+    fusion_of(LlamaRMSNorm.forward, partial(llama_norm, rms_norm), _is_narrow),
+    fusion_of(GemmaRMSNorm.forward, _offset_norm, _is_gemmas),
+    fusion_of(
         LlamaMLP.forward,
-        _gelu_mlp,
+        partial(gated_mlp, silu_gate),
+        lambda mlp: has_silu(mlp) and _is_inner_narrow(mlp),
+    ),
+    fusion_of(
+        LlamaMLP.forward,
+        partial(gated_mlp, gelu_gate),
         lambda mlp: isinstance(mlp.act_fn, GELUTanh) and _is_inner_narrow(mlp),
     ),
     _rotary,
     *fused.FUSIONS,
 )
-"""Of modules as transformers writes them; ours for what is too wide for a kernel."""
+"""Fusions of modules by Liger's kernels, and ours for modules that are too wide for a kernel."""

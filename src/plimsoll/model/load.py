@@ -1,6 +1,6 @@
-"""From a directory in Hugging Face format (or a hub name) to a model that is ready for packs.
+"""Load a model that is ready for packs from a Hugging Face directory or hub name.
 
-What cannot work is refused before any weight is read: `checks.py` has the reasons.
+Unsuitable models are refused before any weight is read: `checks.py` has the reasons.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from transformers.utils import logging
 from plimsoll.config.base import AUTO
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
-from plimsoll.model import checks
+from plimsoll.model import checks, kernels
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.checks import check_frame, read_model_config
-from plimsoll.model.kernels import use_kernels
+from plimsoll.model.cpu.switch import use_cpu_kernels
+from plimsoll.model.fused import fuse
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
@@ -37,7 +38,7 @@ from plimsoll.spec.kernels import against_varlen
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer beside the model; ConfigError when its files are missing or broken."""
+    """Return the tokenizer beside the model; ConfigError if its files are missing or broken."""
     checks.check_tokenizer_files(path)
     # A tokenizer that calls itself generic is what its tokenizer.json says. AutoTokenizer would
     # replace its pre-tokenizer by the model family's, and could silently split text differently.
@@ -52,14 +53,20 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 def load_policy(
     config: ModelConfig, device: torch.device, temperature: float = 1.0, *, cast: bool = True
 ) -> PolicyModel:
-    """Load a causal language model whose log-probabilities are those at the temperature, for the
-    device, but still in host memory.
+    """Return a causal language model whose log-probabilities are those at the temperature.
 
-    cast: to the config's dtype. Else the weights stay mapped from the checkpoint's files, in the
-        dtype that they have there, and who takes them casts them, one by one.
+    It is prepared for the device, but still in host memory, and in training mode (gradient
+    checkpointing needs it; models with dropout are refused).
 
-    In training mode (gradient checkpointing needs it; models with dropout are refused).
-    Raises ConfigError, before weights are read, for everything in `checks.py`.
+    Args:
+        config: the model's settings.
+        device: where the model will run.
+        temperature: the sampling temperature.
+        cast: whether to cast the weights to the config's dtype. Else they stay mapped from the
+            checkpoint's files, in their dtype there, and the caller casts them one by one.
+
+    Raises:
+        ConfigError: before weights are read, for everything in `checks.py`.
     """
     if temperature <= 0:
         raise ConfigError(
@@ -71,8 +78,10 @@ def load_policy(
 
 
 def load_teacher(config: ModelConfig, device: torch.device) -> TeacherModel:
-    """Load a causal language model that others learn from, for the device, but still mapped from
-    its files. Raises ConfigError as `load_policy`."""
+    """Return a causal language model that others learn from, mapped from its files.
+
+    It is prepared for the device. Raises ConfigError as `load_policy`.
+    """
     return TeacherModel(*_load_causal(config, device, cast=False))
 
 
@@ -88,13 +97,11 @@ def _load_causal(
 def load_value(
     config: ModelConfig, device: torch.device, seed: int | None, *, cast: bool = True
 ) -> ValueModel:
-    """Load a decoder as a value function, for the device, but still in host memory.
+    """Return a decoder as a value function, prepared for the device, but still in host memory.
 
-    cast: as for `load_policy`.
-    seed: decides the head of a checkpoint that has no `score.weight`; None: it must have one, as
-        a trained reward model has.
-
-    Raises ConfigError as `load_policy`.
+    `seed` draws the head of a checkpoint without `score.weight`; None: the checkpoint must have
+    one, as a trained reward model has. `cast` as for `load_policy`. Raises ConfigError as
+    `load_policy`.
     """
     hf_config = read_model_config(config.path, config.trust_remote_code)
     hf_config.num_labels = 1
@@ -131,10 +138,10 @@ def attention_name(config: ModelConfig, hf_config: PreTrainedConfig, device: tor
 def _against_varlen(
     config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device
 ) -> Iterator[str]:
-    settings = hf_config.get_text_config().to_dict()
+    text = hf_config.get_text_config()
+    settings = text.to_dict()
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     softcapped = bool(settings.get("attn_logit_softcapping"))
-    text = hf_config.get_text_config()
     width, heads = getattr(text, "hidden_size", 0), getattr(text, "num_attention_heads", 0)
     share = width // heads if width and heads else 0  # 0 where the family has no such numbers
     keys = settings.get("qk_head_dim") or settings.get("head_dim") or share
@@ -152,12 +159,21 @@ def _load(
     may_be_new: set[str],
     cast: bool,
 ) -> tuple[PreTrainedModel, int, set[str]]:
-    """Check a frame without weights, then map them from the checkpoint's files: that costs page
-    cache, which all ranks of a machine share. Only a cast copies them into memory.
+    """Check a frame without weights, then map the weights from the checkpoint's files.
 
-    device: where the model will run.
-    may_be_new: the only names that the checkpoint may lack.
-    Gives the model, what `prepare_layers` gives, and the names that the checkpoint does lack.
+    Mapping costs page cache, which all ranks of a machine share; only a cast copies weights into
+    memory.
+
+    Args:
+        auto_class: transformers' class that loads the model.
+        hf_config: its config.json.
+        config: the model's settings.
+        device: where the model will run.
+        may_be_new: the only names that the checkpoint may lack.
+        cast: as for `load_policy`.
+
+    Returns:
+        The model, what `prepare_layers` returns, and the names that the checkpoint lacks.
     """
     register_packed_attention()
     attention = attention_name(config, hf_config, device)
@@ -188,19 +204,23 @@ def _load(
 
 
 def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.device) -> int:
-    """Have a model's layers compute by the kernels for its device and be checkpointed as the config
-    says, in place, whether the model was loaded or is traced without weights.
+    """Have a model's layers use the kernels for its device and checkpointing, in place.
 
-    Gives what `use_kernels` gives. Raises ConfigError as that and `checkpoint_layers`.
+    It serves models that were loaded and models that are traced without weights. Returns what
+    `use_cpu_kernels` returns. Raises ConfigError as `fusions_of` and `checkpoint_layers`.
     """
-    rows = use_kernels(lm, config.kernels, device)
+    fuse(lm, kernels.fusions_of(config.kernels))
+    rows = use_cpu_kernels(lm, device)
     checkpoint_layers(lm, config)
     return rows
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bar and no table of absent names: `check_loaded` judges them."""
+    """Hide progress bars and transformers' table of absent names inside the block.
+
+    `check_loaded` judges the names.
+    """
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

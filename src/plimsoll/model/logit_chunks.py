@@ -1,4 +1,4 @@
-"""Logits in chunks: what every head shares that never holds the whole of them.
+"""Logits in chunks, for every head that never holds the whole of them.
 
 The logits of `chunk` rows exist at once, in the dtype of the weights; softmaxes are computed from
 them in fp32, a block of a few rows at a time.
@@ -21,13 +21,13 @@ BLOCK_ELEMENTS_CPU = 2**18
 BLOCK_ELEMENTS_ACCELERATOR = 2**24
 
 
-def block_elements(of: Tensor) -> int:
-    """How many elements to work on at once in fp32, where a tensor lies."""
-    return BLOCK_ELEMENTS_CPU if of.is_cpu else BLOCK_ELEMENTS_ACCELERATOR
+def block_elements(tensor: Tensor) -> int:
+    """Return how many elements to work on at once in fp32 on a tensor's device."""
+    return BLOCK_ELEMENTS_CPU if tensor.is_cpu else BLOCK_ELEMENTS_ACCELERATOR
 
 
-def filled(x_N: Tensor, multiple: int) -> Tensor:
-    """Rows, of shape [N] or [N, H], and zeros up to the multiple."""
+def fill_rows(x_N: Tensor, multiple: int) -> Tensor:
+    """Return rows, of shape [N] or [N, H], with zeros up to the multiple."""
     more = -len(x_N) % multiple
     return pad(x_N, (0, 0) * (x_N.ndim - 1) + (0, more)) if more else x_N
 
@@ -36,32 +36,29 @@ def filled(x_N: Tensor, multiple: int) -> Tensor:
 class LogitForm:
     """How hidden states become logits: cap * tanh(x / cap), then scale * x.
 
-    softcap: Gemma 2 (https://arxiv.org/abs/2408.00118, section 2) caps in the model; samplers
-        divide by the temperature afterwards.
-    scale: 1 / temperature, times the model's own factor if it has one.
-    rows: what is multiplied with the head is filled up to a multiple of so many rows.
+    Attributes:
+        scale: 1 / temperature, times the model's own factor if it has one.
+        softcap: Gemma 2 (https://arxiv.org/abs/2408.00118, section 2) caps in the model; samplers
+            divide by the temperature afterwards.
+        rows: rows that are multiplied by the head are filled up to a multiple of this.
     """
 
     scale: float = 1.0
     softcap: float | None = None
     rows: int = 1
 
-    def filled(self, hidden_L_H: Tensor) -> Tensor:
-        """Hidden states as they are multiplied with the head."""
-        return filled(hidden_L_H, self.rows)
-
     def cap(self, logits_NV: Tensor) -> Tensor:
-        """The logits after the cap, before the scale."""
+        """Return the logits after the cap, before the scale."""
         if self.softcap is None:
             return logits_NV
         return (logits_NV / self.softcap).tanh_().mul_(self.softcap)
 
     def log_softmax(self, capped_NV: Tensor) -> Tensor:
-        """Log-probabilities from capped logits."""
+        """Return log-probabilities from capped logits."""
         return torch.log_softmax(capped_NV if self.scale == 1.0 else capped_NV * self.scale, dim=1)
 
     def backward(self, grad_NV: Tensor, capped_NV: Tensor) -> Tensor:
-        """From the gradient of the scaled, capped logits to that of the logits, in place."""
+        """Return the gradient of the logits from that of the scaled, capped logits; in place."""
         if self.scale != 1.0:
             grad_NV.mul_(self.scale)
         if self.softcap is not None:
@@ -72,7 +69,7 @@ class LogitForm:
 def logit_chunks(
     hidden_L_H: Tensor, weight_VH: Tensor, bias_V: Tensor | None, chunk: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """The first row and the logits of each chunk; one buffer serves them all."""
+    """Yield the first row and the logits of each chunk; one buffer serves them all."""
     buffer_CV = hidden_L_H.new_empty(min(chunk, len(hidden_L_H)), len(weight_VH))
     for start in range(0, len(hidden_L_H), chunk):
         rows_CH = hidden_L_H[start : start + chunk]
@@ -84,8 +81,10 @@ def logit_chunks(
 
 
 def blocks(start: int, logits_CV: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
-    """Cut a chunk into a few rows at a time, with the rows' place among all rows; without those
-    that only fill it (see `LogitForm`), which are zeroed."""
+    """Cut a chunk into blocks of a few rows, each with its slice among all rows.
+
+    Rows that only fill the chunk up (see `LogitForm`) are left out, and zeroed.
+    """
     real = max(0, rows - start)
     logits_CV[real:] = 0
     size = max(1, block_elements(logits_CV) // logits_CV.shape[1])
@@ -95,21 +94,26 @@ def blocks(start: int, logits_CV: Tensor, rows: int) -> Iterator[tuple[slice, Te
 
 
 def grad_of_logprobs(logp_NV: Tensor, targets_N: Tensor, grad_logprobs_N: Tensor) -> Tensor:
-    """d loss / dz of a block, where the loss depends on log-probabilities of targets alone; in
-    place. With p = softmax(z), d log p_target / dz_j = [j = target] - p_j."""
+    """Return d loss / dz of a block, in place, for a loss of the targets' log-probabilities alone.
+
+    With p = softmax(z), d log p_target / dz_j = [j = target] - p_j.
+    """
     grad_NV = logp_NV.exp_().mul_(-grad_logprobs_N[:, None])
     return grad_NV.scatter_add_(1, targets_N[:, None], grad_logprobs_N[:, None])
 
 
 Wanted = tuple[bool, bool, bool]
-"""Which gradients: of hidden states, weight, bias."""
+"""Whether the gradients of hidden states, weight and bias are needed."""
 
 
 @dataclass(frozen=True)
 class HeadGradients:
-    """Of hidden states and head, added up chunk by chunk; None for what is frozen.
+    """Gradients of hidden states and head, added up chunk by chunk; None if frozen.
 
-    bias_V: fp32; the others in the dtype of what they are of.
+    Attributes:
+        hidden_L_H: in the dtype of the hidden states.
+        weight_VH: in the dtype of the weight.
+        bias_V: in fp32.
     """
 
     hidden_L_H: Tensor | None
@@ -124,7 +128,7 @@ class HeadGradients:
         bias_V: Tensor | None,
         wanted: Wanted,
     ) -> HeadGradients:
-        """Before the first chunk."""
+        """Return the gradients before the first chunk."""
         return cls(
             torch.empty_like(hidden_L_H) if wanted[0] else None,
             torch.zeros_like(weight_VH) if wanted[1] else None,
@@ -134,7 +138,7 @@ class HeadGradients:
         )
 
     def add(self, start: int, grad_CV: Tensor, hidden_L_H: Tensor, weight_VH: Tensor) -> None:
-        """Take in a chunk, by the gradient of its logits."""
+        """Add a chunk, by the gradient of its logits."""
         chunk = slice(start, start + len(grad_CV))
         if self.hidden_L_H is not None:
             torch.mm(grad_CV, weight_VH, out=self.hidden_L_H[chunk])
@@ -144,41 +148,47 @@ class HeadGradients:
             self.bias_V.add_(grad_CV.sum(0, dtype=torch.float32))
 
     def times(self, factor: Tensor, loss_tokens: int) -> tuple[Tensor | None, ...]:
-        """Of the first `learned` rows, of weight and bias: scaled in place, so it serves once.
+        """Return the gradients of the first `loss_tokens` rows, of weight and bias, times a factor.
 
-        factor: a scalar, such as 1, that the dtype of the weights can hold; or, where the head is
-        frozen, one for each row.
+        They are scaled in place, so this works once. The factor is a scalar that the dtype of the
+        weights can hold, such as 1; or, with a frozen head, one number for each row.
         """
         hidden = None if self.hidden_L_H is None else self.hidden_L_H[:loss_tokens]
         if factor.ndim:
             assert hidden is not None and self.weight_VH is None and self.bias_V is None
             return hidden.mul_(factor[:, None]), None, None
-        of = (hidden, self.weight_VH, self.bias_V)
-        return tuple(None if g is None else g.mul_(factor.to(g.dtype)) for g in of)
+        gradients = (hidden, self.weight_VH, self.bias_V)
+        return tuple(None if g is None else g.mul_(factor.to(g.dtype)) for g in gradients)
 
 
 Outputs = tuple[Tensor | None, ...]
 
 
-def made_ahead(
+def make_ahead(
     hidden_L_H: Tensor,
     weight_VH: Tensor,
     bias_V: Tensor | None,
     make: Callable[[Wanted], tuple[Outputs, HeadGradients]],
 ) -> Outputs:
-    """What `make` gives, with its gradients, which it makes in the forward pass, where the logits
-    are: the backward pass only scales them. Differentiable once, and only through the first output.
+    """Return the outputs of `make`, which also makes their gradients in the forward pass.
 
-    make: gives the outputs, and the gradients of the first (of a number for each row: as if it were
-    their sum), those that are wanted.
+    The logits exist there; the backward pass only scales the gradients. Differentiable once, and
+    only through the first output.
+
+    Args:
+        hidden_L_H: the hidden states.
+        weight_VH: the head.
+        bias_V: the bias of the head.
+        make: returns the outputs, and the needed gradients of the first (of a number for each row:
+            as if it were their sum).
     """
     if not torch.is_grad_enabled():
         return make((False, False, False))[0]
-    made: Outputs = _MadeAhead.apply(hidden_L_H, weight_VH, bias_V, make)
+    made: Outputs = _MakeAhead.apply(hidden_L_H, weight_VH, bias_V, make)
     return made
 
 
-class _MadeAhead(torch.autograd.Function):
+class _MakeAhead(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_L_H: Tensor, weight_VH: Tensor, bias_V: Tensor | None, make: Any

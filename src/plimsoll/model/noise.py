@@ -1,9 +1,9 @@
-"""NEFTune: noise on the input embeddings while training; Jain et al. 2023, algorithm 1,
-https://arxiv.org/abs/2310.05914.
+"""NEFTune: noise on the input embeddings while training.
 
-Departure from the paper: a sequence's noise is scaled by its own length, not by that of a padded
-batch, and is drawn from a seed of its own: so the gradient depends neither on what a sequence is
-packed with, nor on the rank that computes it, nor on whether the run was interrupted.
+Jain et al. 2023, algorithm 1, https://arxiv.org/abs/2310.05914. Departure from the paper: a
+sequence's noise is scaled by its own length, not by that of a padded batch, and is drawn from a
+seed of its own: so the gradient depends neither on the sequence's neighbours in a pack, nor on the
+rank that computes it, nor on whether the run was interrupted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True)
 class EmbeddingNoise:
-    """The noise of a pack. lengths_S, seeds_S: of each of its sequences."""
+    """The noise of a pack.
+
+    Attributes:
+        alpha: the strength.
+        lengths_S: the length of each sequence.
+        seeds_S: the seed of each sequence.
+    """
 
     alpha: float
     lengths_S: tuple[int, ...]
     seeds_S: tuple[int, ...]
 
     def draw(self, width: int, device: torch.device) -> Tensor:
-        """Of every token, [T, H] in fp32: uniform within alpha / sqrt(length * width)."""
+        """Return fp32 noise, [T, H], uniform within alpha / sqrt(length * width) for each token."""
 
         def noise(length: int, seed: int) -> Tensor:
             drawn = torch.Generator(device).manual_seed(seed)
@@ -39,11 +45,11 @@ class EmbeddingNoise:
 
 
 @contextmanager
-def noisy(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[None]:
-    """Within: the embeddings of a pack, [1, T, H], come with its noise; None: as they are.
+def add_noise(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[None]:
+    """Add noise to the embeddings of a pack, [1, T, H], inside the block; None: add none.
 
-    A hook on the module's output, so that it works whoever divides the module's weights, adds an
-    adapter to them or computes layers again: the embeddings are computed once.
+    A hook on the module's output works whoever divides the module's weights, adds an adapter to
+    them or recomputes layers: the embeddings are computed once.
     """
     if noise is None:
         yield

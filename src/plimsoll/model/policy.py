@@ -1,8 +1,8 @@
-"""The policy: a Hugging Face decoder over a pack, then log-probabilities of the learned tokens; its
-teacher; the names of its weights, and how they are written as a directory that transformers and
-vLLM load, with what is saved beside them: the tokenizer, with the chat template that the model was
-trained with, and how it generates. In memory transformers keeps the experts of a mixture stacked,
-under names of its own.
+"""The policy model: a Hugging Face decoder over a pack, then log-probs of the learned tokens.
+
+The file also has its teacher, the names of its weights, and the writing of a directory that
+transformers and vLLM load, with the tokenizer, its chat template and the generation config. In
+memory transformers keeps the experts of a mixture stacked, under names of its own.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from plimsoll.data.template import make_template
-from plimsoll.model.attention import Layout, layout_arrays
+from plimsoll.model.attention import PackLayout, layout_arrays
 from plimsoll.model.checks import check_length
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.noise import EmbeddingNoise, noisy
+from plimsoll.model.noise import EmbeddingNoise, add_noise
 from plimsoll.model.sending import send
 from plimsoll.model.token_logprobs import (
     Entropy,
@@ -48,7 +48,12 @@ from plimsoll.run.files import whole_directory
 
 @dataclass(frozen=True, eq=False)
 class Companions:
-    """generation: None for a model that scores."""
+    """Files that are saved beside a model's weights.
+
+    Attributes:
+        tokenizer: the tokenizer, with the chat template that the model was trained with.
+        generation: how the model generates; None for a model that scores.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     generation: GenerationConfig | None
@@ -57,11 +62,13 @@ class Companions:
 def companions(
     lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str | None
 ) -> Companions:
-    """Those of a trained model.
+    """Return the companions of a trained model.
 
-    tokenizer: of the model that training began with, read anew.
-    template: Jinja that the model was trained with instead of the tokenizer's own: the tokenizer
-        gets it, and the token that ends its turns ends what the model generates.
+    Args:
+        lm: the model.
+        tokenizer: the tokenizer of the model that training began with, newly read.
+        template: Jinja that the model was trained with instead of the tokenizer's own template: the
+            tokenizer gets it, and the token that ends its turns ends what the model generates.
     """
     generation = deepcopy(lm.generation_config) if lm.can_generate() else None
     if template is not None:
@@ -74,7 +81,7 @@ def companions(
 
 
 def _with_end(ends: int | list[int] | None, token: int) -> int | list[int]:
-    """One token stays a number, as the files of most models have it."""
+    """Return the ends with a further token; a single end stays a number, as in most files."""
     known = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if token in known:
         return token if ends == token else known
@@ -82,25 +89,28 @@ def _with_end(ends: int | list[int] | None, token: int) -> int | list[int]:
 
 
 def write_generation(generation: GenerationConfig, directory: Path) -> None:
-    """Write generation_config.json as it is: `save_pretrained` refuses settings that transformers
-    only warns of where it reads them, as Llama 2 was published with."""
+    """Write generation_config.json unchanged.
+
+    `save_pretrained` refuses settings that transformers only warns of as it reads them, such as
+    those that Llama 2 was published with.
+    """
     generation.to_json_file(directory / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
 
 WRAPPER = "lm."
-"""What the names of a PolicyModel's or ValueModel's parameters begin with."""
+"""The prefix of the parameter names of a PolicyModel or ValueModel."""
 
 
 @dataclass(frozen=True)
 class PackTensors:
-    """A `records.Pack` on a device; see there for the worked example.
+    """A `records.Pack` on a device; see there for the fields and a worked example.
 
-    tokens_T, positions_T, predictor_L, targets_L: int64. cu_loss_tokens [S + 1]: int32.
+    The tensors are int64, but cu_loss_tokens [S + 1], which is int32.
     """
 
     tokens_T: Tensor
     positions_T: Tensor
-    layout: Layout
+    layout: PackLayout
     predictor_L: Tensor
     targets_L: Tensor
     cu_loss_tokens: Tensor
@@ -108,24 +118,26 @@ class PackTensors:
     @classmethod
     def from_pack(cls, pack: Pack, device: torch.device) -> PackTensors:
         """Copy the pack's arrays (which may be read-only views of Ray's store) to the device."""
-        own: dict[str, NDArray[Any]] = {
+        arrays: dict[str, NDArray[Any]] = {
             "tokens_T": pack.tokens_T,
             "positions_T": pack.positions_T,
             "predictor_L": pack.predictor_L,
             "targets_L": pack.targets_L,
             "cu_loss_tokens": pack.cu_loss_tokens,
         }
-        sent = send({**own, **layout_arrays(pack.cu_seqlens, pack.shared_S)}, device)
-        layout = Layout.over(pack.cu_seqlens, pack.shared_S, sent)
-        return cls(layout=layout, **{name: sent[name] for name in own})
+        sent = send({**arrays, **layout_arrays(pack.cu_seqlens, pack.shared_S)}, device)
+        layout = PackLayout.over(pack.cu_seqlens, pack.shared_S, sent)
+        return cls(layout=layout, **{name: sent[name] for name in arrays})
 
 
 @dataclass(frozen=True)
 class HeadForm:
     """How the head computes log-probabilities.
 
-    chunk: rows of logits that exist at once. logits: the model's own form of them. temperature:
-    divides them last.
+    Attributes:
+        chunk: rows of logits that exist at once.
+        logits: the model's own form of logits.
+        temperature: the last divisor of the logits.
     """
 
     chunk: int
@@ -134,10 +146,9 @@ class HeadForm:
 
 
 class TokenLogprobHead(nn.Module):
-    """Stands where the `lm_head` Linear stood, with its parameters, and gives log-probabilities, or
-    what it has to learn of a lesson.
+    """Takes the place and the parameters of the `lm_head` Linear; returns log-probs or a loss.
 
-    A module of its own, so that ZeRO-3, which gathers a module's own parameters around its
+    It is a module of its own, so that ZeRO-3, which gathers a module's own parameters around its
     forward and backward, has the weight whole while it is used.
     """
 
@@ -169,10 +180,11 @@ class TokenLogprobHead(nn.Module):
 
 
 class PolicyModel(nn.Module):
-    """A causal language model that gives log-probabilities of a pack's learned tokens.
+    """A causal language model that returns log-probabilities of a pack's learned tokens.
 
-    lm: the Hugging Face model, with packed attention; its output head is replaced in place, so
-    its own forward and generate no longer work.
+    Attributes:
+        lm: the Hugging Face model, with packed attention; its output head is replaced in place, so
+            its own forward and generate no longer work.
     """
 
     def __init__(self, lm: PreTrainedModel, form: HeadForm) -> None:
@@ -187,18 +199,20 @@ class PolicyModel(nn.Module):
         noise: EmbeddingNoise | None = None,
         lesson: Lesson | Imitation | None = None,
     ) -> TokenLogprobs | Distilled | Tensor:
-        """Log-probabilities (and entropies) of targets_L in fp32, at the sampling temperature; or
-        how far the model, at temperature 1, is from its lesson."""
+        """Return log-probs (and entropies) of targets_L in fp32, at the sampling temperature.
+
+        With a lesson, return the loss of the model at temperature 1 instead.
+        """
         head = self.lm.get_output_embeddings()
-        with noisy(self.lm.get_input_embeddings(), noise):
+        with add_noise(self.lm.get_input_embeddings(), noise):
             states_L_H = predictor_states(self.lm, pack)
-        found: TokenLogprobs | Distilled | Tensor
-        found = head(states_L_H, pack.targets_L, entropy, lesson)
-        return found
+        output: TokenLogprobs | Distilled | Tensor
+        output = head(states_L_H, pack.targets_L, entropy, lesson)
+        return output
 
     @contextmanager
     def at_temperature_one(self) -> Iterator[None]:
-        """Within: log-probabilities of the model itself, whatever temperature it samples at."""
+        """Compute log-probabilities at temperature 1 inside the block."""
         head = self.lm.get_output_embeddings()
         form = head.form
         head.form = replace(form, temperature=1.0)
@@ -208,7 +222,7 @@ class PolicyModel(nn.Module):
             head.form = form
 
     def tied_names(self) -> dict[str, str]:
-        """Hugging Face names that share their tensor with another: {name: the one that is kept}."""
+        """Return {Hugging Face name: the kept name} for names that share another's tensor."""
         kept = {parameter: name for name, parameter in self.lm.named_parameters()}
         every = self.lm.named_parameters(remove_duplicate=False)
         tied = {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
@@ -216,7 +230,7 @@ class PolicyModel(nn.Module):
 
 
 def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
-    """Run only the decoder, and keep only the hidden states that predict learned tokens, [L, H]."""
+    """Run only the decoder, and return the hidden states that predict learned tokens, [L, H]."""
     check_length(lm.config, pack.layout.most_keys)
     hidden_1TH = lm.get_decoder()(
         input_ids=pack.tokens_T[None],
@@ -232,10 +246,13 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
 
 
 class TeacherModel(nn.Module):
-    """A causal language model whose own head is never run: its student's head runs both, chunk by
-    chunk (see distillation.py).
+    """A causal language model whose own head is never run.
 
-    lm: the Hugging Face model, with packed attention. form: how its head's logits are computed.
+    Its student's head runs both, chunk by chunk (see distillation.py).
+
+    Attributes:
+        lm: the Hugging Face model, with packed attention.
+        form: how its head's logits are computed.
     """
 
     def __init__(self, lm: PreTrainedModel, form: LogitForm) -> None:
@@ -244,12 +261,11 @@ class TeacherModel(nn.Module):
         self.form = form
 
     def forward(self, pack: PackTensors) -> Tensor:
-        """The hidden states that predict learned tokens, shape [L, H]."""
+        """Return the hidden states that predict learned tokens, shape [L, H]."""
         return predictor_states(self.lm, pack)
 
     def head_names(self) -> tuple[str, ...]:
-        """The names of the head's weight and, if it has one, its bias; of a tied head, the
-        embedding's."""
+        """Return the names of the head's weight and bias; a tied weight has the embedding's."""
         head = self.lm.get_output_embeddings()
         names = {id(parameter): name for name, parameter in self.named_parameters()}
         parts = (head.weight, getattr(head, "bias", None))
@@ -257,21 +273,21 @@ class TeacherModel(nn.Module):
 
 
 def hf_state_names(model: nn.Module) -> dict[str, str]:
-    """{parameter name in a PolicyModel or ValueModel: its Hugging Face name}, tied ones once.
+    """Return {name in the module: Hugging Face name} of a model's parameters; tied ones come once.
 
-    Adapters' own parameters have none; the layers that they were put around keep theirs.
+    Adapters' own parameters have no such name; the layers that they wrap keep theirs.
     """
     names = (name for name, _ in model.named_parameters())
     return {name: plain_name(name) for name in names if not is_of_adapter(name)}
 
 
 def is_of_adapter(name: str) -> bool:
-    """Whether a parameter of this name belongs to an adapter; see `adapters.py`."""
+    """Return whether a parameter of this name belongs to an adapter; see `adapters.py`."""
     return ".lora_" in name
 
 
 def plain_name(name: str) -> str:
-    """The Hugging Face name of a parameter or buffer of a PolicyModel or ValueModel."""
+    """Return the Hugging Face name of a parameter or buffer of a PolicyModel or ValueModel."""
     return name.removeprefix(WRAPPER).replace(".base_layer.", ".")
 
 
@@ -282,20 +298,25 @@ def save_hf(
     directory: Path,
     generation_config: GenerationConfig | None = None,
 ) -> None:
-    """Write a Hugging Face directory, whole or not at all; one that is there is replaced.
+    """Write a Hugging Face directory, whole or not at all, in place of an existing one.
 
-    config: `model.lm.config`, whose architectures entry says what the weights are of.
-    state: tensors by Hugging Face name, on any device. Of tied tensors (the same storage under
-        several names) only the first is written; transformers ties them again as it loads.
+    Args:
+        config: `model.lm.config`, whose architectures entry names the class of the weights.
+        state: tensors by Hugging Face name, on any device. Of tied tensors (the same storage under
+            several names) only the first is written; transformers ties them again as it loads.
+        tokenizer: the tokenizer to save with it.
+        directory: the path of the directory.
+        generation_config: how the model generates; None for a model that scores.
 
-    Raises PlimsollError with the path where the disk is full or not writable.
+    Raises:
+        PlimsollError: the disk is full or not writable; the message has the path.
     """
     assert all(t.numel() > 0 for t in state.values()), "a sharded tensor was not gathered"
     tensors = _without_ties(state)
-    written = deepcopy(config)
-    written.dtype = next(iter(tensors.values())).dtype
+    saved_config = deepcopy(config)
+    saved_config.dtype = next(iter(tensors.values())).dtype
     with whole_directory(Path(directory)) as partial:
-        written.save_pretrained(partial)
+        saved_config.save_pretrained(partial)
         save_torch_state_dict(tensors, partial, max_shard_size="5GB", metadata={"format": "pt"})
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
@@ -304,7 +325,7 @@ def save_hf(
 
 
 def _without_ties(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The first name of every tensor."""
+    """Return the first name of every tensor, with the tensor."""
     first: dict[tuple[torch.device, int], str] = {}
     for name, tensor in state.items():
         first.setdefault((tensor.device, tensor.data_ptr()), name)
@@ -314,25 +335,32 @@ def _without_ties(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 _LAYER = re.compile(r".*?\.layers\.\d+\.")
 
 
-def published(lm: PreTrainedModel, weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Weights by the names and in the pieces of the model's files; some share their memory.
+def published_weights(
+    lm: PreTrainedModel, weights: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights by the names and in the pieces of the model's files; some share their memory.
 
-    weights: whole, by Hugging Face name; taken out layer by layer, as other pieces are copies.
+    Args:
+        lm: the model.
+        weights: whole tensors by Hugging Face name; taken out layer by layer, as other pieces are
+            copies.
     """
     for names in _by_layer(weights):
         layer = {name: weights.pop(name) for name in names}
         yield from revert_weight_conversion(lm, layer).items()
 
 
-def written(lm: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same with memory of its own for each piece, as files need it."""
+def weights_for_files(lm: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return `published_weights` with memory of its own for each piece, as files need it."""
     whole = set(weights)
-    return {n: t if n in whole else t.clone() for n, t in published(lm, weights)}
+    return {n: t if n in whole else t.clone() for n, t in published_weights(lm, weights)}
 
 
 def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """What the files of a PolicyModel or ValueModel hold besides parameters, by Hugging Face name:
-    a router's biases, say, which no gradient moves."""
+    """Return the buffers in the files of a PolicyModel or ValueModel, by Hugging Face name.
+
+    No gradient moves them; a router's biases are an example.
+    """
     buffers = dict(module.named_buffers())
     return {plain_name(name): buffers[name] for name in module.state_dict() if name in buffers}
 

@@ -1,9 +1,9 @@
-"""Linear layers in 4 bits: NF4, Dettmers et al. 2023, https://arxiv.org/abs/2305.14314; by
-bitsandbytes.
+"""Linear layers in 4 bits by bitsandbytes: NF4, Dettmers et al. 2023, arXiv 2305.14314.
 
-A quantised weight is a parameter of packed codes beside a `quant_state` with the scales of its
-blocks. The codes are stored *as* the model's dtype (two, or four, bytes of codes make one
-"number"): ZeRO divides and gathers parameters of one floating dtype, and would refuse bytes.
+https://arxiv.org/abs/2305.14314. A quantised weight is a parameter of packed codes beside a
+`quant_state` with the scales of its blocks. The codes are stored *as* the model's dtype (two, or
+four, bytes of codes make one "number"): ZeRO divides and gathers parameters of one floating dtype,
+and would refuse bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from plimsoll.config.model import ModelConfig
 
-# Whoever first imports it, PEFT among them, would see its advice on a faster kernel on stderr.
+# Its first import, by PEFT for example, would print advice on a faster kernel on stderr.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 HEADS = ("lm_head", "score")
@@ -27,7 +27,7 @@ HEADS = ("lm_head", "score")
 
 
 def quantization_settings(config: ModelConfig, device: torch.device) -> dict[str, Any]:
-    """What `from_pretrained` is told besides: nothing for a model that is not quantised."""
+    """Return further arguments of `from_pretrained`; none for a model that is not quantised."""
     if config.quantization == "none":
         return {}
     from transformers import BitsAndBytesConfig
@@ -45,8 +45,10 @@ def quantization_settings(config: ModelConfig, device: torch.device) -> dict[str
 
 
 def leave_files(lm: PreTrainedModel) -> None:
-    """Copy what is not in 4 bits out of the checkpoint's files: one weight that is still mapped
-    from them keeps all pages in the process that were read to be quantised.
+    """Copy parameters that are not in 4 bits out of the checkpoint's files.
+
+    One weight that is still mapped from them keeps all pages in the process that were read to be
+    quantised.
     """
     for parameter in lm.parameters():
         if _scales(parameter) is None:
@@ -54,9 +56,10 @@ def leave_files(lm: PreTrainedModel) -> None:
 
 
 def multiply_by_codes(lm: PreTrainedModel) -> None:
-    """Have the quantised layers compute as `_ByCodes`, in place of bitsandbytes' own forward, which
-    also lays weights out anew when a CPU scores: training on them, dividing them or reading them
-    would then be wrong.
+    """Have the quantised layers compute by `_ByCodes`, in place of bitsandbytes' own forward.
+
+    That one also lays weights out anew when a CPU scores; training, dividing or reading them would
+    then be wrong.
     """
     for module in lm.modules():
         if _scales(getattr(module, "weight", None)) is not None:
@@ -69,10 +72,10 @@ def _forward(layer: Any, input_TI: Tensor) -> Tensor:
 
 
 class _ByCodes(torch.autograd.Function):
-    """x W^T + b with W in 4 bits and, as b, frozen.
+    """Computes x W^T + b with W in 4 bits and, as b, frozen.
 
     From forward to backward it keeps the parameter itself, which ZeRO-3 fills again. bitsandbytes'
-    MatMul4Bit keeps a view of the codes that were gathered: so every rank would hold all of them.
+    MatMul4Bit keeps a view of the gathered codes: so every rank would hold all of them.
     """
 
     @staticmethod
@@ -94,8 +97,8 @@ class _ByCodes(torch.autograd.Function):
         return gradient_TO @ weight_OI, None, None
 
 
-def dequantised(parameter: nn.Parameter) -> Tensor:
-    """The plain weight, in new memory, in the model's dtype; another parameter's own tensor."""
+def dequantise(parameter: nn.Parameter) -> Tensor:
+    """Return the plain weight, in new memory, in the model's dtype; else the parameter's tensor."""
     scales = _scales(parameter)
     if scales is None:
         return parameter.detach()
@@ -106,7 +109,7 @@ def dequantised(parameter: nn.Parameter) -> Tensor:
 
 
 def plain_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """The shape of the plain, whole weight, also where ZeRO-3 has taken the parameter apart."""
+    """Return the shape of the plain, whole weight, also if ZeRO-3 has divided the parameter."""
     scales = _scales(parameter)
     if scales is not None:
         return tuple(scales.shape)
@@ -114,5 +117,5 @@ def plain_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def _scales(parameter: nn.Parameter | None) -> Any:
-    """bitsandbytes' `quant_state`; None where the parameter is not quantised."""
+    """Return bitsandbytes' `quant_state`; None if the parameter is not quantised."""
     return getattr(parameter, "quant_state", None)

@@ -13,11 +13,11 @@ from torch import Tensor
 Arrays = Mapping[str, NDArray[Any] | None]
 
 ALIGNMENT = 16
-"""Bytes. Each array begins at a multiple, where every dtype and every vectorised kernel may."""
+"""Bytes; each array begins at a multiple, which every dtype and vectorised kernel accepts."""
 
 
-class Piece(NamedTuple):
-    """An array's place in a buffer of bytes."""
+class BufferPlace(NamedTuple):
+    """An array and its start in a buffer of bytes."""
 
     name: str
     array: NDArray[Any]
@@ -31,14 +31,14 @@ def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     that the host does not wait for what the card still has to do. PyTorch keeps the buffer until
     the copy is done (CachingHostAllocator). The tensors on the card are views of one block.
     """
-    given = {name: array for name, array in arrays.items() if array is not None}
+    present = {name: array for name, array in arrays.items() if array is not None}
     if device.type != "cuda":
-        return {name: torch.tensor(array, device=device) for name, array in given.items()}
-    pieces, size = lay_out(given)
-    # `torch.tensor` cannot pin what it makes of a NumPy array.
+        return {name: torch.tensor(array, device=device) for name, array in present.items()}
+    places, size = lay_out(present)
+    # `torch.tensor` cannot pin the copy of a NumPy array.
     buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    write(pieces, buffer)
-    return dict(views(pieces, buffer.to(device, non_blocking=True)))
+    write(places, buffer)
+    return dict(views(places, buffer.to(device, non_blocking=True)))
 
 
 def send_one(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -46,26 +46,26 @@ def send_one(array: NDArray[Any], device: torch.device) -> Tensor:
     return send({"": array}, device)[""]
 
 
-def lay_out(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[Piece], int]:
-    """Place arrays one behind the other; return the pieces and how many bytes hold them all."""
-    pieces: list[Piece] = []
+def lay_out(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[BufferPlace], int]:
+    """Place arrays one behind the other; return the places and the bytes that hold them all."""
+    places: list[BufferPlace] = []
     size = 0
     for name, array in arrays.items():
-        pieces.append(Piece(name, array, size))
+        places.append(BufferPlace(name, array, size))
         size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    return pieces, size
+    return places, size
 
 
-def write(pieces: list[Piece], buffer: Tensor) -> None:
+def write(places: list[BufferPlace], buffer: Tensor) -> None:
     """Copy the arrays to their places in a buffer (uint8) in host memory."""
-    room = buffer.numpy()
-    for _, array, start in pieces:
-        place = room[start : start + array.nbytes].view(array.dtype)
+    buffer_bytes = buffer.numpy()
+    for _, array, start in places:
+        place = buffer_bytes[start : start + array.nbytes].view(array.dtype)
         np.copyto(place.reshape(array.shape), array)
 
 
-def views(pieces: list[Piece], buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
+def views(places: list[BufferPlace], buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield each array's name and the tensor that views its place in a buffer on any device."""
-    for name, array, start in pieces:
+    for name, array, start in places:
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         yield name, buffer[start : start + array.nbytes].view(dtype).view(array.shape)

@@ -35,8 +35,10 @@ CHAT_TEMPLATE = r"""\
 {%- endif %}{{ '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""ChatML, with calls of tools as Hermes and Qwen 2.5 write them; a tool answers as a user, and has
-a line, for models that could not read a JSON schema."""
+"""ChatML, with calls of tools as Hermes and Qwen 2.5 write them.
+
+A tool answers as a user, and is described in one line, for models that cannot read a JSON schema.
+"""
 _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 Family = Literal["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3"]
@@ -55,11 +57,11 @@ def tiny_config(
     window: int | None = None,
     max_positions: int = 4096,
 ) -> PreTrainedConfig:
-    """The config of a small decoder of a family.
+    """Return the config of a small decoder of a family.
 
-    tied: the output head is the embedding. window: tokens that a sliding-window layer sees (all
-    layers of Mistral, every second one of the others that have them; Llama, Qwen3 and Gemma
-    ignore it); None for none.
+    `tied`: the output head is the embedding. `window`: tokens that a sliding-window layer sees (all
+    layers of Mistral, every second layer of the other families that have them; Llama, Qwen3 and
+    Gemma ignore it); None for none.
     """
     common: dict[str, Any] = {
         "vocab_size": vocab,
@@ -83,7 +85,7 @@ def tiny_config(
         "sliding_window": window or max_positions,
     }
     sliding = {"use_sliding_window": True, "sliding_window": window, "layer_types": alternate}
-    own: dict[Family, dict[str, Any]] = {
+    family_fields: dict[Family, dict[str, Any]] = {
         "qwen2": {} if window is None else sliding,
         "qwen3": head,
         "mistral": {**head, "sliding_window": window},
@@ -91,8 +93,9 @@ def tiny_config(
         "gemma2": gemma,
         "gemma3": gemma,
     }
-    kind = "gemma3_text" if family == "gemma3" else family
-    config: PreTrainedConfig = AutoConfig.for_model(kind, **common, **own.get(family, {}))
+    model_type = "gemma3_text" if family == "gemma3" else family
+    fields = common | family_fields.get(family, {})
+    config: PreTrainedConfig = AutoConfig.for_model(model_type, **fields)
     return config
 
 
@@ -119,7 +122,7 @@ def write_tiny_model(
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
-    """A byte-level BPE tokenizer of the texts, with a token that ends a response.
+    """Return a byte-level BPE tokenizer of the texts, with a token that ends a response.
 
     It is Qwen2's own, trained anew: transformers loads that class for every Qwen2-shaped model,
     with its way to cut text into words (each digit by itself), whatever was saved.
@@ -131,8 +134,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
 
 
 def train_chat_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
-    """The same for conversations, with `CHAT_TEMPLATE`, whose turns end with `<|im_end|>`; each of
-    the marks around tool calls and their results is one token."""
+    """Return such a tokenizer for conversations, with `CHAT_TEMPLATE`; `<|im_end|>` ends a turn.
+
+    Each of the marks around tool calls and their results is one token.
+    """
     tokenizer: Qwen2Tokenizer = Qwen2Tokenizer().train_new_from_iterator(
         texts,
         vocabulary - len(_MARKS),
@@ -154,8 +159,10 @@ def write_scratch_model(
     layers: int,
     seed: int,
 ) -> None:
-    """A Qwen2-shaped model with random weights and a tied head, to learn from nothing: 27.8M
-    parameters with a vocabulary of 8,192, a width of 512 and 8 layers."""
+    """Write a Qwen2-shaped model with random weights and a tied head, to learn from nothing.
+
+    It has 27.8M parameters with a vocabulary of 8,192, a width of 512 and 8 layers.
+    """
     config = tiny_config(
         "qwen2",
         tied=True,
@@ -171,9 +178,11 @@ def write_scratch_model(
 
 
 def write_chat_model(directory: Path, texts: Iterable[str], seed: int) -> None:
-    """A Qwen2-shaped model of about 0.6M parameters with random weights, a tied head, and a
-    tokenizer of the texts by `train_chat_tokenizer`. Weights start larger than is usual, with which
-    so small a model learns to copy in half as many steps."""
+    """Write a Qwen2-shaped chat model of about 0.6M parameters with random weights and a tied head.
+
+    Its tokenizer is `train_chat_tokenizer`'s. Weights start larger than usual: so small a model
+    then learns to copy in half as many steps.
+    """
     tokenizer = train_chat_tokenizer(texts, 448)
     config = tiny_config(
         "qwen2",

@@ -1,13 +1,14 @@
-"""Log-probabilities of given tokens from hidden states, never holding the whole logits.
+"""Log-probabilities of given tokens from hidden states, without the whole logits.
 
-So the head costs chunk * vocabulary * 2 bytes in bfloat16, instead of about 16 bytes for every
-token * vocabulary (see logit_chunks.py).
+The head costs chunk * vocabulary * 2 bytes in bfloat16, instead of about 16 bytes for every token *
+vocabulary (see logit_chunks.py).
 
-A head that learns computes each chunk's logits again in the backward pass, as what a token weighs
-in its gradient depends on the token's log-probability: 4 products with the head. With a frozen head
+A head that learns recomputes each chunk's logits in the backward pass, as the weight of a token in
+its gradient depends on the token's log-probability: 4 products with the head. With a frozen head
 the gradient of each token's hidden state is made in the forward pass and scaled in the backward
-pass: 2 products, not 3. Their mean needs no second computation either: what each token weighs in it
-is known beforehand, so all gradients are made in the forward pass: 3 products with the head, not 4.
+pass: 2 products, not 3. The mean of the log-probabilities needs no recomputation either: the weight
+of each token is known beforehand, so all gradients are made in the forward pass: 3 products with
+the head, not 4.
 """
 
 from __future__ import annotations
@@ -25,21 +26,25 @@ from plimsoll.model.logit_chunks import (
     LogitForm,
     Wanted,
     blocks,
+    fill_rows,
     grad_of_logprobs,
     logit_chunks,
-    made_ahead,
+    make_ahead,
 )
 
 Entropy = Literal["none", "metric", "loss"]
-"""Whether the entropy is computed, and whether a gradient flows back through it."""
+"""Whether the entropy is computed (`metric`, `loss`), and whether a gradient flows back (`loss`).
+"""
 
 
 class TokenLogprobs(NamedTuple):
-    """What the head gives for each learned token, in fp32. A tuple, so that hooks on modules
-    find the tensors.
+    """The head's output for each learned token, in fp32.
 
-    logprobs_L: log p(target). entropy_L: the entropy, in nats, of the whole distribution; None
-    where it was not asked for.
+    It is a tuple, so that hooks on modules find the tensors.
+
+    Attributes:
+        logprobs_L: log p(target).
+        entropy_L: the entropy, in nats, of the whole distribution; None if it was not requested.
     """
 
     logprobs_L: Tensor
@@ -56,16 +61,20 @@ def token_logprobs(
     form: LogitForm,
     entropy: Entropy = "none",
 ) -> TokenLogprobs:
-    """log softmax(form of hidden @ weight.T + bias)[target], and the entropy, in fp32.
-
-    hidden_L_H: the hidden states that predict, shape [L, H]; L may be 0, and then the gradients
-        are zeros, not None, because every rank must give ZeRO a gradient.
-    weight_VH, bias_V: the head, in the dtype of hidden_L_H.
-    targets_L: token ids, int64, in [0, V).
-    chunk: rows of logits that exist at once.
+    """Return log softmax(form of hidden @ weight.T + bias)[target], and the entropy, in fp32.
 
     Differentiable once, for hidden, weight and bias, through log-probabilities, and through the
     entropy if it is part of the loss.
+
+    Args:
+        hidden_L_H: the hidden states that predict, shape [L, H]; L may be 0, and then the gradients
+            are zeros, not None, because every rank must give ZeRO a gradient.
+        weight_VH: the head, in the dtype of hidden_L_H.
+        targets_L: token ids, int64, in [0, V).
+        bias_V: the bias of the head, in the same dtype.
+        chunk: rows of logits that exist at once.
+        form: how the logits are computed.
+        entropy: see `Entropy`.
     """
     assert chunk >= 1 and hidden_L_H.ndim == 2 and targets_L.shape == hidden_L_H.shape[:1]
     learns = weight_VH.requires_grad or (bias_V is not None and bias_V.requires_grad)
@@ -74,7 +83,7 @@ def token_logprobs(
     if ahead and not learns and entropy != "loss":
         each_L = torch.ones_like(targets_L, dtype=torch.float32)
         make = partial(differentiate, of, entropy, each_L, chunk, form)
-        logprobs_L, entropy_L = made_ahead(hidden_L_H, weight_VH, bias_V, make)
+        logprobs_L, entropy_L = make_ahead(hidden_L_H, weight_VH, bias_V, make)
         assert logprobs_L is not None
         return TokenLogprobs(logprobs_L, entropy_L)
     return TokenLogprobs(*_LearningHead.apply(*of, chunk, form, entropy))
@@ -88,35 +97,42 @@ def differentiate(
     form: LogitForm,
     wanted: Wanted,
 ) -> tuple[TokenLogprobs, HeadGradients]:
-    """Log-probabilities, and gradients of a loss that is linear in them, from the same logits.
+    """Return log-probabilities, and the gradients of a loss that is linear in them.
 
-    of: hidden_L_H, weight_VH, bias_V and targets_L, as for `token_logprobs`.
-    grad_logprobs_L: of the loss.
+    Both come from the same logits.
+
+    Args:
+        of: hidden_L_H, weight_VH, bias_V and targets_L, as for `token_logprobs`.
+        entropy: see `Entropy`.
+        grad_logprobs_L: the gradient of the loss.
+        chunk: rows of logits that exist at once.
+        form: how the logits are computed.
+        wanted: the gradients that are needed.
     """
     hidden_L_H, weight_VH, bias_V, targets_L = of
-    loss_tokens, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
-    found = _empty(targets_L, entropy)
+    loss_tokens, hidden_L_H = len(hidden_L_H), fill_rows(hidden_L_H, form.rows)
+    output = _empty(targets_L, entropy)
     gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
     for start, chunk_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, chunk):
         for rows, block_NV in blocks(start, chunk_CV, loss_tokens):
             capped_NV = form.cap(block_NV.float())
             logp_NV = form.log_softmax(capped_NV)
-            _read(logp_NV, rows, targets_L, found)
+            _read(logp_NV, rows, targets_L, output)
             # The gradient takes the place of the logits: still one chunk.
             grad_NV = grad_of_logprobs(logp_NV, targets_L[rows], grad_logprobs_L[rows])
             block_NV.copy_(form.backward(grad_NV, capped_NV))
         gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
-    return found, gradients
+    return output, gradients
 
 
 def _empty(targets_L: Tensor, entropy: Entropy) -> TokenLogprobs:
-    """To be filled by `_read`."""
+    """Return uninitialised outputs, for `_read`."""
     logprobs_L = torch.empty_like(targets_L, dtype=torch.float32)
     return TokenLogprobs(logprobs_L, None if entropy == "none" else torch.empty_like(logprobs_L))
 
 
 class _LearningHead(torch.autograd.Function):
-    """Logits computed again in the backward pass."""
+    """Recomputes logits in the backward pass."""
 
     @staticmethod
     def forward(
@@ -129,18 +145,19 @@ class _LearningHead(torch.autograd.Function):
         form: LogitForm,
         entropy: Entropy,
     ) -> tuple[Tensor, Tensor | None]:
-        found = _empty(targets_L, entropy)
-        for start, logits_CV in logit_chunks(form.filled(hidden_L_H), weight_VH, bias_V, chunk):
+        output = _empty(targets_L, entropy)
+        rows_L_H = fill_rows(hidden_L_H, form.rows)
+        for start, logits_CV in logit_chunks(rows_L_H, weight_VH, bias_V, chunk):
             for rows, logits_NV in blocks(start, logits_CV, len(targets_L)):
                 logp_NV = form.log_softmax(form.cap(logits_NV.float()))
-                _read(logp_NV, rows, targets_L, found)
+                _read(logp_NV, rows, targets_L, output)
         if entropy == "metric":
-            ctx.mark_non_differentiable(found.entropy_L)
+            ctx.mark_non_differentiable(output.entropy_L)
         ctx.chunk, ctx.form = chunk, form
         ctx.set_materialize_grads(False)
         # The parameter itself, not a copy: ZeRO-3 fills it again before the backward pass.
-        ctx.save_for_backward(hidden_L_H, weight_VH, bias_V, targets_L, found.entropy_L)
-        return found
+        ctx.save_for_backward(hidden_L_H, weight_VH, bias_V, targets_L, output.entropy_L)
+        return output
 
     @staticmethod
     @once_differentiable
@@ -148,7 +165,7 @@ class _LearningHead(torch.autograd.Function):
         ctx: Any, grad_logprobs_L: Tensor | None, grad_entropy_L: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden_L_H, weight_VH, bias_V, targets_L, entropy_L = ctx.saved_tensors
-        loss_tokens, hidden_L_H = len(hidden_L_H), ctx.form.filled(hidden_L_H)
+        loss_tokens, hidden_L_H = len(hidden_L_H), fill_rows(hidden_L_H, ctx.form.rows)
         gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, ctx.needs_input_grad[:3])
         if grad_logprobs_L is None:
             grad_logprobs_L = torch.zeros_like(targets_L, dtype=torch.float32)
@@ -171,7 +188,7 @@ class _LearningHead(torch.autograd.Function):
 
 
 def _read(logp_NV: Tensor, rows: slice, targets_L: Tensor, into: TokenLogprobs) -> None:
-    """Take a block's log-probabilities, and entropies, out of its log-softmax."""
+    """Write a block's log-probabilities, and entropies, into the outputs."""
     into.logprobs_L[rows] = logp_NV.gather(1, targets_L[rows, None])[:, 0]
     if into.entropy_L is not None:
         into.entropy_L[rows] = -(logp_NV.exp().mul_(logp_NV)).sum(1)
@@ -184,10 +201,10 @@ def _grad_logits(
     entropy: tuple[Tensor, Tensor] | None,
     form: LogitForm,
 ) -> Tensor:
-    """d loss / d logits of a block.
+    """Return d loss / d logits of a block.
 
-    With p = softmax(z) and entropy H, d log p_target / dz_j = [j = target] - p_j and
-    dH / dz_j = -p_j (log p_j + H). entropy: (H, d loss / d H), both shape [N].
+    With p = softmax(z) and entropy H, d log p_target / dz_j = [j = target] - p_j and dH / dz_j =
+    -p_j (log p_j + H). `entropy` is (H, d loss / d H), both of shape [N].
     """
     capped_NV = form.cap(logits_NV)
     logp_NV = form.log_softmax(capped_NV)
@@ -204,7 +221,11 @@ def _grad_logits(
 
 @dataclass(frozen=True)
 class Imitation:
-    """To make the targets likely. tokens: learned ones of the whole step, over all ranks."""
+    """A lesson that makes the targets likely.
+
+    Attributes:
+        tokens: learned tokens of the whole step, over all ranks.
+    """
 
     tokens: int
 
@@ -219,28 +240,25 @@ def token_nll(
     chunk: int,
     form: LogitForm,
 ) -> Tensor:
-    """- sum of log softmax(form of hidden @ weight.T + bias)[target] / tokens: an fp32 scalar.
+    """Return the sum of -log softmax(form of hidden @ weight.T + bias)[target] / tokens.
 
-    Shapes as for `token_logprobs`; L may be 0, and then the gradients are zeros, not None.
-    chunk: rows of logits that exist at once.
-
-    Differentiable once, for hidden, weight and bias.
+    It is an fp32 scalar. Shapes as for `token_logprobs`; L may be 0, and then the gradients are
+    zeros, not None. `chunk` is the number of rows of logits that exist at once. Differentiable
+    once, for hidden, weight and bias.
     """
     assert chunk >= 1 and tokens > 0 and len(hidden_L_H) == len(targets_L)
     of = (hidden_L_H, weight_VH, bias_V, targets_L)
     if not torch.is_grad_enabled():
-        return (
-            -token_logprobs(
-                *of[:2], targets_L, bias_V=bias_V, chunk=chunk, form=form
-            ).logprobs_L.sum()
-            / tokens
+        output = token_logprobs(
+            hidden_L_H, weight_VH, targets_L, bias_V=bias_V, chunk=chunk, form=form
         )
+        return -output.logprobs_L.sum() / tokens
 
     def make(wanted: Wanted) -> tuple[tuple[Tensor], HeadGradients]:
         each_L = torch.full_like(targets_L, -1 / tokens, dtype=torch.float32)
-        found, gradients = differentiate(of, "none", each_L, chunk, form, wanted)
-        return (-found.logprobs_L.sum() / tokens,), gradients
+        output, gradients = differentiate(of, "none", each_L, chunk, form, wanted)
+        return (-output.logprobs_L.sum() / tokens,), gradients
 
-    (loss,) = made_ahead(hidden_L_H, weight_VH, bias_V, make)
+    (loss,) = make_ahead(hidden_L_H, weight_VH, bias_V, make)
     assert loss is not None
     return loss

@@ -12,27 +12,29 @@ from transformers import PreTrainedModel
 from plimsoll.model.policy import PackTensors, predictor_states
 
 ReadAt = Callable[[PackTensors], PackTensors]
-"""Where the values of a pack are read, given as the same pack with other predictors."""
+"""Chooses where the values of a pack are read: returns the same pack with other predictors."""
 
 
 def before_learned(pack: PackTensors) -> PackTensors:
-    """Before each learned token, [L]: of the states that these are chosen in, as critics judge."""
+    """Return the pack unchanged: critics judge the state before each learned token, [L]."""
     return pack
 
 
 def at_ends(pack: PackTensors) -> PackTensors:
-    """At the last token of each sequence, [S], where a reward model scores the whole of it."""
+    """Return the pack read at the last token of each sequence, [S], as reward models score it."""
     return replace(pack, predictor_L=pack.layout.cu_queries[1:].long() - 1)
 
 
 def at_marks(pack: PackTensors) -> PackTensors:
-    """At the learned tokens themselves, [L]: what a process reward model scores ends there. No two
-    sequences may share tokens."""
+    """Return the pack read at the learned tokens themselves, [L], which end process rewards' steps.
+
+    No two sequences may share tokens.
+    """
     return replace(pack, predictor_L=pack.predictor_L + 1)
 
 
 class ValueHead(nn.Module):
-    """Stands where the one-label `score` Linear stood, with its weight; computes in fp32.
+    """Takes the place and the weight of the one-label `score` Linear; computes in fp32.
 
     In bfloat16 a value would have 8 bits, too few for differences between neighbouring tokens.
     """
@@ -48,9 +50,11 @@ class ValueHead(nn.Module):
 class ValueModel(nn.Module):
     """A sequence-classification model with one label, read at every token before a learned one.
 
-    values_L[i] is the value of the state that the i-th learned token is chosen in.
-    lm: the Hugging Face model, with packed attention; saved under its own names (without `lm.`),
-    AutoModelForSequenceClassification loads it with num_labels = 1.
+    values_L[i] is the value of the state before the i-th learned token.
+
+    Attributes:
+        lm: the Hugging Face model, with packed attention; saved under its own names (without
+            `lm.`), AutoModelForSequenceClassification loads it with num_labels = 1.
     """
 
     def __init__(self, lm: PreTrainedModel) -> None:
@@ -59,13 +63,13 @@ class ValueModel(nn.Module):
         lm.score = ValueHead(lm.score)
 
     def forward(self, pack: PackTensors) -> Tensor:
-        """values_L in fp32."""
+        """Return values_L in fp32."""
         values_L: Tensor = self.lm.score(predictor_states(self.lm, pack))
         return values_L
 
 
 def initialise_score(score: nn.Linear, seed: int) -> None:
-    """Small weights, normal with standard deviation 1 / (hidden + 1), so that values start near 0.
+    """Draw small weights with standard deviation 1 / (hidden + 1), so that values start near 0.
 
     Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325) start the reward head so.
     """

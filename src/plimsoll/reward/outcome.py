@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
 
-from plimsoll.algorithm.failure import told_of
 from plimsoll.errors import ConfigError, FunctionFailed, PlimsollError
 
 SHOWN_CHARACTERS = 200
@@ -99,8 +98,8 @@ def error_outcome(error: BaseException) -> Failed | Broken:
         return Broken(f": {str(error).rstrip('.')}", type(error))
     if isinstance(error, PlimsollError):
         return Failed(f": {str(error).rstrip('.')}", "", type(error))
-    text, lines = told_of(error)
-    return Failed(f" raised {text}", lines, FunctionFailed)
+    told, lines = describe_error(error)
+    return Failed(f" raised {told}", lines, FunctionFailed)
 
 
 def finite(value: object) -> float | None:

@@ -1,1 +1,1 @@
-"""What a model is made of, from its config.json or its well-known name."""
+"""The shape of a model, from its config.json or its well-known name."""

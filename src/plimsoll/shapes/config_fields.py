@@ -1,4 +1,4 @@
-"""The fields of a model's config.json, each read with its type and bounds."""
+"""Read the fields of a model's config.json, each with its type and bounds."""
 
 from __future__ import annotations
 
@@ -8,49 +8,58 @@ from dataclasses import dataclass
 from plimsoll.errors import ConfigError
 
 COUNT = 4096
-"""More layers, heads or experts than any model has."""
+"""An upper bound for layers, heads and experts."""
 WIDTH = 2**20
-"""A wider layer than any model has."""
+"""An upper bound for the width of a layer."""
 LENGTH = 2**26
-"""A larger vocabulary, and more positions, than any model has."""
+"""An upper bound for the vocabulary and the positions."""
 _LONGROPE = ("longrope", "su")
-"""Names of it in config.json, of which transformers makes the first."""
+"""Names of longrope in config.json; transformers uses the first."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """A config.json with its family's defaults filled in. source: what messages call it."""
+    """A config.json with its family's defaults filled in.
+
+    Attributes:
+        source: the name of the file in messages.
+        values: the value of each field.
+    """
 
     source: str
     values: Mapping[str, object]
 
     def size(self, name: str, most: int, least: int = 1) -> int:
-        """A whole number; ConfigError where it is missing, of another type, or out of bounds."""
+        """Return a whole number.
+
+        Raises:
+            ConfigError: the field is missing, of another type, or out of bounds.
+        """
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.error(name, f"is not a whole number from {least} to {most:,}")
         return value
 
     def size_or_none(self, name: str, most: int) -> int | None:
-        """A whole number, or None for null; ConfigError as `size`."""
+        """Return a whole number, or None for null. Raises ConfigError as `size`."""
         return None if self._value(name) is None else self.size(name, most)
 
     def flag(self, name: str) -> bool:
-        """ConfigError for anything but true and false."""
+        """Return true or false. Raises ConfigError for any other value."""
         value = self._value(name)
         if not isinstance(value, bool):
             raise self.error(name, "is not true or false")
         return value
 
     def list_or_none(self, name: str) -> list[object] | None:
-        """ConfigError for anything but a list and null."""
+        """Return a list or None. Raises ConfigError for any other value."""
         value = self._value(name)
         if value is not None and not isinstance(value, list):
             raise self.error(name, "is not a list")
         return value
 
     def error(self, name: str, why: str) -> ConfigError:
-        """What is wrong with the value of a field, such as "is not a list"."""
+        """Return the error for a field's value; `why` continues it, as "is not a list" does."""
         return ConfigError(
             f"{self.source}: {name} is {self.values[name]!r}, which {why}. "
             "Mend the file, or download the model again."
@@ -65,9 +74,11 @@ class Fields:
 
 
 def longrope_positions(config: Mapping[str, object]) -> int | None:
-    """Of a config.json with longrope (Phi-3, which alone has the field outside of its rope), the
-    tokens that its short factors are for. In a longer sequence the angles of all positions are
-    others; see `model.checks.check_length`."""
+    """Return the positions that the short factors of longrope serve; None without longrope.
+
+    Only Phi-3 has the field outside of its rope. In a longer sequence the angles of all positions
+    change; see `model.checks.check_length`.
+    """
     name, most = "original_max_position_embeddings", config.get("max_position_embeddings")
     original, rope = config.get(name), config.get("rope_parameters") or config.get("rope_scaling")
     if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in _LONGROPE:

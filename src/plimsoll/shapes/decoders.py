@@ -1,5 +1,4 @@
-"""What decoders are built of, family by family: the linears, norms and routers that a config.json
-makes.
+"""Build the list of a decoder's tensors from its config.json: linears, norms and routers by family.
 
 Each family follows its model in transformers (models/<family>/modeling_<family>.py), with experts
 named one by one as in the published weights; `qwen`, which transformers does not have, follows
@@ -13,14 +12,23 @@ from dataclasses import dataclass
 from functools import partial
 
 from plimsoll.shapes.config_fields import COUNT, WIDTH, Fields
-from plimsoll.shapes.shape import PLAIN, Linear, Tensors, Traits
+from plimsoll.shapes.shape import PLAIN, Linear, ParameterTensors, Traits
 
 _GATED = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What every family has. intermediate: the width of a dense layer's MLP."""
+    """The sizes that every family has.
+
+    Attributes:
+        layers: the number of decoder layers.
+        hidden: the width of the residual stream.
+        heads: the number of query heads.
+        kv_heads: the number of key and value heads.
+        head_dim: the width of a head.
+        intermediate: the width of a dense layer's MLP.
+    """
 
     layers: int
     hidden: int
@@ -32,9 +40,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Experts:
-    """number, width: of the routed experts. shared_width: of the one that sees every token.
+    """The experts of a mixture; all 0 for a dense model.
 
-    layers: those that have experts; the rest are dense.
+    Attributes:
+        number: routed experts in a layer.
+        per_token: routed experts that a token passes.
+        width: the inner width of a routed expert.
+        shared_width: the inner width of the expert that every token passes; 0 without one.
+        layers: layers that have experts; the other layers are dense.
     """
 
     number: int
@@ -45,11 +58,20 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """What a family makes of a config.json. others: neither linear, embedding nor head."""
+class DecoderParts:
+    """The parts of a family's decoder.
+
+    Attributes:
+        linears: the linear layers.
+        others: tensors that are neither linear, embedding nor head.
+        experts: the experts of a mixture.
+        gated: whether the MLP has a gate.
+        head_bias: whether the output head has a bias.
+        traits: how the family computes.
+    """
 
     linears: tuple[Linear, ...]
-    others: tuple[Tensors, ...]
+    others: tuple[ParameterTensors, ...]
     experts: Experts = Experts(0, 0, 0, 0, 0)
     gated: bool = True
     head_bias: bool = False
@@ -59,7 +81,14 @@ class Decoder:
 def attention(
     sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, out: str = "o_proj"
 ) -> tuple[Linear, ...]:
-    """Queries, keys, values and the output, each a matrix of its own."""
+    """Return queries, keys, values and the output, each as a matrix of its own.
+
+    Args:
+        sizes: the decoder's sizes.
+        qkv_bias: whether queries, keys and values have biases.
+        out_bias: whether the output has a bias.
+        out: the name of the output.
+    """
     hidden, layers = sizes.hidden, sizes.layers
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     return (
@@ -78,7 +107,16 @@ def mlp(
     names: tuple[str, str, str] = _GATED,
     experts: int = 0,
 ) -> tuple[Linear, ...]:
-    """Gate, up and down of `count` gated MLPs. experts: how many a layer stacks; 0: none."""
+    """Return gate, up and down of `count` gated MLPs.
+
+    Args:
+        hidden: the width of the residual stream.
+        width: the inner width.
+        count: the number of MLPs in the whole model.
+        bias: whether each matrix has a bias.
+        names: the names of gate, up and down.
+        experts: how many experts a layer stacks into one tensor; 0: none.
+    """
     gate, up, down = names
     kinds = (
         Linear(gate, hidden, width, bias, count, stacked=2 * experts or 1),
@@ -88,46 +126,46 @@ def mlp(
     return kinds if count else ()
 
 
-def layer_norms(sizes: Sizes, per_layer: int) -> Tensors:
-    """RMS norms, with the one before the head."""
-    return Tensors(sizes.hidden, sizes.hidden * (per_layer * sizes.layers + 1))
+def layer_norms(sizes: Sizes, per_layer: int) -> ParameterTensors:
+    """Return the RMS norms of all layers, with the norm before the head."""
+    return ParameterTensors(sizes.hidden, sizes.hidden * (per_layer * sizes.layers + 1))
 
 
-def head_norms(sizes: Sizes) -> Tensors:
-    """RMS norms of queries and of keys."""
-    return Tensors(sizes.head_dim, sizes.head_dim * 2 * sizes.layers)
+def head_norms(sizes: Sizes) -> ParameterTensors:
+    """Return the RMS norms of queries and of keys."""
+    return ParameterTensors(sizes.head_dim, sizes.head_dim * 2 * sizes.layers)
 
 
-def llama(fields: Fields, sizes: Sizes) -> Decoder:
-    """Biases of attention and MLP as the file says."""
+def llama(fields: Fields, sizes: Sizes) -> DecoderParts:
+    """Return the parts of a Llama: biases of attention and MLP as the file says."""
     bias = fields.flag("attention_bias")
     linears = _gated(sizes, bias, bias, fields.flag("mlp_bias"))
-    return Decoder(linears, (layer_norms(sizes, 2),))
+    return DecoderParts(linears, (layer_norms(sizes, 2),))
 
 
-def mistral(fields: Fields, sizes: Sizes) -> Decoder:
-    """No biases."""
-    return Decoder(_gated(sizes), (layer_norms(sizes, 2),))
+def mistral(fields: Fields, sizes: Sizes) -> DecoderParts:
+    """Return the parts of a Mistral: no biases."""
+    return DecoderParts(_gated(sizes), (layer_norms(sizes, 2),))
 
 
-def qwen2(fields: Fields, sizes: Sizes) -> Decoder:
-    """Biases of queries, keys and values."""
-    return Decoder(_gated(sizes, qkv_bias=True), (layer_norms(sizes, 2),))
+def qwen2(fields: Fields, sizes: Sizes) -> DecoderParts:
+    """Return the parts of a Qwen2: biases of queries, keys and values."""
+    return DecoderParts(_gated(sizes, qkv_bias=True), (layer_norms(sizes, 2),))
 
 
-def with_traits(fields: Fields, sizes: Sizes, traits: Traits) -> Decoder:
-    """Biases of attention as the file says, and norms as the traits do."""
+def with_traits(fields: Fields, sizes: Sizes, traits: Traits) -> DecoderParts:
+    """Return a gated decoder: biases of attention as the file says, and norms as the traits say."""
     bias = fields.flag("attention_bias")
     norms = (layer_norms(sizes, 4 if traits.post_norms else 2),)
     of_heads = (head_norms(sizes),) if traits.query_norms else ()
-    return Decoder(_gated(sizes, bias, bias), (*norms, *of_heads), traits=traits)
+    return DecoderParts(_gated(sizes, bias, bias), (*norms, *of_heads), traits=traits)
 
 
 qwen3 = partial(with_traits, traits=Traits(query_norms=True))
 gemma = partial(with_traits, traits=Traits(norms="rms_fp32"))
 gemma2 = partial(with_traits, traits=Traits(norms="rms_fp32", post_norms=True))
 gemma3 = partial(
-    with_traits,  # rotary tables for each kind of layer
+    with_traits,  # two rotary tables: one for each kind of layer
     traits=Traits(norms="rms_fp32", query_norms=True, post_norms=True, rotary_tables=2),
 )
 
@@ -135,28 +173,31 @@ gemma3 = partial(
 def _gated(
     sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, mlp_bias: bool = False
 ) -> tuple[Linear, ...]:
-    """Attention and a gated MLP in every layer."""
+    """Return attention and a gated MLP in every layer."""
     gated = mlp(sizes.hidden, sizes.intermediate, sizes.layers, mlp_bias)
     return (*attention(sizes, qkv_bias, out_bias), *gated)
 
 
-def phi(fields: Fields, sizes: Sizes) -> Decoder:
-    """Biases everywhere, an MLP of two matrices, layer norms (a weight and a bias each)."""
+def phi(fields: Fields, sizes: Sizes) -> DecoderParts:
+    """Return the parts of a Phi: biases everywhere, an MLP of two matrices, layer norms.
+
+    A layer norm has a weight and a bias.
+    """
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
-    fc1, fc2 = (
+    linears = (
+        *attention(sizes, qkv_bias=True, out_bias=True, out="dense"),
         Linear("fc1", hidden, width, True, layers),
         Linear("fc2", width, hidden, True, layers),
     )
-    linears = (*attention(sizes, qkv_bias=True, out_bias=True, out="dense"), fc1, fc2)
-    norms = [Tensors(hidden, 2 * hidden * (layers + 1))]
+    norms = [ParameterTensors(hidden, 2 * hidden * (layers + 1))]
     if fields.flag("qk_layernorm"):
-        norms.append(Tensors(sizes.head_dim, 4 * sizes.head_dim * layers))
+        norms.append(ParameterTensors(sizes.head_dim, 4 * sizes.head_dim * layers))
     traits = Traits(norms="layer", parallel=True)
-    return Decoder(linears, tuple(norms), gated=False, head_bias=True, traits=traits)
+    return DecoderParts(linears, tuple(norms), gated=False, head_bias=True, traits=traits)
 
 
-def phi3(fields: Fields, sizes: Sizes) -> Decoder:
-    """Queries, keys and values in one matrix, gate and up in one."""
+def phi3(fields: Fields, sizes: Sizes) -> DecoderParts:
+    """Return the parts of a Phi-3: queries, keys and values in one matrix, gate and up in one."""
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     linears = (
@@ -165,11 +206,14 @@ def phi3(fields: Fields, sizes: Sizes) -> Decoder:
         Linear("gate_up_proj", hidden, 2 * width, False, layers),
         Linear("down_proj", width, hidden, False, layers),
     )
-    return Decoder(linears, (layer_norms(sizes, 2),))
+    return DecoderParts(linears, (layer_norms(sizes, 2),))
 
 
-def qwen(fields: Fields, sizes: Sizes) -> Decoder:
-    """Queries, keys and values in one matrix with a bias; two modules are named c_proj."""
+def qwen(fields: Fields, sizes: Sizes) -> DecoderParts:
+    """Return the parts of a Qwen 1: queries, keys and values in one matrix with a bias.
+
+    Two of its modules are named c_proj.
+    """
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
     inner, bias = sizes.heads * sizes.head_dim, not fields.flag("no_bias")
     linears = (
@@ -179,41 +223,43 @@ def qwen(fields: Fields, sizes: Sizes) -> Decoder:
         Linear("w2", hidden, width, bias, layers),
         Linear("c_proj", width, hidden, bias, layers),
     )
-    return Decoder(linears, (layer_norms(sizes, 2),))
+    return DecoderParts(linears, (layer_norms(sizes, 2),))
 
 
-def mixtral(fields: Fields, sizes: Sizes) -> Decoder:
-    """Experts in every layer, with the names w1 (gate), w3 (up) and w2 (down)."""
+def mixtral(fields: Fields, sizes: Sizes) -> DecoderParts:
+    """Return the parts of a Mixtral: experts in every layer, with the names w1, w3 and w2."""
     experts = _experts(fields, "num_local_experts", sizes.intermediate, 0, sizes.layers)
     routed = _routed(sizes, experts, ("w1", "w3", "w2"))
-    return Decoder((*attention(sizes), *routed), _others(sizes, experts), experts)
+    return DecoderParts((*attention(sizes), *routed), _norms_and_routers(sizes, experts), experts)
 
 
-def qwen2_moe(fields: Fields, sizes: Sizes) -> Decoder:
-    """A shared expert with a gate of its own."""
+def qwen2_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
+    """Return the parts of a Qwen2-MoE: a shared expert with a gate of its own."""
     width = fields.size("moe_intermediate_size", WIDTH)
     shared = fields.size("shared_expert_intermediate_size", WIDTH)
     experts = _experts(fields, "num_experts", width, shared, _sparse_layers(fields, sizes.layers))
     gate = Linear("shared_expert_gate", sizes.hidden, 1, False, experts.layers)
     linears = (*attention(sizes, fields.flag("qkv_bias")), *_mlps(sizes, experts), gate)
-    return Decoder(linears, _others(sizes, experts), experts)
+    return DecoderParts(linears, _norms_and_routers(sizes, experts), experts)
 
 
-def qwen3_moe(fields: Fields, sizes: Sizes) -> Decoder:
-    """Norms of queries and keys."""
+def qwen3_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
+    """Return the parts of a Qwen3-MoE: norms of queries and keys."""
     width = fields.size("moe_intermediate_size", WIDTH)
-    renamed = "num_local_experts" in fields.values  # by transformers 5, as it saves a model
-    number = "num_local_experts" if renamed else "num_experts"
-    experts = _experts(fields, number, width, 0, _sparse_layers(fields, sizes.layers))
+    renamed = "num_local_experts" in fields.values  # transformers 5 saves the field so
+    name = "num_local_experts" if renamed else "num_experts"
+    experts = _experts(fields, name, width, 0, _sparse_layers(fields, sizes.layers))
     bias = fields.flag("attention_bias")
-    others = (*_others(sizes, experts), head_norms(sizes))
+    others = (*_norms_and_routers(sizes, experts), head_norms(sizes))
     linears = (*attention(sizes, bias, bias), *_mlps(sizes, experts))
-    return Decoder(linears, others, experts, traits=Traits(query_norms=True))
+    return DecoderParts(linears, others, experts, traits=Traits(query_norms=True))
 
 
-def glm4_moe(fields: Fields, sizes: Sizes) -> Decoder:
-    """The first layers dense, then experts with a shared one; without the layers that predict
-    several tokens, which transformers does not load."""
+def glm4_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
+    """Return the parts of a GLM-4-MoE: first dense layers, then experts with a shared expert.
+
+    The layers that predict several tokens are left out: transformers does not load them.
+    """
     width = fields.size("moe_intermediate_size", WIDTH)
     shared = width * fields.size("n_shared_experts", COUNT)
     dense = fields.size("first_k_dense_replace", sizes.layers - 1, least=0)
@@ -221,7 +267,9 @@ def glm4_moe(fields: Fields, sizes: Sizes) -> Decoder:
     linears = (*attention(sizes, fields.flag("attention_bias")), *_mlps(sizes, experts))
     norms = (head_norms(sizes),) if fields.flag("use_qk_norm") else ()
     traits = Traits(query_norms=bool(norms), fp32_routing=True)
-    return Decoder(linears, (*_others(sizes, experts), *norms), experts, traits=traits)
+    return DecoderParts(
+        linears, (*_norms_and_routers(sizes, experts), *norms), experts, traits=traits
+    )
 
 
 def _experts(fields: Fields, name: str, width: int, shared_width: int, layers: int) -> Experts:
@@ -240,7 +288,7 @@ def _sparse_layers(fields: Fields, layers: int) -> int:
 
 
 def _mlps(sizes: Sizes, experts: Experts) -> tuple[Linear, ...]:
-    """Of dense layers, routed experts and shared experts, all with the same names."""
+    """Return the linears of dense layers, routed and shared experts, all with the same names."""
     dense = mlp(sizes.hidden, sizes.intermediate, sizes.layers - experts.layers)
     shared = mlp(sizes.hidden, experts.shared_width, experts.layers if experts.shared_width else 0)
     return (*dense, *_routed(sizes, experts), *shared)
@@ -253,7 +301,6 @@ def _routed(
     return mlp(sizes.hidden, experts.width, count, names=names, experts=number)
 
 
-def _others(sizes: Sizes, experts: Experts) -> tuple[Tensors, Tensors]:
-    """Norms and routers."""
+def _norms_and_routers(sizes: Sizes, experts: Experts) -> tuple[ParameterTensors, ParameterTensors]:
     router = experts.number * sizes.hidden
-    return (layer_norms(sizes, 2), Tensors(router, router * experts.layers))
+    return (layer_norms(sizes, 2), ParameterTensors(router, router * experts.layers))

@@ -1,4 +1,4 @@
-"""From a config.json to a model's shape, by family (transformers' model_type)."""
+"""Compute a model's shape from its config.json, by family (transformers' model_type)."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ from plimsoll.shapes.config_fields import (
     Fields,
     longrope_positions,
 )
-from plimsoll.shapes.decoders import Decoder, Sizes
+from plimsoll.shapes.decoders import DecoderParts, Sizes
 from plimsoll.shapes.shape import ModelShape
 
-# Of so many layers, those that attend to a sliding window only. Each rule is asked only where
-# config.json gives a window, and follows models/<family>/configuration_<family>.py of transformers.
+# Rules that count the layers, of all layers, that attend to a sliding window only. They hold if
+# config.json gives a window, and follow transformers' models/<family>/configuration_<family>.py.
 
 
-def nowhere(fields: Fields, layers: int) -> int:
-    """Attention is full, whatever the file says."""
+def no_layer(fields: Fields, layers: int) -> int:
+    """Return 0: attention is full, whatever the file says."""
     return 0
 
 
-def everywhere(fields: Fields, layers: int) -> int:
-    """In every layer."""
+def every_layer(fields: Fields, layers: int) -> int:
+    """Return all layers."""
     return layers
 
 
-def if_used(fields: Fields, layers: int) -> int:
-    """In every layer, or none."""
+def all_if_used(fields: Fields, layers: int) -> int:
+    """Return all layers if the file says so, else 0."""
     return layers if fields.flag("use_sliding_window") else 0
 
 
-def on_top(fields: Fields, layers: int) -> int:
-    """In the layers above the first max_window_layers."""
+def upper_layers(fields: Fields, layers: int) -> int:
+    """Return the layers above the first max_window_layers."""
     if not fields.flag("use_sliding_window"):
         return 0
     full = fields.size("max_window_layers", COUNT, least=0)
     return _by_type(fields, max(0, layers - full))
 
 
-def every_second_below(fields: Fields, layers: int) -> int:
-    """In every second of the first max_window_layers."""
+def every_second_lower_layer(fields: Fields, layers: int) -> int:
+    """Return every second of the first max_window_layers."""
     if not fields.flag("use_sliding_window"):
         return 0
     below = min(layers, fields.size("max_window_layers", COUNT, least=0))
     return _by_type(fields, (below + 1) // 2)
 
 
-def every_second(fields: Fields, layers: int) -> int:
-    """In the first layer, the third, and so on."""
+def every_second_layer(fields: Fields, layers: int) -> int:
+    """Return the first layer, the third, and so on."""
     return _by_type(fields, (layers + 1) // 2)
 
 
-def but_every_nth(fields: Fields, layers: int) -> int:
-    """In all but each layer that ends a pattern."""
+def all_but_nth(fields: Fields, layers: int) -> int:
+    """Return all layers but the last of each pattern."""
     pattern = fields.size("sliding_window_pattern", COUNT)
     return _by_type(fields, layers - layers // pattern)
 
@@ -70,17 +70,20 @@ def _by_type(fields: Fields, otherwise: int) -> int:
 
 
 @dataclass(frozen=True)
-class Family:
+class FamilyReader:
     """How to read the config.json of a model_type.
 
-    defaults: what transformers takes for fields that the file leaves out.
-    sliding: of so many layers, those that attend to a window only, where the file gives one.
-    widths: how many widths of the MLP the file's intermediate_size counts.
+    Attributes:
+        decoder: builds the parts from the fields and sizes.
+        defaults: transformers' values for fields that the file leaves out.
+        sliding: counts the layers that attend to a window only, of all layers, if the file gives a
+            window.
+        widths: how many MLP widths the file's intermediate_size adds up.
     """
 
-    decoder: Callable[[Fields, Sizes], Decoder]
+    decoder: Callable[[Fields, Sizes], DecoderParts]
     defaults: Mapping[str, object]
-    sliding: Callable[[Fields, int], int] = nowhere
+    sliding: Callable[[Fields, int], int] = no_layer
     widths: int = 1
 
 
@@ -93,7 +96,7 @@ _NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 _GEMMA = {"attention_bias": False, "tie_word_embeddings": True, "head_dim": 256}
 _GEMMA2 = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _GEMMA3 = {
-    # The published files leave out what is as in transformers.
+    # The published files leave out transformers' defaults.
     "vocab_size": 262_208,
     "max_position_embeddings": 131_072,
     "num_attention_heads": 8,
@@ -107,36 +110,41 @@ _SIZES = (
 """Fields that every family needs, from the file or from its defaults."""
 _GLM4 = {"attention_bias": False, "use_qk_norm": False}
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(decoders.llama, {**_HEADS, **_NO_BIAS}),
-    "mistral": Family(decoders.mistral, {"sliding_window": 4096}, everywhere),
-    "mixtral": Family(decoders.mixtral, {}, everywhere),
-    "qwen": Family(decoders.qwen, {"no_bias": True}, widths=2),
-    "qwen2": Family(decoders.qwen2, _QWEN, on_top),
-    "qwen2_moe": Family(
-        decoders.qwen2_moe, {"qkv_bias": True, **_MOE, **_QWEN}, every_second_below
+FAMILIES: Mapping[str, FamilyReader] = {
+    "llama": FamilyReader(decoders.llama, {**_HEADS, **_NO_BIAS}),
+    "mistral": FamilyReader(decoders.mistral, {"sliding_window": 4096}, every_layer),
+    "mixtral": FamilyReader(decoders.mixtral, {}, every_layer),
+    "qwen": FamilyReader(decoders.qwen, {"no_bias": True}, widths=2),
+    "qwen2": FamilyReader(decoders.qwen2, _QWEN, upper_layers),
+    "qwen2_moe": FamilyReader(
+        decoders.qwen2_moe, {"qkv_bias": True, **_MOE, **_QWEN}, every_second_lower_layer
     ),
-    "qwen3": Family(decoders.qwen3, {**_NO_BIAS, **_QWEN, "head_dim": 128}, on_top),
-    "qwen3_moe": Family(decoders.qwen3_moe, {**_NO_BIAS, **_MOE, **_QWEN}, if_used),
-    "gemma": Family(decoders.gemma, _GEMMA),
-    "gemma2": Family(decoders.gemma2, {**_GEMMA, **_WINDOW, **_GEMMA2}, every_second),
-    "gemma3_text": Family(decoders.gemma3, {**_GEMMA, **_WINDOW, **_GEMMA3}, but_every_nth),
-    "glm4_moe": Family(decoders.glm4_moe, _GLM4),
-    "phi": Family(decoders.phi, {**_HEADS, "qk_layernorm": False}),
-    "phi3": Family(decoders.phi3, _HEADS, everywhere),
+    "qwen3": FamilyReader(decoders.qwen3, {**_NO_BIAS, **_QWEN, "head_dim": 128}, upper_layers),
+    "qwen3_moe": FamilyReader(decoders.qwen3_moe, {**_NO_BIAS, **_MOE, **_QWEN}, all_if_used),
+    "gemma": FamilyReader(decoders.gemma, _GEMMA),
+    "gemma2": FamilyReader(decoders.gemma2, {**_GEMMA, **_WINDOW, **_GEMMA2}, every_second_layer),
+    "gemma3_text": FamilyReader(decoders.gemma3, {**_GEMMA, **_WINDOW, **_GEMMA3}, all_but_nth),
+    "glm4_moe": FamilyReader(decoders.glm4_moe, _GLM4),
+    "phi": FamilyReader(decoders.phi, {**_HEADS, "qk_layernorm": False}),
+    "phi3": FamilyReader(decoders.phi3, _HEADS, every_layer),
 }
 
 
 def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
-    """The shape that a config.json describes (its text_config, if it has one).
+    """Return the shape that a config.json describes (its text_config, if it has one).
 
-    name: of the model, in the shape and in messages. Raises ConfigError for a family that is not
-    known, and for fields that are missing, of another type, out of bounds or at odds.
+    Args:
+        config: the fields of the file.
+        name: the name of the model, in the shape and in messages.
+
+    Raises:
+        ConfigError: the family is unknown, or fields are missing, of another type, out of bounds or
+            contradictory.
     """
     source, config = _text_part(config, f"config.json of {name!r}")
     family_name, family = _family(config, source)
     values = {**_ANY, **family.defaults, **config}
-    _check_told(values, family_name, source)
+    _check_complete(values, family_name, source)
     fields = Fields(source, values)
     sizes = _sizes(fields, family)
     decoder = family.decoder(fields, sizes)
@@ -166,25 +174,27 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
 
 
 def _text_part(config: Mapping[str, object], source: str) -> tuple[str, Mapping[str, object]]:
-    """(what messages call it, the fields) of the text decoder."""
+    """Return the text decoder's name in messages, and its fields."""
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         return source, config
     return f"{source}, of the family {config.get('model_type')!r}, in its text_config", text
 
 
-def _check_told(values: Mapping[str, object], family: str, source: str) -> None:
-    """Families with more parts than a text decoder leave out of text_config what is as in
-    transformers."""
+def _check_complete(values: Mapping[str, object], family: str, source: str) -> None:
+    """Raise ConfigError if a size that every family needs is missing.
+
+    Families with more parts than a text decoder leave transformers' defaults out of text_config.
+    """
     if missing := [name for name in _SIZES if name not in values]:
         raise ConfigError(
-            f"{source}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Of a "
-            f"{family!r} decoder Plimsoll knows no defaults for them: add those that transformers "
-            f"takes, or download the model again."
+            f"{source}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. "
+            f"Plimsoll has no defaults for them in a {family!r} decoder. Add the values that "
+            f"transformers takes, or download the model again."
         )
 
 
-def _family(config: Mapping[str, object], source: str) -> tuple[str, Family]:
+def _family(config: Mapping[str, object], source: str) -> tuple[str, FamilyReader]:
     name = config.get("model_type")
     if isinstance(name, str) and name in FAMILIES:
         return name, FAMILIES[name]
@@ -196,7 +206,7 @@ def _family(config: Mapping[str, object], source: str) -> tuple[str, Family]:
     )
 
 
-def _sizes(fields: Fields, family: Family) -> Sizes:
+def _sizes(fields: Fields, family: FamilyReader) -> Sizes:
     hidden, heads = fields.size("hidden_size", WIDTH), fields.size("num_attention_heads", COUNT)
     head_dim = fields.size_or_none("head_dim", WIDTH)
     if head_dim is None:
@@ -219,10 +229,15 @@ def _check_divides(fields: Fields, name: str, value: int, whole: str) -> None:
         raise fields.error(name, f"does not divide {whole} {fields.values[whole]}")
 
 
-def _window(fields: Fields, family: Family, layers: int, positions: int) -> tuple[int | None, int]:
-    """The window and the layers that have it; a window of all positions is full attention."""
+def _window(
+    fields: Fields, family: FamilyReader, layers: int, positions: int
+) -> tuple[int | None, int]:
+    """Return the window and the number of layers that have it.
+
+    A window of all positions is full attention: (None, 0).
+    """
     if fields.values.get("use_sliding_window") is False:
-        return None, 0  # whatever its size: transformers saves that as 0, or null
+        return None, 0  # whatever the size: transformers saves an unused window as 0, or null
     window = fields.size_or_none("sliding_window", LENGTH)
     if window is None or window >= positions:
         return None, 0

@@ -1,8 +1,8 @@
-"""Shapes of models by path: from a local config.json, or from shipped facts of well-known models.
+"""Look up shapes of models by path: a local config.json, or shipped facts of well-known models.
 
 known_models.json has, for each shape, the fields of the published config.json that decide it, and
-the published names with their max_position_embeddings, in which alone they differ. other_parts:
-what is published has more than this text decoder.
+the published names with their max_position_embeddings, in which alone they differ. other_parts: the
+published model has more parts than this text decoder.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from plimsoll.shapes.shape import ModelShape
 
 
 def read_shape(path: str) -> ModelShape:
-    """The shape of the model in a local directory, or of a well-known one by its name on the hub.
+    """Return the shape of the model in a local directory, or of a well-known model by its hub name.
 
-    Raises ConfigError as `read_fields`, and for fields of which no shape can be made.
+    Raises ConfigError as `read_fields`, and for fields that describe no shape.
     """
     name, fields = read_fields(path)
     shipped = fields is known_models().get(name)
@@ -37,12 +37,15 @@ def _known_shape(name: str) -> ModelShape:
 
 
 def read_fields(path: str) -> tuple[str, Mapping[str, object]]:
-    """A model's name and its config.json: of a local directory, or what decides the shape of a
-    well-known model by its name on the hub.
+    """Return a model's name and the fields of its config.json that decide its shape.
 
-    Names may leave out the organisation; their case does not matter. Raises ConfigError for a
-    directory without a config.json that can be used, a path that is not there, and a name that is
-    not known: those that are, are on a second line.
+    Args:
+        path: a local directory, or the name of a well-known model on the hub; it may leave out the
+            organisation, and case does not matter.
+
+    Raises:
+        ConfigError: the directory has no usable config.json, the path does not exist, or the name
+            is unknown; a second line lists the known names.
     """
     directory = Path(path)
     if directory.is_dir():
@@ -56,23 +59,18 @@ def read_fields(path: str) -> tuple[str, Mapping[str, object]]:
 
 
 def has_other_parts(path: str) -> bool:
-    """Whether the shape is only the text decoder of what is there, as of a model that sees.
+    """Return whether the model has more parts than the text decoder of its shape, such as vision.
 
     Raises ConfigError as `read_fields`.
     """
     name, fields = read_fields(path)
-    return "text_config" in fields or name in _with_other_parts()
-
-
-@cache
-def _with_other_parts() -> frozenset[str]:
-    found = [shape["positions"] for shape in _shapes() if shape.get("other_parts")]
-    return frozenset(name for positions in found for name in positions)
+    shipped = (shape["positions"] for shape in _shapes() if shape.get("other_parts"))
+    return "text_config" in fields or any(name in names for names in shipped)
 
 
 @cache
 def known_models() -> Mapping[str, Mapping[str, object]]:
-    """The essential config.json of each well-known model, by its name on the hub."""
+    """Return the essential config.json of each well-known model, by its name on the hub."""
     return {
         name: {**shape["config"], "max_position_embeddings": positions}
         for shape in _shapes()
@@ -104,31 +102,31 @@ def _read_config(file: Path) -> Mapping[str, object]:
 
 @cache
 def _by_key() -> Mapping[str, tuple[str, Mapping[str, object]]]:
-    """By organisation and name, and by the name alone."""
+    """Return models by the key of organisation and name, and by that of the name alone."""
     keys = {_key(name): (name, config) for name, config in known_models().items()}
     return keys | {key.rpartition("/")[2]: known for key, known in keys.items()}
 
 
 def _key(name: str) -> str:
-    """Without what the published names of one model differ in."""
+    """Return a name without the differences between the published names of one model."""
     organisation, slash, model = name.lower().replace("_", ".").rpartition("/")
     return organisation + slash + model.removeprefix("meta-").removesuffix("-hf")
 
 
 def near_names(path: str) -> list[str]:
-    """The well-known models that are called most like it."""
+    """Return up to three well-known models with the most similar names."""
     keys = _by_key()
     close = difflib.get_close_matches(_key(path).rpartition("/")[2], keys, n=3)
     return list(dict.fromkeys(keys[key][0] for key in close))
 
 
 def _unknown(path: str) -> str:
-    here = near_path(Path(path))
-    nearest = ", ".join([*([] if here is None else [str(here)]), *near_names(path)])
+    local = near_path(Path(path))
+    nearest = ", ".join([*([] if local is None else [str(local)]), *near_names(path)])
     known = ", ".join(next(iter(shape["positions"])) for shape in _shapes())
     return (
         f"{path!r} is neither a directory here nor the name of a model whose shape Plimsoll knows."
         + (f" Nearest: {nearest}." if nearest else "")
         + " Give a directory that holds the model's config.json, or a name that `plimsoll plan` "
-        + f"knows.\nThose, and published variants of them: {known}."
+        + f"knows.\nKnown, with their published variants: {known}."
     )

@@ -1,5 +1,4 @@
-"""What a path is that should be of data or of a model here, and is of neither; and what a directory
-is that is given as a model and is none."""
+"""Explain why a path is no data or model here, and what to write instead."""
 
 from __future__ import annotations
 
@@ -10,9 +9,14 @@ from plimsoll.config.engine import ADAPTER_FILE
 
 
 def missing_path(name: str, wanted: str) -> tuple[str, str] | None:
-    """Why nothing can be read there, and what to write instead; None where it may well be a name on
-    the hub: `organisation/name` without such a directory here, or a single name with nothing like
-    it here. wanted: such as `a model directory`.
+    """Return why nothing can be read at a path, and what to write instead.
+
+    The result is None if it may be a name on the hub: `organisation/name` without such a directory
+    here, or a single name that resembles nothing here.
+
+    Args:
+        name: the path or name.
+        wanted: the kind of path that is needed, such as `a model directory`.
     """
     path = Path(name)
     if path.exists():
@@ -21,34 +25,37 @@ def missing_path(name: str, wanted: str) -> tuple[str, str] | None:
     if path.is_symlink():
         return f"It is a link to {path.readlink()}, which is not there.", "mend the link"
     close = near_path(path)
-    simple = len(path.parts) <= 2 and path.parts[:1] not in ((".",), ("..",))
-    by_name = simple and not path.is_absolute() and not name.startswith((".", "~"))
-    on_hub = by_name and (not close if len(path.parts) == 1 else not path.parent.is_dir())
-    if on_hub and not path.suffix.startswith((".json", ".parquet", ".gz")):
+    is_short = len(path.parts) <= 2 and path.parts[:1] not in ((".",), ("..",))
+    is_name = is_short and not path.is_absolute() and not name.startswith((".", "~"))
+    may_be_on_hub = is_name and (not close if len(path.parts) == 1 else not path.parent.is_dir())
+    if may_be_on_hub and not path.suffix.startswith((".json", ".parquet", ".gz")):
         return None
     gone = next((p for p in reversed([path, *path.parents]) if not p.exists()), path)
-    near = f"did you mean {close}?" if close else f"give the path of {wanted}, or a name on the hub"
     why = f"There is no such file or directory: `{gone.name}` is not in {gone.parent.absolute()}."
-    return why, near
+    if close:
+        return why, f"did you mean {close}?"
+    return why, f"give the path of {wanted}, or a name on the hub"
 
 
 def near_path(path: Path) -> Path | None:
-    """What is here and called most like `path`, folder by folder."""
-    found = Path(path.anchor)
+    """Return the existing path that is most similar to `path`, folder by folder."""
+    near = Path(path.anchor)
     for part in path.parts[1 if path.anchor else 0 :]:
-        if not (found / part).exists():
-            siblings = sorted(sibling.name for sibling in found.iterdir()) if found.is_dir() else []
+        if not (near / part).exists():
+            siblings = sorted(sibling.name for sibling in near.iterdir()) if near.is_dir() else []
             close = difflib.get_close_matches(part, siblings, n=1)
             if not close:
                 return None
             part = close[0]
-        found /= part
-    return found
+        near /= part
+    return near
 
 
 def no_model(path: Path) -> tuple[str, str]:
-    """What a directory without config.json is, and how a model is made of it; two sentences, of
-    which the second begins in lower case and has no full stop."""
+    """Return what a directory without config.json is, and how to get a model from it.
+
+    The second sentence begins in lower case and has no full stop.
+    """
     if (path / ADAPTER_FILE).is_file():
         why = "It is an adapter alone, and a whole model is needed."
         return why, f"merge it first: plimsoll merge {path} --out DIRECTORY"
@@ -57,7 +64,7 @@ def no_model(path: Path) -> tuple[str, str]:
             why = f"{checkpoint} is a checkpoint, which holds no model in Hugging Face format."
             return why, f"write one: plimsoll export {checkpoint} --to DIRECTORY"
     why = "The directory has no config.json, so it is no model in Hugging Face format."
-    inner = sorted(found.parent.name for found in path.glob("*/config.json"))
+    inner = sorted(file.parent.name for file in path.glob("*/config.json"))
     if not inner and (path / "checkpoints").is_dir():
         return why, f"write the model of its run: plimsoll export {path} --to DIRECTORY"
     return why, f"did you mean {path / inner[-1]}?" if inner else "give a model directory"

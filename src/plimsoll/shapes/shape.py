@@ -1,4 +1,4 @@
-"""What a model is made of, from its config.json alone: layers, linears, exact parameter counts."""
+"""The shape of a model, from its config.json alone: layers, linears, exact parameter counts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Literal
 class Linear:
     """A kind of linear layer of the decoder (never the head).
 
-    name: the last part of its module name, such as q_proj; adapters choose by it.
-    count: how many of them the whole model has (layers, times experts where it is an expert's).
-    stacked: how many of their weights share one parameter tensor. 1, but for experts: transformers
-        keeps all of a layer's as two tensors, gate with up and down by itself.
+    Attributes:
+        name: the last part of its module name, such as q_proj; adapters choose by it.
+        inputs: the width of the input.
+        outputs: the width of the output.
+        bias: whether it has a bias.
+        count: how many the whole model has (layers, times experts if it is an expert's).
+        stacked: how many of their weights share one parameter tensor. 1, but for experts:
+            transformers keeps all of a layer's as two tensors, gate with up in one and down in the
+            other.
     """
 
     name: str
@@ -25,13 +30,18 @@ class Linear:
 
     @property
     def parameters(self) -> int:
-        """Of all of them together."""
+        """The parameters of all layers of this kind together."""
         return self.count * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
 
 
 @dataclass(frozen=True)
-class Tensors:
-    """Parameter tensors of one size. elements: of each. parameters: of all of them together."""
+class ParameterTensors:
+    """Parameter tensors of one size.
+
+    Attributes:
+        elements: the elements of each tensor.
+        parameters: the elements of all of them together.
+    """
 
     elements: int
     parameters: int
@@ -39,14 +49,18 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Traits:
-    """How a family's code computes, as far as memory depends on it (transformers 5,
-    models/<family>/modeling_<family>.py).
+    """How a family's code computes, as far as memory depends on it.
 
-    norms: `rms` computes in fp32 and multiplies by its weight in the model's dtype, `rms_fp32` does
-    that in fp32 too; `layer` is PyTorch's layer norm. query_norms: queries and keys have norms of
-    their own. post_norms: a norm reads what attention and MLP give. parallel: attention and MLP
-    read one norm, and are added at the end. rotary_tables: pairs of them. fp32_routing: experts'
-    results are multiplied with fp32 weights, and so become fp32.
+    Source: transformers 5, models/<family>/modeling_<family>.py.
+
+    Attributes:
+        norms: `rms` normalises in fp32 and multiplies by its weight in the model's dtype;
+            `rms_fp32` multiplies in fp32 too; `layer` is PyTorch's layer norm.
+        query_norms: queries and keys have norms of their own.
+        post_norms: a norm reads the outputs of attention and of the MLP.
+        parallel: attention and MLP read one norm, and are added at the end.
+        rotary_tables: pairs of rotary tables.
+        fp32_routing: experts' results are multiplied by fp32 weights, and so become fp32.
     """
 
     norms: Literal["rms", "rms_fp32", "layer"] = "rms"
@@ -64,15 +78,25 @@ PLAIN = Traits()
 class ModelShape:
     """A decoder's shape.
 
-    family: transformers' model_type. positions: max_position_embeddings; of a longrope, those
-    before it changes.
-    intermediate: of a dense layer's MLP. experts: 0 where every layer is dense.
-    tied: the head is the embedding. sliding_window: None where attention is full everywhere.
-    linears: all kinds of linear layers of the decoder. other_tensors: norms, routers and whatever
-    else is neither linear, embedding nor head. gated: the MLP has a gate (three matrices, not two).
-    shared_intermediate: of the expert that sees every token; 0 where there is none. sliding_layers:
-    those with a window. head_bias: the output head has a bias. softcapped, logits_softcapped:
-    attention scores are bounded, logits are.
+    Attributes:
+        name: the model's path or name.
+        family: transformers' model_type.
+        intermediate: the width of a dense layer's MLP.
+        positions: max_position_embeddings; with longrope, the positions before its angles change.
+        tied: whether the head is the embedding.
+        gated: whether the MLP has a gate (three matrices, not two).
+        experts: routed experts in a layer; 0 if every layer is dense.
+        experts_per_token: routed experts that a token passes.
+        expert_intermediate: the inner width of a routed expert.
+        shared_intermediate: the inner width of the expert that every token passes; 0 without one.
+        sliding_window: keys that a query sees in some layers; None if attention is full everywhere.
+        sliding_layers: the number of layers with a window.
+        linears: all kinds of linear layers of the decoder.
+        other_tensors: norms, routers and all else that is neither linear, embedding nor head.
+        head_bias: whether the output head has a bias.
+        softcapped: whether attention scores are bounded.
+        logits_softcapped: whether logits are bounded.
+        traits: how the family computes.
     """
 
     name: str
@@ -95,41 +119,44 @@ class ModelShape:
     shared_intermediate: int = 0
     sliding_layers: int = 0
     head_bias: bool = False
-    other_tensors: tuple[Tensors, ...] = ()
+    other_tensors: tuple[ParameterTensors, ...] = ()
     softcapped: bool = False
     logits_softcapped: bool = False
     traits: Traits = PLAIN
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the input embedding."""
+        """The parameters of the input embedding."""
         return self.vocabulary * self.hidden
 
     @property
     def head_parameters(self) -> int:
-        """Of the output head and its bias; its matrix counts 0 where it is the embedding."""
+        """The parameters of the output head and its bias; a tied matrix counts 0."""
         matrix = 0 if self.tied else self.vocabulary * self.hidden
         return matrix + (self.vocabulary if self.head_bias else 0)
 
     @property
     def linear_parameters(self) -> int:
-        """Of all linear layers of the decoder."""
+        """The parameters of all linear layers of the decoder."""
         return sum(linear.parameters for linear in self.linears)
 
     @property
     def other_parameters(self) -> int:
-        """Of what is neither linear, embedding nor head."""
+        """The parameters that are neither linear, embedding nor head."""
         return sum(tensors.parameters for tensors in self.other_tensors)
 
     @property
     def parameters(self) -> int:
-        """Of the causal language model, tied tensors once."""
+        """The parameters of the causal language model; tied tensors count once."""
         return self.value_parameters - self.hidden + self.head_parameters
 
     @property
     def active_parameters(self) -> float:
-        """Those that a token is multiplied with: of experts only the chosen, the head, tied or not,
-        and no embedding."""
+        """The parameters that a token is multiplied by.
+
+        Of the experts only the chosen ones count; the head counts, tied or not, and the embedding
+        does not.
+        """
         chosen = self.experts_per_token / self.experts if self.experts else 1.0
         linears = sum(
             linear.parameters * (chosen if linear.stacked > 1 else 1.0) for linear in self.linears
@@ -138,52 +165,58 @@ class ModelShape:
 
     @property
     def value_parameters(self) -> int:
-        """Of the same decoder with a value (or reward) head of one label instead of the head."""
+        """The parameters of the decoder with a value (or reward) head of one label as its head."""
         decoder = self.embedding_parameters + self.linear_parameters + self.other_parameters
         return decoder + self.hidden
 
     @property
     def adapter_targets(self) -> tuple[str, ...]:
-        """Names of the linears that a low-rank adapter can wrap: all but stacked experts."""
+        """The names of the linears that a low-rank adapter can wrap: all but stacked experts."""
         return tuple(dict.fromkeys(linear.name for linear in self.linears if linear.stacked == 1))
 
     @property
     def largest_parameter(self) -> int:
-        """Elements of the largest single parameter tensor of the causal language model."""
+        """The elements of the largest single parameter tensor of the causal language model."""
         return max(tensors.elements for tensors in parameter_tensors(self))
 
 
-def parameter_tensors(shape: ModelShape, value: bool = False) -> tuple[Tensors, ...]:
-    """All parameter tensors of the causal language model as transformers holds them, by size.
+def parameter_tensors(shape: ModelShape, value: bool = False) -> tuple[ParameterTensors, ...]:
+    """Return all parameter tensors of the model as transformers holds them, by size.
 
-    value: of the same decoder with a value (or reward) head of one label instead of the head.
+    Args:
+        shape: the model's shape.
+        value: whether a value (or reward) head of one label takes the place of the output head.
     """
     table = shape.vocabulary * shape.hidden
-    ends = [Tensors(table, table if shape.tied or value else 2 * table)]
+    ends = [ParameterTensors(table, table if shape.tied or value else 2 * table)]
     if value:
-        ends.append(Tensors(shape.hidden, shape.hidden))
+        ends.append(ParameterTensors(shape.hidden, shape.hidden))
     elif shape.head_bias:
-        ends.append(Tensors(shape.vocabulary, shape.vocabulary))
+        ends.append(ParameterTensors(shape.vocabulary, shape.vocabulary))
     linears = [tensors for linear in shape.linears for tensors in _linear_tensors(linear)]
     return (*ends, *linears, *shape.other_tensors)
 
 
-def _linear_tensors(linear: Linear) -> tuple[Tensors, ...]:
+def _linear_tensors(linear: Linear) -> tuple[ParameterTensors, ...]:
     matrix = linear.inputs * linear.outputs
-    weights = Tensors(matrix * linear.stacked, matrix * linear.count)
+    weights = ParameterTensors(matrix * linear.stacked, matrix * linear.count)
     if not linear.bias:
         return (weights,)
-    return (weights, Tensors(linear.outputs, linear.outputs * linear.count))
+    return (weights, ParameterTensors(linear.outputs, linear.outputs * linear.count))
 
 
 def small_parameters(shape: ModelShape, threshold: int, codes: int = 1, value: bool = False) -> int:
-    """Elements of all parameter tensors of at most `threshold` elements: norms, biases and such.
+    """Return the elements of all parameter tensors of at most `threshold` elements: norms, biases.
 
     ZeRO-3 keeps these whole on every rank (`param_persistence_threshold`; DeepSpeed,
     runtime/zero/parameter_offload.py, mark_persistent_parameters).
 
-    codes: how many 4-bit codes of a linear layer share one stored element; 1: none is in 4 bits.
-    value: as for `parameter_tensors`.
+    Args:
+        shape: the model's shape.
+        threshold: the size of the largest tensor that counts.
+        codes: how many 4-bit codes of a linear layer share one stored element; 1: no layer is in 4
+            bits.
+        value: as for `parameter_tensors`.
     """
     small = sum(t.parameters for t in parameter_tensors(shape, value) if t.elements <= threshold)
     if codes == 1:
@@ -195,11 +228,14 @@ def small_parameters(shape: ModelShape, threshold: int, codes: int = 1, value: b
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The largest forward of a rank.
+    """The largest forward pass of a rank.
 
-    tokens: packed, in all. sequences: how many at least share them. longest: tokens of the
-    longest one. learned: tokens that the head sees at most. shared: tokens that a second sequence
-    attends to, at most.
+    Attributes:
+        tokens: packed tokens, in all.
+        sequences: the least number of sequences that share them.
+        longest: the tokens of the longest sequence.
+        loss_tokens: the most tokens that the head sees.
+        shared: the most tokens that a second sequence attends to.
     """
 
     tokens: int

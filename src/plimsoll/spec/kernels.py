@@ -1,5 +1,7 @@
-"""Where the kernels are to be had that models may compute by: PyTorch's varlen_attn, the flash
-attention of packed sequences, and Liger's."""
+"""Where models can use PyTorch's varlen_attn, the flash attention of packed sequences, and Liger's.
+
+Asked before a run (`spec/decisions.py`), by rules, and when a model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,19 @@ from plimsoll.machine.hardware import BFLOAT16_UNITS
 Capability = tuple[int, int]
 """A card's compute capability."""
 WIDEST_HEAD = 256
-"""FlashAttention-2, in PyTorch's flash_attn/flash_api.cpp (`mha_varlen_fwd`)."""
+"""The widest head of FlashAttention-2, in PyTorch's flash_attn/flash_api.cpp (`mha_varlen_fwd`)."""
 _HEAD_STEP = 8
-"""As WIDEST_HEAD; scaled_dot_product_attention pads other heads, varlen_attn does not."""
+"""A head's width must be a multiple of this for varlen_attn; scaled_dot_product_attention pads."""
 
 
 def kernels_on(device: str, capability: Capability | None, has_liger: bool) -> DecidedKernels:
-    """Return whose norms, gated MLPs and rotary embeddings serve.
+    """Return whose norms, gated MLPs and rotary embeddings are used.
 
-    Triton compiles no bfloat16 for cards without units for it, so Liger's kernels are not for them.
+    Liger's kernels need a card with units for bfloat16: Triton compiles no bfloat16 for others.
 
     Args:
         device: cuda or another.
-        capability: of the card, or the lowest of several; None where it is not known.
+        capability: the card's, or the lowest of several; None if unknown.
         has_liger: whether liger-kernel is installed.
     """
     able = capability is None or capability >= BFLOAT16_UNITS
@@ -33,10 +35,14 @@ def kernels_on(device: str, capability: Capability | None, has_liger: bool) -> D
 def against_varlen(
     device: str, capability: Capability | None, dtype: str, softcapped: bool, head_dim: int
 ) -> Iterator[str]:
-    """Every reason for which varlen_attn cannot compute a model.
+    """Yield every reason why varlen_attn cannot compute a model.
 
-    device: cuda or another. capability: of the card; None where unknown. dtype: of the model.
-    softcapped: the family bounds its attention scores. head_dim: of one head; 0 where unknown.
+    Args:
+        device: cuda or another.
+        capability: the card's; None if unknown.
+        dtype: the model's dtype.
+        softcapped: whether the family bounds its attention scores.
+        head_dim: the width of a head; 0 if unknown.
     """
     if device != "cuda":
         yield f"it runs on CUDA, and this is {device}"

@@ -10,7 +10,7 @@ from typing import Any
 from plimsoll.config.data import template_file
 from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.problems import Problem, invalid, show
-from plimsoll.shapes.hub import Kind, not_on_hub
+from plimsoll.shapes.hub import RepositoryKind, not_on_hub
 from plimsoll.shapes.missing_path import missing_path, no_model
 from plimsoll.spec.run_spec import RunSpec
 
@@ -111,7 +111,7 @@ def has_tokenizer(path: str) -> bool:
     return any((Path(path) / name).is_file() for name in TOKENIZER_FILES)
 
 
-def check_missing(key: str, name: str, kind: Kind) -> Problem | None:
+def check_missing(key: str, name: str, kind: RepositoryKind) -> Problem | None:
     """The problem of a path that is not here; None where it is a name that the hub has."""
     wanted = "a model directory" if kind == "model" else "a data file or directory"
     found = missing_path(name, wanted) or not_on_hub(name, kind)

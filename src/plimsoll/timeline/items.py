@@ -1,4 +1,4 @@
-"""What the plan is made of: items of memory, the moments at which each exists, and where it is.
+"""Items of memory, the moments at which each exists, and the place where it lies.
 
 Two levels of naming. A *phase* is an interval of a step (load, rollout, score, train_critic,
 train_actor, sync, save), or comes before the first (precompute). Within a phase memory rises and
@@ -16,10 +16,13 @@ from plimsoll.spec.run_spec import Phase
 Where = Literal["device", "host", "disk"]
 
 Level = Literal["allocated", "reserved", "process"]
-"""Which measure an item first shows in. On a device: `allocated` is in torch's allocated bytes,
-`reserved` is the allocator's gap above them, `process` is what the device shows as used besides
-(CUDA context, communicators, vLLM's share). On a host: `allocated` is tensors, `process` all else
-that a process holds (interpreter, libraries, thread pools, caches)."""
+"""The smallest measure that includes an item.
+
+On a device: `allocated` is torch's allocated bytes, `reserved` the allocator's gap above them,
+`process` all other bytes that the device reports as used (CUDA context, communicators, vLLM's
+share). On a host: `allocated` is tensors, `process` all other memory of a process (interpreter,
+libraries, thread pools, caches).
+"""
 
 
 Kind = Literal[
@@ -32,8 +35,10 @@ Kind = Literal[
     "rollout engines",
     "processes",
 ]
-"""What an item is, for drawings, and for saying what would have to go. `activations` are of every
-role, `weights` to `buffers` else of trained ones, and `frozen models` is all else of the others.
+"""The kind of an item, for drawings and for advice.
+
+`activations` belong to any role. `weights`, `gradients`, `optimizer states` and `buffers` belong to
+trained roles; `frozen models` is everything else of the other roles.
 """
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -53,14 +58,18 @@ class Moment:
 class Item:
     """Some bytes of one process.
 
-    role: whose (`actor`, `critic`, `reference`, `reward`, `teacher`, `rollout`), or `process` for
-        what no role owns (CUDA context, interpreter, communicators).
-    name: what, in words that are only shown, such as `fp32 masters`, `moments`, `activations`.
-    bytes: whole bytes, never negative.
-    formula: in words with the numbers put in, such as
-        "2 bytes x 7,615,616,512 parameters / 8 ranks".
-    source: where the formula is from: a paper, a file of a project, a measurement.
-    cache: it is an engine's KV cache, which has what is left.
+    Attributes:
+        role: the owner (`actor`, `critic`, `reference`, `reward`, `teacher`, `rollout`), or
+            `process` for bytes without a role (CUDA context, interpreter, communicators).
+        kind: the kind, by which items are added up.
+        name: a description for display, such as `fp32 masters`, `moments`, `activations`.
+        where: the place of the bytes.
+        level: the smallest measure that includes them.
+        bytes: whole bytes, never negative.
+        formula: the calculation in words and numbers, such as "2 bytes x 7,615,616,512 parameters /
+            8 ranks".
+        source: the origin of the formula: a paper, a file of a project, a measurement.
+        cache: whether it is an engine's KV cache, which takes the memory that is left.
     """
 
     role: str

@@ -1,4 +1,4 @@
-"""When a role's tensors exist: the instants of a job, and the lives that tensors have in them."""
+"""The moments at which a role's tensors exist: the instants of a job, and lifetimes within them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTANTS: dict[Phase, tuple[str, ...]] = {
     "sync": ("gather", "forward"),
     "save": ("gather", "write"),
 }
-"""The instants of each phase but load, which has one per role, in the order they are loaded."""
+"""The instants of each phase, in order. `load` has two for each role, in the order of loading."""
 
 TrainPhase = Literal["train_critic", "train_actor"]
 
@@ -40,15 +40,23 @@ Life = Literal[
     "saving",
     "writing",
 ]
-"""
-always: from the moment the role is loaded. built: from when its engine is built, after it was read.
-stepped: from the first optimizer step. loading: while it is read. building: while its engine is
-built. scoring: while it scores, the actor also what proves a sync. computing: scoring, and forward
-and backward.
-backward: of its own training, from the first gradient on. reducing: when a bucket of gradients is
-first full and is reduced. training: forward, backward, norm and step. norming: while its gradient
-norm is taken, just before its step. stepping: its step. sending, saving: while weights are gathered
-to be sent, or saved. writing: while a checkpoint of states is written.
+"""The lifetime of a tensor.
+
+- always: from the moment the role is loaded.
+- built: from the moment its engine is built, after it was read.
+- stepped: from the first optimizer step.
+- loading: while the role is read.
+- building: while its engine is built.
+- scoring: while the role scores; for the actor also while a sync is verified.
+- computing: while the role scores, and in its forward and backward.
+- backward: in its own training, from the first gradient on.
+- reducing: while the first full bucket of gradients is reduced.
+- training: in its forward, backward, norm and step.
+- norming: while its gradient norm is computed, just before its step.
+- stepping: in its step.
+- sending: while weights are gathered to be sent.
+- saving: while weights are gathered to be saved.
+- writing: while a checkpoint of states is written.
 """
 
 
@@ -57,19 +65,21 @@ _BEFORE = {
     Moment("precompute", "build"): Moment("load", "build reference"),
     Moment("precompute", "forward"): Moment("score", "forward"),
 }
-"""A reference that scores everything before the actor is loaded: what it does then, and what that
-would be beside the actor."""
+"""Moments of a reference that scores everything before the actor is loaded.
+
+Each is mapped to the moment that it would be beside the actor.
+"""
 
 
 def job_moments(roles: Sequence[str], phases: Collection[Phase]) -> frozenset[Moment]:
-    """All moments of a job that loads these roles and has these phases besides `load`."""
+    """Return all moments of a job that loads these roles and has these phases besides `load`."""
     inside = {Moment(phase, i) for phase in phases if phase != "load" for i in INSTANTS[phase]}
     late = [role for role in roles if not (role == "reference" and "precompute" in phases)]
     return frozenset(inside | {moment for role in late for moment in _load_moments(role)})
 
 
 def scoring_phase(role: str, moments: frozenset[Moment]) -> Phase:
-    """When a role scores, of the job's moments."""
+    """Return the phase in which a role scores, from the job's moments."""
     return "precompute" if _is_before(role, moments) else "score"
 
 
@@ -81,28 +91,33 @@ def _load_moments(role: str) -> tuple[Moment, Moment]:
     return Moment("load", f"read {role}"), Moment("load", f"build {role}")
 
 
-@cache  # a search for what fits makes hundreds of plans of the same few lives
+@cache  # a search for settings that fit makes hundreds of plans with the same few lifetimes
 def lifetime(
     life: Life, role: str, phase: TrainPhase | None, moments: frozenset[Moment]
 ) -> frozenset[Moment]:
-    """Those of the job's moments at which a role's tensor of that life exists.
+    """Return the moments of the job at which a role's tensor of that lifetime exists.
 
-    phase: the one that trains the role; None for a frozen role.
+    Args:
+        life: the lifetime.
+        role: the role that holds the tensor.
+        phase: the phase that trains the role; None for a frozen role.
+        moments: all moments of the job.
     """
-    own = moments & _BEFORE.keys() if _is_before(role, moments) else moments - _BEFORE.keys()
-    return frozenset(m for m in own if _exists(life, role, phase, _BEFORE.get(m, m)))
+    before = _is_before(role, moments)
+    role_moments = moments & _BEFORE.keys() if before else moments - _BEFORE.keys()
+    return frozenset(m for m in role_moments if _exists(life, role, phase, _BEFORE.get(m, m)))
 
 
 def _exists(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> bool:
     read, build = _load_moments(role)
-    own = phase is not None and moment.phase == phase
-    backward = own and moment.instant in ("backward", "reduce")
+    trains = phase is not None and moment.phase == phase
+    backward = trains and moment.instant in ("backward", "reduce")
     scoring = moment.phase == "score" or (role == "actor" and moment == Moment("sync", "forward"))
     match life:
         case "always":
-            return moment in (read, build) or _later(role, moment)
+            return moment in (read, build) or _is_loaded_before(role, moment)
         case "built":
-            return moment == build or _later(role, moment)
+            return moment == build or _is_loaded_before(role, moment)
         case "stepped":
             return moment.phase != "load"
         case "loading":
@@ -112,17 +127,17 @@ def _exists(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> 
         case "scoring":
             return scoring
         case "computing":
-            return scoring or (own and moment.instant not in ("norm", "step"))
+            return scoring or (trains and moment.instant not in ("norm", "step"))
         case "backward":
             return backward
         case "reducing":
-            return own and moment.instant == "reduce"
+            return trains and moment.instant == "reduce"
         case "training":
-            return own
+            return trains
         case "norming":
-            return own and moment.instant == "norm"
+            return trains and moment.instant == "norm"
         case "stepping":
-            return own and moment.instant == "step"
+            return trains and moment.instant == "step"
         case "sending":
             return moment == Moment("sync", "gather")
         case "saving":
@@ -131,13 +146,12 @@ def _exists(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> 
             return moment.phase == "save" and moment.instant == "write"
 
 
-def _later(role: str, moment: Moment) -> bool:
-    """Whether the role is there for good by then: in every phase after load, and while roles that
-    are loaded after it are."""
+def _is_loaded_before(role: str, moment: Moment) -> bool:
+    """Return whether a role was loaded before: after load, or while a later role loads."""
     if moment.phase != "load":
         return True
-    other = moment.instant.split()[-1]
-    return is_role(other) and is_role(role) and load_order(other) > load_order(role)
+    loading = moment.instant.split()[-1]
+    return is_role(loading) and is_role(role) and load_order(loading) > load_order(role)
 
 
 assert set(INSTANTS) == set(PHASES) - {"load"}

@@ -14,11 +14,18 @@ from plimsoll.timeline.lifetimes import Life, TrainPhase, lifetime
 class Tensors:
     """Tensors of one kind on one rank.
 
-    elements: of the whole role, or of the buffer. each: bytes of one; not whole where scales come
-        with a block of elements. ranks: over how many they are divided.
-    pinned: elements of each block of page-locked host memory (0: ordinary memory); PyTorch's
-        allocator rounds every block up to a power of two.
-    of: what the elements are, for the formula.
+    Attributes:
+        kind: the kind of their item.
+        name: the name of their item.
+        of: the name of the elements in the formula.
+        elements: elements of the whole role, or of the buffer.
+        each: bytes of an element; not whole if scales come with a block of elements.
+        source: the origin of the numbers.
+        ranks: the number of ranks that share the elements.
+        where: the place of the tensors.
+        life: when the tensors exist.
+        pinned: elements of each block of page-locked host memory (0: ordinary memory); PyTorch's
+            allocator rounds every block up to a power of two.
     """
 
     kind: Kind
@@ -34,7 +41,7 @@ class Tensors:
 
     @property
     def bytes(self) -> int:
-        """On one rank, with the rounding of pinned blocks."""
+        """The bytes on one rank, with the rounding of pinned blocks."""
         share = -(-self.elements // self.ranks)
         if not self.pinned:
             return math.ceil(share * self.each)
@@ -45,7 +52,7 @@ class Tensors:
 
     @property
     def formula(self) -> str:
-        """In words, with the numbers put in."""
+        """The calculation of the bytes, in words and numbers."""
         text = f"{self.each:g} bytes x {self.elements:,} {self.of}"
         if self.ranks > 1:
             text += f" / {self.ranks} ranks"
@@ -55,19 +62,25 @@ class Tensors:
 def state_items(
     role: str, kept: Iterable[Tensors], phase: TrainPhase | None, moments: frozenset[Moment]
 ) -> Iterator[Allocation]:
-    """A role's tensors with the moments at which each exists; what is empty is left out.
+    """Yield a role's tensors with the moments at which each exists; empty tensors are left out.
 
-    phase: the one that trains it; None for a frozen role. moments: all of the job's.
+    Args:
+        role: the role that keeps them.
+        kept: its tensors.
+        phase: the phase that trains the role; None for a frozen role.
+        moments: all moments of the job.
     """
-    for one in kept:
-        if one.elements:
-            kind = one.kind if phase else "frozen models"
-            size, formula = one.bytes, one.formula
-            item = Item(role, kind, one.name, one.where, "allocated", size, formula, one.source)
-            yield Allocation(item, lifetime(one.life, role, phase, moments))
+    for tensors in kept:
+        if tensors.elements:
+            kind = tensors.kind if phase else "frozen models"
+            size = (tensors.bytes, tensors.formula, tensors.source)
+            item = Item(role, kind, tensors.name, tensors.where, "allocated", *size)
+            yield Allocation(item, lifetime(tensors.life, role, phase, moments))
 
 
 def pinned_block(size: int) -> int:
-    """What PyTorch's allocator of page-locked memory takes for a block of `size` bytes: the next
-    power of two (ATen/core/CachingHostAllocator.h, `allocate`)."""
+    """Return the bytes that PyTorch takes for a block of page-locked memory: the next power of two.
+
+    See ATen/core/CachingHostAllocator.h, `allocate`.
+    """
     return 0 if size == 0 else 1 << (size - 1).bit_length()

@@ -153,7 +153,12 @@ def changed_settings(before: str, now: Settings) -> list[str]:
     old, new = (
         dict(_leaves(read_tree(text, "config.yaml").values)) for text in (before, dump_config(now))
     )
-    told = [*old, *(key for key, _ in _leaves(now.model_dump(exclude_defaults=True)))]
+    # An empty section that the old config has is one of defaults; one that it lacks is news.
+    changed = _leaves(now.model_dump(exclude_defaults=True))
+    told = [
+        *old,
+        *(key for key, value in changed if value or not any(o.startswith(f"{key}.") for o in old)),
+    ]
     keys = [*new, *(key for key in old if key not in new)]
     return [
         f"{key}: {_text(old, key)} -> {_text(new, key)}"

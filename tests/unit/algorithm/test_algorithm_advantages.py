@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.algorithm.choice import advantage
-from plimsoll.algorithm.groups import group_deviations, group_means, numbered
+from plimsoll.algorithm.groups import group_deviations, group_means, number_groups
 from plimsoll.algorithm.inputs import AdvantageInputs
 from plimsoll.config.base import Choice, OptionValue
 from plimsoll.spec.choices import AdvantageNeed
@@ -243,7 +243,7 @@ def test_whitened_ones_are_their_plain_forms_whitened_over_tokens(
 
 def test_groups_by_hand() -> None:
     group_S, x_S = torch.tensor([7, 2, 7, 5]), torch.tensor([1.0, 4.0, 3.0, 9.0])
-    number_S, sizes = numbered(group_S)
+    number_S, sizes = number_groups(group_S)
     assert number_S.tolist() == [2, 0, 2, 1] and sizes.tolist() == [1, 1, 2]
     assert group_means(x_S, group_S).tolist() == [2, 4, 2, 9]
     assert group_deviations(x_S, group_S).tolist() == pytest.approx([2**0.5, 0, 2**0.5, 0])

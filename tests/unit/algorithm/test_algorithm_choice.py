@@ -146,7 +146,7 @@ GIVEN: dict[AdvantageNeed, torch.Tensor] = {
     "greedy_S": torch.tensor([2.0]),
     "turn_L": torch.tensor([0, 0]),
 }
-"""What there is to ask for."""
+"""A tensor for each need."""
 
 
 def policy_inputs(*, learns: bool = True) -> PolicyObjectiveInputs:
@@ -162,9 +162,9 @@ def policy_inputs(*, learns: bool = True) -> PolicyObjectiveInputs:
 def test_the_defaults_of_the_config_resolve() -> None:
     algorithm = RlAlgorithm()
     assert policy_loss(algorithm.policy_loss)(policy_inputs()).loss_L.tolist() == [-1, -3]
-    found = advantage(algorithm.advantage)(INPUTS, GIVEN)
+    output = advantage(algorithm.advantage)(INPUTS, GIVEN)
     # of 0.475 and 0.5, whitened
-    assert found.advantages_L.tolist() == pytest.approx([-1, 1], abs=1e-4)
+    assert output.advantages_L.tolist() == pytest.approx([-1, 1], abs=1e-4)
     assert algorithm.correction is not None
     weights_L = correction(algorithm.correction)(policy_inputs().correction).weights_L
     assert weights_L.tolist() == pytest.approx([1, 2])  # e^0, and e^1 cut at 2
@@ -206,8 +206,8 @@ def test_a_policy_loss_takes_the_samplers_log_probs_by_a_second_parameter(
     monkeypatch.syspath_prepend(tmp_path)
     choice = Choice(name="my_new_loss:off_sampler")
     assert needs_sampler(choice) and not needs_sampler(Choice(name="clip"))
-    found = policy_loss(choice)(policy_inputs()).loss_L
-    assert found.tolist() == pytest.approx([1, math.e])
+    output = policy_loss(choice)(policy_inputs()).loss_L
+    assert output.tolist() == pytest.approx([1, math.e])
 
 
 def test_a_new_preference_loss_says_by_its_parameters_whether_it_needs_a_reference(
@@ -239,7 +239,7 @@ def test_a_new_advantage_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reason"),
     [
         (
             "tensor_alone",
@@ -249,13 +249,13 @@ def test_a_new_advantage_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("number", "gave TokenLoss with loss_L: no tensor, and TokenLoss with loss_L: shape [2]"),
     ],
 )
-def test_a_loss_that_gives_something_else_is_told(
-    name: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_loss_with_another_output_is_refused(
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other_outputs.py").write_text(OTHER_OUTPUTS)
     monkeypatch.syspath_prepend(tmp_path)
     loss = policy_loss(Choice(name=f"other_outputs:{name}"))
-    message = f"algorithm.policy_loss: 'other_outputs:{name}' {told}"
+    message = f"algorithm.policy_loss: 'other_outputs:{name}' {reason}"
     with pytest.raises(ConfigError, match=re.escape(message)):
         loss(policy_inputs())
     estimator = advantage(Choice(name="other_outputs:advantage_of_each_sequence"))
@@ -267,23 +267,23 @@ def test_a_loss_that_gives_something_else_is_told(
 
 
 @pytest.mark.parametrize(
-    ("metrics", "told"),
+    ("metrics", "reason"),
     [
         ({"share": torch.tensor(1.0)}, "the metric 'share' as shape []. A metric is a number for"),
         ({"share": 0.5}, "the metric 'share' as 0.5. A metric is a number for each token, a ten"),
         ({"share": "high"}, "the metric 'share' as 'high'. A metric is a number for each token"),
         ({3: torch.ones(2)}, "the metric 3 as shape [2]. A metric is a number for each token"),
-        ({"loss": torch.ones(2)}, "the metric 'loss'. The run has one of this name itself"),
-        ({"reward": torch.ones(2)}, "the metric 'reward'. The run has one of this name itself"),
-        ({"reward/short": torch.ones(2)}, "the metric 'reward/short'. The run has one of this n"),
-        ({"entropy": torch.ones(2)}, "the metric 'entropy'. The run has one of this name itself"),
-        ({"mismatch/k3": torch.ones(2)}, "the metric 'mismatch/k3'. The run has one of this name"),
-        ({"correction": torch.ones(2)}, "the metric 'correction'. The run has one of this name"),
+        ({"loss": torch.ones(2)}, "the metric 'loss'. The run has a metric"),
+        ({"reward": torch.ones(2)}, "the metric 'reward'. The run has a metric"),
+        ({"reward/short": torch.ones(2)}, "the metric 'reward/short'. The run has a metric"),
+        ({"entropy": torch.ones(2)}, "the metric 'entropy'. The run has a metric"),
+        ({"mismatch/k3": torch.ones(2)}, "the metric 'mismatch/k3'. The run has a metric"),
+        ({"correction": torch.ones(2)}, "the metric 'correction'. The run has a metric"),
         (None, "None as `metrics`, and a dict is needed"),
     ],
 )
-def test_a_metric_that_cannot_be_added_up_is_told(
-    metrics: object, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_metric_that_cannot_be_added_up_is_refused(
+    metrics: object, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_new_loss.py").write_text(NEW_LOSS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -292,7 +292,7 @@ def test_a_metric_that_cannot_be_added_up_is_told(
     monkeypatch.setattr(sys.modules["my_new_loss"], "METRICS", {"share": torch.ones(2)})
     assert loss(inputs).metrics["share"].tolist() == [1, 1]
     monkeypatch.setattr(sys.modules["my_new_loss"], "METRICS", metrics)
-    with pytest.raises(ConfigError, match=re.escape(f"'my_new_loss:with_metrics' gave {told}")):
+    with pytest.raises(ConfigError, match=re.escape(f"'my_new_loss:with_metrics' gave {reason}")):
         loss(inputs)
 
 
@@ -303,7 +303,7 @@ def test_a_metric_that_cannot_be_added_up_is_told(
         ("leaves", "SystemExit: 3", "sys.exit(3)"),
     ],
 )
-def test_what_a_function_of_ones_own_raises_is_told_with_its_lines(
+def test_an_error_in_a_users_function_is_reported_with_its_lines(
     function: str, raised: str, last_line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_raising.py").write_text(RAISING)
@@ -320,19 +320,19 @@ def test_what_a_function_of_ones_own_raises_is_told_with_its_lines(
     pickle.loads(pickle.dumps(caught.value))  # noqa: S301  it crosses processes
 
 
-def test_a_function_that_writes_into_its_inputs_is_told(
+def test_a_function_that_writes_into_its_inputs_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A divergence's are needed for the likelihood after it: the numbers would be others."""
+    """The likelihood is computed from a divergence's inputs afterwards."""
     (tmp_path / "my_raising.py").write_text(RAISING)
     monkeypatch.syspath_prepend(tmp_path)
     inputs = DivergenceInputs(torch.zeros(2, 3), torch.zeros(2, 3))
-    with pytest.raises(ConfigError, match=r"'my_raising:overwrites' changed a tensor"):
+    with pytest.raises(ConfigError, match=r"'my_raising:overwrites' changed an input tensor"):
         divergence(Choice(name="my_raising:overwrites"))(inputs)
     divergence(Choice(name="forward_kl"))(inputs)
 
 
-def test_ctrl_c_in_a_loss_and_what_plimsoll_refuses_there_go_on_as_they_are(
+def test_ctrl_c_and_refusals_in_a_loss_are_raised_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_raising.py").write_text(RAISING)
@@ -343,7 +343,7 @@ def test_ctrl_c_in_a_loss_and_what_plimsoll_refuses_there_go_on_as_they_are(
         policy_loss(Choice(name="my_raising:refuses"))(policy_inputs())
 
 
-def test_a_loss_without_a_gradient_is_told_where_one_is_asked_for(
+def test_a_loss_without_a_gradient_is_refused_if_inputs_have_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would train with a gradient of 0, to the end."""
@@ -390,7 +390,7 @@ def test_a_resolved_loss_crosses_processes() -> None:
 
 
 def documented(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The module that holds a file of docs/extend.md, as it stands there."""
+    """Write a file of docs/extend.md, unchanged, as a module and return its name."""
     page = (Path(__file__).parents[3] / "docs" / "extend.md").read_text()
     [code] = re.findall(rf"```python\n(# {file}\.py\n.*?)```", page, re.DOTALL)
     (folder / f"documented_{file}.py").write_text(code)
@@ -398,16 +398,15 @@ def documented(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"documented_{file}"
 
 
-def test_what_the_documents_make_of_a_policy_works_as_it_stands(
+def test_the_policy_functions_of_the_documents_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/extend.md, by hand."""
     module = documented("my_losses", tmp_path, monkeypatch)
     inputs = policy_inputs()
     policy = inputs.policy
-    found = policy_loss(Choice(name=f"{module}:reinforce"))(inputs)
+    output = policy_loss(Choice(name=f"{module}:reinforce"))(inputs)
     expected = -policy.logprobs_L.detach() * policy.advantages_L
-    assert found.loss_L.tolist() == pytest.approx(expected.tolist())
+    assert output.loss_L.tolist() == pytest.approx(expected.tolist())
     # Groups of 1, 2, 0 (mean 1) and 4, 1 (mean 2.5), of 1, 2, 1, 1 and 1 tokens.
     given_inputs = AdvantageInputs(
         torch.tensor([[1.0], [2.0], [0.0], [4.0], [1.0]], dtype=torch.float64),
@@ -425,7 +424,7 @@ def test_what_the_documents_make_of_a_policy_works_as_it_stands(
     assert weights.tolist() == pytest.approx([0.5, 1.0, 1.5, 2.0])
 
 
-def test_the_preference_loss_of_the_documents_works_as_it_stands(
+def test_the_preference_loss_of_the_documents_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/extend.md: exp(-0.1 * (1 - -1)) for the pair of log-ratios 1 and -1."""

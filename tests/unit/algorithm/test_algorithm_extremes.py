@@ -1,4 +1,4 @@
-"""Log-probs that are far apart: losses and gradients stay finite, and near ones are left alone."""
+"""Log-probs that are far apart: losses and gradients stay finite, and near ones are unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from plimsoll.algorithm.policy_objective import (
     PolicyTerms,
     policy_objective,
 )
-from plimsoll.algorithm.ratios import clamped, ratios
+from plimsoll.algorithm.ratios import is_clamped, ratios
 from plimsoll.config.base import Choice
 from plimsoll.records import BatchCounts
 from plimsoll.spec.choices import needs_sampler
@@ -181,7 +181,7 @@ def test_policies_that_are_near_have_the_gradient_that_they_have_without_a_bound
 def test_ratios_within_the_bound_are_plain_exponentials(logratios: list[float]) -> None:
     logratio_L = torch.tensor(logratios, dtype=torch.float64, requires_grad=True)
     found, plain = ratios(logratio_L), logratio_L.exp()
-    assert torch.equal(found, plain) and not clamped(logratio_L).any()
+    assert torch.equal(found, plain) and not is_clamped(logratio_L).any()
     [by_found] = torch.autograd.grad(found.sum(), logratio_L)
     assert torch.equal(by_found, plain)
 
@@ -193,7 +193,7 @@ def test_ratios_beyond_the_bound_are_counted_and_have_no_gradient(
     logratio_L = sign * torch.tensor(logratios, dtype=torch.float64)
     found = ratios(logratio_L.requires_grad_())
     assert found.tolist() == pytest.approx([math.exp(sign * 20)] * len(logratios))
-    assert clamped(logratio_L).all()
+    assert is_clamped(logratio_L).all()
     [by_found] = torch.autograd.grad(found.sum(), logratio_L)
     assert not by_found.any()
 

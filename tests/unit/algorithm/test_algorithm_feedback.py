@@ -1,4 +1,4 @@
-"""KTO's loss, its KL and its metrics against numbers computed by hand, and what holds for all."""
+"""KTO's loss, its KL and its metrics against numbers computed by hand, and general properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals over prompts: by hand, against resampling whole prompts, and what holds for all."""
+"""Intervals over prompts: by hand, against resampling whole prompts, and general properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The KL estimators, checked by exact expectations over a small vocabulary, and the coefficient."""
+"""KL estimators against exact expectations over a small vocabulary, and the coefficient."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The names of metrics that a run keeps for itself, and those that losses may have."""
+"""The metric names of the run itself, and those that losses may have."""
 
 from __future__ import annotations
 
 import pytest
 
-from plimsoll.algorithm.choice import of_the_run
+from plimsoll.algorithm.choice import is_run_metric
 
 LOSSES = ("policy_loss", "preference_loss", "reward_loss", "feedback_loss")
 
@@ -15,16 +15,18 @@ LOSSES = ("policy_loss", "preference_loss", "reward_loss", "feedback_loss")
     ["step", "loss", "tokens", "seconds/score", "eval/own", "epoch", "epoch/chat", "learning_rate"],
 )
 def test_what_every_run_writes_is_taken_in_every_job(package: str, name: str) -> None:
-    assert of_the_run(package, name)
+    assert is_run_metric(package, name)
 
 
 def test_a_name_is_taken_where_the_job_has_it_and_free_elsewhere() -> None:
     """`accuracy` is what the losses on pairs tell, and what KTO's evaluation does."""
-    taken = {name: [p for p in LOSSES if of_the_run(p, name)] for name in ("accuracy", "kl", "nll")}
+    taken = {
+        name: [p for p in LOSSES if is_run_metric(p, name)] for name in ("accuracy", "kl", "nll")
+    }
     assert taken == {
         "accuracy": ["feedback_loss"],
         "kl": ["policy_loss"],
         "nll": ["preference_loss"],
     }
-    assert not any(of_the_run(package, "epochs") for package in LOSSES)
-    assert not any(of_the_run(package, "own/loss") for package in LOSSES)
+    assert not any(is_run_metric(package, "epochs") for package in LOSSES)
+    assert not any(is_run_metric(package, "own/loss") for package in LOSSES)

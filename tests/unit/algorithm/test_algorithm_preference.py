@@ -1,4 +1,4 @@
-"""Preference losses against numbers computed by hand, their gradients, and what holds for all."""
+"""Preference losses against numbers computed by hand, their gradients, and general properties."""
 
 from __future__ import annotations
 

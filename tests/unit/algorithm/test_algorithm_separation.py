@@ -1,4 +1,4 @@
-"""How well scores tell two groups apart: against counting pairs, and the interval's coverage."""
+"""The separation of two groups by scores: against counting pairs, and the interval's coverage."""
 
 from __future__ import annotations
 

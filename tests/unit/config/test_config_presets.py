@@ -48,8 +48,8 @@ def spec_of(command: str, *flags: str, **more: Any) -> RunSpec[RlConfig]:
     return load_spec(JOBS[command], written(more, critic), list(flags))
 
 
-def value_at(config: RlConfig, path: tuple[str, ...]) -> object:
-    value: object = config.model_dump()
+def value_at(config: RlConfig, path: tuple[str, ...]) -> Any:
+    value: Any = config.model_dump()
     for name in path:
         assert isinstance(value, dict)
         value = value[name]

@@ -17,8 +17,8 @@ from plimsoll.model.price.form import (
     Attention,
     ChunkedHead,
     Fused,
+    ScalarHead,
     UnfusedHead,
-    ValueHead,
 )
 from plimsoll.model.price.layer import Layer
 from plimsoll.model.price.layer_steps import layer_steps
@@ -318,7 +318,7 @@ def test_phis_layer_by_hand() -> None:
 
 
 def test_a_value_head_has_no_logits() -> None:
-    found = _bytes(replace(FULL, head=ValueHead()))
+    found = _bytes(replace(FULL, head=ScalarHead()))
     assert not [name for name in found if "logits" in name]
 
 

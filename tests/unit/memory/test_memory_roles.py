@@ -211,4 +211,4 @@ def test_no_kernel_takes_bfloat16_before_ampere(
     devices: dict[Device, bool] = {"cuda": written, "cpu": False}
     for device, found in devices.items():
         form = activation_form(model, None, shape, "policy", device, False, False, capability)
-        assert form.written is found
+        assert form.writes_scores is found

@@ -151,7 +151,7 @@ CASES = [
     ),
     (
         "sft",
-        {},
+        {"actor.model.dtype": "bfloat16"},
         "V100-32GB",
         "bfloat16-card",
         "warning",

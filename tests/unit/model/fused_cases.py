@@ -1,4 +1,4 @@
-"""What tests of fused modules share: which modules of a model are fused, and what is kept."""
+"""Helpers for tests of fused modules: which modules are fused, and what autograd keeps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Liger's kernels where there is no card: by Triton's interpreter, which lacks some of what the
-compiler has."""
+"""Liger's kernels without a card, by Triton's interpreter, which lacks parts of the compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters: where they go, what they start from, what merging computes, what is refused."""
+"""Adapters: their places, first weights, merging, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plimsoll.model.adapter_files import load_adapter, read_adapter_config, save
 from plimsoll.model.adapters import adapter_off, add_adapter, parts_of_weight, plain_weight
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
 from plimsoll.model.policy import PackTensors, PolicyModel, companions, hf_state_names
-from plimsoll.model.quantization import dequantised, plain_shape
+from plimsoll.model.quantization import dequantise, plain_shape
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.model.value import ValueModel
 from plimsoll.records import Sample
@@ -181,7 +181,7 @@ def test_a_plain_model_with_merged_weights_computes_the_same(
     assert (score(module) - first).abs().max() > 1e-2
 
 
-def test_the_parts_of_a_weight_are_all_that_it_is_computed_from(untied: Path) -> None:
+def test_a_weight_is_computed_from_its_parts_alone(untied: Path) -> None:
     module = adapted(untied, dora=True)
     assert set(parts_of_weight(module, WEIGHT)) == {
         WEIGHT,
@@ -209,9 +209,9 @@ def test_scoring_leaves_codes_of_4_bits_as_they_are(untied: Path) -> None:
     """bitsandbytes would lay them out anew on a CPU with AVX-512 in eval mode."""
     module = load(untied, "nf4").eval()
     parameter = module.get_parameter(WEIGHT.replace(".base_layer", ""))
-    codes, weight = parameter.detach().clone(), dequantised(parameter)
+    codes, weight = parameter.detach().clone(), dequantise(parameter)
     in_eval = score(module)
-    assert torch.equal(parameter, codes) and torch.equal(dequantised(parameter), weight)
+    assert torch.equal(parameter, codes) and torch.equal(dequantise(parameter), weight)
     assert torch.equal(score(module.train()), in_eval)
     assert plain_shape(parameter) == tuple(weight.shape) == (64, 64)
     assert (parameter.dtype, parameter.nbytes) == (torch.float32, 64 * 64 // 2)
@@ -243,11 +243,9 @@ def edit(directory: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     "changes", [{"use_qalora": True}, {"init_lora_weights": "pissa"}, {"lora_bias": True}], ids=str
 )
-def test_forms_that_are_not_merged_rightly_are_refused(
-    changes: dict[str, object], written: Path
-) -> None:
+def test_forms_that_cannot_be_merged_are_refused(changes: dict[str, object], written: Path) -> None:
     edit(written, **changes)
-    with pytest.raises(ConfigError, match=f"{next(iter(changes))}.*only those are known"):
+    with pytest.raises(ConfigError, match=f"{next(iter(changes))}.*not plain LoRA"):
         read_adapter_config(written)
 
 
@@ -259,13 +257,13 @@ def test_an_adapter_of_another_model_is_refused(written: Path, tmp_path: Path) -
     shutil.copytree(written, tmp_path / "more")
     edit(tmp_path / "more", target_modules=["q_proj"])
     config = read_adapter_config(tmp_path / "more")
-    with pytest.raises(ConfigError, match=r"only on one side"):
+    with pytest.raises(ConfigError, match="missing in one of the two"):
         load_adapter(load(path), config, tmp_path / "more")
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_a_quantised_model_lets_go_of_its_files(quantization: str, tmp_path: Path) -> None:
+def test_a_quantised_model_unmaps_its_files(quantization: str, tmp_path: Path) -> None:
     """Plain weights stay mapped; in 4 bits one of them would keep all the others' pages."""
     write_tiny_model(tmp_path, tiny_config("qwen2", False), 0, make_tokenizer())
     settings = {"path": str(tmp_path), "dtype": "float32", "quantization": quantization}

@@ -1,4 +1,4 @@
-"""Gradient checkpointing of every kind: the same gradients, and the work and the memory it says."""
+"""Gradient checkpointing of every kind: equal gradients, and the recomputed and kept tensors."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def work_of(path: Path, **settings: Any) -> Counter[Any]:
     return calls.count
 
 
-def test_what_is_computed_again(tmp_path: Path) -> None:
+def test_the_operations_that_are_recomputed(tmp_path: Path) -> None:
     path = written(tmp_path / "model", "qwen2")
     works = {kind: work_of(path, **settings) for kind, settings in KINDS.items()}
     plain = work_of(path)
@@ -131,7 +131,7 @@ def test_what_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_a_bias_that_is_added_to_a_kept_product_in_place_is_added_once() -> None:
-    """As DeepSpeed's linear does at ZeRO stage 3."""
+    """DeepSpeed's linear adds its bias so at ZeRO stage 3."""
     torch.manual_seed(0)
     inputs, weight, bias = (torch.randn(*n, requires_grad=True) for n in ((1, 5, 4), (6, 4), (6,)))
 
@@ -150,7 +150,7 @@ def test_a_bias_that_is_added_to_a_kept_product_in_place_is_added_once() -> None
 
 @pytest.mark.parametrize(("thin", "again"), [(2, 0), (4, 1)])
 def test_a_thin_product_is_computed_again(thin: int, again: int) -> None:
-    """An adapter's second matrix, whose inner dimension is its rank, here 2."""
+    """An adapter's second matrix is thin: its inner dimension is its rank, here 2."""
     inputs, first, second = (
         torch.randn(5, 8, requires_grad=True),
         torch.randn(8, 2),
@@ -167,7 +167,7 @@ def test_a_thin_product_is_computed_again(thin: int, again: int) -> None:
 
 
 def test_weights_may_be_gathered_the_second_time_only() -> None:
-    """As ZeRO stage 3 does: operations that come one time and not the other."""
+    """ZeRO stage 3 has operations that run in one forward and not in the other."""
     inputs, weight = torch.randn(5, 8, requires_grad=True), torch.randn(8, 8)
     times: list[int] = []
 

@@ -21,7 +21,7 @@ from plimsoll.model.attention import Span, spans
 from plimsoll.model.cpu.attention import NAME, packed_attention
 from plimsoll.model.cpu.switch import OF_PACKS
 from plimsoll.model.load import load_policy
-from plimsoll.model.logit_chunks import LogitForm, filled
+from plimsoll.model.logit_chunks import LogitForm, fill_rows
 from plimsoll.model.policy import PackTensors
 from plimsoll.model.tiny import tiny_config
 
@@ -108,8 +108,10 @@ def test_each_sequence_sees_itself_and_what_it_shares(
 def test_blocks_and_batches_change_nothing(
     pairs: list[tuple[int, int]], limits: tuple[int, int]
 ) -> None:
-    """32 queries at a time, one or two sequences, or all that are alike. A sequence shares at most
-    what the one before it has of its own."""
+    """Compute 32 queries at a time, one or two sequences, or all of one shape.
+
+    A sequence shares at most the own tokens of the sequence before.
+    """
     own = [tokens for tokens, _ in pairs]
     shared, first = [0], own[0]
     for tokens, before in pairs[1:]:
@@ -145,7 +147,7 @@ def test_bfloat16_is_no_further_off_than_pytorchs_own() -> None:
 
 @pytest.mark.parametrize("dtype, within", [(torch.bfloat16, "bf16"), (torch.float32, "ieee")])
 def test_products_of_other_numbers_are_not_narrowed(dtype: torch.dtype, within: str) -> None:
-    """Those of the backward pass are, where the numbers were bfloat16 before."""
+    """Products of the backward pass are narrowed if the numbers were bfloat16 before."""
     backend: Any = torch.backends.mkldnn
     settings_ = backend.matmul
     seen: list[str] = []
@@ -180,14 +182,14 @@ def test_rows_that_fill_are_zero_and_learn_nothing() -> None:
 @pytest.mark.parametrize("width", [None, 3])
 def test_rows_are_filled_to_a_multiple(rows: int, width: int | None) -> None:
     shape = (rows,) if width is None else (rows, width)
-    whole = filled(torch.ones(shape), OF_PACKS)
+    whole = fill_rows(torch.ones(shape), OF_PACKS)
     assert len(whole) % OF_PACKS == 0 and len(whole) - rows < OF_PACKS
     assert whole.sum() == whole[:rows].sum() == torch.ones(shape).sum()
 
 
-def test_any_number_of_rows_is_left_as_it_is_where_none_are_asked_for() -> None:
+def test_rows_are_unchanged_with_a_multiple_of_1() -> None:
     rows = torch.ones(5, 3)
-    assert filled(rows, LogitForm().rows) is rows
+    assert fill_rows(rows, LogitForm().rows) is rows
 
 
 class Called(TorchDispatchMode):
@@ -205,8 +207,10 @@ class Called(TorchDispatchMode):
 
 
 def test_tensors_of_another_device_are_pytorchs(tmp_path: Path) -> None:
-    """A model may have been loaded for the CPU and moved since: a card has no such kernel as the
-    CPU's. Here it is moved to a device that computes nothing."""
+    """A model loaded for the CPU may be moved to a card, which has no such kernel.
+
+    Here it is moved to a device that computes nothing.
+    """
     model = load_policy(settings_for(write(tmp_path, tiny_config("qwen2", True, **SMALL))), CPU)
     assert model.lm.config._attn_implementation == NAME
     elsewhere = torch.device("meta")

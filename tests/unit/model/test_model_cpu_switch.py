@@ -1,4 +1,4 @@
-"""A model that is loaded for a CPU computes by the kernels of model/cpu, one for a card by none."""
+"""A model that is loaded for a CPU uses the kernels of model/cpu; for a card it uses none."""
 
 from __future__ import annotations
 

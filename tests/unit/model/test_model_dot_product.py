@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from plimsoll.model.attention import dot_product, repeated
+from plimsoll.model.attention import dot_product, repeat_heads
 
 torch.set_num_threads(1)
 
@@ -33,12 +33,12 @@ def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_repeated_keys_change_nothing(groups: int, masked: bool) -> None:
-    """What cards without the flash kernel compute, here on the CPU, and their gradients."""
+    """Cards without the flash kernel compute so; here it is run on the CPU, with gradients."""
     query, key, value = sequence(6, groups, 9)
     mask = torch.full((9, 9), -torch.inf).triu(1) if masked else None
     want = attended(query, key, value)
     plain = dot_product(query, key, value, mask, None)
-    again = dot_product(query, repeated(key, 6), repeated(value, 6), mask, None)
+    again = dot_product(query, repeat_heads(key, 6), repeat_heads(value, 6), mask, None)
     wanted = torch.autograd.grad(want.square().sum(), (query, key, value))
     for found in (plain, again):
         torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)

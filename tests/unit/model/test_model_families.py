@@ -1,5 +1,4 @@
-"""What single families compute besides plain attention: experts, windows, scaled positions; and
-what would be computed otherwise than transformers does, which must be refused."""
+"""Special parts of families against transformers: experts, windows, scaled positions; refusals."""
 
 from __future__ import annotations
 
@@ -153,7 +152,7 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_be_computed_otherwise_is_refused(case: str, tmp_path: Path) -> None:
+def test_a_family_that_would_be_computed_wrongly_is_refused(case: str, tmp_path: Path) -> None:
     config, why = REFUSED[case]
     config().save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "model.safetensors").write_bytes(b"never opened")
@@ -161,7 +160,7 @@ def test_what_would_be_computed_otherwise_is_refused(case: str, tmp_path: Path) 
         load_policy(settings_for(tmp_path / "m"), CPU)
 
 
-def test_a_family_that_does_not_hand_on_the_layout_is_refused(tmp_path: Path) -> None:
+def test_a_family_that_does_not_pass_the_layout_on_is_refused(tmp_path: Path) -> None:
     path = write_sharp(tmp_path / "m", NemotronConfig(**GROUPED))
-    with pytest.raises(ConfigError, match="NemotronAttention is not told"):
+    with pytest.raises(ConfigError, match="NemotronAttention does not get"):
         together(path, samples_of(LENGTHS))

@@ -1,4 +1,4 @@
-"""Two models have one fingerprint where they give the same log-probs, and only there."""
+"""Two models have one fingerprint if and only if they give the same log-probs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_does_not_change_log_probs_does_not_change_it(model: Path) -> None:
+def test_other_files_do_not_change_the_fingerprint(model: Path) -> None:
     plain = model_fingerprint(decided_model(path=str(model), dtype="bfloat16"))
     (model / "tokenizer.json").write_text("{}")
     same = decided_model(
@@ -35,7 +35,7 @@ def test_what_does_not_change_log_probs_does_not_change_it(model: Path) -> None:
     assert len(plain) == 32
 
 
-def test_weights_config_and_dtype_change_it(model: Path) -> None:
+def test_weights_config_and_dtype_change_the_fingerprint(model: Path) -> None:
     config = decided_model(path=str(model), dtype="bfloat16")
     found = [model_fingerprint(config)]
     found.append(model_fingerprint(config.model_copy(update={"dtype": "float32"})))

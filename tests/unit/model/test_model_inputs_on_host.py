@@ -1,4 +1,4 @@
-"""Layer inputs that wait on the host: where they lie, and that nothing else changes."""
+"""Layer inputs that wait on the host: their places, and that nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Norms, gated MLPs and rotary embeddings by Liger's kernels against transformers' own modules: on
-a card, or by Triton's interpreter, which has no bfloat16 (`TRITON_INTERPRET=1`)."""
+"""Norms, gated MLPs and rotary embeddings by Liger's kernels against transformers' own modules.
+
+They run on a card, or by Triton's interpreter, which has no bfloat16 (`TRITON_INTERPRET=1`).
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,7 @@ def test_an_fp32_weight_with_a_narrow_input(kind: type[Any]) -> None:
 
 
 def test_a_norm_is_rounded_before_its_weight_and_after() -> None:
-    """As ours and transformers' are; rounded once, one number in eight or so would be another."""
+    """Ours and transformers' are; rounded once, about one number in eight would differ."""
     norm = a_norm(LlamaRMSNorm, 256, NARROW)
     inputs = torch.randn(64, 256, dtype=NARROW)
     found = liger.rms_norm(inputs, norm.weight, 1e-5)
@@ -166,13 +168,13 @@ def test_a_gated_mlp(family: str, dtype: torch.dtype) -> None:
     assert len(compare(an_mlp(family, dtype), torch.randn(1, 7, 16, dtype=dtype))) == 5
 
 
-@pytest.mark.parametrize("gated", ["silu_gated", "gelu_gated"])
-def test_gate_and_up_are_kept_and_written_over(gated: str) -> None:
-    """They become their gradients, so another backward pass is refused."""
+@pytest.mark.parametrize("function", ["silu_gate", "gelu_gate"])
+def test_gate_and_up_are_kept_and_written_over(function: str) -> None:
+    """Gate and up become their gradients, so another backward pass is refused."""
     gate, up = (torch.randn(9, 40, requires_grad=True) for _ in range(2))
     made = gate * 1, up * 1
-    assert stored(lambda: getattr(liger, gated)(*made)) == 2 * 4 * 9 * 40
-    product = getattr(liger, gated)(*made)
+    assert stored(lambda: getattr(liger, function)(*made)) == 2 * 4 * 9 * 40
+    product = getattr(liger, function)(*made)
     product.sum().backward(retain_graph=True)
     for kept, leaf in zip(made, (gate, up), strict=True):
         assert leaf.grad is not None and torch.equal(kept, leaf.grad)
@@ -223,7 +225,7 @@ def test_tables_of_another_dtype_are_left_to_transformers() -> None:
 @pytest.mark.parametrize(
     "family", ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3"]
 )
-def test_what_is_fused_of_a_family(family: Family) -> None:
+def test_the_fused_modules_of_a_family(family: Family) -> None:
     parts = ["input_layernorm", "post_attention_layernorm", "mlp", "self_attn"]
     if family in ("qwen3", "gemma3"):
         parts += ["self_attn.q_norm", "self_attn.k_norm"]

@@ -100,8 +100,8 @@ def refusal(path: Path, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_a_missing_directory_is_told(model_path: Path) -> None:
-    """As where a rank's machine lacks what the controller's has."""
+def test_a_missing_directory_is_refused(model_path: Path) -> None:
+    """A rank's machine may lack files that the controller's has."""
     with pytest.raises(ConfigError, match=r"There is no directory .*smal-model here"):
         read_model_config(str(model_path.parent / "smal-model"))
     with pytest.raises(ConfigError, match=r"There is no directory .*smal-model here"):

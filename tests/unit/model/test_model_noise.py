@@ -56,8 +56,10 @@ def packed(*chosen: int) -> tuple[PackTensors, EmbeddingNoise]:
 
 
 def test_noise_is_uniform_within_the_papers_bound() -> None:
-    """Of each sequence alpha / sqrt(length * width), its own length; mean 0, and the variance of
-    the uniform distribution, bound^2 / 3."""
+    """The bound is alpha / sqrt(length * width) with the sequence's own length; the mean is 0.
+
+    The variance is that of the uniform distribution, bound^2 / 3.
+    """
     lengths = (1000, 10)
     noise_TH = EmbeddingNoise(ALPHA, lengths, (1, 2)).draw(64, CPU)
     assert noise_TH.shape == (1010, 64) and noise_TH.dtype == torch.float32
@@ -88,7 +90,7 @@ def gradients(model: PolicyModel, pack: PackTensors, noise: EmbeddingNoise | Non
     return [logprobs_L.detach(), *found]
 
 
-def test_noise_is_what_the_embeddings_get(path: Path) -> None:
+def test_noise_is_added_to_the_embeddings(path: Path) -> None:
     """Against transformers, given the same embeddings and noise as `inputs_embeds`."""
     model = load(path)
     pack, noise = packed(2)

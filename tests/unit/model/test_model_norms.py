@@ -101,7 +101,7 @@ def test_any_size_and_scale(rows: int, width: int, scale: float, seed: int) -> N
     torch.testing.assert_close(of_weight.double(), wanted[1], rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_frozen_gets_no_gradient() -> None:
+def test_a_frozen_weight_gets_no_gradient() -> None:
     torch.manual_seed(0)
     own, inputs, slopes = a_norm(16, torch.float32), torch.randn(5, 16), torch.randn(5, 16)
     own.weight.requires_grad_(False)
@@ -119,7 +119,7 @@ def test_what_is_frozen_gets_no_gradient() -> None:
 
 
 def test_queries_that_are_transposed_afterwards() -> None:
-    """As Qwen3's are: their gradient comes in another order of its dimensions."""
+    """Qwen3's are: their gradient comes in another order of its dimensions."""
     torch.manual_seed(0)
     own = a_norm(16, torch.float32)
     fused = deepcopy(own)
@@ -133,7 +133,7 @@ def test_queries_that_are_transposed_afterwards() -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
 
 
-def test_the_input_is_kept_as_it_is_and_a_number_for_each_row() -> None:
+def test_the_input_and_a_number_for_each_row_are_kept() -> None:
     norm, inputs = a_norm(64, torch.bfloat16), torch.randn(1, 40, 64).bfloat16().requires_grad_()
     fuse(norm, [NORM])
     kept = kept_by(lambda: norm(inputs))
@@ -162,7 +162,7 @@ def test_layer_norms_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_every_role_is_loaded_so(quantization: str, tmp_path: Path) -> None:
+def test_every_role_is_loaded_with_fused_norms(quantization: str, tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "model", tiny_config("qwen2", True), seed=0, tokenizer=None)
     config = decided_model(str(tmp_path / "model"), dtype="bfloat16", quantization=quantization)
     models = [load_policy(config, CPU), load_value(config, CPU, seed=0), load_teacher(config, CPU)]

@@ -1,5 +1,4 @@
-"""What is written of a model, and sent to vLLM: the names and pieces of the files that it came
-from, whatever transformers makes of them in memory."""
+"""Names and pieces of written weights, and of those sent to vLLM: those of the model's files."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import write_plain
 from plimsoll.engine.weights import sent_names
 from plimsoll.model.load import load_policy
-from plimsoll.model.policy import companions, hf_state_names, published, saved_buffers
+from plimsoll.model.policy import companions, hf_state_names, published_weights, saved_buffers
 
 CPU = torch.device("cpu")
 WITH_BUFFERS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -52,7 +51,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_written_is_what_was_read(home: Path) -> None:
+def test_written_files_equal_the_files_that_were_read(home: Path) -> None:
     policy = load_policy(settings_for(home / "first"), CPU)
     beside = companions(policy.lm, make_tokenizer(), None)
     write_plain(policy, torch.float32, beside, home / "again")
@@ -63,7 +62,7 @@ def test_what_is_written_is_what_was_read(home: Path) -> None:
     load_policy(settings_for(home / "again"), CPU)
 
 
-def test_engines_are_told_the_names_of_what_they_are_sent(home: Path) -> None:
+def test_engines_get_the_names_of_the_weights_they_get(home: Path) -> None:
     policy = load_policy(settings_for(home / "first"), CPU)
     names = hf_state_names(policy)
     for as_published in (False, True):
@@ -71,7 +70,7 @@ def test_engines_are_told_the_names_of_what_they_are_sent(home: Path) -> None:
             hf_name: policy.get_parameter(name) for name, hf_name in names.items()
         }
         weights |= {name: weights[of] for name, of in policy.tied_names().items()}
-        sent = dict(published(policy.lm, weights)) if as_published else weights
+        sent = dict(published_weights(policy.lm, weights)) if as_published else weights
         assert set(sent_names(policy, as_published)) == sent.keys()
     files = load_file(home / "first" / "model.safetensors").keys()
     assert sent.keys() - policy.tied_names().keys() == files - saved_buffers(policy).keys()

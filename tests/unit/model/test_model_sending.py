@@ -1,4 +1,4 @@
-"""Arrays reach a device as they are, in one copy, and the host does not wait for a card."""
+"""Arrays reach a device unchanged, in one copy, and the host does not wait for a card."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_copy_is_sent() -> None:
     assert array[1, 2] == 5
 
 
-def test_what_is_not_there_is_left_out() -> None:
+def test_absent_arrays_are_left_out() -> None:
     sent = send({"there": np.ones(2, np.float32), "absent": None}, CPU)
     assert sent.keys() == {"there"}
 
@@ -54,17 +54,17 @@ def test_one_buffer_holds_arrays_of_every_kind() -> None:
     }
     for array in arrays.values():
         array.flags.writeable = False
-    pieces, size = lay_out(arrays)
+    places, size = lay_out(arrays)
     buffer = torch.full((size,), 255, dtype=torch.uint8)
-    write(pieces, buffer)
-    found = dict(views(pieces, buffer))
+    write(places, buffer)
+    found = dict(views(places, buffer))
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name].numpy(), array, err_msg=name)
         assert found[name].numpy().dtype == array.dtype, name
         assert found[name].untyped_storage().data_ptr() == buffer.data_ptr(), name
     used = sum(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays.values())
-    assert size == used and not any(piece.start % ALIGNMENT for piece in pieces)
+    assert size == used and not any(piece.start % ALIGNMENT for piece in places)
 
 
 def test_no_code_pins_while_it_makes_a_tensor_of_data() -> None:

@@ -1,5 +1,7 @@
-"""Sequences that share a prompt in a pack, against each of them alone through plain transformers:
-log-probabilities, entropies and gradients."""
+"""Sequences that share a prompt in a pack, against each alone through plain transformers.
+
+Log-probabilities, entropies and gradients are compared.
+"""
 
 from __future__ import annotations
 
@@ -167,8 +169,8 @@ def varlen_by_definition(
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_what_the_kernel_for_cards_is_asked_for(window: int | None, tmp_path: Path) -> None:
-    """On a CPU, with its definition in the place of the kernel."""
+def test_the_inputs_of_the_kernel_for_cards(window: int | None, tmp_path: Path) -> None:
+    """The kernel is replaced by its definition on a CPU."""
     path = write(tmp_path / "model", tiny_config("mistral", True, **SMALL, window=window))
     samples, shared = samples_in(GROUPS)
     with (

@@ -235,7 +235,7 @@ def test_nll_in_bfloat16_is_what_the_log_probs_give_to_the_bit() -> None:
     bias=st.booleans(),
     entropy=st.sampled_from(["none", "metric", "loss"]),
 )
-def test_of_a_frozen_head_hidden_states_alone_get_a_gradient(
+def test_a_frozen_head_gives_only_hidden_states_a_gradient(
     rows: int, chunk: int, softcap: float | None, bias: bool, entropy: Entropy
 ) -> None:
     head, form = make_head(rows, 4, 7, bias), LogitForm(0.7, softcap)
@@ -258,7 +258,7 @@ def test_of_a_frozen_head_hidden_states_alone_get_a_gradient(
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_an_entropy_that_is_only_told_has_no_gradient(frozen: bool) -> None:
+def test_an_entropy_that_is_a_metric_has_no_gradient(frozen: bool) -> None:
     head = make_head(rows=3, width=4, vocab=7)
     head.weight.requires_grad_(not frozen)
     found = chunked(head, 2, "metric")

@@ -202,7 +202,7 @@ def test_a_step_with_several_updates_does(settings: RunSpec[RlConfig]) -> None:
 
 def test_without_a_kl_no_reference_is_asked() -> None:
     cluster = PlainCluster(ranks=1)
-    settings = config(kl={"place": "none"})
+    settings = config(kl="none")
     batch, scores = scores_of(settings, cluster, trajectories())
     assert cluster.asked == [("values", "critic")] and scores.reference_L is None
     learnables = estimate_advantages(batch, scores, settings, 0.1, {})

@@ -1,4 +1,4 @@
-"""Names that are no path here: what is said where the hub is silent, has them not, or has them."""
+"""Names that are no local path: messages if the hub is silent, lacks them, or has them."""
 
 from __future__ import annotations
 
@@ -10,48 +10,50 @@ import pytest
 from huggingface_hub import constants
 
 from plimsoll.cli.command import main
-from plimsoll.shapes import hub as looking
-from plimsoll.shapes.hub import Kind, not_on_hub
+from plimsoll.shapes import hub as hub_module
+from plimsoll.shapes.hub import RepositoryKind, not_on_hub
 
 Captured = pytest.CaptureFixture[str]
-KINDS: tuple[Kind, ...] = ("model", "dataset")
+KINDS: tuple[RepositoryKind, ...] = ("model", "dataset")
 
 
 @pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_silent_hub_is_told_once_and_without_noise(kind: Kind, capfd: Captured) -> None:
-    found = not_on_hub("nobody/knows", kind)
-    assert found is not None
-    assert f"nothing of it in {constants.HF_HUB_CACHE}" in found[0]
-    assert "(http://127.0.0.1:9) does not answer: " in found[0] and "refused" in found[0]
-    assert found[1] == "correct the path or name; or connect this machine, to download it"
+def test_a_silent_hub_is_reported_once_and_without_noise(
+    kind: RepositoryKind, capfd: Captured
+) -> None:
+    reply = not_on_hub("nobody/knows", kind)
+    assert reply is not None
+    assert f"nothing of it in {constants.HF_HUB_CACHE}" in reply[0]
+    assert "(http://127.0.0.1:9) does not answer: " in reply[0] and "refused" in reply[0]
+    assert reply[1] == "correct the path or name; or connect this machine, to download it"
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.usefixtures("no_hub")
 def test_a_hub_that_takes_the_call_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "_PATIENCE", 0.2)
+    monkeypatch.setattr(hub_module, "_PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        found = not_on_hub("nobody/knows", "model")
-    assert found is not None and "does not answer: " in found[0]
+        reply = not_on_hub("nobody/knows", "model")
+    assert reply is not None and "does not answer: " in reply[0]
 
 
 @pytest.mark.usefixtures("hub")
 def test_offline_the_hub_is_not_asked(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    found = not_on_hub("nobody/knows", "model")
-    assert found is not None and "HF_HUB_OFFLINE" in found[0] and "unset" in found[1]
+    reply = not_on_hub("nobody/knows", "model")
+    assert reply is not None and "HF_HUB_OFFLINE" in reply[0] and "unset" in reply[1]
     assert hub.asked == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_hub_is_asked_for_what_it_has(hub: Any, kind: Kind) -> None:
+def test_the_hub_is_asked_for_what_it_has(hub: Any, kind: RepositoryKind) -> None:
     hub.has = {"some/thing"}
     assert not_on_hub("some/thing", kind) is None
-    found = not_on_hub("some/thin", kind)
-    assert found is not None and f"shows no {kind} of this name" in found[0]
-    assert "hf auth login" in found[1]
+    reply = not_on_hub("some/thin", kind)
+    assert reply is not None and f"shows no {kind} of this name" in reply[0]
+    assert "hf auth login" in reply[1]
     assert hub.asked == ["some/thing", "some/thin"]
     hub.trouble = 503  # which readers wait out
     assert not_on_hub("some/thin", kind) is None
@@ -79,8 +81,8 @@ def test_paths_and_names_that_are_nearly_those(
         ("mdels/polcy", "models/policy"),
         ("Qwen/Qwen2.5-0.5B-Instrct", "Qwen/Qwen2.5-0.5B-Instruct or "),
     ):
-        found = not_on_hub(given, "model")
-        assert found is not None and f"(did you mean {near}" in found[1]
+        reply = not_on_hub(given, "model")
+        assert reply is not None and f"(did you mean {near}" in reply[1]
     right = not_on_hub("Qwen/Qwen2.5-0.5B-Instruct", "model")
     assert right is not None and "did you mean" not in right[1]
 

@@ -22,6 +22,7 @@ data:
   system: "x\\ny"
 actor:
   model: {path: model}
+  zero: {stage: 2}
   adapter: {rank: 4, targets: [q_proj, v_proj]}
   ema: {decay: 0.9}
 """

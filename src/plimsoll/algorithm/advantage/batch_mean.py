@@ -1,4 +1,4 @@
-"""The reward less the mean over the whole batch: the plainest baseline that needs no group."""
+"""The reward less the mean over the whole batch: the plainest baseline without groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
 
 
 def estimate(inputs: AdvantageInputs) -> Advantages:
-    """A = r - mean of all responses of the step, at each token of a response."""
+    """Return A = r - mean of all responses of the step, at each token of a response."""
     scores_S = inputs.scores_S
     one_group_S = torch.zeros_like(scores_S)
     return Advantages(to_tokens(inputs, scores_S - group_means(scores_S, one_group_S)))

@@ -18,14 +18,13 @@ def estimate(
     gae_lambda: Probability = 0.95,
     whiten: bool = True,
 ) -> Advantages:
-    """Equation 16 of the paper, token by token:
+    """Return advantages by equation 16 of the paper, token by token.
 
     delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * gae_lambda * A_{t+1}.
 
     The value after a sequence's last learned token is 0: an episode ends there, whether the
     response stopped by itself or was cut. Returns are advantages + values, before whitening.
-
-    whiten: shift and scale the batch's advantages to mean 0 and standard deviation 1.
+    `whiten` shifts and scales the batch's advantages to mean 0 and standard deviation 1.
     """
     next_values_L = values_L.roll(-1)
     next_values_L[last_tokens(inputs.cu_loss_tokens)] = 0.0

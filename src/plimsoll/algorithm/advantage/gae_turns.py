@@ -26,16 +26,15 @@ def estimate(
     gae_lambda: Probability = 0.95,
     whiten: bool = True,
 ) -> Advantages:
-    """With V_k the value at the first token of turn k, and r_k the sum of its tokens' rewards:
+    """Return advantages of turns, at each token of a turn.
+
+    With V_k the value at the first token of turn k, and r_k the sum of its tokens' rewards:
 
     delta_k = r_k + gamma * V_{k+1} - V_k;  A_k = delta_k + gamma * gae_lambda * A_{k+1}.
 
     Each token of turn k has the advantage A_k, and the return A_k + V_k. The value after an
-    episode's last turn is 0. So what is discounted, and how far a reward is believed in, goes by
-    turns, however long they are.
-
-    turn_L: the number of its turn in its episode. whiten: shift and scale the batch's advantages to
-    mean 0 and standard deviation 1.
+    episode's last turn is 0. So both discounts count turns, however long they are. `turn_L` is the
+    number of each token's turn in its episode; `whiten` works as in gae.py.
     """
     sequence_L = sequence_of_token(inputs.cu_loss_tokens, len(values_L))
     first_L = torch.ones_like(turn_L, dtype=torch.bool)
@@ -52,7 +51,7 @@ def estimate(
         placed_L=None,
     )
     values_K, turn_of_L = values_L[starts_K], first_L.cumsum(0) - 1
-    found = gae.estimate(turns, values_K, gamma=gamma, gae_lambda=gae_lambda, whiten=False)
-    advantages_L = found.advantages_L[turn_of_L]
-    returns_L = (found.advantages_L + values_K)[turn_of_L]
+    by_turn = gae.estimate(turns, values_K, gamma=gamma, gae_lambda=gae_lambda, whiten=False)
+    advantages_L = by_turn.advantages_L[turn_of_L]
+    returns_L = (by_turn.advantages_L + values_K)[turn_of_L]
     return Advantages(whitened(advantages_L) if whiten else advantages_L, returns_L)

@@ -1,5 +1,7 @@
-"""Several rewards, each normalised by itself and then summed (GDPO); Liu et al. 2026,
-https://arxiv.org/abs/2601.05242."""
+"""Several rewards, each normalised by itself and then summed (GDPO).
+
+Liu et al. 2026, https://arxiv.org/abs/2601.05242.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ from plimsoll.config.base import PositiveFloat
 def estimate(
     inputs: AdvantageInputs, group_S: Tensor, *, delta: PositiveFloat = 1e-6
 ) -> Advantages:
-    """Each reward part as `grpo` has it, before its weight; then the weighted sum, shifted and
-    scaled over the responses of the batch to mean 0 and standard deviation 1 (with n - 1, and delta
-    added)."""
+    """Return the weighted sum of normalised reward parts, normalised over the batch.
+
+    Each part is first normalised within its group, as `grpo` does. The sum is shifted and scaled
+    over the responses of the batch to mean 0 and standard deviation 1 (with n - 1, and delta
+    added).
+    """
     normalised = [
         (part_S - group_means(part_S, group_S)) / (group_deviations(part_S, group_S) + delta)
         for part_S in inputs.parts_SR.unbind(1)

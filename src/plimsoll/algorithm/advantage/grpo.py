@@ -12,9 +12,11 @@ from plimsoll.config.base import PositiveFloat
 def estimate(
     inputs: AdvantageInputs, group_S: Tensor, *, delta: PositiveFloat = 1e-6
 ) -> Advantages:
-    """A = (r - mean of the group) / (standard deviation of the group + delta), at each token of a
-    response. The standard deviation is that with n - 1. Several rewards are summed, then
-    normalised. A group whose rewards are all equal has A = 0."""
+    """Return A = (r - mean of the group) / (standard deviation of the group + delta).
+
+    Each token of a response has its A. The standard deviation is that with n - 1. Several rewards
+    are summed, then normalised. A group whose rewards are all equal has A = 0.
+    """
     scores_S = inputs.scores_S
     from_mean_S = scores_S - group_means(scores_S, group_S)
     return Advantages(

@@ -8,7 +8,9 @@ from plimsoll.config.base import Probability
 
 
 def estimate(inputs: AdvantageInputs, *, gamma: Probability = 1.0) -> Advantages:
-    """The return of each token, whitened over all action tokens of the batch: (A - mean) /
-    sqrt(variance + 1e-8), with the population's variance."""
+    """Return the return of each token, whitened over all action tokens of the batch.
+
+    See `whiten`.
+    """
     returns_L = discounted_sums(inputs.rewards_L, inputs.cu_loss_tokens, gamma)
     return Advantages(whiten(returns_L))

@@ -1,5 +1,7 @@
-"""REINFORCE++ with the group's mean as its baseline; Hu et al. 2025,
-https://arxiv.org/abs/2501.03262."""
+"""REINFORCE++ with the group's mean as its baseline.
+
+Hu et al. 2025, https://arxiv.org/abs/2501.03262.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from plimsoll.algorithm.sequences import whiten
 
 
 def estimate(inputs: AdvantageInputs, group_S: Tensor) -> Advantages:
-    """A = r - mean of the group, at each token of a response, then whitened over all action tokens
-    of the batch: (A - mean) / sqrt(variance + 1e-8), with the population's variance."""
+    """Return A = r - mean of the group at each token, whitened over all action tokens of the batch.
+
+    See `whiten`.
+    """
     scores_S = inputs.scores_S
     return Advantages(whiten(to_tokens(inputs, scores_S - group_means(scores_S, group_S))))

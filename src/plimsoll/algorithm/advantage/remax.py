@@ -1,5 +1,7 @@
-"""The reward of the greedy response as the baseline (ReMax); Li et al. 2024,
-https://arxiv.org/abs/2310.10505, algorithm 1."""
+"""The reward of the greedy response as the baseline (ReMax).
+
+Li et al. 2024, https://arxiv.org/abs/2310.10505, algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -10,5 +12,5 @@ from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
 
 
 def estimate(inputs: AdvantageInputs, greedy_S: Tensor) -> Advantages:
-    """A = r - r of the greedy response to the same prompt, at each token of a response."""
+    """Return A = r - r of the greedy response to the same prompt, at each token of a response."""
     return Advantages(to_tokens(inputs, inputs.scores_S - greedy_S))

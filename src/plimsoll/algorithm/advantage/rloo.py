@@ -6,24 +6,23 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from plimsoll.algorithm.groups import group_means, numbered, to_tokens
+from plimsoll.algorithm.groups import group_means, number_groups, to_tokens
 from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
 from plimsoll.algorithm.sequences import sums
 
 
 def estimate(inputs: AdvantageInputs, group_S: Tensor, *, whole: bool = False) -> Advantages:
-    """A = r - mean of the group's other responses = (r - mean of the group) * n / (n - 1). A
-    response alone in its group has no others: A = 0.
+    """Return A = r - mean of the group's other responses = (r - mean of the group) * n / (n - 1).
 
-    whole: the shaping of all its tokens, such as less the KL, is part of a response's r, as in the
-        paper, where a response is one action. Else it is added after the baseline, at each token
-        from there to the end.
+    A response alone in its group has no others: A = 0. If `whole`, the shaping of all its tokens,
+    such as minus the KL, is part of a response's r, as in the paper, where a response is one
+    action. Else it is added after the baseline, at each token from there to the end.
     """
     scores_S, shaping_L = inputs.scores_S, inputs.shaping_L
     if whole:
         scores_S = scores_S + sums(shaping_L.double(), inputs.cu_loss_tokens)
         inputs = replace(inputs, shaping_L=shaping_L.new_zeros(shaping_L.shape))
-    number_S, sizes = numbered(group_S)
+    number_S, sizes = number_groups(group_S)
     factors = sizes / (sizes - 1).clamp(min=1)
     from_mean_S = scores_S - group_means(scores_S, group_S)
     return Advantages(to_tokens(inputs, from_mean_S * factors[number_S]))

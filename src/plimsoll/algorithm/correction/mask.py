@@ -1,4 +1,4 @@
-"""Importance weights, and 0 where they lie outside of two bounds."""
+"""Importance weights that are 0 outside of two bounds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def weigh(
     high: PositiveFloat = 3.0,
     kept: RatioLevel | None = None,
 ) -> TokenWeights:
-    """The weight of each token, shape [L]: the trainer's probability over the sampler's where it is
-    within `low` and `high`, else 0. level: see `sampler_ratios`.
+    """Return the trainer's probability over the sampler's between two bounds, else 0; shape [L].
 
-    kept: the level of the weights that are kept, if not the one that is looked at.
+    The ratio of `level` (see `sampler_ratios`) is compared with the bounds, and the ratio of `kept`
+    is returned; None: of `level` too.
     """
     ratio_L = sampler_ratios(inputs, level)
     within_L = (ratio_L >= low) & (ratio_L <= high)

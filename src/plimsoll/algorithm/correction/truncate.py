@@ -1,5 +1,8 @@
-"""Truncated importance weights; Yao et al. 2025, "Your efficient RL framework secretly brings you
-off-policy RL training", https://fengyao.notion.site/off-policy-rl."""
+"""Truncated importance weights.
+
+Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training",
+https://fengyao.notion.site/off-policy-rl.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from plimsoll.config.base import PositiveFloat, RatioLevel
 def weigh(
     inputs: CorrectionInputs, *, level: RatioLevel = "token", high: PositiveFloat = 2.0
 ) -> TokenWeights:
-    """The weight of each token, shape [L]: the trainer's probability over the sampler's, at most
-    `high`. level: see `sampler_ratios`."""
+    """Return the trainer's probability over the sampler's, at most `high`; shape [L].
+
+    See `sampler_ratios` for `level`.
+    """
     return TokenWeights(sampler_ratios(inputs, level).clamp(max=high))

@@ -1,5 +1,6 @@
-"""KL(teacher || student), which spreads the student over all that the teacher may say; Hinton et
-al. 2015, https://arxiv.org/abs/1503.02531.
+"""KL(teacher || student), which spreads the student over all that the teacher may say.
+
+Hinton et al. 2015, https://arxiv.org/abs/1503.02531.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
 
 
 def compare(inputs: DivergenceInputs) -> DivergenceOutput:
-    """sum p (log p - log q), whose gradient by the student's logits is q - p."""
+    """Return sum p (log p - log q), whose gradient by the student's logits is q - p."""
     teacher_NV = inputs.teacher_NV.exp()
     gaps_NV = (inputs.teacher_NV - inputs.student_NV).mul_(teacher_NV)
     values_N = gaps_NV.sum(1)

@@ -1,5 +1,6 @@
-"""KL(student || teacher), which keeps the student from what the teacher would not say; MiniLLM, Gu
-et al. 2023, https://arxiv.org/abs/2306.08543, here on given tokens.
+"""KL(student || teacher), which keeps the student from what the teacher would not say.
+
+MiniLLM, Gu et al. 2023, https://arxiv.org/abs/2306.08543, here on given tokens.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
 
 
 def compare(inputs: DivergenceInputs) -> DivergenceOutput:
-    """sum q (log q - log p) = D, whose gradient by logit j is q_j (log q_j - log p_j - D)."""
+    """Return D = sum q (log q - log p), with gradient q_j (log q_j - log p_j - D) by logit j."""
     gaps_NV = inputs.student_NV - inputs.teacher_NV
     student_NV = inputs.student_NV.exp()
     values_N = (gaps_NV * student_NV).sum(1)

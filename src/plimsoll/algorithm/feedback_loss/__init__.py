@@ -1,3 +1,6 @@
-"""Losses on single responses that are good or bad by themselves: every file defines one function
-`loss(inputs: FeedbackLossInputs, *, options) -> LossOutput`.
+"""Losses on single responses that are good or bad by themselves.
+
+Every file defines one function:
+
+    loss(inputs: FeedbackLossInputs, *, options) -> LossOutput
 """

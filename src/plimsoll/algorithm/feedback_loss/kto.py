@@ -16,14 +16,15 @@ def loss(
     desirable_weight: NonNegativeFloat = 1.0,
     undesirable_weight: NonNegativeFloat = 1.0,
 ) -> LossOutput:
-    """The mean over responses of lambda_y - v(x, y), equation 8, with the log-ratio
-    r = log(pi(y|x) / ref(y|x)), the reference point z = `inputs.kl`, and the value
+    """Return the mean over responses of lambda_y - v(x, y), equation 8.
+
+    With the log-ratio r = log(pi(y|x) / ref(y|x)) and the reference point z = `inputs.kl`:
 
     v = lambda_D sigmoid(beta (r - z)) of a desirable response,
     v = lambda_U sigmoid(beta (z - r)) of an undesirable one.
 
-    desirable_weight, undesirable_weight: lambda_D and lambda_U. Where the data has n_D desirable
-        and n_U undesirable responses, lambda_D n_D / (lambda_U n_U) should be 1 or little more.
+    lambda_D and lambda_U are the weights of the two labels. If the data has n_D desirable and n_U
+    undesirable responses, lambda_D n_D / (lambda_U n_U) should be 1 or little more.
     """
     gain_S = inputs.logratios_S - inputs.kl
     value_S = torch.where(

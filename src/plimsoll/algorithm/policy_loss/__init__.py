@@ -1,1 +1,1 @@
-"""Policy losses: every file defines one function `loss(inputs, *, options) -> LossOutput`."""
+"""Policy losses: every file defines one function `loss(inputs, *, options) -> TokenLoss`."""

@@ -1,5 +1,7 @@
-"""Clipped importance weights on a plain policy gradient (CISPO); MiniMax 2025,
-https://arxiv.org/abs/2506.13585, section 3.1."""
+"""Clipped importance weights on a plain policy gradient (CISPO).
+
+MiniMax 2025, https://arxiv.org/abs/2506.13585, section 3.1.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,11 @@ def loss(
     clip_high: NonNegativeFloat = 0.2,
     cap: PositiveFloat | None = None,
 ) -> TokenLoss:
-    """-w * A * log-prob of each token, where w is its ratio within 1 - clip_low and 1 + clip_high,
-    without a gradient: so every token keeps one, as with no other clip.
+    """Return -w * A * log-prob of each token, where w is its clipped ratio, without a gradient.
 
-    cap: instead, w is the ratio but at most this absolute number, with no lower bound; 5 is usual.
-
-    Metrics: `clip_fraction`, the share of tokens whose ratio is clipped, and those of
-    `ratio_metrics`.
+    So every token keeps a gradient, unlike with other clips. w lies within 1 - clip_low and 1 +
+    clip_high, or with `cap` (5 is usual) within 0 and the cap. Metrics: `clip_fraction`, the share
+    of tokens whose ratio is clipped, and those of `ratio_metrics`.
     """
     logratio_L = inputs.logprobs_L.detach() - inputs.old_logprobs_L
     ratio_L = ratios(logratio_L)

@@ -22,14 +22,16 @@ def loss(
     clip_high: NonNegativeFloat = 0.2,
     dual_clip: OverOne | None = None,
 ) -> TokenLoss:
-    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) of each token (PPO, equation
-    7), where ratio is the new probability of a token over the old one.
+    """Return PPO's -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) of each token.
 
-    dual_clip: a number c > 1; where A < 0 the term is at least c * A (dual clip, equation 5), so
-        that a token that became much likelier cannot dominate the batch. Else ConfigError.
+    It is equation 7 of PPO; the ratio is the new probability of a token over the old one.
+    `dual_clip` is a number c > 1: where A < 0 the term is at least c * A (dual clip, equation 5),
+    so that a token that became much likelier cannot dominate the batch. Metrics: `clip_fraction`,
+    the share of tokens whose clip is active, so that no gradient flows, and those of
+    `ratio_metrics`.
 
-    Metrics: `clip_fraction`, the share of tokens where a clip is active and so no gradient flows,
-    and those of `ratio_metrics`.
+    Raises:
+        ConfigError: dual_clip is not over 1.
     """
     if dual_clip is not None and not dual_clip > 1:
         raise ConfigError(

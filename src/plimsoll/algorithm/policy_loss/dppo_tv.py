@@ -1,5 +1,7 @@
-"""Tokens masked by how far their probability has moved from the sampler's (DPPO, total variation);
-Qi et al. 2026, https://arxiv.org/abs/2602.04879, with the form that prime-rl trains with."""
+"""Mask tokens by how far their probability has moved from the sampler's (DPPO, total variation).
+
+Qi et al. 2026, https://arxiv.org/abs/2602.04879, with the form that prime-rl trains with.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,22 @@ def loss(
     cap: PositiveFloat | None = None,
     penalty: NonNegativeFloat = 1e-3,
 ) -> TokenLoss:
-    """-A * ratio + penalty * (log ratio)^2 of each token, where ratio is the probability under the
-    policy that learns over the sampler's. The first term is left out where the probability has
-    moved from the sampler's by more than a threshold, in the direction in which A would move it on.
+    """Return -A * ratio + penalty * (log ratio)^2 of each token.
 
-    It takes the sampler's log-probs itself, so no correction goes with it.
+    The ratio is the probability under the policy that learns over the sampler's. The first term is
+    left out if the probability has moved from the sampler's by more than a threshold, in the
+    direction in which A would move it on. The loss takes the sampler's log-probs itself, so no
+    correction goes with it. Metrics: `clip_fraction`, the share of tokens left out, and those of
+    `ratio_metrics`.
 
     Args:
+        inputs: one micro-batch.
+        sampler_logprobs_L: the sampler's log-probs of the sampled tokens.
         threshold: how far the probability of a token may rise; and fall, without threshold_low.
         threshold_low: how far it may fall.
-        cap: the largest weight of a token: the gradient of the first term is
-            -A * min(ratio, cap) * grad log-prob (section 5.4). None: the ratio itself.
-
-    Metrics: `clip_fraction`, the share of tokens left out, and those of `ratio_metrics`.
+        cap: the largest weight of a token: the gradient of the first term is -A * min(ratio, cap) *
+            grad log-prob (section 5.4). None: the ratio itself.
+        penalty: the factor of the squared log-ratio.
     """
     low = threshold if threshold_low is None else threshold_low
     logratio_L = inputs.logprobs_L - sampler_logprobs_L

@@ -13,12 +13,11 @@ from plimsoll.config.base import NonNegativeFloat, Probability
 def loss(
     inputs: PolicyLossInputs, *, clip_low: Probability = 3e-4, clip_high: NonNegativeFloat = 4e-4
 ) -> TokenLoss:
-    """-min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A) at each token (equation 5), where s is
-    the geometric mean of the ratios of its sequence (equation 7). The paper takes the mean over
-    sequences: `algorithm.aggregation: sequences`.
+    """Return -min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A) at each token (equation 5).
 
-    Metrics: `clip_fraction`, the share of tokens in clipped sequences, and those of
-    `ratio_metrics`.
+    s is the geometric mean of the ratios of the token's sequence (equation 7). The paper takes the
+    mean over sequences: `algorithm.aggregation: sequences`. Metrics: `clip_fraction`, the share of
+    tokens in clipped sequences, and those of `ratio_metrics`.
     """
     mean_S = means(inputs.logprobs_L - inputs.old_logprobs_L, inputs.cu_loss_tokens)
     logratio_L = mean_S[sequence_of_token(inputs.cu_loss_tokens, len(inputs.logprobs_L))]

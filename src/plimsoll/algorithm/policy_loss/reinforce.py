@@ -6,5 +6,8 @@ from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
 
 
 def loss(inputs: PolicyLossInputs) -> TokenLoss:
-    """-A * log-prob of each token. It knows no old policy, so a step should have one update."""
+    """Return -A * log-prob of each token.
+
+    It knows no old policy, so a step should have one update.
+    """
     return TokenLoss(-inputs.advantages_L * inputs.logprobs_L, {})

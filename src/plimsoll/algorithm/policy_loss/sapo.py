@@ -15,11 +15,10 @@ def loss(
     tau_positive: PositiveFloat = 1.0,
     tau_negative: PositiveFloat = 1.05,
 ) -> TokenLoss:
-    """-(4 / tau) * sigmoid(tau * (ratio - 1)) * A of each token, with tau_positive where A >= 0 and
-    tau_negative elsewhere: near a ratio of 1 it has the gradient of ratio * A, and far from it
-    hardly any.
+    """Return -(4 / tau) * sigmoid(tau * (ratio - 1)) * A of each token.
 
-    Metrics: those of `ratio_metrics`.
+    tau is tau_positive where A >= 0 and tau_negative elsewhere. Near a ratio of 1 the loss has the
+    gradient of ratio * A, and far from it hardly any. Metrics: those of `ratio_metrics`.
     """
     logratio_L = inputs.logprobs_L - inputs.old_logprobs_L
     ratio_L = ratios(logratio_L)

@@ -1,5 +1,6 @@
-"""Preference losses: every file defines one function `loss`, which says by its parameters whether
-it compares with a reference:
+"""Preference losses: every file defines one function `loss`.
+
+Its parameters say whether it compares with a reference:
 
     loss(inputs: PreferenceLossInputs, reference: PairValues, *, options) -> LossOutput
     loss(inputs: PreferenceLossInputs, *, options) -> LossOutput           (reference-free)

@@ -1,5 +1,6 @@
-"""Contrastive preference optimisation, reference-free; Xu et al. 2024,
-https://arxiv.org/abs/2401.08417.
+"""Contrastive preference optimisation, reference-free.
+
+Xu et al. 2024, https://arxiv.org/abs/2401.08417.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from plimsoll.config.base import NonNegativeFloat, PositiveFloat
 def loss(
     inputs: PreferenceLossInputs, *, beta: PositiveFloat = 0.1, alpha: NonNegativeFloat = 1.0
 ) -> LossOutput:
-    """The mean over pairs of -log sigmoid(beta log pi(y_w|x) - beta log pi(y_l|x)) + alpha * L_NLL:
-    DPO against a uniform reference, held to the chosen responses.
+    """Return the mean of -log sigmoid(beta log pi(y_w|x) - beta log pi(y_l|x)) + alpha * L_NLL.
 
-    alpha: 1 in the paper. L_NLL is the chosen response's mean negative log-likelihood per token, as
-        in its authors' code; the paper writes the sum.
+    It is DPO against a uniform reference, held to the chosen responses. alpha is 1 in the paper.
+    L_NLL is the chosen response's mean negative log-likelihood per token, as in the authors' code;
+    the paper writes the sum.
     """
     rewards = beta * inputs.logprobs
     losses_P = alpha * chosen_nll(inputs) - logsigmoid(rewards.margin_P)

@@ -22,12 +22,12 @@ def loss(
     label_smoothing: FlipRate = 0.0,
     length_normalised: bool = False,
 ) -> LossOutput:
-    """The mean over pairs of -log sigmoid(m), with m = beta * (log(pi(y_w|x) / ref(y_w|x)) -
-    log(pi(y_l|x) / ref(y_l|x))), equation 7.
+    """Return the mean over pairs of -log sigmoid(m), equation 7.
 
-    label_smoothing: the share e of pairs whose labels are taken to be flipped:
-        -(1 - e) log sigmoid(m) - e log sigmoid(-m).
-    length_normalised: divide each log-ratio by the response's tokens; beta is then larger, 5 say.
+    The margin is m = beta * (log(pi(y_w|x) / ref(y_w|x)) - log(pi(y_l|x) / ref(y_l|x))). With
+    `label_smoothing` e, the share of pairs whose labels are taken to be flipped, it is the mean of
+    -(1 - e) log sigmoid(m) - e log sigmoid(-m). `length_normalised` divides each log-ratio by the
+    response's tokens; beta is then larger, 5 say.
     """
     logratios = inputs.logprobs - reference
     rewards = beta * (logratios / inputs.lengths if length_normalised else logratios)

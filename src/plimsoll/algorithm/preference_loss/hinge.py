@@ -1,6 +1,6 @@
 """The hinge loss of SLiC-HF; Zhao et al. 2023, https://arxiv.org/abs/2305.10425.
 
-On log-ratios to the reference, as Liu et al. 2023 (RSO), https://arxiv.org/abs/2309.06657, have it;
+It takes log-ratios to the reference, as Liu et al. 2023 (RSO) do, https://arxiv.org/abs/2309.06657;
 SLiC-HF itself takes the policy's log-probs alone.
 """
 
@@ -16,7 +16,9 @@ from plimsoll.config.base import PositiveFloat
 def loss(
     inputs: PreferenceLossInputs, reference: PairValues, *, beta: PositiveFloat = 0.1
 ) -> LossOutput:
-    """The mean over pairs of max(0, 1 - m), with DPO's margin m (see dpo.py): a pair that is right
-    by a margin of 1 teaches nothing more."""
+    """Return the mean over pairs of max(0, 1 - m), with DPO's margin m (see dpo.py).
+
+    A pair that is right by a margin of 1 teaches nothing more.
+    """
     rewards = beta * (inputs.logprobs - reference)
     return preference_output(relu(1 - rewards.margin_P), rewards, inputs.pairs)

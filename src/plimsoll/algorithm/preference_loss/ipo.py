@@ -14,10 +14,10 @@ def loss(
     beta: PositiveFloat = 0.1,
     length_normalised: bool = False,
 ) -> LossOutput:
-    """The mean over pairs of (h - 1 / (2 beta))^2, equation 17, where the paper calls beta tau, and
-    h = log(pi(y_w|x) / ref(y_w|x)) - log(pi(y_l|x) / ref(y_l|x)).
+    """Return the mean over pairs of (h - 1 / (2 beta))^2, equation 17, where beta is called tau.
 
-    length_normalised: divide each log-ratio by the response's tokens, as TRL does.
+    h = log(pi(y_w|x) / ref(y_w|x)) - log(pi(y_l|x) / ref(y_l|x)); `length_normalised` divides each
+    log-ratio by the response's tokens, as TRL does.
     """
     logratios = inputs.logprobs - reference
     if length_normalised:

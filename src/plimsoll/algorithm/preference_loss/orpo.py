@@ -1,5 +1,6 @@
-"""Odds ratio preference optimisation, reference-free; Hong et al. 2024,
-https://arxiv.org/abs/2403.07691.
+"""Odds ratio preference optimisation, reference-free.
+
+Hong et al. 2024, https://arxiv.org/abs/2403.07691.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from plimsoll.algorithm.preference import chosen_nll, preference_output
 from plimsoll.config.base import PositiveFloat
 
 _NEAREST_TO_ONE = -1e-6
-"""The odds of a probability of 1 are infinite: log-probs beyond this push no further."""
+"""The largest log-prob whose odds are computed; the odds of a probability of 1 are infinite."""
 
 
 def loss(inputs: PreferenceLossInputs, *, beta: PositiveFloat = 0.1) -> LossOutput:
-    """The mean over pairs of L_SFT + beta * L_OR, equation 6, where the paper calls beta lambda.
+    """Return the mean over pairs of L_SFT + beta * L_OR, equation 6, where beta is called lambda.
 
     L_SFT is the chosen response's mean negative log-likelihood; L_OR = -log sigmoid(log odds(y_w|x)
     - log odds(y_l|x)), equation 7, with odds = P / (1 - P) and P the geometric mean of a response's

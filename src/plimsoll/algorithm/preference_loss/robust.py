@@ -16,11 +16,11 @@ def loss(
     beta: PositiveFloat = 0.1,
     flip_rate: FlipRate = 0.1,
 ) -> LossOutput:
-    """The mean over pairs of ((1 - e) L(m) - e L(-m)) / (1 - 2e), with DPO's L(m) = -log sigmoid(m)
-    and margin m (see dpo.py).
+    """Return the mean over pairs of ((1 - e) L(m) - e L(-m)) / (1 - 2e), with DPO's margin m.
 
-    flip_rate: the share e of pairs with the wrong label. Where labels are flipped at that rate,
-        the expectation is DPO's loss on the right labels; it may be negative for single pairs.
+    L(m) is -log sigmoid(m), DPO's loss (see dpo.py), and e is `flip_rate`, the share of pairs with
+    the wrong label. If labels are flipped at that rate, the expectation is DPO's loss on the right
+    labels; it may be negative for single pairs.
     """
     rewards = beta * (inputs.logprobs - reference)
     margin_P = rewards.margin_P

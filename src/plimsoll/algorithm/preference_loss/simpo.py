@@ -1,5 +1,6 @@
-"""Simple preference optimisation, reference-free; Meng et al. 2024,
-https://arxiv.org/abs/2405.14734.
+"""Simple preference optimisation, reference-free.
+
+Meng et al. 2024, https://arxiv.org/abs/2405.14734.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from plimsoll.config.base import NonNegativeFloat, PositiveFloat
 def loss(
     inputs: PreferenceLossInputs, *, beta: PositiveFloat = 2.0, gamma: NonNegativeFloat = 1.0
 ) -> LossOutput:
-    """The mean over pairs of -log sigmoid(beta / |y_w| log pi(y_w|x) - beta / |y_l| log pi(y_l|x) -
-    gamma), equation 6.
+    """Return the mean over pairs of -log sigmoid(m - gamma), equation 6.
 
-    gamma: the margin that is aimed at; the paper tunes it (0.3 to 1.6) with beta (2 to 2.5).
+    The margin is m = beta / |y_w| log pi(y_w|x) - beta / |y_l| log pi(y_l|x), and gamma its target;
+    the paper tunes gamma (0.3 to 1.6) with beta (2 to 2.5).
     """
     rewards = beta * (inputs.logprobs / inputs.lengths)
     return preference_output(-logsigmoid(rewards.margin_P - gamma), rewards, inputs.pairs)

@@ -1,7 +1,7 @@
-"""Reward losses: every file defines one function `loss`:
+"""Reward losses: every file defines one function `loss`.
 
     loss(inputs: RewardLossInputs, *, options) -> LossOutput
 
-How likely the chosen response is to be preferred is sigmoid(r(x, y_w) - r(x, y_l)); Bradley and
-Terry 1952, https://doi.org/10.2307/2334029.
+The chosen response is preferred with probability sigmoid(r(x, y_w) - r(x, y_l)); Bradley and Terry
+1952, https://doi.org/10.2307/2334029.
 """

@@ -163,9 +163,14 @@ def write_config(
     return _without_defaults(converted)
 
 
+_ROLLOUT = "rollout."
+"""Of a record, where what every engine has stands above the engine's name."""
+
+
 def _with_sections(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the entries with the engine's settings under its name, and no KL as a value."""
-    engine, place = entries.get("rollout.engine"), entries.get("algorithm.kl.place")
+    engine = entries.get(f"{_ROLLOUT}engine")
+    place = entries.get("algorithm.kl.place")
     name = "vllm" if engine is None else str(engine.value)
     restated = {
         _engine_key(key, name): replace(entry, key=_engine_key(key, name))
@@ -182,7 +187,7 @@ def _with_sections(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 def _engine_key(key: str, engine: str) -> str:
     """Return the key, below the engine if it is one that every engine has."""
-    return key.replace("rollout.max_sequences", f"rollout.{engine}.max_sequences")
+    return key.replace(f"{_ROLLOUT}max_sequences", f"{_ROLLOUT}{engine}.max_sequences")
 
 
 def _walk(part: object, key: str) -> Iterator[tuple[str, Sourced]]:

@@ -1,15 +1,15 @@
-"""Packed attention on the CPU, forward and backward of a whole pack in one piece.
+"""Packed attention on the CPU, with a backward pass of its own for a whole pack.
 
-The forward pass of each sequence is PyTorch's own flash kernel. Its backward pass is plain products
+The forward pass of each sequence is PyTorch's own flash kernel. The backward pass is plain products
 over blocks of queries: weights and their gradient in fp32, never kept, made again from queries,
 keys and each query's log-sum-exp (FlashAttention, https://arxiv.org/abs/2205.14135, appendix B.4).
 
-In bfloat16 PyTorch's takes three to five times as long. This one takes 10 % off a step (CPU time of
-SFT of 28M parameters, packs of 2,000 tokens, one thread of an AMD EPYC without AMX); with AMX it
-took 360 instead of 490 ms of one.
+PyTorch's backward pass takes three to five times as long in bfloat16. This one takes 10 % off a
+step (CPU time of SFT of 28M parameters, packs of 2,000 tokens, one thread of an AMD EPYC without
+AMX); with AMX a step took 360 instead of 490 ms.
 
-Rows are filled up, so that shapes come again (see switch.py), and short sequences of one shape are
-computed at once. No query sees what fills: it stands behind the last key.
+Rows are filled up, so that shapes recur (see switch.py), and short sequences of one shape are
+computed together. No query sees the filling: it stands behind the last key.
 """
 
 from __future__ import annotations
@@ -30,33 +30,35 @@ from plimsoll.model.attention import SDPA, Attended, Span, register_kernel, sdpa
 NAME = "plimsoll_cpu"
 
 SCORES = 2**20
-"""Of a block of queries, over all heads: in fp32 they stay in the cache."""
+"""Scores of a block of queries, over all heads: in fp32 they stay in the cache."""
 
 ROWS = 1024
-"""Queries of sequences that are computed at once."""
+"""Queries of sequences that are computed together."""
 
 OF_SEQUENCES = 32
-"""Queries and keys of a sequence are filled up to a multiple of it."""
+"""Queries and keys of a sequence are filled up to a multiple of this."""
 
 _LOG2_E = 1 / math.log(2)
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def up(rows: int, multiple: int) -> int:
-    """The next multiple."""
+def round_up(rows: int, multiple: int) -> int:
+    """Return the next multiple."""
     return -(-rows // multiple) * multiple
 
 
 def use_packed_attention(lm: PreTrainedModel) -> None:
-    """Have layers attend so that would by PyTorch's own kernels."""
+    """Have layers use this kernel in place of PyTorch's, if they use PyTorch's."""
     if lm.config._attn_implementation == SDPA:
         register_kernel(NAME, _kernel)
         lm.config._attn_implementation = NAME
 
 
 def _kernel(pack: Attended) -> Tensor:
-    """Attend where all that a query sees is what comes before it; leave windows, softcaps, and
-    tensors of a model that was moved to another device since it was loaded, to PyTorch."""
+    """Attend by this kernel if a query sees exactly the tokens before it, else by PyTorch's.
+
+    PyTorch's computes windows and softcaps, and models that were moved to another device.
+    """
     if (
         pack.query.device.type != "cpu"
         or pack.softcap is not None
@@ -71,18 +73,23 @@ def _kernel(pack: Attended) -> Tensor:
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, sequences: Sequence[Span], scale: float
 ) -> Tensor:
-    """Causal attention of each sequence by itself.
+    """Return the causal attention of each sequence by itself, [1, T, heads, D].
 
-    query [1, heads, T, D]; key, value [1, kv heads, T, D]. Gives [1, T, heads, D].
-    Differentiable once.
+    query [1, heads, T, D]; key, value [1, kv heads, T, D]. Differentiable once.
     """
     output: Tensor = _PackedAttention.apply(query[0], key[0], value[0], sequences, scale)
     return output[None]
 
 
 class _Batch(NamedTuple):
-    """Sequences with as many keys `before` the first query, and when filled up as many queries and
-    keys."""
+    """Sequences of one shape.
+
+    Attributes:
+        spans: their places in the pack.
+        before: the keys before the first query of each.
+        queries: the queries of each, filled up.
+        keys: the keys of each, filled up.
+    """
 
     spans: Sequence[Span]
     before: int
@@ -91,11 +98,11 @@ class _Batch(NamedTuple):
 
 
 def _batches(sequences: Sequence[Span], heads: int) -> Iterator[_Batch]:
-    """As large as SCORES and ROWS allow, or of one sequence; what others share comes first."""
+    """Yield batches as large as SCORES and ROWS allow; leaders of shared tokens come first."""
     alike: defaultdict[tuple[int, int, int], list[Span]] = defaultdict(list)
     for span in sequences:
-        queries = up(span.queries, OF_SEQUENCES)
-        alike[span.before, queries, up(span.before + queries, OF_SEQUENCES)].append(span)
+        queries = round_up(span.queries, OF_SEQUENCES)
+        alike[span.before, queries, round_up(span.before + queries, OF_SEQUENCES)].append(span)
     for (before, queries, keys), spans_ in sorted(alike.items(), key=lambda item: item[0]):
         most = max(1, min(SCORES // (heads * queries * keys), ROWS // queries))
         for start in range(0, len(spans_), most):
@@ -118,7 +125,10 @@ class _PackedAttention(torch.autograd.Function):
         for batch in batches:
             query = _queries(query_HTD, batch)
             key, value = _keys(key_KTD, batch), _keys(value_KTD, batch)
-            mask = _mask(batch, query) if batch.before else None
+            mask = None
+            if batch.before:  # 0 where a query may look, -inf elsewhere
+                mask = query.new_full((batch.queries, batch.keys), float("-inf"))
+                mask.triu_(batch.before + 1)
             output, log_sum = _flash(
                 query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
             )
@@ -142,10 +152,10 @@ class _PackedAttention(torch.autograd.Function):
             query, grad = (_queries(x, batch, wide) for x in (query_HTD, grad_HTD))
             key, value = (_keys(x, batch, wide) for x in (key_KTD, value_KTD))
             with _narrow_products(query_HTD.dtype):
-                found = _backward(query, key, value, grad, log_sum, batch.before, ctx.scale)
-            for span, of_query, of_key, of_value in zip(batch.spans, *found, strict=True):
-                grad_query[:, span.own] = of_query[:, : span.queries]
-                for total, part in ((grad_key, of_key), (grad_value, of_value)):
+                grads = _backward(query, key, value, grad, log_sum, batch.before, ctx.scale)
+            for span, query_part, key_part, value_part in zip(batch.spans, *grads, strict=True):
+                grad_query[:, span.own] = query_part[:, : span.queries]
+                for total, part in ((grad_key, key_part), (grad_value, value_part)):
                     total[:, span.own] = part[:, span.before : span.before + span.queries]
                     if span.before:
                         total[:, span.shared] += part[:, : span.before]
@@ -154,9 +164,10 @@ class _PackedAttention(torch.autograd.Function):
 
 @contextmanager
 def _narrow_products(dtype: torch.dtype) -> Iterator[None]:
-    """Within: oneDNN may round the factors of products in fp32 to bfloat16, which they were before,
-    or are for the next product; sums stay in fp32. A machine with units for bfloat16 takes half
-    the time so. Nothing in other dtypes, which have finer steps.
+    """Let oneDNN round the factors of fp32 products to `dtype` inside the block, if it is bfloat16.
+
+    The factors were bfloat16 before, or are rounded to it for the next product; sums stay in fp32.
+    A machine with units for bfloat16 takes half the time.
     """
     backend: Any = torch.backends.mkldnn  # whose types leave this out
     settings = backend.matmul
@@ -170,8 +181,10 @@ def _narrow_products(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _by_token(like_HTD: Tensor, sequences: Sequence[Span]) -> Tensor:
-    """A tensor of the same shape, in which a token's heads lie together: empty, and zeros behind
-    the last sequence."""
+    """Return a new tensor of the same shape in which a token's heads are adjacent.
+
+    It is empty, with zeros behind the last sequence.
+    """
     heads, tokens, width = like_HTD.shape
     made_THD = like_HTD.new_empty(tokens, heads, width)
     made_THD[sequences[-1].own.stop :] = 0
@@ -179,7 +192,7 @@ def _by_token(like_HTD: Tensor, sequences: Sequence[Span]) -> Tensor:
 
 
 def _queries(rows_HTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) -> Tensor:
-    """The sequences' own rows, and zeros: [S, heads, Q, D]."""
+    """Return the sequences' own rows, filled with zeros: [S, heads, Q, D]."""
     heads, _, width = rows_HTD.shape
     made = rows_HTD.new_zeros(len(batch.spans), heads, batch.queries, width, dtype=dtype)
     for rows, span in zip(made, batch.spans, strict=True):
@@ -188,20 +201,16 @@ def _queries(rows_HTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) 
 
 
 def _keys(rows_KTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) -> Tensor:
-    """The rows of all that the sequences see, and zeros, at least a key for each filled query:
-    [S, kv heads, K, D]."""
+    """Return the rows that the sequences see, filled with zeros: [S, kv heads, K, D].
+
+    There is at least one key for each filled query.
+    """
     heads, _, width = rows_KTD.shape
     made = rows_KTD.new_zeros(len(batch.spans), heads, batch.keys, width, dtype=dtype)
     for rows, span in zip(made, batch.spans, strict=True):
         rows[:, : batch.before] = rows_KTD[:, span.shared]
         rows[:, batch.before : batch.before + span.queries] = rows_KTD[:, span.own]
     return made
-
-
-def _mask(batch: _Batch, query: Tensor) -> Tensor:
-    """0 where a query may look, -inf elsewhere."""
-    mask = query.new_full((batch.queries, batch.keys), float("-inf"))
-    return mask.triu_(batch.before + 1)
 
 
 def _backward(
@@ -213,9 +222,10 @@ def _backward(
     before: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of a batch's queries, keys and values by that of its output, all of one dtype.
+    """Return the gradients of a batch's queries, keys and values, from that of its output.
 
-    The heads that share keys lie one after the other, so that one product serves them all.
+    All have one dtype. The heads that share keys are adjacent, so that one product computes them
+    all.
     """
     query_BQD, grad_BQD = query_SHQD.flatten(0, 1), grad_SHQD.flatten(0, 1)
     key_CND, value_CND = key_SKND.flatten(0, 1), value_SKND.flatten(0, 1)
@@ -227,7 +237,7 @@ def _backward(
     grad_key, grad_value = torch.zeros_like(key_CND), torch.zeros_like(value_CND)
     groups, keys, width = key_CND.shape
     for block in _blocks(query_BQD, keys):
-        seen = slice(min(keys, up(before + block.stop, OF_SEQUENCES)))
+        seen = slice(min(keys, round_up(before + block.stop, OF_SEQUENCES)))
         key, value = key_CND[:, seen], value_CND[:, seen]
         query, grad = (x[:, block].reshape(groups, -1, width) for x in (query_BQD, grad_BQD))
         weights = torch.bmm(query, key.mT)
@@ -248,7 +258,7 @@ def _backward(
 
 
 def _blocks(query_HQD: Tensor, keys: int) -> Iterator[slice]:
-    """Queries whose scores fit into the cache."""
+    """Return blocks of queries whose scores fit into the cache."""
     heads, queries, _ = query_HQD.shape
     rows = max(1, SCORES // (heads * keys * OF_SEQUENCES)) * OF_SEQUENCES
     return (slice(start, min(start + rows, queries)) for start in range(0, queries, rows))

@@ -1,10 +1,10 @@
-"""What is computed otherwise where a model runs on CPU; nothing else names these kernels.
+"""Switch a model to the kernels for CPUs; nothing else names these kernels.
 
-Numbers of rows come again: oneDNN, which computes bfloat16 products on CPUs, compiles a kernel for
-every new shape: 3 to 15 ms each, as long as several products of a small model. Hardly two packs are
-of one size, so their rows are filled with zeros up to a multiple; what those rows give is cut off.
-With AMX the products of a step of SFT of 28M parameters took 487 instead of 683 ms; an AMD EPYC
-without it compiles less, and the zeros cost 3 % of a step.
+oneDNN, which computes bfloat16 products on CPUs, compiles a kernel for every new shape: 3 to 15 ms
+each, as long as several products of a small model. Packs hardly ever have equal sizes, so their
+rows are filled with zeros up to a multiple, and the filling is cut off afterwards. With AMX the
+products of a step of SFT of 28M parameters took 487 instead of 683 ms; an AMD EPYC without AMX
+compiles less, and the zeros cost 3 % of a step.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from plimsoll.model.cpu.attention import use_packed_attention
-from plimsoll.model.logit_chunks import filled
+from plimsoll.model.logit_chunks import fill_rows
 
 OF_PACKS = 64
-"""Tokens of a pack, and learned ones, are a multiple of it."""
+"""The tokens of a pack, and its learned tokens, are filled up to a multiple of this."""
 
 
 def use_cpu_kernels(lm: PreTrainedModel, device: torch.device) -> int:
-    """Have a model that was just loaded compute by the kernels for CPUs, in place; on another
-    device it stays as it is.
+    """Have a newly loaded model use the kernels for CPUs, in place, if its device is a CPU.
 
-    Gives the multiple that the head's rows are to be filled up to.
+    Returns:
+        The multiple that the head's rows are to be filled up to.
     """
     if device.type != "cpu":
         return 1
@@ -38,4 +38,4 @@ def use_cpu_kernels(lm: PreTrainedModel, device: torch.device) -> int:
 
 def _fill(_: nn.Module, given: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     rows = {name: named[name] for name in ("input_ids", "position_ids") if name in named}
-    return given, named | {name: filled(x_1T[0], OF_PACKS)[None] for name, x_1T in rows.items()}
+    return given, named | {name: fill_rows(x_1T[0], OF_PACKS)[None] for name, x_1T in rows.items()}

@@ -1,1 +1,1 @@
-"""What a forward and backward of a model holds, reckoned without torch."""
+"""The memory of a model's forward and backward pass, computed without torch."""

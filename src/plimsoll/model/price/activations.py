@@ -1,8 +1,8 @@
-"""What one micro-batch holds beside weights and gradients: saved tensors, working sets, logits; and
-what gradient checkpointing keeps of layers: their inputs, and where selective, products too.
+"""Price one micro-batch beside weights and gradients: saved tensors, working sets, logits.
 
-A forward and backward has three heights, and the highest of them counts: the head, with all layers
-behind it and none undone; the last layer's backward; and, where the embedding is trained, the
+With gradient checkpointing, layers keep their inputs, and with selective checkpointing products
+too. A forward and backward has three heights, and the highest of them counts: the head, with all
+layers behind it and none undone; the last layer's backward; and, if the embedding is trained, the
 embedding's gradient at the very end.
 """
 
@@ -17,11 +17,11 @@ from plimsoll.model.price.form import (
     ActivationForm,
     ChunkedHead,
     NoHead,
+    ScalarHead,
     TeacherHead,
     UnfusedHead,
-    ValueHead,
 )
-from plimsoll.model.price.layer import FP32, SOURCE, Layer, Step, saved_bytes, summit
+from plimsoll.model.price.layer import FP32, SOURCE, Layer, LayerStep, saved_bytes, summit
 from plimsoll.model.price.layer_steps import (
     final_norm,
     layer_steps,
@@ -37,8 +37,8 @@ _LOG_SUM_EXP = 4  # bytes for each token and head
 
 
 @dataclass(frozen=True)
-class Part:
-    """An item before it has a role."""
+class UnownedItem:
+    """An item of memory that no role owns yet; fields as of `Item`."""
 
     name: str
     bytes: int
@@ -48,86 +48,32 @@ class Part:
     kind: Kind = "activations"
 
     def item(self, role: str) -> Item:
-        """The item of a role."""
+        """Return the item of a role."""
         words = self.formula, self.source
         return Item(role, self.kind, self.name, self.where, "allocated", self.bytes, *words)
 
 
 def _product(*factors: tuple[int, str]) -> tuple[int, str]:
-    """Of numbers, each with what it counts; and in words."""
+    """Return the product of numbers, each with the name of its unit; and the same in words."""
     return prod(number for number, _ in factors), " x ".join(f"{n:,}{of}" for n, of in factors)
 
 
-@dataclass(frozen=True)
-class CheckpointedLayers:
-    """All layers of one micro-batch, of which some are checkpointed."""
-
-    layer: Layer
-
-    @property
-    def count(self) -> int:
-        """Those that are checkpointed."""
-        every = self.layer.form.checkpoint_every
-        return 0 if every is None else ceil(self.layer.shape.layers / every)
-
-    @property
-    def whole(self) -> int:
-        """Those of which all is kept."""
-        return self.layer.shape.layers - self.count
-
-    @property
-    def last_is_checkpointed(self) -> bool:
-        """Whether the backward pass begins with one that is computed again."""
-        every = self.layer.form.checkpoint_every
-        return every is not None and (self.layer.shape.layers - 1) % every == 0
-
-    def kept(self, undoing: bool) -> tuple[Part, ...]:
-        """undoing: the backward pass is in the last layer."""
-        again = undoing and self.last_is_checkpointed
-        return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
-
-    def _inputs(self) -> tuple[Part, ...]:
-        stream, words = _stream(self.layer)
-        all_words = f"{self.count} checkpoints x {words}"
-        source = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
-        if not self.layer.form.inputs_on_host:
-            return (Part("layer inputs", self.count * stream, all_words, source),)
-        two = min(2, self.count)  # one in use, one on its way
-        all_words += ", pinned blocks rounded up to powers of two"
-        return (
-            Part("layer inputs", two * stream, f"{two} x {words}", source),
-            Part("layer inputs", self.count * pinned_block(stream), all_words, source, "host"),
-        )
-
-    def _products(self, again: bool) -> tuple[Part, ...]:
-        """again: of one layer they are in use, but for the last, which nothing reads."""
-        linears, attention, last = _products(self.layer)
-        layers, last = self.count - again, again * last
-        tokens = self.layer.tokens
-        words = (
-            f"{layers} layers x {tokens:,} tokens x (linears {linears // tokens:,}, attention "
-            f"{attention // tokens:,}) bytes + {last:,} of the last linear"
-        )
-        kept = layers * (linears + attention) + last
-        return (Part("kept activations", kept, words, "model/checkpointing.py"),)
-
-
 def _stream(layer: Layer) -> tuple[int, str]:
-    """Hidden states of all tokens, or their gradient; bytes, and in words."""
+    """Return the bytes of all tokens' hidden states (or their gradient); and the same in words."""
     each = (layer.element, " bytes")
     return _product(each, (layer.tokens, " tokens"), (layer.shape.hidden, ""))
 
 
-def _products(layer: Layer) -> tuple[int, int, int]:
-    """What selective checkpointing keeps of a layer beside its input, in bytes: the results of its
-    linears, the attention's output, and the result of the last linear, which the backward pass
-    neither reads nor computes again.
+def _kept_products(layer: Layer) -> tuple[int, int, int]:
+    """Return the bytes of a layer's products that selective checkpointing keeps beside its input.
 
-    Experts' products are computed again, and so is attention whose scores are written out.
+    They are the results of its linears, the attention's output, and the result of the last linear,
+    which the backward pass neither reads nor recomputes. Experts' products are recomputed, and so
+    is attention whose scores are held.
     """
     element, shape, form = layer.element, layer.shape, layer.form
     attention = layer.tokens * shape.heads * (element * shape.head_dim + _LOG_SUM_EXP)
-    unkept = shape.softcapped or form.attention == "eager" or form.written
+    unkept = shape.softcapped or form.attention == "eager" or form.writes_scores
     plain = (linear for linear in shape.linears if linear.stacked == 1)
     linears = sum(_width(layer, linear) * linear.count // shape.layers for linear in plain)
     last = 0 if shape.experts else element * layer.hidden
@@ -135,7 +81,7 @@ def _products(layer: Layer) -> tuple[int, int, int]:
 
 
 def _width(layer: Layer, linear: Linear) -> int:
-    """Bytes of a token's result in a linear layer and in each matrix of its adapter."""
+    """Return the bytes of a token's result in a linear layer and in each matrix of its adapter."""
     adapter, element = layer.form.adapter, layer.element
     if adapter is None or not layer.form.adapts(linear.name):
         return element * linear.outputs
@@ -146,7 +92,7 @@ def _width(layer: Layer, linear: Linear) -> int:
 
 
 _KEPT = 1024
-"""Of each: a search for what fits makes hundreds of plans, in which few micro-batches differ."""
+"""The size of each cache: a search makes hundreds of plans, in which few micro-batches differ."""
 _INT64 = 8
 _TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the heads' test
 
@@ -155,9 +101,9 @@ _TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the 
 def activation_items(
     role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, phase: Phase
 ) -> tuple[Allocation, ...]:
-    """What the largest forward (and backward) of a phase holds at its highest point.
+    """Return the tensors of the largest forward (and backward) of a phase at its highest point.
 
-    Held at the instant `forward_backward` where the form is trained, else at `forward`.
+    They exist at the instant `forward_backward` if the form is trained, else at `forward`.
     """
     moment = Moment(phase, "forward_backward" if form.trained else "forward")
     heights = _Heights(Layer(shape, work, form))
@@ -168,7 +114,7 @@ def activation_items(
 def backward_items(
     role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, at: Moment, left: int
 ) -> tuple[Allocation, ...]:
-    """What is held of it where the last of the first `left` layers is undone."""
+    """Return the tensors of the backward pass in the last of the first `left` layers."""
     if left == 0:
         return ()
     lower = _Heights(Layer(_lower(shape, left), work, form))
@@ -176,13 +122,13 @@ def backward_items(
     return _held(role, at, (masks, *lower.at_layer()))
 
 
-def _held(role: str, moment: Moment, parts: tuple[Part, ...]) -> tuple[Allocation, ...]:
-    """Those that are not empty, as a role's items."""
+def _held(role: str, moment: Moment, parts: tuple[UnownedItem, ...]) -> tuple[Allocation, ...]:
+    """Return the items of a role, without empty ones."""
     return tuple(Allocation(part.item(role), frozenset({moment})) for part in parts if part.bytes)
 
 
 def _lower(shape: ModelShape, layers: int) -> ModelShape:
-    """The first so many layers of it."""
+    """Return the shape of the first layers."""
 
     def share(count: int) -> int:
         return count * layers // shape.layers
@@ -197,73 +143,131 @@ def _lower(shape: ModelShape, layers: int) -> ModelShape:
 
 @dataclass(frozen=True)
 class _Heights:
-    """The heights of one micro-batch; each is all that lives at that point."""
+    """The heights of one micro-batch; each lists all tensors at that point."""
 
     layer: Layer
 
-    def masks(self) -> Part:
-        """Theirs all the time."""
+    def masks(self) -> UnownedItem:
+        """Return the masks, which exist at every height."""
         tokens, longest = self.layer.tokens, self.layer.work.longest
         words = f"masks of {tokens:,} queries x {longest:,} keys, for all layers"
-        return Part("attention masks", self.layer.mask_bytes, words, "model/attention.py")
+        return UnownedItem("attention masks", self.layer.mask_bytes, words, "model/attention.py")
 
-    def highest(self) -> tuple[Part, ...]:
-        """All else, where it is most."""
+    def highest(self) -> tuple[UnownedItem, ...]:
+        """Return all other tensors at the highest point."""
         if self.layer.form.trained:
             heights = (self._at_head(), self.at_layer(), self._at_embedding())
             return max(heights, key=_device_bytes)
         top = scoring_summit(self.layer)
-        working = Part("working set", top.bytes, f"{top.bytes:,} bytes in {top.where}")
+        working = UnownedItem("working set", top.bytes, f"{top.bytes:,} bytes in {top.where}")
         positions = self._positions()
         return max((positions, working), (positions, *self._head()), key=_device_bytes)
 
-    def _at_head(self) -> tuple[Part, ...]:
+    def _at_head(self) -> tuple[UnownedItem, ...]:
         last, steps = final_norm(self.layer).saved, layer_steps(self.layer)
         words = f"{last:,} of the last norm"
-        whole = self._layers.whole
+        whole = self._whole
         if whole:
             words = f"{self._saved_words(whole, steps)} + {words}"
-        kept = Part("activations", whole * saved_bytes(steps) + last, words)
-        return (self._positions(), *self._layers.kept(undoing=False), kept, *self._head())
+        kept = UnownedItem("activations", whole * saved_bytes(steps) + last, words)
+        return (self._positions(), *self._kept(undoing=False), kept, *self._head())
 
-    def at_layer(self) -> tuple[Part, ...]:
-        """Where the last layer is whole, no checkpointed one is higher: it has the former below."""
-        steps, again = layer_steps(self.layer), self._layers.last_is_checkpointed
+    def at_layer(self) -> tuple[UnownedItem, ...]:
+        """Return the tensors in the backward pass of the last layer.
+
+        If the last layer keeps everything, no checkpointed layer is higher: it has the same tensors
+        below.
+        """
+        steps, again = layer_steps(self.layer), self._last_is_checkpointed
         top = summit(recomputed_steps(self.layer) if again else steps)
-        others = self._layers.whole if again else self._layers.whole - 1
-        saved = Part(
+        others = self._whole if again else self._whole - 1
+        saved = UnownedItem(
             "recomputed activations" if again else "activations",
             others * saved_bytes(steps) + top.saved,
             f"{self._saved_words(others, steps)} + {top.saved:,} of the last layer",
         )
         stream, words = _stream(self.layer)
         words = f"{top.scratch:,} bytes in {top.where} + {words}"
-        working = Part("working set", top.scratch + stream, words)
+        working = UnownedItem("working set", top.scratch + stream, words)
         waiting = self._tables(1 if self._tied else 0, "held for the tied embedding")
         words = f"{top.gradient:,} bytes of a weight"
-        flight = Part("gradients in flight", top.gradient, words, kind="gradients")
-        kept = self._layers.kept(undoing=True)
+        flight = UnownedItem("gradients in flight", top.gradient, words, kind="gradients")
+        kept = self._kept(undoing=True)
         return (self._positions(), *kept, saved, working, flight, waiting)
 
     @property
-    def _layers(self) -> CheckpointedLayers:
-        return CheckpointedLayers(self.layer)
+    def _checkpointed(self) -> int:
+        """The number of checkpointed layers."""
+        every = self.layer.form.checkpoint_every
+        return 0 if every is None else ceil(self.layer.shape.layers / every)
 
-    def _at_embedding(self) -> tuple[Part, ...]:
-        """Autograd adds the embedding's gradient and a tied head's into a third tensor."""
+    @property
+    def _whole(self) -> int:
+        """The number of layers that keep everything."""
+        return self.layer.shape.layers - self._checkpointed
+
+    @property
+    def _last_is_checkpointed(self) -> bool:
+        """Whether the backward pass begins with a recomputed layer."""
+        every = self.layer.form.checkpoint_every
+        return every is not None and (self.layer.shape.layers - 1) % every == 0
+
+    def _kept(self, undoing: bool) -> tuple[UnownedItem, ...]:
+        """Return the tensors that checkpointed layers keep.
+
+        Args:
+            undoing: whether the backward pass is in the last layer.
+        """
+        again = undoing and self._last_is_checkpointed
+        return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
+
+    def _inputs(self) -> tuple[UnownedItem, ...]:
+        stream, words = _stream(self.layer)
+        all_words = f"{self._checkpointed} checkpoints x {words}"
+        source = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
+        if not self.layer.form.inputs_on_host:
+            return (UnownedItem("layer inputs", self._checkpointed * stream, all_words, source),)
+        on_host = self._checkpointed * pinned_block(stream)
+        two = min(2, self._checkpointed)  # one in use, one on its way
+        all_words += ", pinned blocks rounded up to powers of two"
+        return (
+            UnownedItem("layer inputs", two * stream, f"{two} x {words}", source),
+            UnownedItem("layer inputs", on_host, all_words, source, "host"),
+        )
+
+    def _products(self, again: bool) -> tuple[UnownedItem, ...]:
+        """Return the kept products; if `again`, less those of one layer, which are in use.
+
+        The layer's last product counts all the same: nothing reads it.
+        """
+        linears, attention, last = _kept_products(self.layer)
+        layers, last = self._checkpointed - again, again * last
+        tokens = self.layer.tokens
+        words = (
+            f"{layers} layers x {tokens:,} tokens x (linears {linears // tokens:,}, attention "
+            f"{attention // tokens:,}) bytes + {last:,} of the last linear"
+        )
+        kept = layers * (linears + attention) + last
+        return (UnownedItem("kept activations", kept, words, "model/checkpointing.py"),)
+
+    def _at_embedding(self) -> tuple[UnownedItem, ...]:
+        """Return the tensors at the end, where autograd sums the embedding's gradients.
+
+        A tied head's gradient is added to the embedding's into a third tensor.
+        """
         if self.layer.form.adapter is not None:
             return ()
         if self._tied:
             return (self._tables(3, "of the tied embedding, at the end"),)
-        stream = Part("working set", *_stream(self.layer))
+        stream = UnownedItem("working set", *_stream(self.layer))
         return (stream, self._tables(1, "of the embedding, at the end"))
 
     @property
     def _tied(self) -> bool:
-        return self.layer.shape.tied and not isinstance(self.layer.form.head, ValueHead)
+        return self.layer.shape.tied and not isinstance(self.layer.form.head, ScalarHead)
 
-    def _saved_words(self, count: int, steps: tuple[Step, ...]) -> str:
-        """In words: what they save, by part."""
+    def _saved_words(self, count: int, steps: tuple[LayerStep, ...]) -> str:
+        """Return in words what the steps save, by part."""
         parts: dict[str, int] = {}
         for step in steps:
             parts[step.part] = parts.get(step.part, 0) + step.saved
@@ -272,22 +276,22 @@ class _Heights:
         )
         return f"{count} layers x {self.layer.tokens:,} tokens x ({each}) bytes"
 
-    def _positions(self) -> Part:
+    def _positions(self) -> UnownedItem:
         tokens, element = self.layer.tokens, self.layer.element
         wide = 2 * self.layer.shape.traits.rotary_tables * element * self.layer.shape.head_dim
         numbers = 2 * _INT64 * (tokens + self.layer.work.loss_tokens)
         words = f"{tokens:,} tokens x {wide:,} bytes + {numbers:,} of token ids and positions"
-        return Part("input ids and rotary tables", tokens * wide + numbers, words)
+        return UnownedItem("input ids and rotary tables", tokens * wide + numbers, words)
 
-    def _tables(self, count: int, what: str) -> Part:
-        """Gradients as large as the embedding."""
+    def _tables(self, count: int, what: str) -> UnownedItem:
+        """Return gradients as large as the embedding."""
         shape, count = self.layer.shape, 0 if self.layer.form.adapter is not None else count
         table = (self.layer.element, " bytes"), (shape.vocabulary, ""), (shape.hidden, f" {what}")
         tables = _product((count, ""), *table)
-        return Part("embedding gradients in flight", *tables, kind="gradients")
+        return UnownedItem("embedding gradients in flight", *tables, kind="gradients")
 
-    def _head(self) -> tuple[Part, ...]:
-        """From the last hidden states to the loss, and back where it is trained."""
+    def _head(self) -> tuple[UnownedItem, ...]:
+        """Return the tensors from the last hidden states to the loss, and back if trained."""
         layer, loss_tokens = self.layer, self.layer.work.loss_tokens
         inputs = self._head_inputs(loss_tokens, layer.element)
         gradient = self._tables(1 if layer.form.trained else 0, "of the head")
@@ -299,35 +303,35 @@ class _Heights:
                 return (inputs, self._all_logits(), gradient)
             case TeacherHead() as head:
                 return (inputs, *self._distillation(head), gradient)
-            case ValueHead():
+            case ScalarHead():
                 return (self._head_inputs(loss_tokens, FP32),)
             case NoHead():
                 return (inputs,)
 
-    def _head_inputs(self, rows: int, element: int) -> Part:
+    def _head_inputs(self, rows: int, element: int) -> UnownedItem:
         both, hidden = 2 if self.layer.form.trained else 1, self.layer.shape.hidden
         each = (element, " bytes"), (rows, " tokens"), (hidden, "")
-        return Part("head inputs", *_product((both, ""), *each))
+        return UnownedItem("head inputs", *_product((both, ""), *each))
 
-    def _chunk(self, head: ChunkedHead) -> Part:
+    def _chunk(self, head: ChunkedHead) -> UnownedItem:
         blocks = 2 + head.entropy + 2 * self.layer.shape.logits_softcapped + head.scaled
         logits, words = self._logits(head.rows, "rows", self.layer.element, blocks)
-        return Part("logits chunk", logits, words, "model/token_logprobs.py")
+        return UnownedItem("logits chunk", logits, words, "model/token_logprobs.py")
 
-    def _distillation(self, head: TeacherHead) -> tuple[Part, Part]:
-        """The gradients are made where the logits are, so both chunks and both inputs are there."""
+    def _distillation(self, head: TeacherHead) -> tuple[UnownedItem, UnownedItem]:
+        """Return both chunks and the teacher's inputs: gradients are made beside the logits."""
         element, blocks = head.element, _TAUGHT_BLOCKS + self.layer.shape.logits_softcapped
         both = self.layer.element + element
         logits, words = self._logits(head.rows, "rows of both", both, blocks)
         source, tokens = "model/distillation.py", (self.layer.work.loss_tokens, " tokens")
         inputs = _product((element, " bytes"), tokens, (head.hidden, ""))
         return (
-            Part("logits chunks", logits, words, source),
-            Part("teacher's head inputs", *inputs, source),
+            UnownedItem("logits chunks", logits, words, source),
+            UnownedItem("teacher's head inputs", *inputs, source),
         )
 
     def _logits(self, most: int, of: str, element: int, blocks: int) -> tuple[int, str]:
-        """Of at most so many rows at once, with blocks of them in fp32: bytes, and in words."""
+        """Return the bytes of `most` rows of logits, with blocks of them in fp32; and in words."""
         vocabulary = self.layer.shape.vocabulary
         rows = min(most, self.layer.work.loss_tokens)
         block = min(rows, max(1, BLOCK_ELEMENTS[self.layer.form.device] // vocabulary))
@@ -337,14 +341,18 @@ class _Heights:
         )
         return (element * rows + blocks * FP32 * block) * vocabulary, words
 
-    def _all_logits(self) -> Part:
-        """Trained: logits, their fp32 copy, log-softmax, its gradient, the logits' gradient."""
+    def _all_logits(self) -> UnownedItem:
+        """Return the tensors of unfused logits.
+
+        Trained, they are logits, their fp32 copy, log-softmax, its gradient, and the logits'
+        gradient.
+        """
         each = 16 if self.layer.form.trained else self.layer.element + 2 * FP32
         vocabulary = (self.layer.shape.vocabulary, " of the vocabulary")
         logits = _product((each, " bytes"), (self.layer.tokens, " tokens"), vocabulary)
         source = "transformers' ForCausalLMLoss; 14.6-17.4 bytes by published rows"
-        return Part("logits", *logits, source)
+        return UnownedItem("logits", *logits, source)
 
 
-def _device_bytes(parts: tuple[Part, ...]) -> int:
+def _device_bytes(parts: tuple[UnownedItem, ...]) -> int:
     return sum(part.bytes for part in parts if part.where == "device")

@@ -1,4 +1,4 @@
-"""How a forward and backward is computed, as far as its memory depends on it."""
+"""How a forward and backward pass is computed, as far as its memory depends on it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ from plimsoll.spec.kernels import Capability, against_varlen
 from plimsoll.spec.roles import HeadKind
 
 Attention = Literal["varlen", "sdpa", "eager"]
-"""varlen: one flash kernel for the pack (FlashAttention-2 too). sdpa: a kernel per sequence.
-eager: the scores are written out."""
+"""How attention is computed.
+
+varlen: one flash kernel for the pack (FlashAttention-2 too). sdpa: a kernel per sequence. eager:
+plain products that hold the scores.
+"""
 
 BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
-"""In fp32 at once: of softmaxes and of fused norms, as in model/logit_chunks.py."""
+"""fp32 elements of softmaxes and fused norms that exist at once, as in model/logit_chunks.py."""
 
 Fused = Literal["none", "own", "liger"]
-"""Whose norms and gated MLPs are: those of transformers, of model/fused.py, of model/liger.py."""
+"""The origin of norms and gated MLPs: transformers, model/fused.py or model/liger.py."""
 
 
 @dataclass(frozen=True)
 class ChunkedHead:
     """`token_logprobs`: logits of `rows` learned tokens at once.
 
-    entropy: it is computed too. scaled: the logits are divided by a temperature that is not 1.
+    Attributes:
+        rows: rows of logits that exist at once.
+        entropy: whether the entropy is computed too.
+        scaled: whether the logits are divided by a temperature that is not 1.
     """
 
     rows: int
@@ -38,12 +44,14 @@ class ChunkedHead:
 
 @dataclass(frozen=True)
 class UnfusedHead:
-    """Logits of every token at once, and a loss in fp32, as Hugging Face's models have them: none
-    of Plimsoll's, but what others' runs are priced with (benchmarks/peak_models.py)."""
+    """Logits of every token at once, and a loss in fp32, as Hugging Face's models compute them.
+
+    Plimsoll has no such head; other systems' runs are priced with it (benchmarks/peak_models.py).
+    """
 
 
 @dataclass(frozen=True)
-class ValueHead:
+class ScalarHead:
     """One number for each learned token, in fp32."""
 
 
@@ -51,7 +59,10 @@ class ValueHead:
 class TeacherHead:
     """`distil`: logits of `rows` learned tokens at once, and the same of a teacher's.
 
-    hidden: the teacher's hidden size. element: bytes of its weights.
+    Attributes:
+        rows: rows of logits that exist at once.
+        hidden: the teacher's hidden size.
+        element: bytes of a weight of the teacher.
     """
 
     rows: int
@@ -61,19 +72,22 @@ class TeacherHead:
 
 @dataclass(frozen=True)
 class NoHead:
-    """Hidden states alone: a teacher's, whose head is run with its student's."""
+    """Hidden states alone, of a teacher whose head runs with its student's."""
 
 
-Head = ChunkedHead | UnfusedHead | ValueHead | TeacherHead | NoHead
+Head = ChunkedHead | UnfusedHead | ScalarHead | TeacherHead | NoHead
 
 
 @dataclass(frozen=True)
 class AdapterForm:
     """A low-rank adapter.
 
-    targets: last parts of module names, or ("all-linear",). element: bytes of its weights; where
-    they are wider than the model's, each adapted linear casts its input to them. dropout: on its
-    input. dora: magnitudes are learned too.
+    Attributes:
+        rank: the inner width.
+        targets: last parts of module names, or ("all-linear",).
+        element: bytes of a weight; if they exceed the model's, each adapted linear casts its input.
+        dropout: whether the input has dropout.
+        dora: whether magnitudes are learned too.
     """
 
     rank: int
@@ -85,21 +99,25 @@ class AdapterForm:
 
 @dataclass(frozen=True)
 class ActivationForm:
-    """How a forward and backward is computed.
+    """How a forward and backward pass is computed.
 
-    element: bytes of a weight and of an activation (2 in bfloat16).
-    checkpoint_every: None keeps all activations; k checkpoints the first of every k layers: of it
-        the input is kept, and the rest computed again.
-    selective: of checkpointed layers the results of matrix products and attention are kept too.
-    trained: forward and backward; else forward only, without autograd.
-    adapter: None trains all weights; else only the adapter.
-    quantized: linear weights are in 4 bits, and one at a time is written out for use.
-    inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
-    fused: whose norms and gated MLPs serve where they know the family's.
-    flash: with sdpa on a card, its flash kernel serves where there is no mask; others have keys and
-        values repeated for every head (model/attention.py).
-    kernels: and one of its kernels takes the model's dtype; else the scores of a sequence at a time
-        are written out, in fp32.
+    Attributes:
+        element: bytes of a weight and of an activation (2 in bfloat16).
+        checkpoint_every: None keeps all activations; k checkpoints the first of every k layers,
+            which keep their input and recompute the rest.
+        attention: how attention is computed.
+        head: how the head is computed.
+        trained: forward and backward; else forward only, without autograd.
+        adapter: None trains all weights; else only the adapter.
+        quantized: linear weights are in 4 bits, and dequantised one at a time.
+        selective: checkpointed layers keep the results of matrix products and attention too.
+        inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
+        device: where the model runs.
+        fused: whose norms and gated MLPs are used, if they know the family's.
+        flash: whether sdpa on a card uses the flash kernel without a mask; other kernels get keys
+            and values repeated for every head (model/attention.py).
+        kernels: whether any kernel of sdpa on a card takes the model's dtype; else the scores of
+            one sequence at a time are held, in fp32.
     """
 
     element: int
@@ -117,12 +135,12 @@ class ActivationForm:
     kernels: bool = True
 
     @property
-    def written(self) -> bool:
-        """Whether attention's scores are, for want of a kernel."""
+    def writes_scores(self) -> bool:
+        """Whether attention's scores are held, because no kernel computes them."""
         return self.attention == "sdpa" and self.device != "cpu" and not self.kernels
 
     def adapts(self, linear: str) -> bool:
-        """Whether a linear layer of that name has an adapter."""
+        """Return whether a linear layer of that name has an adapter."""
         targets = self.adapter.targets if self.adapter else ()
         return linear in targets or "all-linear" in targets
 
@@ -137,7 +155,7 @@ def activation_form(
     scaled: bool,
     capability: Capability | None = None,
 ) -> ActivationForm:
-    """How a role's model is trained; parameters as those of `roles.trained_role` and `RoleWork`."""
+    """Return how a role's model is trained; parameters as of `trained_role` and `RoleWork`."""
     pair = None
     if adapter is not None:
         dropout = adapter.dropout > 0
@@ -164,15 +182,15 @@ def _head(kind: HeadKind, policy: ChunkedHead) -> Head:
         case "policy":
             return policy
         case "value":
-            return ValueHead()
+            return ScalarHead()
         case "states":
             return NoHead()
 
 
 def has_kernels(capability: Capability | None, dtype: str) -> bool:
-    """Whether a card has one of PyTorch's kernels of attention; sdp_utils.cpp takes float16 and
-    float32 alone where there are no units for bfloat16 (`less_than_sm80_mem_efficient_dtypes`).
+    """Return whether PyTorch has an attention kernel for a card and dtype.
 
-    Parameters as those of `against_varlen`.
+    On cards without units for bfloat16, sdp_utils.cpp takes float16 and float32 alone
+    (`less_than_sm80_mem_efficient_dtypes`). Parameters as of `against_varlen`.
     """
     return dtype != "bfloat16" or capability is None or capability >= BFLOAT16_UNITS

@@ -1,5 +1,6 @@
-"""One decoder layer of one micro-batch: its tensors' sizes, its masks, what its linears read; and
-what a step of its forward and backward is.
+"""One decoder layer of one micro-batch: sizes of its tensors, its masks, inputs of its linears.
+
+The file also defines a step of the layer's forward and backward.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _FUSED_NORMS: Mapping[Fused, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """Sizes in elements, unless they are said to be bytes."""
+    """A decoder layer. Sizes are in elements, unless they are said to be bytes."""
 
     shape: ModelShape
     work: MicroBatch
@@ -37,168 +38,179 @@ class Layer:
 
     @property
     def element(self) -> int:
-        """Bytes of a weight and of an activation."""
+        """The bytes of a weight and of an activation."""
         return self.form.element
 
     @property
     def tokens(self) -> int:
-        """Of the micro-batch."""
+        """The tokens of the micro-batch."""
         return self.work.tokens
 
     @property
-    def full(self) -> bool:
+    def trains_all(self) -> bool:
         """Whether all weights are trained."""
         return self.form.adapter is None
 
     @property
     def hidden(self) -> int:
-        """The residual stream."""
+        """The size of the residual stream."""
         return self.tokens * self.shape.hidden
 
     @property
     def queries(self) -> int:
-        """Of all heads."""
+        """The size of the queries of all heads."""
         return self.tokens * self.shape.heads * self.shape.head_dim
 
     @property
     def keys(self) -> int:
-        """As many as values."""
+        """The size of the keys, and of the values."""
         return self.tokens * self.shape.kv_heads * self.shape.head_dim
 
     @property
-    def attended(self) -> int:
-        """The keys as attention gets them, as many as values: of every head where they are
-        repeated."""
-        return int(self.keys + (self.queries - self.keys) * self._repeated)
+    def attended_keys(self) -> int:
+        """The size of the keys (or values) that attention gets: of every head if repeated."""
+        return int(self.keys + (self.queries - self.keys) * self._repeated_share)
 
     @property
-    def longest_attended(self) -> int:
-        """Those of the longest sequence that are repeated, and of values as many."""
-        return int(self._repeated * self.work.longest * self.shape.heads * self.shape.head_dim)
+    def longest_repeated(self) -> int:
+        """The size of the repeated keys, and of the values, of the longest sequence."""
+        tokens = self._repeated_share * self.work.longest
+        return int(tokens * self.shape.heads * self.shape.head_dim)
 
     @property
-    def gathered(self) -> int:
-        """Keys and values that a second sequence attends to; by sequence, its queries too."""
-        if self.sees_all_before:
+    def gathered_keys(self) -> int:
+        """The size of keys and values that a second sequence attends to.
+
+        With a kernel per sequence its queries count too.
+        """
+        if self.has_cpu_kernel:
             return 0
         by_sequence = self.form.attention == "sdpa"
-        more = (self.shape.heads - self.shape.kv_heads) * self._repeated
+        more = (self.shape.heads - self.shape.kv_heads) * self._repeated_share
         again = 2 * (self.shape.kv_heads + more) + 1.5 * self.shape.heads * by_sequence
         return int(self.work.shared * again * self.shape.head_dim)
 
     @property
-    def weighted(self) -> int:
-        """How many times as wide an expert's result becomes by its weight, which may be fp32."""
+    def result_factor(self) -> int:
+        """How many times wider its weight makes an expert's result; the weight may be fp32."""
         return FP32 // self.element if self.shape.traits.fp32_routing else 1
 
     @property
-    def post_norm(self) -> int:
-        """The gradient of what a norm after a block reads, beside that of the residual stream."""
+    def post_norm_gradient(self) -> int:
+        """The size of the gradient of a norm after a block, beside that of the residual stream."""
         return self.hidden if self.shape.traits.post_norms else 0
 
     @property
-    def fused_norms(self) -> bool:
-        """Whether its norms keep their input as it is: of a kind that is fused."""
+    def has_fused_norms(self) -> bool:
+        """Whether its norms are fused, and keep their input unchanged."""
         return self.shape.traits.norms in _FUSED_NORMS[self.form.fused]
 
     @property
-    def fused_gates(self) -> bool:
+    def has_fused_gates(self) -> bool:
         """Whether its gated MLPs are fused: Gemma's, with GELU, by Liger's kernels alone."""
-        return self.fused_norms and any(self.named(("gate_proj",)))
+        return self.has_fused_norms and any(self.linears_named(("gate_proj",)))
 
-    def normed_at_once(self, elements: int) -> int:
-        """How many of a norm's elements are in fp32 in memory together."""
-        return self.fused_at_once(elements) if self.fused_norms else elements
+    def norm_block(self, elements: int) -> int:
+        """Return how many of a norm's elements are in fp32 at once."""
+        return self.fused_block(elements) if self.has_fused_norms else elements
 
-    def fused_at_once(self, elements: int) -> int:
-        """How many elements a fused step has in memory together, besides its results: ours a block
-        of them, Liger's none."""
+    def fused_block(self, elements: int) -> int:
+        """Return how many elements a fused step holds at once, besides its results.
+
+        Our functions hold a block, Liger's none.
+        """
         own = self.form.fused == "own"
         return min(elements, BLOCK_ELEMENTS[self.form.device]) if own else 0
 
-    def reads(self, names: tuple[str, ...]) -> bool:
-        """Whether any of these linears saves its input as it is."""
+    def saves_input(self, names: tuple[str, ...]) -> bool:
+        """Return whether any of these linears saves its input unchanged."""
         adapter = self.form.adapter
         if adapter is None:
             return True
         copied = adapter.dropout or adapter.element > self.element
-        return not copied and any(self.adapted(names))
+        return not copied and any(self.adapted_linears(names))
 
-    def largest(self, names: tuple[str, ...]) -> int:
-        """Elements of the largest weight of these linears."""
-        return max((lin.inputs * lin.outputs for lin in self.named(names)), default=0)
+    def largest_weight(self, names: tuple[str, ...]) -> int:
+        """Return the elements of the largest weight of these linears."""
+        return max((lin.inputs * lin.outputs for lin in self.linears_named(names)), default=0)
 
-    def written(self, names: tuple[str, ...]) -> int:
-        """A quantised weight as it is used; bytes."""
-        return self.element * self.largest(names) if self.form.quantized else 0
+    def dequantised_bytes(self, names: tuple[str, ...]) -> int:
+        """Return the bytes of the largest of these weights, dequantised; 0 if not quantised."""
+        return self.element * self.largest_weight(names) if self.form.quantized else 0
 
-    def adapted(self, names: tuple[str, ...]) -> Iterator[Linear]:
-        """Those of these linears that have an adapter."""
-        return (linear for linear in self.named(names) if self.form.adapts(linear.name))
+    def adapted_linears(self, names: tuple[str, ...]) -> Iterator[Linear]:
+        """Return these linears that have an adapter."""
+        return (linear for linear in self.linears_named(names) if self.form.adapts(linear.name))
 
-    def named(self, names: tuple[str, ...]) -> Iterator[Linear]:
-        """Linears of these names, without stacked experts."""
+    def linears_named(self, names: tuple[str, ...]) -> Iterator[Linear]:
+        """Return linears of these names, without stacked experts."""
         return (lin for lin in self.shape.linears if lin.name in names and lin.stacked == 1)
 
     @property
     def mask_bytes(self) -> int:
-        """The masks of packed attention, where a kernel's own causal mask does not do
-        (model/attention.py): a number for each query and each key of sequences that are longer than
-        the window, that begin as another does, or whose scores are bounded. All layers share them.
+        """The bytes of the masks of packed attention, which all layers share (model/attention.py).
+
+        There is a number for each query and each key of sequences that are longer than the window,
+        that begin as another does, or whose scores are bounded. Elsewhere a kernel's own causal
+        mask is used.
         """
         softcapped = self.shape.softcapped
-        if (self.form.attention != "sdpa" and not softcapped) or self.sees_all_before:
+        if (self.form.attention != "sdpa" and not softcapped) or self.has_cpu_kernel:
             return 0
-        kinds = (self.work.shared > 0 or softcapped) + self._windowed
+        kinds = (self.work.shared > 0 or softcapped) + self._is_windowed
         return kinds * self.element * self.tokens * self.work.longest
 
     @property
     def aligned_mask_bytes(self) -> int:
-        """What a card's kernels make of them in a layer, to align their rows; the mean over all
-        layers, of which only some may have a window."""
-        if not self._by_kernel or self.form.written:
+        """The bytes of a card kernel's copy of the masks in a layer, with aligned rows.
+
+        It is the mean over all layers, of which only some may have a window.
+        """
+        if not self._has_card_kernel or self.form.writes_scores:
             return 0
-        return self.element * self.tokens * self.work.longest * self._masked // self.shape.layers
+        masks = self.element * self.tokens * self.work.longest
+        return masks * self._masked_layers // self.shape.layers
 
     @property
-    def sees_all_before(self) -> bool:
-        """Whether a CPU's kernel for whole packs serves (model/cpu/attention.py)."""
-        plain = not self.shape.softcapped and not self._windowed
+    def has_cpu_kernel(self) -> bool:
+        """Whether the CPU's kernel for whole packs is used (model/cpu/attention.py)."""
+        plain = not self.shape.softcapped and not self._is_windowed
         return self.form.device == "cpu" and self.form.attention == "sdpa" and plain
 
     @property
-    def _repeated(self) -> float:
-        """Of the layers, those in which a card's kernel gets keys and values repeated for every
-        head of queries (model/attention.py)."""
-        if not self._by_kernel or self.shape.heads == self.shape.kv_heads:
+    def _repeated_share(self) -> float:
+        """The share of layers whose kernel gets keys and values repeated for every query head."""
+        if not self._has_card_kernel or self.shape.heads == self.shape.kv_heads:
             return 0.0
-        return self._masked / self.shape.layers if self.form.flash else 1.0
+        return self._masked_layers / self.shape.layers if self.form.flash else 1.0
 
     @property
-    def _by_kernel(self) -> bool:
+    def _has_card_kernel(self) -> bool:
         form = self.form
         return form.attention == "sdpa" and not self.shape.softcapped and form.device != "cpu"
 
     @property
-    def _masked(self) -> int:
-        """Layers."""
+    def _masked_layers(self) -> int:
         if self.work.shared:
             return self.shape.layers
-        return self.shape.sliding_layers if self._windowed else 0
+        return self.shape.sliding_layers if self._is_windowed else 0
 
     @property
-    def _windowed(self) -> bool:
+    def _is_windowed(self) -> bool:
         window = self.shape.sliding_window
         return window is not None and self.work.longest > window
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerStep:
     """One step of a layer, in bytes.
 
-    part: what it is counted under in words. saved: kept by the forward for the backward.
-    scratch: what its backward allocates while `saved` is still there. gradient: of a weight, in
-    flight at the same time. forward: all that its forward makes, where that may be the highest.
+    Attributes:
+        part: the name under which its bytes are listed.
+        saved: kept by the forward for the backward.
+        scratch: allocated by its backward while `saved` still exists.
+        gradient: a weight's gradient that exists at the same time.
+        forward: all that its forward allocates, if that may be the highest point.
     """
 
     part: str
@@ -210,7 +222,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Summit:
-    """Where a layer is highest: as Step, but `saved` is that of all steps done or not undone."""
+    """The highest point of a layer: as LayerStep, with `saved` summed over the steps."""
 
     where: str
     saved: int
@@ -219,21 +231,21 @@ class Summit:
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """All bytes at that point."""
         return self.saved + self.scratch + self.gradient
 
 
-def saved_bytes(steps: Iterable[Step]) -> int:
-    """What the steps keep for their backward."""
+def saved_bytes(steps: Iterable[LayerStep]) -> int:
+    """Return the bytes that the steps keep for their backward."""
     return sum(step.saved for step in steps)
 
 
-def summit(steps: tuple[Step, ...]) -> Summit:
-    """The highest point of a forward and of its backward from the last step to the first."""
+def summit(steps: tuple[LayerStep, ...]) -> Summit:
+    """Return the highest point of a forward and of its backward from the last step to the first."""
     return max(_points(steps), key=lambda point: point.bytes)
 
 
-def _points(steps: tuple[Step, ...]) -> Iterator[Summit]:
+def _points(steps: tuple[LayerStep, ...]) -> Iterator[Summit]:
     saved = 0
     for step in steps:
         yield Summit(f"the forward of {step.part}", saved, step.forward, 0)

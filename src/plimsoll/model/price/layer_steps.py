@@ -1,9 +1,8 @@
-"""One decoder layer as a row of steps: what each saves for backward, and what its backward needs;
-and where its forward without autograd is highest.
+"""One decoder layer as a row of steps: what each saves for backward, and what its backward needs.
 
-Counted from transformers 5's modeling files (models/*/modeling_*.py, integrations/moe.py) and
-PyTorch's derivatives.yaml as they run: norms that compute in fp32, rotary embeddings that make new
-tensors, and so on.
+The file also finds the highest point of a forward without autograd. Counted from transformers 5's
+modeling files (models/*/modeling_*.py, integrations/moe.py) and PyTorch's derivatives.yaml as they
+run: norms that compute in fp32, rotary embeddings that make new tensors, and so on.
 """
 
 from __future__ import annotations
@@ -20,67 +19,70 @@ from plimsoll.model.price.layer import (
     QUERIES,
     UPS,
     Layer,
-    Step,
+    LayerStep,
     Summit,
 )
 from plimsoll.shapes.shape import Linear
 
-_SCORES, _ROWS, _FILLED = 2**20, 1024, 32  # of a block, of a batch: model/cpu/attention.py
-_FOUR = 4  # gate and up in one, its first half activated, and the product; or NewGELUActivation's
+_SCORES, _ROWS, _FILLED = 2**20, 1024, 32  # as SCORES, ROWS, OF_SEQUENCES: model/cpu/attention.py
+_MLP_TENSORS = 4  # gate and up in one, the activated half, the product; or NewGELUActivation's
 
 
-def layer_steps(layer: Layer) -> tuple[Step, ...]:
-    """The steps of one decoder layer, in the order of its forward."""
+def layer_steps(layer: Layer) -> tuple[LayerStep, ...]:
+    """Return the steps of one decoder layer, in the order of its forward."""
     return (*_attention(layer), *(_experts(layer) if layer.shape.experts else _dense(layer)))
 
 
-def recomputed_steps(layer: Layer) -> tuple[Step, ...]:
-    """Those of a checkpointed layer: a fused norm saves the input that the checkpoint keeps."""
+def recomputed_steps(layer: Layer) -> tuple[LayerStep, ...]:
+    """Return the steps of a checkpointed layer.
+
+    A fused norm saves the input that the checkpoint keeps anyway.
+    """
     first, *others = layer_steps(layer)
-    if layer.fused_norms:
+    if layer.has_fused_norms:
         first = replace(first, saved=first.saved - layer.element * layer.hidden)
     return (first, *others)
 
 
-def final_norm(layer: Layer) -> Step:
-    """The norm before the head, whose output nothing saves as a whole."""
+def final_norm(layer: Layer) -> LayerStep:
+    """Return the norm before the head, whose output nothing saves as a whole."""
     return _norm(layer, layer.hidden, 1, kept=False)
 
 
-def _attention(layer: Layer) -> Iterator[Step]:
+def _attention(layer: Layer) -> Iterator[LayerStep]:
     element, shape = layer.element, layer.shape
     projected = layer.queries + 2 * layer.keys
     fused = any(linear.name in ("qkv_proj", "c_attn") for linear in shape.linears)
     readers = (*QUERIES, *GATES) if shape.traits.parallel else QUERIES
-    yield _norm(layer, layer.hidden, 1, layer.reads(readers))
+    yield _norm(layer, layer.hidden, 1, layer.saves_input(readers))
     yield linear_step(layer, QUERIES, projected + layer.hidden)
     if shape.traits.query_norms:
         yield _norm(layer, layer.queries, shape.heads, False, 2 * layer.keys)
         yield _norm(layer, layer.keys, shape.kv_heads, False, layer.keys + layer.queries)
     if not shape.softcapped:
-        # The rotary embedding makes new tensors; a slice of a fused projection keeps all of it,
-        # unless it is repeated.
-        values = projected if fused and not layer.longest_attended else layer.attended
-        rotated = layer.queries + layer.attended + values
+        # The rotary embedding makes new tensors; a slice of a fused projection keeps the whole
+        # projection, unless the slice is repeated.
+        values = projected if fused and not layer.longest_repeated else layer.attended_keys
+        rotated = layer.queries + layer.attended_keys + values
         scratch = element * (projected + layer.queries)
-        yield Step("queries, keys, values", element * rotated, scratch)
+        yield LayerStep("queries, keys, values", element * rotated, scratch)
     yield _scores(layer)
-    yield linear_step(layer, OUTPUT, layer.queries + layer.post_norm)
+    yield linear_step(layer, OUTPUT, layer.queries + layer.post_norm_gradient)
     if shape.traits.post_norms:
         yield _norm(layer, layer.hidden, 1, kept=False)
 
 
-def _scores(layer: Layer) -> Step:
-    """The attention itself."""
+def _scores(layer: Layer) -> LayerStep:
+    """Return the step of attention itself."""
     element, shape, tokens = layer.element, layer.shape, layer.tokens
     output = element * layer.queries
     by_sequence = layer.form.attention == "sdpa" or shape.softcapped
-    joined = output if by_sequence and layer.reads(OUTPUT) else 0
-    gathered = element * layer.gathered
+    joined = output if by_sequence and layer.saves_input(OUTPUT) else 0
+    gathered = element * layer.gathered_keys
     gradients = element * (layer.queries + 2 * layer.keys) + gathered
     scores = tokens * layer.work.longest * shape.heads
     largest = layer.work.longest**2 * shape.heads
-    # CUDA's backward of a softmax writes the product of it and its gradient out (SoftMax.cu).
+    # CUDA's backward of a softmax holds the product of it and its gradient (SoftMax.cu).
     product = 0 if layer.form.device == "cpu" else FP32
     if shape.softcapped:  # fp32: queries, keys of every head, tanh, softmax; values
         again = (FP32 + element) * layer.work.shared * shape.heads * shape.head_dim
@@ -88,40 +90,46 @@ def _scores(layer: Layer) -> Step:
         inputs = (2 * FP32 + element) * layer.queries + gradients + again
         forward = inputs + (2 * FP32 + element) * (scores - largest) + 4 * FP32 * largest
         scratch = (6 + product) * largest
-        return Step("attention scores", saved + joined, scratch, 0, forward)
+        return LayerStep("attention scores", saved + joined, scratch, 0, forward)
     if layer.form.attention == "eager":  # the softmax in fp32, and narrowed for the values
         narrow = element if element < FP32 else 0
         saved = (FP32 + narrow) * scores + 3 * output
-        return Step("attention scores", saved, (2 * FP32 - narrow + product) * scores)
-    if layer.form.written:
-        return _by_products(layer, joined, gradients, scores, product)
-    if layer.sees_all_before:
+        return LayerStep("attention scores", saved, (2 * FP32 - narrow + product) * scores)
+    if layer.form.writes_scores:
+        return _attention_by_products(layer, joined, gradients, scores, product)
+    if layer.has_cpu_kernel:
         gradients = element * (layer.queries + 2 * layer.keys)
         saved = joined + FP32 * tokens * shape.heads
-        return Step("attention", saved, output + gradients + _of_a_batch(layer) - joined)
+        return LayerStep("attention", saved, output + gradients + _cpu_batch_bytes(layer) - joined)
     masks = layer.aligned_mask_bytes
     saved = output + FP32 * tokens * shape.heads + gathered + masks
-    repeated = element * 2 * layer.longest_attended
-    return Step("attention", saved + joined, output + 2 * gradients + repeated - joined)
+    repeated = element * 2 * layer.longest_repeated
+    return LayerStep("attention", saved + joined, output + 2 * gradients + repeated - joined)
 
 
-def _by_products(layer: Layer, joined: int, gradients: int, scores: int, product: int) -> Step:
-    """PyTorch's _scaled_dot_product_attention_math of a sequence at a time: kept are its softmax,
-    and in fp32 what it reads, in place of what `_attention` counts."""
+def _attention_by_products(
+    layer: Layer, joined: int, gradients: int, scores: int, product: int
+) -> LayerStep:
+    """Return the step of PyTorch's _scaled_dot_product_attention_math, one sequence at a time.
+
+    It keeps its softmax and, in fp32, its inputs, in place of those that `_attention` counts.
+    """
     longest = layer.work.longest**2
     largest = longest * layer.shape.heads
-    read = layer.queries + 2 * layer.attended
-    saved = FP32 * (scores + layer.gathered) + (FP32 - layer.element) * read + joined
+    read = layer.queries + 2 * layer.attended_keys
+    saved = FP32 * (scores + layer.gathered_keys) + (FP32 - layer.element) * read + joined
     forward = saved + FP32 * (largest + longest)  # the scores, masked, beside their softmax
-    repeated = layer.element * 2 * layer.longest_attended
+    repeated = layer.element * 2 * layer.longest_repeated
     output = layer.element * layer.queries
     scratch = output + 2 * gradients + repeated - joined + (2 * FP32 + product) * largest
-    return Step("attention scores", saved, scratch, 0, forward)
+    return LayerStep("attention scores", saved, scratch, 0, forward)
 
 
-def _of_a_batch(layer: Layer) -> int:
-    """What model/cpu/attention.py holds while it undoes the longest sequence, or several short
-    ones. Bytes."""
+def _cpu_batch_bytes(layer: Layer) -> int:
+    """Return the bytes of a batch's backward in model/cpu/attention.py.
+
+    The batch is the longest sequence, or several short ones.
+    """
     shape, work = layer.shape, layer.work
     short = _SCORES * work.sequences // (shape.heads * work.tokens)  # rows of some of mean length
     rows = max(work.longest, min(work.tokens, _ROWS, short))
@@ -131,74 +139,85 @@ def _of_a_batch(layer: Layer) -> int:
     return FP32 * (4 * queries + 4 * keys + 2 * scores)
 
 
-def _dense(layer: Layer) -> Iterator[Step]:
-    """The norm and the MLP; Phi's reads what attention reads."""
+def _dense(layer: Layer) -> Iterator[LayerStep]:
+    """Yield the norm and the MLP; Phi's MLP reads attention's norm."""
     if not layer.shape.traits.parallel:
-        yield _norm(layer, layer.hidden, 1, layer.reads((*GATES, *UPS)))
+        yield _norm(layer, layer.hidden, 1, layer.saves_input((*GATES, *UPS)))
     yield from _mlp(layer, layer.shape.intermediate)
     if layer.shape.traits.post_norms:
         yield _norm(layer, layer.hidden, 1, kept=False)
 
 
-def _mlp(layer: Layer, width: int) -> Iterator[Step]:
-    """An MLP that every token passes."""
+def _mlp(layer: Layer, width: int) -> Iterator[LayerStep]:
+    """Yield the steps of an MLP that every token passes."""
     element = layer.element
-    inner, hidden = layer.tokens * width, layer.hidden + layer.post_norm
-    product = inner if layer.reads(DOWN) else 0
-    if not layer.shape.gated:  # NewGELUActivation is written in six operations
+    inner, hidden = layer.tokens * width, layer.hidden + layer.post_norm_gradient
+    product = inner if layer.saves_input(DOWN) else 0
+    if not layer.shape.gated:  # NewGELUActivation is a chain of six operations
         yield linear_step(layer, GATES, inner + hidden)
-        yield Step("MLP", element * 4 * inner, element * 3 * inner)
-    elif any(layer.named(("gate_up_proj",))):
+        yield LayerStep("MLP", element * 4 * inner, element * 3 * inner)
+    elif any(layer.linears_named(("gate_up_proj",))):
         yield linear_step(layer, GATES, 2 * inner + hidden)
-        yield Step("MLP", element * 3 * inner, element * 3 * inner)
-    elif layer.fused_gates:
+        yield LayerStep("MLP", element * 3 * inner, element * 3 * inner)
+    elif layer.has_fused_gates:
         yield linear_step(layer, GATES, inner + 2 * hidden)
         yield linear_step(layer, UPS, 2 * inner + hidden, beside=inner)
-        yield Step("MLP", element * 2 * inner, element * _gate_gradients(layer, inner))
+        yield LayerStep("MLP", element * 2 * inner, element * _gate_gradients(layer, inner))
     else:
         yield linear_step(layer, GATES, inner + 2 * hidden)
-        yield Step("MLP", element * inner, element * (2 * inner + hidden))
+        yield LayerStep("MLP", element * inner, element * (2 * inner + hidden))
         yield linear_step(layer, UPS, 2 * inner + hidden, beside=inner)
-        yield Step("MLP", element * 2 * inner, element * 3 * inner)
-    yield Step("MLP", element * product, 0)
-    yield linear_step(layer, DOWN, inner + layer.post_norm)
+        yield LayerStep("MLP", element * 2 * inner, element * 3 * inner)
+    yield LayerStep("MLP", element * product, 0)
+    yield linear_step(layer, DOWN, inner + layer.post_norm_gradient)
 
 
 def _gate_gradients(layer: Layer, inner: int) -> int:
-    """Elements that the backward of a fused gate allocates, with the gradient that calls for it.
-    Liger's writes over gate and up; ours makes two, beside a block of the activation and one of its
-    gradient."""
-    return inner if layer.form.fused == "liger" else 3 * inner + 2 * layer.fused_at_once(inner)
+    """Return the elements that a fused gate's backward allocates, with the incoming gradient.
+
+    Liger's overwrites gate and up; ours makes two gradients, beside a block of the activation and
+    one of its gradient.
+    """
+    return inner if layer.form.fused == "liger" else 3 * inner + 2 * layer.fused_block(inner)
 
 
-def _experts(layer: Layer) -> Iterator[Step]:
-    """The norm and the routed MLPs: each token's row is copied for each of its experts. Where the
-    routing's weights are fp32, so is all that is multiplied with them."""
+def _experts(layer: Layer) -> Iterator[LayerStep]:
+    """Yield the norm and the routed MLPs; each token's row is copied for each of its experts.
+
+    With fp32 routing weights, all products with them are fp32.
+    """
     element, shape, tokens = layer.element, layer.shape, layer.tokens
     pairs = tokens * shape.experts_per_token
     rows, inner = pairs * shape.hidden, pairs * shape.expert_intermediate
     matrices = element * shape.experts * shape.hidden * shape.expert_intermediate
-    trained = 1 if layer.full else 0
-    yield _norm(layer, layer.hidden, 1, layer.full or bool(shape.shared_intermediate))
+    trained = 1 if layer.trains_all else 0
+    yield _norm(layer, layer.hidden, 1, layer.trains_all or bool(shape.shared_intermediate))
     if shape.shared_intermediate:
         yield from _mlp(layer, shape.shared_intermediate)
-    yield Step("routing", FP32 * tokens * shape.experts + 48 * pairs, element * 2 * rows)
+    yield LayerStep("routing", FP32 * tokens * shape.experts + 48 * pairs, element * 2 * rows)
     into = element * (2 * inner + rows)
-    yield Step("experts", element * trained * rows, into, 2 * trained * matrices)
-    yield Step("experts", element * 3 * inner, element * 3 * inner)
+    yield LayerStep("experts", element * trained * rows, into, 2 * trained * matrices)
+    yield LayerStep("experts", element * 3 * inner, element * 3 * inner)
     out = element * (trained * inner + rows)
-    back = element * ((4 * layer.weighted - 3) * rows + inner)
-    # The rows, their results, these weighted, and in the tokens' order.
-    copies = element * (2 + 2 * layer.weighted - trained) * rows
-    yield Step("experts", out, back, trained * matrices, copies)
+    back = element * ((4 * layer.result_factor - 3) * rows + inner)
+    # The rows, their results, the weighted results, and those in the tokens' order.
+    copies = element * (2 + 2 * layer.result_factor - trained) * rows
+    yield LayerStep("experts", out, back, trained * matrices, copies)
 
 
-def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -> Step:
-    """A norm. kept: what reads its output saves that. beside: gradients that wait.
+def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -> LayerStep:
+    """Return the step of a norm.
 
-    Llama's saves its input in fp32 and, for the weight's gradient, the normalised input in
-    its own dtype. Gemma's multiplies by (1 + weight) in fp32. Fused, both save their input as it
-    is. Phi's is PyTorch's layer norm, which does so, too.
+    Llama's saves its input in fp32 and, for the weight's gradient, the normalised input in its own
+    dtype. Gemma's multiplies by (1 + weight) in fp32. Fused, both save their input unchanged, as
+    Phi's does, which is PyTorch's layer norm.
+
+    Args:
+        layer: the layer.
+        elements: the elements of the input.
+        rows: rows of the input for each token.
+        kept: whether a reader of the output saves it.
+        beside: elements of gradients that wait.
     """
     element = layer.element
     output = element * elements if kept else 0
@@ -206,27 +225,27 @@ def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -
     norms = layer.shape.traits.norms
     if norms == "layer":
         saved = element * elements + 2 * FP32 * rows * layer.tokens + output
-        return Step("norms", saved, element * elements + wait)
-    if layer.fused_norms:  # the gradients of output and input; of ours a block of three in fp32
+        return LayerStep("norms", saved, element * elements + wait)
+    if layer.has_fused_norms:  # gradients of output and input; ours hold a block of three in fp32
         saved = element * elements + FP32 * rows * layer.tokens + output
-        wide = 3 * FP32 * layer.normed_at_once(elements)
+        wide = 3 * FP32 * layer.norm_block(elements)
         scratch = 2 * element * elements + wide - output
-        return Step("norms", saved, scratch + wait)
+        return LayerStep("norms", saved, scratch + wait)
     width = FP32 if norms == "rms_fp32" else element
-    normalised = width * elements if layer.full else 0
+    normalised = width * elements if layer.trains_all else 0
     saved = FP32 * (elements + rows * layer.tokens) + normalised + output
-    return Step("norms", saved, 5 * FP32 * elements - normalised - output + wait)
+    return LayerStep("norms", saved, 5 * FP32 * elements - normalised - output + wait)
 
 
 def scoring_summit(layer: Layer) -> Summit:
-    """The highest point of a layer's forward without autograd: of what its local names hold."""
+    """Return the highest point of a layer's forward without autograd, from its local variables."""
     return max(_scoring_attention(layer), _scoring_mlp(layer), key=lambda point: point.bytes)
 
 
 def _scoring_attention(layer: Layer) -> Summit:
-    """The embedding's output, the layer's input and its norm; queries, keys, values."""
+    """Return the height in attention: embedding, layer input, norm; queries, keys, values."""
     element, shape, work = layer.element, layer.shape, layer.work
-    held = element * (3 * layer.hidden + layer.queries + 2 * layer.keys + layer.gathered)
+    held = element * (3 * layer.hidden + layer.queries + 2 * layer.keys + layer.gathered_keys)
     made = element * (layer.queries + layer.hidden)  # attention's output, and the layer's after it
     adapted = held + max(scoring_adapter(layer, QUERIES), made + scoring_adapter(layer, OUTPUT))
     scores = 3 * FP32 * shape.heads * work.longest
@@ -235,38 +254,38 @@ def _scoring_attention(layer: Layer) -> Summit:
         held += longest * work.longest
     elif layer.form.attention == "eager":
         held += scores * work.tokens
-    elif layer.form.written:  # sequence by sequence, with all that is read in fp32
-        read = 2 * layer.queries + 2 * layer.attended
+    elif layer.form.writes_scores:  # sequence by sequence, with all that is read in fp32
+        read = 2 * layer.queries + 2 * layer.attended_keys
         held += element * 2 * layer.queries
         held += (scores + FP32 * read // work.tokens) * work.longest
     else:
         held += element * 2 * layer.queries
-    norms = (2 + layer.fused_norms) * element * layer.hidden
-    norms += 3 * FP32 * layer.normed_at_once(layer.hidden)
-    highest = max(held, norms, adapted) + layer.written(QUERIES)
+    norms = (2 + layer.has_fused_norms) * element * layer.hidden
+    norms += 3 * FP32 * layer.norm_block(layer.hidden)
+    highest = max(held, norms, adapted) + layer.dequantised_bytes(QUERIES)
     return Summit("the forward of attention", 0, highest, 0)
 
 
 def _scoring_mlp(layer: Layer) -> Summit:
-    """The embedding's output, the layer's input, the residual and its norm; the MLP."""
+    """Return the height in the MLP: embedding, layer input, residual, norm; the MLP's tensors."""
     element, shape, tokens = layer.element, layer.shape, layer.tokens
-    stream = element * 4 * layer.hidden + layer.written((*GATES, *DOWN))
+    stream = element * 4 * layer.hidden + layer.dequantised_bytes((*GATES, *DOWN))
     if not shape.experts:
         return Summit(
             "the forward of MLP", 0, stream + _scoring_dense(layer, shape.intermediate), 0
         )
     pairs = element * tokens * shape.experts_per_token
-    rows, inner = pairs * shape.hidden, pairs * _FOUR * shape.expert_intermediate
-    copies = 2 * (1 + layer.weighted) * rows
+    rows, inner = pairs * shape.hidden, pairs * _MLP_TENSORS * shape.expert_intermediate
+    copies = 2 * (1 + layer.result_factor) * rows
     return Summit("the forward of experts", 0, stream + max(rows + inner, copies), 0)
 
 
 def _scoring_dense(layer: Layer, width: int) -> int:
-    """Of an MLP that every token passes; bytes."""
+    """Return the bytes of an MLP that every token passes."""
     inner = layer.element * layer.tokens * width
-    fused = any(layer.named(("gate_up_proj",)))
-    widths = 3 if layer.shape.gated and not fused else _FOUR
-    width_at_once = layer.fused_at_once(layer.tokens * width) if layer.fused_gates else 0
+    fused = any(layer.linears_named(("gate_up_proj",)))
+    widths = 3 if layer.shape.gated and not fused else _MLP_TENSORS
+    width_at_once = layer.fused_block(layer.tokens * width) if layer.has_fused_gates else 0
     return max(
         widths * inner + layer.element * width_at_once,
         (1 + fused) * inner + scoring_adapter(layer, GATES),
@@ -275,39 +294,44 @@ def _scoring_dense(layer: Layer, width: int) -> int:
     )
 
 
-def linear_step(layer: Layer, names: tuple[str, ...], scratch: int, beside: int = 0) -> Step:
-    """Whatever made their input counts it; here is only what adapters save.
+def linear_step(layer: Layer, names: tuple[str, ...], scratch: int, beside: int = 0) -> LayerStep:
+    """Return the step of linears. It has only adapters' savings: the maker of an input counts that.
 
-    scratch: elements that their backward allocates. beside: elements that the forward holds
-    besides, and saves later.
+    Args:
+        layer: the layer.
+        names: the names of the linears.
+        scratch: elements that their backward allocates.
+        beside: elements that the forward holds besides, and saves later.
     """
-    element, adapter, written = layer.element, layer.form.adapter, layer.written(names)
+    element, adapter = layer.element, layer.form.adapter
+    dequantised = layer.dequantised_bytes(names)
     if adapter is None:
-        gradient = element * layer.largest(names)
-        return Step("linears", 0, element * scratch + written, gradient)
+        gradient = element * layer.largest_weight(names)
+        return LayerStep("linears", 0, element * scratch + dequantised, gradient)
+    linears = tuple(layer.adapted_linears(names))
     saved = sum(
         _adapter_saves(layer, adapter, linear) * linear.count // layer.shape.layers
-        for linear in layer.adapted(names)
+        for linear in linears
     )
-    widest = layer.tokens * max((each.outputs for each in layer.adapted(names)), default=0)
+    widest = layer.tokens * max((linear.outputs for linear in linears), default=0)
     # The frozen layer's result, the adapter's, and the adapter's scaled.
     results = (element + 2 * adapter.element) * widest
-    # Dropout copies an input, which nothing saves as it is.
-    copied = (
-        max((each.inputs for each in layer.adapted(names)), default=0) if adapter.dropout else 0
-    )
+    # Dropout copies an input, which nothing saves unchanged.
+    copied = max((linear.inputs for linear in linears), default=0) if adapter.dropout else 0
     inputs = element * (beside + layer.hidden + layer.tokens * copied)
-    if adapter.element > element:  # the norm's output, and the gradient that calls for it all
+    if adapter.element > element:  # the norm's output, and the incoming gradient
         inputs += (adapter.element + 2 * element) * layer.hidden
-    back = element * scratch + written + adapter.element * widest * (1 + 2 * adapter.dora)
-    norms = max((_dora_norms(layer, adapter, each) for each in layer.adapted(names)), default=0)
+    back = element * scratch + dequantised + adapter.element * widest * (1 + 2 * adapter.dora)
+    norms = max((_dora_norms(layer, adapter, linear) for linear in linears), default=0)
     made = max(results, norms) if adapter.dora else results
-    return Step("adapters", saved, back, 0, saved + inputs + made)
+    return LayerStep("adapters", saved, back, 0, saved + inputs + made)
 
 
 def scoring_adapter(layer: Layer, names: tuple[str, ...]) -> int:
-    """What the largest of their adapters makes beside its linear's result, without autograd: its
-    own result and that scaled; with magnitudes also what `_dora_norms` says. Bytes."""
+    """Return the bytes of the largest adapter beside its linear's result, without autograd.
+
+    They are its own result and that scaled; with magnitudes also the tensors of `_dora_norms`.
+    """
     adapter = layer.form.adapter
     if adapter is None:
         return 0
@@ -317,18 +341,21 @@ def scoring_adapter(layer: Layer, names: tuple[str, ...]) -> int:
         if not adapter.dora:
             return 2 * results
         identity, matrix = linear.inputs**2, linear.inputs * linear.outputs
-        written = matrix * layer.form.quantized
-        last = matrix + written + 4 * layer.tokens * linear.outputs
-        return layer.element * max(identity + matrix, 3 * matrix + written, last)
+        dequantised = matrix * layer.form.quantized
+        last = matrix + dequantised + 4 * layer.tokens * linear.outputs
+        return layer.element * max(identity + matrix, 3 * matrix + dequantised, last)
 
-    return max(map(made, layer.adapted(names)), default=0)
+    return max(map(made, layer.adapted_linears(names)), default=0)
 
 
 def _dora_norms(layer: Layer, adapter: AdapterForm, linear: Linear) -> int:
-    """For the norms of a weight's rows, PEFT writes the weight's update out: an identity matrix
-    sent through the adapter, which autograd keeps, the product, it scaled, and its sum with the
-    weight; bytes (peft/tuners/lora/dora.py, DoraLinearLayer.forward)."""
-    copies = 3 + (layer.form.quantized and not adapter.dropout)  # else it is kept, and counted so
+    """Return the bytes of the norms of a weight's rows, for DoRA.
+
+    PEFT computes the weight's update for them: it sends an identity matrix, which autograd keeps,
+    through the adapter, scales the product and adds the weight (peft/tuners/lora/dora.py,
+    DoraLinearLayer.forward).
+    """
+    copies = 3 + (layer.form.quantized and not adapter.dropout)  # else _dora_saves counts the copy
     return layer.element * linear.inputs * (linear.inputs + copies * linear.outputs)
 
 
@@ -344,8 +371,11 @@ def _adapter_saves(layer: Layer, adapter: AdapterForm, linear: Linear) -> int:
 
 
 def _dora_saves(layer: Layer, adapter: AdapterForm, linear: Linear) -> int:
-    """The frozen layer's result and the adapter's, for the magnitudes' gradient. With dropout the
-    frozen layer is run again on the thinned input: a 4-bit weight written out for that is kept."""
+    """Return the bytes that DoRA saves for the magnitudes' gradient.
+
+    They are the frozen layer's result and the adapter's. With dropout the frozen layer runs again
+    on the dropped-out input, and a dequantised 4-bit weight of that run is kept.
+    """
     results = 2 * layer.tokens * linear.outputs
     kept = linear.inputs * linear.outputs if layer.form.quantized and adapter.dropout else 0
     return layer.element * (results + kept)
