@@ -24,6 +24,7 @@ from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import Explanation, explain, role_of, room_needed, scene_of
 from plimsoll.memory.explain.questions import Finding, Scene, answer_questions
 from plimsoll.run.readings import Footprint, HostReading, Reading, Share
+from plimsoll.spec.run_spec import RunSpec
 
 GB = 10**9
 CONSTANTS = Constants()
@@ -87,11 +88,16 @@ def hosts(nodes: int) -> Hardware:
     return parse_cluster("cpu", nodes, 512 * GB)
 
 
+def spec_on_cpu(config: JobConfig) -> RunSpec[Any]:
+    cluster = config.cluster.model_copy(update={"hardware": "cpu"})
+    return spec_of(config.model_copy(update={"cluster": cluster}))
+
+
 def host_scene(
     config: JobConfig, seen: Sighting, phase: str = "train_actor", **incident: Any
 ) -> Scene:
     found = Incident("host", "killed", seen=seen, **incident)
-    return scene_of(spec_of(config), hosts(config.cluster.nodes), CONSTANTS, found, phase)
+    return scene_of(spec_on_cpu(config), hosts(config.cluster.nodes), CONSTANTS, found, phase)
 
 
 def host_answers(
@@ -109,7 +115,7 @@ def on_host(
     config: JobConfig, seen: Sighting, phase: str = "train_actor", **incident: Any
 ) -> Explanation:
     found = Incident("host", "killed", seen=seen, **incident)
-    return explain(spec_of(config), hosts(config.cluster.nodes), CONSTANTS, found, phase)
+    return explain(spec_on_cpu(config), hosts(config.cluster.nodes), CONSTANTS, found, phase)
 
 
 CARDS = parse_cluster("8xA100-80GB", 1, 1000 * GB)

@@ -57,7 +57,10 @@ def config(job: str, text: str) -> JobConfig:
 
 
 def plan(job: str, text: str, cluster: str, nodes: int = 1, host: int = 10**12) -> Plan:
-    return make_plan(spec_of(config(job, text)), Ground(parse_cluster(cluster, nodes, host)))
+    read = config(job, text)
+    there = read.cluster.model_copy(update={"hardware": cluster})
+    spec = spec_of(read.model_copy(update={"cluster": there}))
+    return make_plan(spec, Ground(parse_cluster(cluster, nodes, host)))
 
 
 def sizes(found: Plan, phase: str) -> dict[str, int]:

@@ -37,7 +37,7 @@ def test_what_vllm_divides(model: str, parallel: int, divides: bool) -> None:
 
 
 def test_no_engine_no_rule_about_engines() -> None:
-    changes: dict[str, object] = {"rollout.transformers": {}}
+    changes: dict[str, object] = {"rollout.transformers": {}, "actor.model.dtype": "bfloat16"}
     assert conflicts("ppo", changes, "V100-32GB").keys() == {"bfloat16-card"}
     assert conflicts("ppo", changes, "V100-32GB")["bfloat16-card"].severity == "warning"
 

@@ -59,8 +59,8 @@ def test_four_bit_weights_that_only_bytes_can_store(
 
 def test_training_on_cpu_without_jemalloc_is_told() -> None:
     bare = replace(HERE, jemalloc=False)
-    assert conflicts("sft", {}, here=bare)["no-jemalloc"].severity == "warning"
-    assert "no-jemalloc" not in conflicts("sft", {}, here=replace(bare, jemalloc=True))
+    assert conflicts("sft", {}, "cpu", here=bare)["no-jemalloc"].severity == "warning"
+    assert "no-jemalloc" not in conflicts("sft", {}, "cpu", here=replace(bare, jemalloc=True))
     assert "no-jemalloc" not in conflicts("sft", {}, here=replace(bare, free_bytes=(10**9,)))
     assert "no-jemalloc" not in conflicts("sft", {"cluster.device": "cuda"}, here=bare)
 
@@ -81,15 +81,16 @@ def test_the_build_of_vllm_for_another_machine(
     device: str, cards: tuple[int, ...], build: str, said: str | None
 ) -> None:
     here = replace(HERE, versions={build: "0.32.0"}, free_bytes=cards)
+    hardware = "8xA100-80GB" if cards or device == "cuda" else "cpu"
     changes = {"cluster.device": device}
-    found = conflicts("ppo", changes, here=here).get("vllm-build")
+    found = conflicts("ppo", changes, hardware, here).get("vllm-build")
     assert (found is None) == (said is None)
     if found is not None and said is not None:
         assert found.is_conflict and said in found.fix and build in found.what
     elsewhere = changes | {"cluster.address": "head:6379"}
-    assert "vllm-build" not in conflicts("ppo", elsewhere, here=here)
+    assert "vllm-build" not in conflicts("ppo", elsewhere, hardware, here)
     sampler: dict[str, object] = {**changes, "rollout.transformers": {}}
-    assert "vllm-build" not in conflicts("ppo", sampler, here=here)
+    assert "vllm-build" not in conflicts("ppo", sampler, hardware, here)
 
 
 SLEEP = {"rollout.placement": "shared", "rollout.vllm.sleep_level": 1}
