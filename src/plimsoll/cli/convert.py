@@ -184,10 +184,10 @@ def _check_cards_here(found: Converted) -> None:
     """Raise ConfigError if this machine has fewer cards than the command takes: it is another one
     that the command is for."""
     from plimsoll.convert.result import cards_of_machine
-    from plimsoll.machine.hardware import found_here
+    from plimsoll.machine.hardware import find_machine
     from plimsoll.run.counting import counted
 
-    needed, here = cards_of_machine(found), len(found_here().cards)
+    needed, here = cards_of_machine(found), len(find_machine().cards)
     if here < needed:
         raise ConfigError(
             f"A plan is asked for without --cluster. The command takes {counted(needed, 'card')} "

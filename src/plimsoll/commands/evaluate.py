@@ -14,7 +14,7 @@ import time
 from tempfile import TemporaryFile
 from typing import Any
 
-from plimsoll.commands.found_models import FoundModel, measured_with
+from plimsoll.commands.found_models import FoundModel, measure_with
 from plimsoll.run.files import explained, write_whole
 from plimsoll.run.json_lines import document
 from plimsoll.run.step_report import figures
@@ -32,7 +32,7 @@ def run_eval(found: FoundModel) -> str:
     """
     path, directory = found.path, found.directory
     measured = _with_model(found.spec, path)
-    beside = measured_with(measured)
+    beside = measure_with(measured)
     check_tokenizers(measured.actor.model, [] if beside is None else [beside])
     with explained(directory):  # before what may take hours
         directory.mkdir(parents=True, exist_ok=True)

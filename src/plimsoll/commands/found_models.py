@@ -120,7 +120,7 @@ def _against_measuring(spec: RunSpec[Any], key: str, path: str) -> Iterator[Prob
     actor = spec.roles.get("actor")  # only engines have that of `plimsoll sample`
     yield from check_head(key, path, scores=actor is not None and actor.head == "value")
     yield from check_heads(spec, key, path)
-    beside = measured_with(spec)
+    beside = measure_with(spec)
     if beside is not None:
         yield from check_model(f"{beside.key}.model.path", beside.model.path, tokenizer=False)
     if spec.data.eval is not None:
@@ -131,7 +131,7 @@ def _against_measuring(spec: RunSpec[Any], key: str, path: str) -> Iterator[Prob
     yield from missing_for_processes(spec)
 
 
-def measured_with(spec: RunSpec[Any]) -> Role | None:
+def measure_with(spec: RunSpec[Any]) -> Role | None:
     """The role that a model is measured with, where there is one."""
     return spec.roles.get("reference" if spec.sampling is None else "reward")
 

@@ -1,8 +1,8 @@
-"""Rows that a library of tasks generates: reasoning-gym's, https://github.com/open-thought/reasoning-gym.
+"""Rows that a library of tasks generates: https://github.com/open-thought/reasoning-gym.
 
-A process of its own generates them (generator.py). Some of its tasks draw from Python's sets, whose
-order is another in each process unless PYTHONHASHSEED says otherwise: with it the same settings
-give the same rows in every run, and in one that goes on.
+A separate process generates them (generator.py). Some tasks draw from Python's sets, whose order
+differs between processes unless PYTHONHASHSEED is set. With it, the same settings give the same
+rows in every run, and in a run that is resumed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,20 @@ from plimsoll.errors import ConfigError
 
 LIBRARY = "reasoning_gym"
 COLUMNS = ("question", "answer", "task", LIBRARY)
-"""question, answer: texts. task: its name. reasoning_gym: what its reward scores by."""
+"""The columns of every row: `question` and `answer` are texts, `task` is the task's name, and
+`reasoning_gym` is what the library's reward scores by.
+"""
 INSTALL = "pip install 'reasoning-gym>=0.1.25,<0.2'"
 _GENERATOR = "plimsoll.data.generator"
 
 
 def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
-    """What is wrong with a source that has `generate`, as far as the library tells before it
-    generates anything. key: of the source in the config."""
+    """Yield the problems of a source that has `generate`, before the library generates anything.
+
+    Args:
+        key: the key of the source in the config.
+        source: the settings of the source.
+    """
     at, generate = Section(key, source), source.generate
     assert generate is not None
     for name, default in (("name", None), ("split", "train")):
@@ -44,19 +50,22 @@ def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
         yield at.invalid("path", why, f"`{INSTALL}`", "package-missing")
     elif not generate.options():
         yield at.invalid("generate.tasks", "There is none.", "name one or more: [chain_sum]")
-    elif said := _refused(generate):
+    elif refusal := next((m["refused"] for m in _ask_generator(generate, rows=False)), None):
         fix = "correct the name or the options: "
         fix += "https://github.com/open-thought/reasoning-gym/blob/main/GALLERY.md shows them"
-        yield at.invalid("generate.tasks", said, fix)
+        yield at.invalid("generate.tasks", refusal, fix)
 
 
 def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
-    """Rows of all tasks, one of each in turn. What a task fails to generate is a bad row.
+    """Yield rows of all tasks, one of each task in turn.
 
-    Raises ConfigError for a task or an option that cannot be used.
+    An item that a task fails to generate gives a bad row.
+
+    Raises:
+        ConfigError: a task or an option cannot be used.
     """
     assert source.generate is not None
-    with closing(_asked(source.generate, rows=True)) as messages:
+    with closing(_ask_generator(source.generate, rows=True)) as messages:
         for line, message in enumerate(messages, start=1):
             if "values" in message:
                 yield Row(source.path, line, message["values"])
@@ -66,14 +75,9 @@ def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
                 raise ConfigError(f"{LIBRARY}: {message['refused']}")
 
 
-def _refused(generate: GenerateConfig) -> str | None:
-    """What the library says of tasks and options that it does not take."""
-    return next((one["refused"] for one in _asked(generate, rows=False)), None)
-
-
-def _asked(generate: GenerateConfig, *, rows: bool) -> Generator[dict[str, Any], None, None]:
-    """What the generator writes, message by message; it is ended where nobody reads on."""
-    question = {
+def _ask_generator(generate: GenerateConfig, *, rows: bool) -> Generator[dict[str, Any]]:
+    """Yield the messages of the generator process, which ends when the caller stops reading."""
+    request = {
         "tasks": generate.options(),
         "size": generate.size if rows else 0,
         "seed": generate.seed,
@@ -88,11 +92,11 @@ def _asked(generate: GenerateConfig, *, rows: bool) -> Generator[dict[str, Any],
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
-            json.dump(question, process.stdin)
+            json.dump(request, process.stdin)
             process.stdin.close()
             for line in process.stdout:
                 yield json.loads(line)
-        except BaseException:  # Ctrl-C, too
+        except BaseException:  # including Ctrl-C
             process.kill()
             raise
     if process.returncode:

@@ -1,6 +1,7 @@
-"""What jobs read of a row before a template renders it, by the columns that its source names.
+"""Read a row's columns as the jobs do, before a template renders them.
 
-A dry run reads the first rows so. What only a template or a tokenizer can tell is left to the run.
+A dry run reads the first rows this way. Only the run itself checks what needs a template or a
+tokenizer.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def read_row(
     """Raise RowProblem if a row's content cannot be read.
 
     Args:
+        row: the row.
+        source: the settings that name its columns.
         sampling: how the source's prompts are answered; None for a job that learns from rows.
         environments: the names of the environments that a row may name.
     """

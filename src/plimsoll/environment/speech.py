@@ -34,7 +34,7 @@ class Speech:
 
     def knowing(self, tools: Tools) -> Speech:
         """The same for prompts that describe these. DataError where plain text leaves them out."""
-        return replace(self, template=self.template.knowing(tools)) if tools else self
+        return replace(self, template=self.template.with_tools(tools)) if tools else self
 
     def read(self, sampled: Ints, tools: Tools) -> Reply:
         """What the policy said, from the tokens of its turn. tools: that it may call."""

@@ -11,7 +11,7 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.model import DecidedDtype, ModelConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.cpu import multiplies_bfloat16
-from plimsoll.machine.hardware import BFLOAT16_UNITS, Card, found_here, parse_cluster
+from plimsoll.machine.hardware import BFLOAT16_UNITS, Card, find_machine, parse_cluster
 from plimsoll.machine.versions import has_cuda_build
 from plimsoll.spec.job import ConfigT
 
@@ -74,7 +74,7 @@ def _cards(cluster: ClusterConfig) -> tuple[Card, ...] | None:
 
 @cache  # a search for what fits asks hundreds of times, and each look asks the driver
 def _cards_here() -> tuple[Card, ...]:
-    return found_here().cards
+    return find_machine().cards
 
 
 def _change_each(value: Any, change: Callable[[Settings], Settings]) -> Any:

@@ -1,5 +1,6 @@
-"""A reliability diagram: do predicted probabilities come true? Guo et al. 2017,
-https://arxiv.org/abs/1706.04599, figure 1.
+"""Draw a reliability diagram: do predicted probabilities come true?
+
+Guo et al. 2017, https://arxiv.org/abs/1706.04599, figure 1.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from plimsoll.algorithm.calibration import Calibration
 from plimsoll.run.files import whole_file
 
 PICTURE = "eval-calibration.png"
-"""Of an evaluation without training."""
+"""The file of the diagram if a model is measured without training."""
 
 _LINE, _BARS = "#0072B2", "#56B4E9"
 
 
 def show_calibration(calibration: Calibration, of_what: str, output_png: Path) -> dict[str, float]:
-    """Draw the observed share over the mean prediction of each bin, and how many are in it; gives
-    the calibration error as a metric.
+    """Draw each bin's observed share over its mean prediction, and its count; return the error.
 
-    Raises PlimsollError where the file cannot be written.
+    Args:
+        calibration: the bins and the calibration error.
+        of_what: the title of the diagram.
+        output_png: the file to write.
+
+    Raises:
+        PlimsollError: the file cannot be written.
     """
     predicted_K = calibration.predicted_K
     figure = Figure(figsize=(5.6, 5.6), layout="tight")

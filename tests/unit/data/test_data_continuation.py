@@ -110,7 +110,7 @@ class Episode:
 
 
 def begin(family: Family, messages: list[dict[str, Any]], tools: list[Any]) -> Episode:
-    template = family.template.knowing(tools)
+    template = family.template.with_tools(tools)
     [(tokens, _)] = template.tokenize([template.render_prompt(messages)])
     return Episode(family, template, messages, tokens.tolist(), tokens.tolist())
 
@@ -386,7 +386,7 @@ def test_a_conversation_that_the_template_does_not_take_is_refused(tokenizer: To
     with pytest.raises(DataError, match=r"up to a reply is refused .*single tool-calls.*llama3\.1"):
         following(llama.template, [user("hi")], two, [result("4")], [], [])
     silent = make_template(tokenizer, "{{ messages[0].content }}{{ messages[-1].content }}", None)
-    with pytest.raises(DataError, match="leaves out a reply, 'yo', so it cannot be seen"):
+    with pytest.raises(DataError, match="leaves out a reply, 'yo'"):
         following(silent, [user("hi")], assistant("yo"), [user("bye")], [], [])
 
 

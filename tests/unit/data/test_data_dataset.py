@@ -115,7 +115,9 @@ def test_a_column_that_no_row_has_is_told_before_all_rows_are_read(
     seen = list[int]()
     data = config(tmp_path, *[GOOD] * 9, on_bad_row="stop", prompt="Q", response="a")
     with pytest.raises(ConfigError, match="has a column `Q`; there are `q`"):
-        load_samples(data, source(data), make_template(tokenizer, None, None), seen=seen.append)
+        load_samples(
+            data, source(data), make_template(tokenizer, None, None), count_rows=seen.append
+        )
     assert seen == [2]
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_responses
 from plimsoll.data.loading import Loaded
-from plimsoll.data.mismatched import mismatched
+from plimsoll.data.mismatched import mismatch_responses
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import LabelledResponse, Sample
@@ -144,12 +144,12 @@ def text(of: Sample) -> tuple[str, str]:
 def test_each_prompt_gets_the_next_response_to_another_one() -> None:
     """Worked example: the prompts a, b, b, a; the batch is a ring."""
     rows = [sample("a", "1"), sample("b", "2"), sample("b", "3"), sample("a", "4")]
-    found = [text(one) for one in mismatched(rows, 10)]
+    found = [text(one) for one in mismatch_responses(rows, 10)]
     assert found == [("a", "2"), ("b", "4"), ("b", "4"), ("a", "2")]
 
 
 def test_the_same_prompt_everywhere_gets_the_next_response() -> None:
-    found = [text(one) for one in mismatched([sample("a", x) for x in "123"], 10)]
+    found = [text(one) for one in mismatch_responses([sample("a", x) for x in "123"], 10)]
     assert found == [("a", "2"), ("a", "3"), ("a", "1")]
 
 
@@ -157,20 +157,20 @@ def test_what_is_too_long_is_cut_at_the_end_and_gaps_stay() -> None:
     """A response of two turns, of which what is between is not learned."""
     loss_mask = np.array([False, True, False, True, True])
     two_turns = Sample(np.array([ord(letter) for letter in "pxyzz"]), loss_mask)
-    first, second = mismatched([sample("long", "1"), two_turns], 7)
+    first, second = mismatch_responses([sample("long", "1"), two_turns], 7)
     assert text(first) == ("longy", "xz") and text(second) == ("p", "1")
 
 
 def test_one_row_has_no_other_response() -> None:
     with pytest.raises(DataError, match="only one row"):
-        mismatched([sample("a", "1")], 10)
+        mismatch_responses([sample("a", "1")], 10)
 
 
 @given(prompts=st.lists(st.sampled_from("abc"), min_size=2, max_size=8))
 def test_partners_are_the_nearest_with_another_prompt(prompts: list[str]) -> None:
     rows = [sample(prompt, str(i)) for i, prompt in enumerate(prompts)]
     count = len(prompts)
-    for i, one in enumerate(mismatched(rows, 9)):
+    for i, one in enumerate(mismatch_responses(rows, 9)):
         prompt, response = text(one)
         others = [(i + k) % count for k in range(1, count)]
         expected = next((j for j in others if prompts[j] != prompts[i]), (i + 1) % count)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from plimsoll.data.pieces import Messages, readable
+from plimsoll.data.pieces import Messages, readable_text
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Bools, TokenIds
@@ -54,7 +54,7 @@ def conversation(template: Template, turns: list[dict[str, str]]) -> tuple[Token
 
 def prompt(template: Template, turns: list[dict[str, str]]) -> tuple[TokenIds, str]:
     """Its tokens, and the text that a person reads."""
-    return template.tokenize([template.render_prompt(turns)])[0][0], readable(turns)
+    return template.tokenize([template.render_prompt(turns)])[0][0], readable_text(turns)
 
 
 def same(found: tuple[TokenIds, Bools], tokenizer: Tokenizer, marked: Marked) -> bool:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_prompts, load_responses, load_samples, load_steps
 from plimsoll.data.loading import Stripped
-from plimsoll.data.pieces import Messages, unlearned
+from plimsoll.data.pieces import Messages, mark_unlearned
 from plimsoll.data.template import make_template
 from plimsoll.data.written import check_written
 from plimsoll.errors import DataError
@@ -74,12 +74,12 @@ def test_reasoning_that_is_left_out_is_told_unless_it_is_not_learned(family: Fam
             "has a turn 2 (assistant) with reasoning in its `content` that the chat template leaves"
             " out: 'Hm.'. Set `data.chat_template`"
         )
-        assert left_out(family, [*unlearned(turns[:2]), *turns[2:]]) is True
+        assert left_out(family, [*mark_unlearned(turns[:2]), *turns[2:]]) is True
     else:
         assert left_out(family, turns) is False
     kept = family.name in ("qwen3", "glm-4.5")  # of the last turn
     assert (left_out(family, [USER, REASONED]) is False) == kept
-    assert left_out(family, [*unlearned([USER, REASONED]), USER, SAID]) is True
+    assert left_out(family, [*mark_unlearned([USER, REASONED]), USER, SAID]) is True
 
 
 def test_what_real_templates_drop_is_told_with_the_turn() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plimsoll.data.packing import pack_pairs
-from plimsoll.jobs.rm_loop import pairs_of, up_to_end
+from plimsoll.jobs.rm_loop import cut_after_response, pairs_of
 from plimsoll.records import Pair, Sample
 from plimsoll.train.update import in_batch_order
 
@@ -19,7 +19,7 @@ def sample(tokens: Sequence[int], loss_mask: Sequence[int]) -> Sample:
 
 def test_a_response_is_cut_where_its_score_is_read() -> None:
     """ChatML's line break after the end of a turn is not learned, and nothing reads it."""
-    cut = up_to_end(sample([5, 6, 7, 8, 9], [0, 0, 1, 1, 0]))
+    cut = cut_after_response(sample([5, 6, 7, 8, 9], [0, 0, 1, 1, 0]))
     assert cut.tokens.tolist() == [5, 6, 7, 8]
     assert cut.loss_mask.tolist() == [False, False, False, True]
 
@@ -28,7 +28,10 @@ def test_a_response_is_cut_where_its_score_is_read() -> None:
 def test_every_pack_knows_its_pairs(share_prompts: bool) -> None:
     """On three ranks, one of which gets a filler; the prompt is 1 2."""
     pairs = [
-        Pair(up_to_end(sample([1, 2, a], [0, 0, 1])), up_to_end(sample([1, 2, b], [0, 0, 1])))
+        Pair(
+            cut_after_response(sample([1, 2, a], [0, 0, 1])),
+            cut_after_response(sample([1, 2, b], [0, 0, 1])),
+        )
         for a, b in ((3, 4), (5, 6))
     ]
     packs = pack_pairs(pairs, 3, 6, share_prompts=share_prompts)

@@ -10,7 +10,7 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.config.run import RunConfig
 from plimsoll.data.packing import pack
 from plimsoll.jobs.sft import SftAlgorithm, SftConfig
-from plimsoll.jobs.sft_loop import noise
+from plimsoll.jobs.sft_loop import embedding_noise
 from plimsoll.records import Sample
 
 SAMPLES = [
@@ -32,7 +32,7 @@ def seeds(settings: SftConfig, step: int, ranks: int, budget: int) -> dict[int, 
     found: dict[int, tuple[int, int]] = {}
     for own in pack(SAMPLES, ranks, budget):
         for packed in own:
-            drawn = noise(settings, step, packed)
+            drawn = embedding_noise(settings, step, packed)
             assert drawn is not None and drawn.alpha == 5.0
             pairs = zip(drawn.lengths_S, drawn.seeds_S, strict=True)
             found |= dict(zip(packed.samples_S.tolist(), pairs, strict=True))
@@ -60,4 +60,4 @@ def test_sequences_steps_and_runs_have_seeds_of_their_own() -> None:
 
 def test_no_noise_unless_asked_for() -> None:
     [[packed]] = pack(SAMPLES, 1, 1000)
-    assert noise(config(alpha=None), 1, packed) is None
+    assert embedding_noise(config(alpha=None), 1, packed) is None

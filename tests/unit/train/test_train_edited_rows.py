@@ -12,7 +12,7 @@ from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
 from plimsoll.run.state import RunState, SourceState
-from plimsoll.train.resuming import changed_counts, fingerprint, sources_of
+from plimsoll.train.resuming import fingerprint, row_count_changes, sources_of
 
 
 def sample(*tokens: int, loss_mask: int = 1) -> Sample:
@@ -64,15 +64,15 @@ def test_counts_that_changed_are_told_by_source() -> None:
         "data.eval": SourceState("a", 5, "f"),
     }
     order = "and some of this epoch may come twice or not at all"
-    assert list(changed_counts(state(17, before), 17, now)) == [
+    assert list(row_count_changes(state(17, before), 17, now)) == [
         "data.train.sums had 16 usable rows, and has 15 now: the order from here on is that of "
         f"15 rows, {order}",
         "data.train.pages had 1 usable row, and has 2 now: the order from here on is that of "
         f"2 rows, {order}",
         "data.eval had 4 usable rows, and has 5 now: evaluations are of other rows than before",
     ]
-    assert list(changed_counts(state(17, before), 17, before)) == []
-    [old] = changed_counts(state(2, None), 1, now)
+    assert list(row_count_changes(state(17, before), 17, before)) == []
+    [old] = row_count_changes(state(2, None), 1, now)
     assert old == (
         "data.train had 2 usable rows, and has 1 now: the order from here on is that of 1 row, "
         f"{order}"

@@ -52,7 +52,7 @@ def test_epochs_are_steps_once_the_rows_are_read(
     assert found.known_steps is None
     session = read(model_home, found)
     assert session.spec.steps == steps
-    assert session.due(5, steps) and not session.due(5, 1)
+    assert session.is_due(5, steps) and not session.is_due(5, 1)
     assert f"run.epochs: {epochs:g} of 7 rows: {steps} steps" in capsys.readouterr().out
 
 

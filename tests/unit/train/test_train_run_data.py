@@ -28,7 +28,7 @@ from plimsoll.run.now import read_now
 from plimsoll.run.readings import Planned
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.resuming import fingerprint
-from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeats
+from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeat_warnings
 from plimsoll.train.session import open_session
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]
@@ -131,8 +131,8 @@ def test_one_source_has_one_epoch_and_plain_text_needs_no_template() -> None:
 def test_a_step_that_draws_more_rows_than_there_are_is_told() -> None:
     sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
     order = load({"sums": sums, "pages": pages_alone()}, chat_template="none").order
-    assert list(repeats(order, 6)) == []
-    assert list(repeats(order, 8)) == [
+    assert list(repeat_warnings(order, 6)) == []
+    assert list(repeat_warnings(order, 8)) == [
         "data.train.pages has 3 usable rows, and a step draws 4 of them: each step sees some more "
         "than once"
     ]

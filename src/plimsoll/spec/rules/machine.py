@@ -22,8 +22,8 @@ from plimsoll.machine.tools import (
     FOR_CPU_ENGINES,
     FOR_TRITON,
     FOR_ZERO_PLUS_PLUS,
+    how_to_install,
     system_tools,
-    way_to_have,
 )
 from plimsoll.machine.versions import PACKAGES, check_version, installed_version
 from plimsoll.spec.model_files import models_by_key
@@ -135,7 +135,7 @@ def _lacking(compiled: Iterator[_Compiled]) -> Iterator[Problem]:
         tools = system_tools()
         if missing := [tool for tool in needed if tools[tool] is None]:
             why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
-            fix = f"{way_to_have(missing)}, or write {other}"
+            fix = f"{how_to_install(missing)}, or write {other}"
             yield invalid(key, value, why, fix, code="package-missing")
 
 

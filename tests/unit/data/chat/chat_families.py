@@ -11,8 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from plimsoll.data.continuation import Message
-from plimsoll.data.pieces import Messages
+from plimsoll.data.pieces import Messages, Turn
 from plimsoll.data.template import Template, make_template
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -203,7 +202,7 @@ def said(family: Family, prompt: str, content: str, thought: str | None) -> str:
     return family.thinks.format(thought or "") + content
 
 
-def spoken(family: Family, template: Template, before: Messages, reply: Message) -> str:
+def spoken(family: Family, template: Template, before: Messages, reply: Turn) -> str:
     """What the model writes to say a reply; calls as the template writes them."""
     if "tool_calls" not in reply:
         return family.opens + str(reply["content"])
