@@ -26,10 +26,10 @@ from plimsoll.data.pieces import (
     TextPiece,
     Tools,
     Turn,
+    dense_text,
     join_plain,
     quote,
     tool_name,
-    without_spaces,
 )
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import tokenize
@@ -292,11 +292,9 @@ def _find_change(template: Template, before: Messages, reply: Turn, after: Messa
         # Special tokens that differ may begin alike: quote them whole.
         begin = len(prompt[:common].rstrip("<[|"))
         return _describe(rendered, prompt[begin:], (until + rendered.behind_on)[begin:])
-    was, now = (without_spaces(text[len(prompt) :]) for text in (rendered.until, until))
+    was, now = (dense_text(text[len(prompt) :]) for text in (rendered.until, until))
     texts = [
-        without_spaces(text)
-        for key, text in reply.items()
-        if key != "role" and isinstance(text, str)
+        dense_text(text) for key, text in reply.items() if key != "role" and isinstance(text, str)
     ]
     if all(text in now for text in texts if text in was):
         return None

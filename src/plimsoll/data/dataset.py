@@ -267,12 +267,10 @@ def load_prompts(
     prompt_sampling = sampling or SamplingConfig()
 
     def check(row: Row, index: int, template: Template) -> CheckedRow:
-        messages = prompt_of(row, source)
+        messages = mark_unlearned(prompt_of(row, source))
         reference = reference_of(row, source.reference)
         environment_of(row, source.environment, environments)
-        pieces, stripped = _render(
-            template, template.render_prompt, mark_unlearned(messages), field
-        )
+        pieces, stripped = _render(template, template.render_prompt, messages, field)
         if check_reference is not None and reference is not None:
             run_for_field(partial(check_reference, reference), source.reference or "")
         limit_of(row, source.max_new_tokens, prompt_sampling)

@@ -57,7 +57,7 @@ def _partners(prompts: Sequence[bytes]) -> list[int]:
     return partners
 
 
-def _join(asked: Sample, start: int, answered: Sample, first: int, longest: int) -> Sample:
-    tokens = np.concatenate([asked.tokens[:start], answered.tokens[first:]])[:longest]
-    loss_mask = np.concatenate([asked.loss_mask[:start], answered.loss_mask[first:]])[:longest]
+def _join(prompted: Sample, start: int, answered: Sample, first: int, longest: int) -> Sample:
+    tokens = np.concatenate([prompted.tokens[:start], answered.tokens[first:]])[:longest]
+    loss_mask = np.concatenate([prompted.loss_mask[:start], answered.loss_mask[first:]])[:longest]
     return Sample(tokens, loss_mask)

@@ -55,7 +55,7 @@ def pack(samples: Sequence[Sample], ranks: int, budget: int) -> list[list[Pack]]
     Raises:
         DataError: a sample alone is over the budget.
     """
-    return _pack(samples, [_PackGroup([i], [0]) for i in range(len(samples))], ranks, budget)
+    return _pack(samples, [_Bunch([i], [0]) for i in range(len(samples))], ranks, budget)
 
 
 def pack_pairs(
@@ -77,7 +77,7 @@ def pack_pairs(
     """
     samples = [sample for pair in pairs for sample in pair.samples]
     groups = [
-        _PackGroup([2 * i, 2 * i + 1], shared_tokens(pair.samples) if share_prompts else [0, 0])
+        _Bunch([2 * i, 2 * i + 1], shared_tokens(pair.samples) if share_prompts else [0, 0])
         for i, pair in enumerate(pairs)
     ]
     return _pack(samples, groups, ranks, budget, "Pair")
@@ -109,7 +109,7 @@ def pack_groups(
     return _pack(samples, groups, ranks, budget)
 
 
-def _divide(samples: Sequence[Sample], members: Sequence[int], most: int) -> Iterator[_PackGroup]:
+def _divide(samples: Sequence[Sample], members: Sequence[int], most: int) -> Iterator[_Bunch]:
     """Divide a group's samples, in order, into parts of at most `most` tokens."""
     part: list[int] = []
     for i in members:
@@ -117,14 +117,14 @@ def _divide(samples: Sequence[Sample], members: Sequence[int], most: int) -> Ite
         shared = shared_tokens([samples[j] for j in longer])
         tokens = sum(len(samples[j].tokens) for j in longer) - sum(shared)
         if part and tokens > most:
-            yield _PackGroup(part, shared[:-1])
+            yield _Bunch(part, shared[:-1])
             part = []
         part = [*part, i]
-    yield _PackGroup(part, shared_tokens([samples[j] for j in part]))
+    yield _Bunch(part, shared_tokens([samples[j] for j in part]))
 
 
 @dataclass(frozen=True)
-class _PackGroup:
+class _Bunch:
     """Samples that stay together."""
 
     members: Sequence[int]
@@ -155,7 +155,7 @@ def _common_tokens(first: Sample, second: Sample) -> int:
 
 def _pack(
     samples: Sequence[Sample],
-    groups: Sequence[_PackGroup],
+    groups: Sequence[_Bunch],
     ranks: int,
     budget: int,
     group_name: str = "Sample",
@@ -176,9 +176,7 @@ def _pack(
     return [list(map(pack_groups_of, bins)) for bins in by_rank]
 
 
-def _sizes(
-    samples: Sequence[Sample], groups: Sequence[_PackGroup]
-) -> tuple[Ints, NDArray[np.float64]]:
+def _sizes(samples: Sequence[Sample], groups: Sequence[_Bunch]) -> tuple[Ints, NDArray[np.float64]]:
     """Return the tokens and the cost of each group."""
     whole = np.array([len(samples[i].tokens) for group in groups for i in group.members])
     shared = np.array([n for group in groups for n in group.shared])

@@ -107,7 +107,7 @@ def check_tools(tools: Tools, text: str) -> None:
             )
 
 
-def without_spaces(text: str) -> str:
+def dense_text(text: str) -> str:
     """Return the text without white space."""
     return "".join(text.split())
 

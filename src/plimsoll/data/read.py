@@ -51,7 +51,11 @@ def read_row(
         label_of(row, source.label)
         answer_of(row, source)
     elif source.steps is not None and source.labels is not None:
-        _read_steps(row, source, source.steps, source.labels)
+        from plimsoll.data.steps import labels_of, steps_of  # NumPy, which no other row needs
+
+        prompt_of(row, source)
+        steps_of(row, source.steps)
+        labels_of(row, source.labels, source.steps)
     elif sampling is None:
         conversation_of(row, source)
     else:
@@ -62,11 +66,3 @@ def read_row(
         order_of(row, source.order_by)
         if source.source is not None:
             text_of(row.values, source.source)
-
-
-def _read_steps(row: Row, source: SourceConfig, steps: str, labels: str) -> None:
-    from plimsoll.data.steps import labels_of, steps_of  # NumPy, which no other row needs
-
-    prompt_of(row, source)
-    steps_of(row, steps)
-    labels_of(row, labels, steps)

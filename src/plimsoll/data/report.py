@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from plimsoll.errors import DataError
@@ -85,6 +86,12 @@ def settle(
             f"{len(rows):,} of {read:,} rows of {source} cannot be used; mend them, or leave them "
             f"out with `--data.on_bad_row skip`.\n{listing}"
         )
+
+
+def nearest_file(path: Path) -> str:
+    """Return a sentence that offers the files with names close to that of a missing file."""
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    return nearest(path.name, (file.name for file in beside))
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

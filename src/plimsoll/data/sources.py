@@ -21,7 +21,7 @@ from plimsoll.data.arrow_values import ReadValue, value_reader
 from plimsoll.data.fields import SYSTEM
 from plimsoll.data.generated import generated_rows
 from plimsoll.data.json_rows import not_utf8, read_json
-from plimsoll.data.report import BadRow, Row, RowProblem, nearest
+from plimsoll.data.report import BadRow, Row, RowProblem, nearest, nearest_file
 from plimsoll.errors import ConfigError
 
 LINES = (".jsonl", ".json", ".jsonl.gz")
@@ -114,15 +114,9 @@ def _missing(path: Path) -> str:
     missing = next((p for p in reversed([path, *path.parents]) if not p.exists()), path)
     return (
         f"There is no {path}: `{missing.name}` is not in {missing.parent.absolute()}."
-        f"{_neighbours(missing.name, missing.parent)}"
+        f"{nearest_file(missing)}"
         f" Give the path of a file, of a directory, or the name of a data set of the hub."
     )
-
-
-def _neighbours(name: str, directory: Path) -> str:
-    if not directory.is_dir():
-        return ""
-    return nearest(name, (child.name for child in directory.iterdir()))
 
 
 def _read_file(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
@@ -258,7 +252,7 @@ def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
             f"`{path}` is no file or directory here, and as a data set of the hub (split `{split}`"
             f"{f', name `{name}`' if name else ''}) it could not be loaded: {error}\nGive the path"
             f" of a file or directory, or check path, `name`, `split` and the network."
-            f"{_neighbours(Path(path).name, Path(path).parent)}"
+            f"{nearest_file(Path(path))}"
         ) from error
     return _table_rows(path, loaded, columns)
 
@@ -274,9 +268,7 @@ _MISSING = object()
 
 def with_nested(values: Mapping[str, object], columns: Collection[str]) -> Mapping[str, object]:
     """Return a row's values, with those of nested columns under their dotted names."""
-    nested = {
-        name: _value_at(values, name) for name in columns if "." in name and name not in values
-    }
+    nested = {n: _value_at(values, n) for n in columns if "." in n and n not in values}
     present = {name: value for name, value in nested.items() if value is not _MISSING}
     return {**values, **present} if present else values
 

@@ -76,8 +76,5 @@ def step_pieces(
     start = text.rfind(response)
     if start < 0:
         raise DataError("has steps that the chat template writes in another way")
-    ends = accumulate(map(len, parts), initial=start)
-    return (
-        TextPiece(text[:start]),
-        *(TextPiece(text[a:b], scored=True) for a, b in pairwise(ends)),
-    )
+    spans = pairwise(accumulate(map(len, parts), initial=start))
+    return (TextPiece(text[:start]), *(TextPiece(text[a:b], scored=True) for a, b in spans))

@@ -37,7 +37,7 @@ from plimsoll.data.pieces import (
     with_end,
     without_tail,
 )
-from plimsoll.data.report import nearest
+from plimsoll.data.report import nearest_file
 from plimsoll.data.tokenize import Tokenized, tokenize
 from plimsoll.errors import ConfigError, DataError
 
@@ -330,8 +330,7 @@ def _read_template(configured: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        siblings = path.parent.iterdir() if path.parent.is_dir() else ()
         raise ConfigError(
             f"`data.chat_template: {path}` is neither a Jinja template nor `none`, and as a file"
-            f" it cannot be read: {error}.{nearest(path.name, (file.name for file in siblings))}"
+            f" it cannot be read: {error}.{nearest_file(path)}"
         ) from error

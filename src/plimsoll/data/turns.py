@@ -44,7 +44,7 @@ def messages_of(values: Mapping[str, object], column: str) -> Messages:
     messages: list[dict[str, object]] = []
     for i, turn in enumerate(list_of(values, column, "messages")):
         message = _message(turn, f"{column}[{i}]")
-        if messages and _is_call(turn) and _continues_turn(messages[-1], message):
+        if messages and _continues_turn(turn, messages[-1], message):
             calls = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]  # type: ignore
             messages[-1] = {**messages[-1], "tool_calls": calls}
         else:
@@ -52,16 +52,15 @@ def messages_of(values: Mapping[str, object], column: str) -> Messages:
     return messages
 
 
-def _is_call(turn: object) -> bool:
-    return isinstance(turn, dict) and turn.get("role", turn.get("from")) in _CALLS
-
-
-def _continues_turn(before: Mapping[str, object], call: Mapping[str, object]) -> bool:
-    """Return whether a call belongs to the turn before it.
+def _continues_turn(
+    turn: object, before: Mapping[str, object], message: Mapping[str, object]
+) -> bool:
+    """Return whether a turn is a call that belongs to the message before it.
 
     Libraries with turns for calls write the assistant's text and each call as turns of their own.
     """
-    return all(before.get(key) == call.get(key) for key in ("role", *UNLEARNED))
+    is_call = isinstance(turn, dict) and turn.get("role", turn.get("from")) in _CALLS
+    return is_call and all(before.get(key) == message.get(key) for key in ("role", *UNLEARNED))
 
 
 def _message(turn: object, place: str) -> dict[str, object]:

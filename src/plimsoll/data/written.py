@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from plimsoll.data.pieces import Messages, is_learned, quote, without_spaces
+from plimsoll.data.pieces import Messages, dense_text, is_learned, quote
 from plimsoll.errors import DataError
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -59,7 +59,7 @@ def check_written(turns: Messages, text: str | None, system: str | None = None) 
     if text is None:
         missing = [one for one in texts if one.key != "content"]
     else:
-        missing = [*_find_missing(texts, without_spaces(text))]
+        missing = [*_find_missing(texts, dense_text(text))]
     for one in missing:
         if one.learned or not one.thought:
             raise DataError(_describe_omission(one, plain=text is None))
@@ -87,8 +87,8 @@ def _find_missing(texts: Sequence[_TurnText], rendered: str) -> Iterator[_TurnTe
     """
     expected: Counter[str] = Counter()
     for one in sorted(texts, key=_omission_order):
-        as_is = without_spaces(one.text)
-        in_json = without_spaces(json.dumps(one.text.strip(), ensure_ascii=False)[1:-1])
+        as_is = dense_text(one.text)
+        in_json = dense_text(json.dumps(one.text.strip(), ensure_ascii=False)[1:-1])
         expected[as_is] += 1
         if sum(map(rendered.count, {as_is, in_json})) < expected[as_is]:
             yield one

@@ -57,15 +57,13 @@ def load_scored_pairs(
     """Return the pairs of `load_pairs`, with each response marked at the token that is scored."""
     loaded = load_pairs(data, source, template, count_rows)
     pairs = (
-        replace(
-            pair, chosen=cut_after_response(pair.chosen), rejected=cut_after_response(pair.rejected)
-        )
+        replace(pair, chosen=cut_to_response(pair.chosen), rejected=cut_to_response(pair.rejected))
         for pair in loaded.items
     )
     return replace(loaded, items=tuple(pairs))
 
 
-def cut_after_response(sample: Sample) -> Sample:
+def cut_to_response(sample: Sample) -> Sample:
     """Cut what a template writes after a response, and mark only the last token."""
     end = int(np.flatnonzero(sample.loss_mask)[-1])
     return Sample(sample.tokens[: end + 1], np.arange(end + 1) == end)

@@ -183,35 +183,35 @@ def cards_have_liger() -> bool:
     return installed_version(LIGER) is not None or not has_cuda_build()
 
 
-def check_version(name: str, found: str | None) -> Problem | None:
+def check_version(name: str, installed: str | None) -> Problem | None:
     """Return the problem of an installed version; None if Plimsoll takes the version.
 
     An error stops runs. A warning says that the version is untried or fails in some runs. Local
     parts such as +cu130 do not count.
     """
-    judgement = _judge(_BY_NAME[name], found)
+    judgement = _judge(_BY_NAME[name], installed)
     if judgement is None:
         return None
     fix = f"install {name}{required(name)} (requirements/ has a complete set that works together)"
     severity, why = judgement
-    return Problem("package-version", severity, f"{name} {found} is installed", why, fix)
+    return Problem("package-version", severity, f"{name} {installed} is installed", why, fix)
 
 
-def _judge(package: Package, found: str | None) -> tuple[Severity, str] | None:
+def _judge(package: Package, installed: str | None) -> tuple[Severity, str] | None:
     """Return severity and reason for a version that is not taken."""
-    if found is None:
+    if installed is None:
         return "error", "It is not installed."
     try:
-        installed = Version(found)
+        parsed = Version(installed)
     except InvalidVersion:
         return "warning", "Its version cannot be read."
-    if failure := _first_failure(installed, package.fatal):
+    if failure := _first_failure(parsed, package.fatal):
         return "error", f"{failure.what} ({failure.source})"
     tried = [str(required(package.name)), *filter(None, [package.beyond])]
-    if any(installed in SpecifierSet(versions, prereleases=True) for versions in tried):
+    if any(parsed in SpecifierSet(versions, prereleases=True) for versions in tried):
         return None
     why = "Plimsoll was not tried with it"
-    if failure := _first_failure(installed, package.partial):
+    if failure := _first_failure(parsed, package.partial):
         return "warning", f"{why}. {failure.what} ({failure.source})"
     return "warning", f"{why}, only with {' and '.join(tried)}; no failure is known."
 

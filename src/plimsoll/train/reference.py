@@ -103,19 +103,15 @@ def load_with_reference(
 
 
 def _precompute(
-    work: Work[ConfigT, RowT], batches: Batches, configured_path: str | None
+    work: Work[ConfigT, RowT], batches: Batches, configured: str | None
 ) -> Mapping[bytes, float]:
     """Return the log-probs of all batches by `sequence_key`: read from a file, or computed.
 
-    The reference is released afterwards. Without `configured_path`, the file is in the run
+    The reference is released afterwards. Without `configured`, the file is in the run
     directory.
     """
     session = work.session
-    path = (
-        session.directory.reference_logprobs_path
-        if configured_path is None
-        else Path(configured_path)
-    )
+    path = session.directory.reference_logprobs_path if configured is None else Path(configured)
     store = LogprobStore(path, _read_stored(path, work.spec.models["reference"]))
     keys = {key for batch in batches() for key in _keys(batch)}
     missing = len(keys - store.logprobs.keys())

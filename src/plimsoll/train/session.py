@@ -77,6 +77,7 @@ class Session:
     resumed: Path | None
     """The checkpoint that it starts from."""
     started: float
+    """The time at which this part of the run started, in seconds of the monotonic clock."""
 
     def with_rows(self, rows: int) -> Session:
         """Return the session once the rows to learn from are read.
@@ -194,12 +195,8 @@ class Session:
             state,
             step=state.step + 1,
             data_position=state.data_position + rows,
-            seconds=self.seconds(),
+            seconds=self.state.seconds + time.monotonic() - self.started,
         )
-
-    def seconds(self) -> float:
-        """Return the time that the run took so far, with its earlier parts."""
-        return self.state.seconds + time.monotonic() - self.started
 
     def stop_if_asked(self, done: int) -> None:
         """Raise Interrupted after Ctrl-C. The steps that are done must have been saved."""

@@ -54,8 +54,8 @@ def _check_texts(role: Role, actor: ModelConfig) -> None:
     """
     model = role.model
     role_file, actor_file = (Path(m.path) / "tokenizer.json" for m in (model, actor))
-    files_exist = role_file.is_file() and actor_file.is_file()
-    if files_exist and filecmp.cmp(role_file, actor_file, shallow=False):
+    exist = role_file.is_file() and actor_file.is_file()
+    if exist and filecmp.cmp(role_file, actor_file, shallow=False):
         return
     actor_tokens, role_tokens = _vocabulary(actor).items(), _vocabulary(model).items()
     teaches = role.name == "teacher"

@@ -1,4 +1,4 @@
-"""Fingerprints of rows: everything that is learned from counts, and so does the order."""
+"""Fingerprints of rows: everything that is learned from changes them, and so does the order."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ DIFFERENT: dict[str, list[list[Row | Prompt]]] = {
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_is_learned_from_decides_the_fingerprint(name: str) -> None:
-    found = [fingerprint(items) for items in DIFFERENT[name]]
-    assert len(set(found)) == len(found)
-    assert found == [fingerprint(list(items)) for items in DIFFERENT[name]]
+    prints = [fingerprint(items) for items in DIFFERENT[name]]
+    assert len(set(prints)) == len(prints)
+    assert prints == [fingerprint(list(items)) for items in DIFFERENT[name]]
 
 
 def state(data_rows: int, sources: dict[str, SourceState] | None) -> RunState:
@@ -51,7 +51,7 @@ def state(data_rows: int, sources: dict[str, SourceState] | None) -> RunState:
 
 
 def test_counts_that_changed_are_told_by_source() -> None:
-    """The numbers of all rows together may be the same."""
+    """The number of all rows together may be the same."""
     before = {
         "data.train.sums": SourceState("a", 16, "b"),
         "data.train.pages": SourceState("a", 1, "c"),
@@ -80,19 +80,19 @@ def test_counts_that_changed_are_told_by_source() -> None:
 
 
 def test_settings_at_their_defaults_are_no_part_of_what_a_checkpoint_says_was_asked_for() -> None:
-    """So a key that is added later changes nothing of it."""
+    """So a key that is added later does not change the checkpoint's hash."""
     source = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
     config = {
         "run": {"directory": "run", "steps": 2},
         "data": {"train": source, "max_tokens": 8, "shuffle": False},
         "actor": {"model": {"path": "model"}},
     }
-    found = sources_of(spec_of(SftConfig.model_validate(config)), {"data.train": [ONE]})
-    asked = {
+    sources = sources_of(spec_of(SftConfig.model_validate(config)), {"data.train": [ONE]})
+    settings = {
         "source": source,
         "data": {"max_tokens": 8},
         "model": ["model", False],
         "learned": "assistant",
     }
-    content = xxhash.xxh3_64_hexdigest(json.dumps(asked, sort_keys=True).encode())
-    assert found == {"data.train": SourceState(content, 1, fingerprint([ONE]))}
+    content = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
+    assert sources == {"data.train": SourceState(content, 1, fingerprint([ONE]))}
