@@ -70,8 +70,8 @@ def train_pairs(
         pairs = [
             replace(
                 pair,
-                chosen=reward_model.up_to_end(pair.chosen),
-                rejected=reward_model.up_to_end(pair.rejected),
+                chosen=reward_model.cut_to_response(pair.chosen),
+                rejected=reward_model.cut_to_response(pair.rejected),
             )
             for pair in pairs_of(batch)
         ]

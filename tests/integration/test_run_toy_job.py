@@ -58,8 +58,8 @@ from plimsoll.engine.objectives import NllObjective
 from plimsoll.records import BatchCounts
 from plimsoll.train.from_data import learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
-from plimsoll.train.measure import measure_likelihood, summed_nll
-from plimsoll.train.update import Step
+from plimsoll.train.measure import measure_likelihood, sum_nll
+from plimsoll.train.update import OptimizerStep
 
 
 def run(spec, planned):
@@ -70,11 +70,11 @@ def run(spec, planned):
 
 def learn(work, batch):
     packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
-    return Step(packs, BatchCounts.of(batch), NllObjective(), lambda pack: None)
+    return OptimizerStep(packs, BatchCounts.of(batch), NllObjective(), lambda pack: None)
 
 
 def evaluate(work):
-    total = summed_nll(work.spec, work.cluster, work.data.eval)
+    total = sum_nll(work.spec, work.cluster, work.data.eval)
     return {"loss": total / BatchCounts.of(work.data.eval).tokens}
 
 

@@ -42,8 +42,8 @@ from plimsoll.cli.tools import (
 )
 from plimsoll.config.files import usable_paths
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
-from plimsoll.machine.heap import begin_anew
-from plimsoll.machine.host import waiting
+from plimsoll.machine.heap import restart_with_jemalloc
+from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
 from plimsoll.rl.presets import PRESETS
 from plimsoll.run.ending import notes_of
@@ -127,9 +127,9 @@ def _told(error: PlimsollError | UnicodeEncodeError | KeyboardInterrupt) -> tupl
 def _prepare(words: list[str], debug: bool) -> None:
     open_missing()
     if words and words[0] not in _LIGHT and not words[0].startswith("-"):
-        begin_anew()
+        restart_with_jemalloc()
         _leave_launcher()
-        os.environ.update(waiting() | card_order())
+        os.environ.update(thread_wait_settings() | card_order())
     os.environ["MPLBACKEND"] = "agg"  # a notebook's own, which its commands inherit, is not here
     # As Ctrl-C: what is half written is then taken away, and other processes are ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -101,10 +101,10 @@ def _cards(cluster: str | None) -> int | None:
 def _check_cards_here(converted: Converted) -> None:
     """Raise ConfigError if this machine has fewer cards than the command takes."""
     from plimsoll.interop.convert.writer import cards_of_machine
-    from plimsoll.machine.hardware import found_here
+    from plimsoll.machine.hardware import find_machine
     from plimsoll.run.counting import counted
 
-    needed, here = cards_of_machine(converted), len(found_here().cards)
+    needed, here = cards_of_machine(converted), len(find_machine().cards)
     if here < needed:
         raise ConfigError(
             f"A plan needs --cluster here: the command takes {counted(needed, 'card')} of each "

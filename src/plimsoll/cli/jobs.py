@@ -34,7 +34,7 @@ def run_job(name: str, words: list[str]) -> None:
 def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str] | None:
     """The checked run, and its plan; None where help or a dry run was asked for, and given."""
     from plimsoll.config.flags import split_flags
-    from plimsoll.jobs.which import meant_for
+    from plimsoll.jobs.which import other_job_hint
     from plimsoll.spec.load import read_spec
 
     name, model = job.name, job.config
@@ -47,7 +47,7 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
     try:
         spec, origins = read_spec(job, options.config, flags)
     except ConfigError as error:
-        raise ConfigError(f"{error}{meant_for(name, options.config)}") from error
+        raise ConfigError(f"{error}{other_job_hint(name, options.config)}") from error
 
     from plimsoll.commands.preflight import check_inputs, check_rows
 

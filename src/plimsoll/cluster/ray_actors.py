@@ -27,8 +27,8 @@ from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import oom_kills
-from plimsoll.machine.heap import preloading
-from plimsoll.machine.host import waiting
+from plimsoll.machine.heap import preload_settings
+from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.node_state import NodeState, read_node
 from plimsoll.machine.nvidia import card_order, visible_cards
 from plimsoll.machine.stacks import write_stacks_when_asked
@@ -161,8 +161,8 @@ def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) ->
     """Ask Ray for the actors of a group of training ranks: on CPU spread over the nodes (by Ray's
     names for them), on GPUs wherever those are, on as few nodes as can be."""
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
-    environment |= waiting() | card_order()
-    environment |= preloading() if device == "cpu" else _OWN_CARDS
+    environment |= thread_wait_settings() | card_order()
+    environment |= preload_settings() if device == "cpu" else _OWN_CARDS
     actor = ray.remote(
         num_cpus=0,
         concurrency_groups={"watch": 1, "signs": 1},
@@ -196,7 +196,7 @@ def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member
 def _create_engine(spec: EngineSpec, device: str, place: NodeCards | None) -> Any:
     """Ask Ray for the actor of one engine; seat: None for GPUs of its own."""
     environment = dict(rollout_build(spec.rollout).environment(spec))
-    environment |= _OWN_CARDS if device == "cuda" else preloading()
+    environment |= _OWN_CARDS if device == "cuda" else preload_settings()
     actor = ray.remote(num_cpus=0, max_concurrency=10_000, concurrency_groups={"signs": 1})(
         EngineActor
     )

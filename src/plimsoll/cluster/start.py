@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.cluster import ClusterConfig, Device, decided_device
 from plimsoll.engine.process_group import check_device
-from plimsoll.machine.host import most_at_once, usable_cores
+from plimsoll.machine.host import most_busy_processes, usable_cores
 from plimsoll.rollout.protocol import EngineSpec
 
 
@@ -27,7 +27,7 @@ def thread_count(config: ClusterConfig, engines: int) -> int:
     """Return the number of CPU threads that each process gets."""
     if config.threads is not None:
         return config.threads
-    return max(1, usable_cores() // most_at_once(config, engines))
+    return max(1, usable_cores() // most_busy_processes(config, engines))
 
 
 def run_device(config: ClusterConfig) -> Device:

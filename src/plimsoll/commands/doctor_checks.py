@@ -15,7 +15,7 @@ from plimsoll.interop.verifiers.venv import SETUP, VERSIONS
 from plimsoll.machine.allocator import expands
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
-from plimsoll.machine.tools import LIBNUMA, way_to_have
+from plimsoll.machine.tools import LIBNUMA, how_to_install
 from plimsoll.machine.versions import LIGER, check_version
 from plimsoll.process.programs import REMEDY
 from plimsoll.run.counting import bytes_text, counted
@@ -237,7 +237,7 @@ def _compilers(machine: Machine) -> Iterator[Problem]:
     missing = [tool for tool in uses if not tools[tool]]
     built = " and ".join(dict.fromkeys(use for tool in missing for use in uses[tool]))
     why = f"{' and '.join(missing)} missing: {built} cannot be compiled."
-    yield checked("compilers", "warning" if missing else "ok", there, why, way_to_have(missing))
+    yield checked("compilers", "warning" if missing else "ok", there, why, how_to_install(missing))
 
 
 def _libnuma(machine: Machine) -> Iterator[Problem]:

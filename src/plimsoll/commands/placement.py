@@ -7,7 +7,7 @@ from typing import Any
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.machine.host import most_at_once
+from plimsoll.machine.host import most_busy_processes
 from plimsoll.run.counting import counted
 from plimsoll.spec.engine_rules import trainer_rules
 from plimsoll.spec.job import Sampling
@@ -52,7 +52,7 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     if spec.engines is not None:
         rows.append((_several("engine", spec.engines.engines), _engine(spec.engines)))
         engines = spec.engines.engines
-    threads = cluster.threads or f"the machine's cores / {most_at_once(cluster, engines)}"
+    threads = cluster.threads or f"the machine's cores / {most_busy_processes(cluster, engines)}"
     return [*rows, ("threads of each", str(threads))]
 
 

@@ -21,7 +21,7 @@ from plimsoll.machine.allocator import expands, named_settings
 from plimsoll.machine.hardware import (
     Hardware,
     Node,
-    found_here,
+    find_machine,
     live_machine,
     parse_bytes,
     parse_cluster,
@@ -97,7 +97,7 @@ def plan_run(spec: RunSpec[Any]) -> Plan | str:
         return f"no plan of memory: {why}"
     if cluster.hardware is None or cluster.address is not None:
         return plan
-    lacking = _lacking(ground.hardware.nodes[0], found_here(), cluster)
+    lacking = _lacking(ground.hardware.nodes[0], find_machine(), cluster)
     return replace(plan, problems=(*plan.problems, *lacking))
 
 

@@ -1,5 +1,7 @@
-"""Rows of a source -> what a job learns from, with the bad rows listed: samples (SFT, distilling),
-pairs, labelled responses (KTO), labelled steps (process reward models), or prompts (RL).
+"""Load the rows of a source as the items that a job learns from.
+
+The items are samples (SFT, distillation), pairs, labelled responses (KTO), labelled steps (process
+reward models), or prompts (RL). Rows that cannot be used are listed beside them.
 """
 
 from __future__ import annotations
@@ -14,9 +16,17 @@ import numpy as np
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.fields import reference_text, text_of
-from plimsoll.data.loading import Checked, Loaded, Seen, load_rows, rendered, source_name, unseen
+from plimsoll.data.loading import (
+    CheckedRow,
+    CountRows,
+    Loaded,
+    ignore_rows,
+    load_rows,
+    run_for_field,
+    source_name,
+)
 from plimsoll.data.pairs import PairColumns, margin_of, pair_of
-from plimsoll.data.pieces import Messages, Piece, prompt_number, readable, unlearned
+from plimsoll.data.pieces import Messages, TextPiece, mark_unlearned, prompt_number, readable_text
 from plimsoll.data.report import Row, RowProblem
 from plimsoll.data.rows import (
     answer_of,
@@ -47,149 +57,166 @@ def load_samples(
     data: DataConfig,
     source: SourceConfig,
     template: Template,
-    seen: Seen = unseen,
+    count_rows: CountRows = ignore_rows,
     learned: LearnedTokens = "assistant",
 ) -> Loaded[Sample]:
-    """The training samples of a source (one of `data.train`, or `data.eval`), in the source's
-    order. seen: is told of rows as they are read. learned: which tokens of a conversation; of
-    documents of plain text, all.
+    """Return the training samples of a source, in the source's order.
 
-    Raises DataError for bad rows under `on_bad_row: stop` or when no good row is left, and
-    ConfigError for settings that cannot be right for the source.
+    Args:
+        data: the settings under `data`.
+        source: one of `data.train`, or `data.eval`.
+        template: the template that renders the messages.
+        count_rows: called with the number of rows after each batch of rows.
+        learned: which tokens of a conversation are learned. Documents of plain text are learned
+            whole.
+
+    Raises:
+        DataError: there are bad rows and `on_bad_row` is `stop`, or no good row is left.
+        ConfigError: a setting cannot be right for the source.
     """
     if source.text is not None:
-        return _load_documents(data, source, template.plain(), source.text, seen)
+        return _load_documents(data, source, template.plain(), source.text, count_rows)
     field = turns_field(source)
 
-    def check(row: Row, index: int, template: Template) -> Checked:
+    def check(row: Row, index: int, template: Template) -> CheckedRow:
         prompt, answer = conversation_of(row, source)
         if learned == "all":
             check_unmarked(answer, field)
             turns, render = [*prompt, *answer], template.render_whole
         else:
             check_answered(answer, field)
-            turns, render = [*unlearned(prompt), *answer], template.render_conversation
-        pieces, stripped = _written(template, render, turns, field)
-        return Checked(row, index, "", (pieces,), stripped=stripped)
+            turns, render = [*mark_unlearned(prompt), *answer], template.render_conversation
+        pieces, stripped = _render(template, render, turns, field)
+        return CheckedRow(row, index, "", (pieces,), stripped=stripped)
 
-    def finish(row: Checked, sequences: Sequence[Tokenized]) -> Sample:
+    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Sample:
         return _sample(data, field, sequences[0])
 
-    return load_rows(data, source, template, check, finish, seen)
+    return load_rows(data, source, template, check, finish, count_rows)
 
 
-def _written(
+def _render(
     template: Template,
-    render: Callable[[Messages], tuple[Piece, ...]],
+    render: Callable[[Messages], tuple[TextPiece, ...]],
     turns: Messages,
     field: str,
-) -> tuple[tuple[Piece, ...], bool]:
-    """What a template makes of turns; and whether it leaves out reasoning of turns that are not
-    learned. Raises RowProblem with the field if it leaves out anything else."""
+) -> tuple[tuple[TextPiece, ...], bool]:
+    """Render turns, and check that the template leaves nothing out.
 
-    def check(pieces: Sequence[Piece]) -> bool:
+    `render` makes the pieces of the turns, and `field` is the column that errors name. Return the
+    pieces, and whether the template leaves out reasoning of turns that are not learned. Raise
+    RowProblem if it leaves out anything else.
+    """
+
+    def check(pieces: Sequence[TextPiece]) -> bool:
         text = "".join(piece.text for piece in pieces)
-        whole = None if template.jinja is None else text
-        added = len(template.with_system(turns)) > len(turns)
-        system = template.system if added else None
-        return rendered(partial(check_written, turns, whole, system), field)
+        rendered = None if template.jinja is None else text
+        adds_system = len(template.with_system(turns)) > len(turns)
+        system = template.system if adds_system else None
+        return run_for_field(partial(check_written, turns, rendered, system), field)
 
     try:
-        pieces = rendered(partial(render, turns), field)
-    except ConfigError:  # a template that rewrites earlier turns, often as it leaves something out
-        check(rendered(partial(template.render_whole, turns), field))
+        pieces = run_for_field(partial(render, turns), field)
+    except ConfigError:  # The template rewrites earlier turns, often as it leaves something out.
+        check(run_for_field(partial(template.render_whole, turns), field))
         raise
     return pieces, check(pieces)
 
 
 def _load_documents(
-    data: DataConfig, source: SourceConfig, template: Template, column: str, seen: Seen
+    data: DataConfig, source: SourceConfig, template: Template, column: str, count_rows: CountRows
 ) -> Loaded[Sample]:
-    def check(row: Row, index: int, template: Template) -> Checked:
+    def check(row: Row, index: int, template: Template) -> CheckedRow:
         document = [{"role": "assistant", "content": text_of(row.values, column)}]
-        return Checked(row, index, "", (template.render_whole(document),))
+        return CheckedRow(row, index, "", (template.render_whole(document),))
 
-    def finish(row: Checked, sequences: Sequence[Tokenized]) -> tuple[Sample, ...]:
+    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> tuple[Sample, ...]:
         return _cut_document(sequences[0][0], data.max_tokens, column)
 
-    documents = load_rows(data, source, template, check, finish, seen)
-    pieces = tuple(itertools.chain.from_iterable(documents.items))
-    return Loaded(pieces, documents.bad_rows, cut_rows=0)  # into pieces: nothing is lost
+    documents = load_rows(data, source, template, check, finish, count_rows)
+    samples = tuple(itertools.chain.from_iterable(documents.items))
+    return Loaded(samples, documents.bad_rows, cut_rows=0)  # divided, so nothing is lost
 
 
 def _cut_document(tokens: TokenIds, longest: int, field: str) -> tuple[Sample, ...]:
-    """The samples of a document, none of more than `longest` tokens.
+    """Cut a document into samples of at most `longest` tokens.
 
-    Each begins with the last token of the one before it, so that every token but the document's
-    first is learned, and none twice: with longest = 3, [a b c d] gives [a b c] and [c d].
-    Raises RowProblem for the field where nothing can be learned.
+    Each sample begins with the last token of the sample before it. So every token but the
+    document's first is learned once: with longest = 3, [a b c d] gives [a b c] and [c d].
+
+    Raises:
+        RowProblem: the document leaves nothing to learn.
     """
     if min(longest, len(tokens)) < 2:
         raise RowProblem(
             field, f"leaves no tokens to learn from within {counted(longest, 'token')}"
         )
-    pieces = [tokens[i : i + longest] for i in range(0, len(tokens) - 1, longest - 1)]
-    return tuple(Sample(piece, np.arange(len(piece)) > 0) for piece in pieces)
+    parts = [tokens[i : i + longest] for i in range(0, len(tokens) - 1, longest - 1)]
+    return tuple(Sample(part, np.arange(len(part)) > 0) for part in parts)
 
 
 def load_pairs(
-    data: DataConfig, source: SourceConfig, template: Template, seen: Seen = unseen
+    data: DataConfig, source: SourceConfig, template: Template, count_rows: CountRows = ignore_rows
 ) -> Loaded[Pair]:
-    """The preference pairs of a source, in the source's order; errors as in `load_samples`."""
+    """Return the preference pairs of a source, in the source's order; errors as `load_samples`."""
     assert source.chosen is not None and source.rejected is not None
     columns = PairColumns(source.prompt, source.chosen, source.rejected)
 
-    def check(row: Row, index: int, template: Template) -> Checked:
+    def check(row: Row, index: int, template: Template) -> CheckedRow:
         pair = pair_of(row, columns, plain=template.jinja is None)
-        prompt, render = unlearned(pair.prompt), template.render_conversation
+        prompt, render = mark_unlearned(pair.prompt), template.render_conversation
         answers = ((columns.chosen, pair.chosen), (columns.rejected, pair.rejected))
-        both = [_written(template, render, [*prompt, *own], name) for name, own in answers]
-        sequences = tuple(pieces for pieces, _ in both)
-        stripped = any(stripped for _, stripped in both)
-        return Checked(row, index, readable(pair.prompt), sequences, stripped=stripped)
+        renderings = [
+            _render(template, render, [*prompt, *answer], name) for name, answer in answers
+        ]
+        sequences = tuple(pieces for pieces, _ in renderings)
+        stripped = any(stripped for _, stripped in renderings)
+        return CheckedRow(row, index, readable_text(pair.prompt), sequences, stripped=stripped)
 
-    def finish(row: Checked, sequences: Sequence[Tokenized]) -> Pair:
+    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Pair:
         pair = _pair(data, columns, sequences)
         margin = margin_of(row.row, source.margin)
         return replace(pair, margin=margin, prompt=prompt_number(row.text))
 
-    return load_rows(data, source, template, check, finish, seen)
+    return load_rows(data, source, template, check, finish, count_rows)
 
 
 def load_steps(
-    data: DataConfig, source: SourceConfig, template: Template, seen: Seen = unseen
+    data: DataConfig, source: SourceConfig, template: Template, count_rows: CountRows = ignore_rows
 ) -> Loaded[LabelledSteps]:
-    """The labelled steps of a source, in the source's order; errors as in `load_samples`."""
+    """Return the labelled steps of a source, in the source's order; errors as `load_samples`."""
     steps_column, labels_column = source.steps, source.labels
     assert steps_column is not None and labels_column is not None
 
-    def check(row: Row, index: int, template: Template) -> Checked:
+    def check(row: Row, index: int, template: Template) -> CheckedRow:
         prompt, steps = prompt_of(row, source), steps_of(row, steps_column)
 
-        def render(prompt: Messages) -> tuple[Piece, ...]:
+        def render(prompt: Messages) -> tuple[TextPiece, ...]:
             return step_pieces(template, prompt, steps, data.step_separator)
 
-        pieces, stripped = _written(template, render, unlearned(prompt), steps_column)
-        return Checked(row, index, readable(prompt), (pieces,), stripped=stripped)
+        pieces, stripped = _render(template, render, mark_unlearned(prompt), steps_column)
+        return CheckedRow(row, index, readable_text(prompt), (pieces,), stripped=stripped)
 
-    def finish(row: Checked, sequences: Sequence[Tokenized]) -> LabelledSteps:
+    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> LabelledSteps:
         labels = labels_of(row.row, labels_column, steps_column)
         if int(sequences[0][1].sum()) < len(labels):
             raise RowProblem(steps_column, "has a step of which the tokenizer leaves nothing")
         sample = _sample(data, steps_column, sequences[0])
-        within = labels[: int(sample.loss_mask.sum())]
-        return LabelledSteps(sample, within, prompt=prompt_number(row.text))
+        kept_labels = labels[: int(sample.loss_mask.sum())]
+        return LabelledSteps(sample, kept_labels, prompt=prompt_number(row.text))
 
-    return load_rows(data, source, template, check, finish, seen)
+    return load_rows(data, source, template, check, finish, count_rows)
 
 
 def load_responses(
-    data: DataConfig, source: SourceConfig, template: Template, seen: Seen = unseen
+    data: DataConfig, source: SourceConfig, template: Template, count_rows: CountRows = ignore_rows
 ) -> Loaded[LabelledResponse]:
-    """The labelled responses of a source, in the source's order; of a pair the chosen one, which is
-    desirable, before the rejected one, which is not. Errors as in `load_samples`."""
+    """Return the labelled responses of a source, in the source's order; errors as `load_samples`.
+
+    A pair gives two: the chosen response, which is desirable, then the rejected one, which is not.
+    """
     if source.chosen is not None:
-        pairs = load_pairs(data, source, template, seen)
+        pairs = load_pairs(data, source, template, count_rows)
         items = tuple(
             LabelledResponse(sample, desirable, prompt=pair.prompt)
             for pair in pairs.items
@@ -199,63 +226,70 @@ def load_responses(
     field, label_column = turns_field(source), source.label
     assert label_column is not None
 
-    def check(row: Row, index: int, template: Template) -> Checked:
+    def check(row: Row, index: int, template: Template) -> CheckedRow:
         label_of(row, label_column)
         prompt, answer = answer_of(row, source)
-        turns, render = [*unlearned(prompt), *answer], template.render_conversation
-        pieces, stripped = _written(template, render, turns, field)
-        return Checked(row, index, readable(prompt), (pieces,), stripped=stripped)
+        turns, render = [*mark_unlearned(prompt), *answer], template.render_conversation
+        pieces, stripped = _render(template, render, turns, field)
+        return CheckedRow(row, index, readable_text(prompt), (pieces,), stripped=stripped)
 
-    def finish(row: Checked, sequences: Sequence[Tokenized]) -> LabelledResponse:
+    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> LabelledResponse:
         sample = _sample(data, field, sequences[0])
         label = label_of(row.row, label_column)
         return LabelledResponse(sample, label, prompt=prompt_number(row.text))
 
-    return load_rows(data, source, template, check, finish, seen)
+    return load_rows(data, source, template, check, finish, count_rows)
 
 
 def load_prompts(
     data: DataConfig,
     source: SourceConfig,
     template: Template,
-    seen: Seen = unseen,
+    count_rows: CountRows = ignore_rows,
     check_reference: Callable[[object], object] | None = None,
     sampling: SamplingConfig | None = None,
     environments: Collection[str] = (),
 ) -> Loaded[Prompt]:
-    """The prompts of a source with all columns of their rows, in the source's order; errors as in
-    `load_samples`.
+    """Return the prompts of a source, in the source's order, with all columns of their rows.
 
-    check_reference: takes a reference as its row has it, and raises DataError if it cannot be used;
-    the row is then bad.
-    sampling: how these prompts are answered; a limit that it cannot keep makes a row bad, too.
-    environments: the names of those that a row may name.
+    Args:
+        data: the settings under `data`.
+        source: the settings of the source.
+        template: the template that renders the messages.
+        count_rows: called with the number of rows after each batch of rows.
+        check_reference: takes a reference as the row has it, and raises DataError if the reference
+            cannot be used. The row is then bad.
+        sampling: how the prompts are answered. A row with a limit that sampling cannot keep is bad.
+        environments: the names of the environments that a row may name.
+
+    Raises:
+        DataError, ConfigError: as `load_samples`.
     """
     field, name = turns_field(source), source_name(data, source)
-    answered = sampling or SamplingConfig()
+    prompt_sampling = sampling or SamplingConfig()
 
-    def check(row: Row, index: int, template: Template) -> Checked:
-        messages = prompt_of(row, source)
+    def check(row: Row, index: int, template: Template) -> CheckedRow:
+        messages = mark_unlearned(prompt_of(row, source))
         reference = reference_of(row, source.reference)
         environment = environment_of(row, source.environment, environments)
-        pieces, stripped = _written(template, template.render_prompt, unlearned(messages), field)
+        pieces, stripped = _render(template, template.render_prompt, messages, field)
         if check_reference is not None and reference is not None:
-            rendered(partial(check_reference, reference), source.reference or "")
+            run_for_field(partial(check_reference, reference), source.reference or "")
         prompt = Prompt(
             index,
             _NO_TOKENS,
-            readable(messages),
+            readable_text(messages),
             None if reference is None else reference_text(reference),
             reference_value=None if isinstance(reference, str) else reference,
-            messages=tuple(messages),
-            max_new_tokens=limit_of(row, source.max_new_tokens, answered),
+            messages=tuple(prompt_of(row, source)),
+            max_new_tokens=limit_of(row, source.max_new_tokens, prompt_sampling),
             order_by=order_of(row, source.order_by),
             environment=environment,
             is_text=source.messages is None,
         )
-        return Checked(row, index, prompt.text, (pieces,), prompt, stripped)
+        return CheckedRow(row, index, prompt.text, (pieces,), prompt, stripped)
 
-    def finish(row: Checked, sequences: Sequence[Tokenized]) -> Prompt:
+    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Prompt:
         assert row.prompt is not None
         return replace(
             row.prompt,
@@ -264,12 +298,12 @@ def load_prompts(
             columns=further_columns(row.row, source),
         )
 
-    return load_rows(data, source, template, check, finish, seen, whole=True)
+    return load_rows(data, source, template, check, finish, count_rows, whole=True)
 
 
 def _sample(data: DataConfig, field: str, sequence: Tokenized) -> Sample:
     tokens, loss_mask = sequence
-    first = _first_in_loss(field, sequence)
+    first = _first_learned(field, sequence)
     if first >= data.max_tokens:
         raise RowProblem(
             field,
@@ -278,12 +312,12 @@ def _sample(data: DataConfig, field: str, sequence: Tokenized) -> Sample:
         )
     if len(tokens) > data.max_tokens:
         _refuse_long(data, field, len(tokens))
-        # copies, as a part of an array keeps all of it
+        # A slice without a copy would keep the whole array alive.
         tokens, loss_mask = tokens[: data.max_tokens].copy(), loss_mask[: data.max_tokens].copy()
     return Sample(tokens, loss_mask)
 
 
-def _first_in_loss(field: str, sequence: Tokenized) -> int:
+def _first_learned(field: str, sequence: Tokenized) -> int:
     loss_mask = np.flatnonzero(sequence[1])
     if len(loss_mask) == 0:
         raise RowProblem(field, "leaves no tokens to learn from")
@@ -292,12 +326,12 @@ def _first_in_loss(field: str, sequence: Tokenized) -> int:
 
 def _pair(data: DataConfig, columns: PairColumns, sequences: Sequence[Tokenized]) -> Pair:
     chosen, rejected = sequences
-    prompt = _first_in_loss(columns.chosen, chosen)
+    prompt = _first_learned(columns.chosen, chosen)
     if prompt >= data.max_tokens:
         raise RowProblem(
             columns.prompt or columns.chosen,
-            f"has a prompt of {counted(prompt, 'token')}, which leaves none for a response within"
-            f" `data.max_tokens: {data.max_tokens}` (raise it)",
+            f"has a prompt of {counted(prompt, 'token')}, which leaves none for a"
+            f" response within `data.max_tokens: {data.max_tokens}` (raise it)",
         )
     pair = Pair(_sample(data, columns.chosen, chosen), _sample(data, columns.rejected, rejected))
     if np.array_equal(pair.chosen.tokens, pair.rejected.tokens):

@@ -1,6 +1,6 @@
-"""One field of a row, checked.
+"""Read one field of a row and check it.
 
-Every check raises `RowProblem` with the field's name as it is written in the config.
+Every check raises `RowProblem` with the field's name as the config writes it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from types import NoneType
 from plimsoll.data.report import RowProblem
 
 SYSTEM = "system"
-"""The column that holds a row's system message beside its turns, in ShareGPT's form and others."""
+"""The column that holds a row's system message beside its turns, as in ShareGPT's form."""
 _LARGEST_EXACT = 2**53
-"""Up to this number every whole number has a float of its own."""
+"""Up to this number, every whole number has a float of its own."""
 
 
 def text_of(values: Mapping[str, object], column: str) -> str:
@@ -26,6 +26,8 @@ def list_of(values: Mapping[str, object], column: str, what: str) -> list[object
     """Return a column's list, which is not empty.
 
     Args:
+        values: the row's values.
+        column: the column's name.
         what: what the list holds, for messages.
     """
     value = present(values, column)
@@ -40,6 +42,8 @@ def number_of(values: Mapping[str, object], column: str, what: str) -> int | flo
     """Return a column's number.
 
     Args:
+        values: the row's values.
+        column: the column's name.
         what: what the number is, for messages.
     """
     value = present(values, column)
@@ -52,7 +56,9 @@ def present(values: Mapping[str, object], name: str, place: str = "") -> object:
     """Return a value that is not null.
 
     Args:
-        place: the object that holds the name, within its row; empty for a column.
+        values: the values of a row, or of an object within it.
+        name: the name of the value.
+        place: the place of the object within the row; empty for the row itself.
     """
     value = values.get(name)
     if value is None:
@@ -75,15 +81,14 @@ def checked_text(value: object, field: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return what JSON calls a value."""
+    """Return JSON's word for the type of a value."""
     kinds = {bool: "true or false", int: "a number", float: "a number", str: "text"}
     kinds |= {list: "a list", dict: "an object", NoneType: "null"}
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def is_plain(value: object) -> bool:
-    """Whether JSON can hold a value: text, a number, true, false, null, a list or an object of
-    these."""
+    """Return whether JSON can hold a value: text, number, boolean, null, list or object."""
     if isinstance(value, list):
         return all(map(is_plain, value))
     if isinstance(value, dict):
@@ -92,9 +97,11 @@ def is_plain(value: object) -> bool:
 
 
 def reference_text(value: object) -> str:
-    """Return a reference as rewards compare it: of a number its digits, of a list or an object its
-    JSON. A whole number has no fraction, as columnar data write 72 as 72.0 where some rows have
-    none."""
+    """Return a reference as the text that rewards compare.
+
+    A number gives its digits, a list or an object its JSON. A whole number gets no fraction, as
+    columnar data write 72 as 72.0 if some rows have no value.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < _LARGEST_EXACT:

@@ -1,5 +1,4 @@
-"""What columns a source has, as far as a schema or its first rows tell, and these rows: before
-anything is loaded.
+"""Read the columns and the first rows of a source before anything is loaded.
 
 The hub is not asked: what its data sets hold is seen when they are read.
 """
@@ -20,59 +19,62 @@ from plimsoll.data.generated import COLUMNS
 from plimsoll.data.report import BadRow, Row
 from plimsoll.data.sources import (
     Columns,
+    add_nested,
     arrow_rows,
     files_of,
     is_saved,
-    named_within,
     names_of,
     read_rows,
 )
 from plimsoll.errors import ConfigError
 
 ROWS = 32
-"""Rows that are looked at."""
+"""The number of rows that are read."""
 
 
 @dataclass(frozen=True)
 class FirstColumns:
-    """names: of the columns, and of those within them. file: in which they were found. all: no
-    row has any other."""
+    """The columns of a source, from its schema or its first rows."""
 
     names: tuple[str, ...]
+    """The names of the columns, and dotted names of nested columns."""
     file: str
+    """The file or directory that shows them."""
     all: bool
+    """Whether no row has any other column."""
 
 
 def first_columns(source: SourceConfig) -> FirstColumns | None:
-    """What is known of a source's columns; None where nothing can be told, which who reads its rows
-    does."""
+    """Return what is known of a source's columns; None if nothing is known.
+
+    A source that cannot be read gives None, too: whoever reads its rows reports the error.
+    """
     if source.generate is not None:
         return FirstColumns(COLUMNS, source.path, all=True)
     path = Path(source.path)
     try:
         if path.is_dir() and is_saved(path):
-            return _of_saved(path, source.split)
+            return _columns_of_saved(path, source.split)
         files = files_of(path, source.split) if path.is_dir() else [path] if path.is_file() else []
         if not files:
             return None
         if files[0].suffix.lower() == ".parquet":
             schema = _schema_names(pq.read_schema(files[0]))
             return FirstColumns(schema, str(files[0]), all=len(files) == 1)
-        return _of_rows(source, str(files[0]))
+        return _columns_of_rows(source, str(files[0]))
     except (ConfigError, OSError, pa.ArrowException):
         return None
 
 
-def _of_rows(source: SourceConfig, file: str) -> FirstColumns | None:
-    """Of the first rows, bad ones among them."""
+def _columns_of_rows(source: SourceConfig, file: str) -> FirstColumns | None:
     read = list(islice(read_rows(source), ROWS))
     rows = [row.values for row in read if isinstance(row, Row)]
     names = dict.fromkeys(name for values in rows for name in (*values, *names_of(values)))
     return FirstColumns(tuple(names), file, all=len(read) < ROWS) if names else None
 
 
-def _of_saved(path: Path, split: str) -> FirstColumns | None:
-    """Of what `Dataset.save_to_disk` wrote: the schema of its first file."""
+def _columns_of_saved(path: Path, split: str) -> FirstColumns | None:
+    """Return the columns of a saved data set, from the schema of its first file."""
     file = _first_saved(path, split)
     if file is None:
         return None
@@ -87,8 +89,11 @@ def _first_saved(path: Path, split: str) -> Path | None:
 
 
 def first_rows(source: SourceConfig) -> list[Row | BadRow]:
-    """Return the first rows of a source, with the columns that it names; none of a data set of the
-    hub, of generated rows, and of what cannot be read, which who reads all of them tells."""
+    """Return the first rows of a source, with the columns that the source names.
+
+    The list is empty for data sets of the hub, for generated rows, and for data that cannot be
+    read: whoever reads all rows reports the error.
+    """
     path = Path(source.path)
     if source.generate is not None or not path.exists():
         return []
@@ -102,7 +107,7 @@ def first_rows(source: SourceConfig) -> list[Row | BadRow]:
 
 
 def _rows_of_saved(source: SourceConfig, path: Path) -> list[Row | BadRow]:
-    """Read without `datasets`, which is slow to import."""
+    """Return the first rows of a saved data set without `datasets`, which is slow to import."""
     file, columns = _first_saved(path, source.split), Columns.of(source)
     if file is None:
         return []
@@ -111,15 +116,15 @@ def _rows_of_saved(source: SourceConfig, path: Path) -> list[Row | BadRow]:
         if batch is None:
             return []
         first = batch.slice(0, ROWS).select(columns.among(batch.schema.names))
-        return [*named_within(arrow_rows(str(path), [first], columns), columns)]
+        return [*add_nested(arrow_rows(str(path), [first], columns), columns)]
 
 
 def _schema_names(schema: pa.Schema) -> tuple[str, ...]:
-    return tuple(names_of({field.name: _form(field.type) for field in schema}))
+    return tuple(names_of({field.name: _struct_fields(field.type) for field in schema}))
 
 
-def _form(kind: Any) -> Mapping[str, object] | None:
-    """Of a struct, its fields."""
+def _struct_fields(kind: Any) -> Mapping[str, object] | None:
+    """Return the nested fields of a struct type by name; None for other types."""
     if not pa.types.is_struct(kind):
         return None
-    return {field.name: _form(field.type) for field in kind}
+    return {field.name: _struct_fields(field.type) for field in kind}

@@ -1,8 +1,8 @@
-"""Rows that a library of tasks generates: reasoning-gym's, https://github.com/open-thought/reasoning-gym.
+"""Rows that a library of tasks generates: https://github.com/open-thought/reasoning-gym.
 
-A child process generates them (generator.py). Some of its tasks draw from Python's sets, whose
-order is another in each process unless PYTHONHASHSEED says otherwise: with it the same settings
-give the same rows in every run, and in one that goes on.
+A child process generates them (generator.py). Some tasks draw from Python's sets, whose order
+differs between processes unless PYTHONHASHSEED is set. With it, the same settings give the same
+rows in every run, and in a run that is resumed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from plimsoll.process.pool import Pool
 
 LIBRARY = "reasoning_gym"
 COLUMNS = ("question", "answer", "task", LIBRARY)
-"""The columns of generated rows: texts; the task's name; what the task's reward scores by."""
+"""The columns of every row: `question` and `answer` are texts, `task` is the task's name, and
+`reasoning_gym` is what the library's reward scores by.
+"""
 INSTALL = "pip install 'reasoning-gym>=0.1.25,<0.2'"
 _ROW_SECONDS = 1e6  # some tasks search for long
 
 
 def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
-    """Yield what is wrong with a source that has `generate`, before anything is generated.
+    """Yield the problems of a source that has `generate`, before the library generates anything.
 
     Args:
-        key: The source's key in the config.
-        source: The source.
+        key: the key of the source in the config.
+        source: the settings of the source.
     """
     at, generate = Section(key, source), source.generate
     assert generate is not None
@@ -54,9 +56,12 @@ def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
-    """Yield rows of all tasks, one of each in turn; a bad row for what a task fails to generate.
+    """Yield rows of all tasks, one of each task in turn.
 
-    Raises ConfigError for a task or an option that cannot be used.
+    An item that a task fails to generate gives a bad row.
+
+    Raises:
+        ConfigError: a task or an option cannot be used.
     """
     assert source.generate is not None
     lines = count(1)

@@ -13,9 +13,11 @@ from reasoning_gym.factory import DATASETS, create_dataset
 from plimsoll.errors import ConfigError
 
 _NO_TASK = ("composite",)
-"""It mixes others, as `tasks` does."""
-_APART = 2**20
-"""Between the library's seeds for two of ours: its row i of seed s is row i - 1 of seed s + 1."""
+"""Names that are no tasks of their own: `composite` mixes tasks, as our setting `tasks` does."""
+_SEED_DISTANCE = 2**20
+"""Distance between the library's seeds for two seeds of ours. The library's row i of seed s equals
+its row i - 1 of seed s + 1.
+"""
 
 
 Entry = dict[str, Any]
@@ -37,7 +39,7 @@ def rows_at(setup: Mapping[str, Any]) -> Callable[[int], list[Entry]]:
         for name, options, dataset in datasets:
             try:
                 yield {"values": _values(name, options, dataset[index])}
-            except Exception as error:  # noqa: BLE001  a task may do anything
+            except Exception as error:  # noqa: BLE001  a task may raise anything
                 yield {"task": name, "problem": f"raised {type(error).__name__}: {error}"}
 
     return lambda index: [*entries(index)]
@@ -47,19 +49,19 @@ def _dataset(name: str, options: Mapping[str, Any], size: int, seed: int) -> Any
     names = [task for task in DATASETS if task not in _NO_TASK]
     if name not in names:
         raise ConfigError(f"There is no task {name!r}.{_nearest(name, names)}")
-    known = [field.name for field in fields(DATASETS[name][1]) if field.name not in _OURS]
+    known = [field.name for field in fields(DATASETS[name][1]) if field.name not in _SET_BY_SETUP]
     for option in options:
         if option not in known:
             near = _nearest(option, known) or f" Its options: {', '.join(known)}."
             raise ConfigError(f"The task {name!r} has no option {option!r}.{near}")
     try:
-        return create_dataset(name, **options, size=size, seed=seed * _APART)
+        return create_dataset(name, **options, size=size, seed=seed * _SEED_DISTANCE)
     except Exception as error:
         why = str(error) or type(error).__name__
         raise ConfigError(f"The task {name!r} does not take its options: {why}.") from error
 
 
-_OURS = ("size", "seed")
+_SET_BY_SETUP = ("size", "seed")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -68,20 +70,20 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _values(name: str, options: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of an entry.
+    """Return a row's values.
 
-    The entry is kept as Python writes it, too: tasks score by tuples and by numbers as keys, which
-    JSON has not.
+    The entry is kept as Python's `repr`: tasks score by tuples and by numbers as keys, which JSON
+    lacks.
     """
-    whole = repr(_plain(entry))
-    ast.literal_eval(whole)  # raises for what could not be read back
-    scored_by = {"task": name, "options": dict(options), "entry": whole}
+    entry_text = repr(_plain(entry))
+    ast.literal_eval(entry_text)  # raises if the text could not be read back
+    scored_by = {"task": name, "options": dict(options), "entry": entry_text}
     texts = {"question": entry["question"], "answer": str(entry["answer"])}
     return {**texts, "task": name, "reasoning_gym": scored_by}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without scalars of NumPy, which Python writes as calls."""
+    """Replace NumPy's scalars, whose `repr` is a call, by Python's."""
     if isinstance(value, dict):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""Rows of JSON files: one object a line, or one array of objects over the whole file.
+"""Read rows of JSON files: one object a line, or one array of objects in the whole file.
 
-An array is read as it goes, so that of a large file only the part under way is held.
+An array is parsed in chunks, so that only a small part of a large file is in memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from plimsoll.data.report import BadRow, Row
 from plimsoll.errors import ConfigError
 
 _READ_AT_ONCE = 2**20
-"""Bytes of an array's file."""
+"""Bytes that are read from a file at once."""
 _SPACE = " \t\n\r"
 
 
 def read_json(path: Path) -> Iterator[Row | BadRow]:
-    """The rows of a file, by the number of their line; of an array by their own number.
+    """Yield the rows of a file, numbered by line, or by item in an array.
 
-    Raises ConfigError for a file that cannot be opened, or an array that cannot be read on.
+    Raises:
+        ConfigError: the file cannot be opened, or the rest of an array cannot be read.
     """
     if path.suffix.lower() == ".json" and _is_array(path):
         return _read_array(path)
@@ -87,7 +88,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """What is wrong with bytes that are no text."""
+    """Return a sentence that names the bytes that are not UTF-8."""
     return f"is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
 
 
@@ -106,8 +107,7 @@ def _read_array(path: Path) -> Iterator[Row | BadRow]:
 
 
 class _ArrayText:
-    """The text of an array's file: what was read and not used yet. place: of the next character
-    within it."""
+    """The text of an array's file that was read and not yet used, and the position within it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -115,10 +115,10 @@ class _ArrayText:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text = ""
         self._place = 0
-        self._lines = 1  # up to the beginning of the text
+        self._lines = 1  # up to the beginning of `_text`
 
     def next_character(self) -> str:
-        """The next one that is no white space; empty at the end."""
+        """Return the next character that is no white space; "" at the end."""
         while True:
             while self._place < len(self._text):
                 if self._text[self._place] not in _SPACE:
@@ -128,18 +128,18 @@ class _ArrayText:
                 return ""
 
     def skip(self, character: str) -> None:
-        """Go on after this character, which must be the next."""
-        found = self.next_character()
-        if found != character:
-            raise self.broken(f"expecting {character!r}, found {found!r}" if found else "it ends")
+        """Move behind this character. Raise ConfigError if it is not the next."""
+        actual = self.next_character()
+        if actual != character:
+            raise self.broken(f"expecting {character!r}, found {actual!r}" if actual else "it ends")
         self._place += 1
 
     def row(self, number: int) -> Row | BadRow:
-        """The next item, whatever it is."""
+        """Return the next item as a row."""
         self.next_character()
         try:
             return _row(str(self._path), number, self._item(_object))
-        except ValueError as error:  # what is twice is known only where the item is whole
+        except ValueError as error:  # A repeated key is known only once the item is complete.
             self._item(dict)
             return BadRow(str(self._path), number, "", f"is not JSON: {error}")
 
@@ -147,19 +147,21 @@ class _ArrayText:
         decoder = json.JSONDecoder(object_pairs_hook=make)  # type: ignore[arg-type]
         while True:
             try:
-                found, end = decoder.raw_decode(self._text, self._place)
+                item, end = decoder.raw_decode(self._text, self._place)
             except json.JSONDecodeError as error:
                 if not self._read_more(len(self._text)):
                     raise self.broken(error.msg, error.pos) from error
                 continue
             except RecursionError as error:
                 raise self.broken(str(error)) from error
-            if end < len(self._text) or not self._read_more():  # a number may go on
+            if (
+                end < len(self._text) or not self._read_more()
+            ):  # A number may go on in the next chunk.
                 self._place = end
-                return found
+                return item
 
     def _read_more(self, least: int = 1) -> bool:
-        """Drop what was used, and read on; whether there was more."""
+        """Drop used text, read at least `least` characters, and return whether there were more."""
         self._lines += self._text.count("\n", 0, self._place)
         parts, size = [self._text[self._place :]], 0
         self._place = 0
@@ -173,13 +175,13 @@ class _ArrayText:
         return size > 0
 
     def broken(self, why: str, place: int | None = None) -> ConfigError:
-        """Nothing after this place can be read."""
+        """Return the error that the array cannot be read from this place on."""
         line = self._lines + self._text.count("\n", 0, self._place if place is None else place)
         return ConfigError(f"{self._path}:{line}: the JSON array cannot be read on: {why}.")
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """A file's bytes, some at a time, and none at its end."""
+    """Yield a file's bytes in chunks, and b"" at its end."""
     try:
         with path.open("rb") as file:
             while chunk := file.read(_READ_AT_ONCE):

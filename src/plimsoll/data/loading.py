@@ -1,6 +1,6 @@
-"""A source's rows on their way to the items of a run: checked, rendered, tokenized, finished.
+"""Turn a source's rows into the items of a run: check, render, tokenize, finish.
 
-A part of the rows at a time, so that of a large source only what is made of it is held.
+Rows are handled in batches, so that of a large source only the finished items are in memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from plimsoll.config.data import DataConfig, SourceConfig, set_name
-from plimsoll.data.pieces import Piece
+from plimsoll.data.pieces import TextPiece
 from plimsoll.data.report import BadRow, Row, RowProblem, settle
 from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
 from plimsoll.data.sources import names_of, read_rows
@@ -22,60 +22,64 @@ from plimsoll.errors import DataError
 from plimsoll.records import Prompt
 
 ROWS_AT_ONCE = 256
-"""So few that a count moves on while each row takes long, as LaTeX to read does."""
+"""Rows of one batch. It is small so that a count moves even if rows are slow, as LaTeX is."""
 
 MOST_CHARACTERS = 4_000_000
-"""Of a sequence: about a million tokens of English, which take some 4 s and 1 GB to tokenize."""
+"""Characters that one sequence may have: about a million tokens of English, which take some 4 s and
+1 GB to tokenize.
+"""
 
 T = TypeVar("T")
-Seen = Callable[[int], None]
-"""Takes how many more rows were read."""
+CountRows = Callable[[int], None]
+"""Takes the number of rows that were read since the last call."""
 
 
-def unseen(rows: int) -> None:
-    """Shows nobody how many rows were read."""
+def ignore_rows(rows: int) -> None:
+    """Do nothing with a count of rows."""
 
 
 @dataclass(frozen=True)
 class Stripped:
-    """rows: how many there are. first: the place of the first, as `file:line`."""
+    """Rows of which the chat template leaves out reasoning that would not be learned."""
 
     rows: int
+    """How many there are."""
     first: str
+    """The place of the first, as `file:line`."""
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[T]):
-    """What a source gave. bad_rows is empty unless `data.on_bad_row` is `skip`, cut_rows (how many
-    were over `data.max_tokens`) 0 unless `data.over_long` is `truncate`. stripped: the rows of
-    which the chat template leaves out reasoning that would not be learned."""
+    """The items of a source, and what was left out."""
 
     items: tuple[T, ...]
     bad_rows: tuple[BadRow, ...]
+    """The rows that cannot be used; empty unless `data.on_bad_row` is `skip`."""
     cut_rows: int
+    """How many rows were cut to `data.max_tokens`; 0 unless `data.over_long` is `truncate`."""
     stripped: Stripped | None = None
+    """The rows without their reasoning; None if there are none."""
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A row that passed the checks of its fields, rendered and not yet tokenized.
-
-    index: which row of the source it is, from 0, bad rows included.
-    text: its prompt as a person reads it; empty where nobody asks for it.
-    sequences: the pieces of each sequence that the row gives: one, or chosen and rejected.
-    prompt: what a row of prompts says, without its tokens yet; None for rows of other jobs.
-    stripped: whether the chat template leaves out reasoning that would not be learned.
-    """
+class CheckedRow:
+    """A row whose fields are checked and rendered, but not yet tokenized."""
 
     row: Row
     index: int
+    """The number of the row in its source, from 0, bad rows included."""
     text: str
-    sequences: tuple[tuple[Piece, ...], ...]
+    """The row's prompt as a person reads it; empty for jobs that do not need it."""
+    sequences: tuple[tuple[TextPiece, ...], ...]
+    """The pieces of each sequence that the row gives: one sequence, or chosen and rejected."""
     prompt: Prompt | None = None
+    """A row of prompts without its tokens; None for rows of other jobs."""
     stripped: bool = False
+    """Whether the chat template leaves out reasoning that would not be learned."""
 
 
-Check = Callable[[Row, int, Template], Checked]
+Check = Callable[[Row, int, Template], CheckedRow]
+"""Checks and renders a row. Takes the row, its number, and the template with its tools."""
 
 
 def load_rows(
@@ -83,15 +87,21 @@ def load_rows(
     source: SourceConfig,
     template: Template,
     check: Check,
-    finish: Callable[[Checked, Sequence[Tokenized]], T],
-    seen: Seen,
+    finish: Callable[[CheckedRow, Sequence[Tokenized]], T],
+    count_rows: CountRows,
     *,
     whole: bool = False,
 ) -> Loaded[T]:
-    """What comes of a source's rows, the bad ones apart.
+    """Return the items of a source's rows, with the bad rows listed apart.
 
-    check: a row, its place in the source, and the template that knows its tools. finish: a row and
-    its sequences. Both raise RowProblem. whole: they look at all columns.
+    Args:
+        data: the settings under `data`.
+        source: the settings of the source.
+        template: the template of the run.
+        check: checks and renders a row, or raises RowProblem.
+        finish: makes the item of a row and its tokenized sequences, or raises RowProblem.
+        count_rows: called with the number of rows after each batch.
+        whole: whether `check` and `finish` need all columns.
     """
     items: list[T] = []
     bad: list[BadRow] = []
@@ -101,95 +111,98 @@ def load_rows(
     rows = read_rows(source, whole=whole)
     while part := list(islice(rows, ROWS_AT_ONCE)):
         present |= _columns_of(part)
-        for one in _finished(part, read, source.tools, template, check, finish):
-            if isinstance(one.made, BadRow):
-                bad.append(one.made)
+        for finished in _finish_rows(part, read, source.tools, template, check, finish):
+            if isinstance(finished.item, BadRow):
+                bad.append(finished.item)
             else:
-                items.append(one.made)
-                cut += one.longest > data.max_tokens
-                stripped += [one.place] if one.stripped else []
+                items.append(finished.item)
+                cut += finished.longest > data.max_tokens
+                stripped += [finished.place] if finished.stripped else []
         read += len(part)
-        seen(len(part))
-        if data.on_bad_row == "stop":  # rows without a column are bad: no need to read on
+        count_rows(len(part))
+        if data.on_bad_row == "stop":  # a missing column stops the run: no need to read on
             check_columns(source, present, key)
-    # Of many rows only some may have tools, so that all are to be seen first.
+    # Only some rows may have tools, so this column is checked after all rows are read.
     check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
     settle(source.path, read, bad, data.on_bad_row)
-    told = Stripped(len(stripped), stripped[0]) if stripped else None
-    return Loaded(tuple(items), tuple(bad), cut, told)
+    stripped_rows = Stripped(len(stripped), stripped[0]) if stripped else None
+    return Loaded(tuple(items), tuple(bad), cut, stripped_rows)
 
 
 def source_key(data: DataConfig, source: SourceConfig) -> str:
-    """How the config calls a source, such as `data.eval`."""
+    """Return the key of a source in the config, such as `data.eval`."""
     keys = (key for key, known in data.sources().items() if known is source)
     return next(keys, "data.train")
 
 
 def source_name(data: DataConfig, source: SourceConfig) -> str:
-    """How the config calls one of several sources; empty for a single one."""
+    """Return the name of one of several sources; "" for a single source."""
     return set_name(source_key(data, source))
 
 
 def _columns_of(part: Sequence[Row | BadRow]) -> dict[str, None]:
-    """Of rows; the columns within columns are those of the first, to offer the nearest."""
+    """Return the columns of rows, with the nested columns of the first row."""
     rows = [row.values for row in part if isinstance(row, Row)]
-    found = dict.fromkeys(name for values in rows for name in values)
-    return found | dict.fromkeys(name for values in rows[:1] for name in names_of(values))
+    names = dict.fromkeys(name for values in rows for name in values)
+    return names | dict.fromkeys(name for values in rows[:1] for name in names_of(values))
 
 
 @dataclass(frozen=True)
-class _Finished(Generic[T]):
-    """What came of a row. longest: the tokens of its longest sequence. place, stripped: where it
-    is, and as of `Checked`."""
+class _FinishedRow(Generic[T]):
+    """The result of a row."""
 
-    made: T | BadRow
+    item: T | BadRow
     longest: int = 0
+    """The tokens of its longest sequence."""
     place: str = ""
+    """The place of the row, as `file:line`."""
     stripped: bool = False
+    """As `CheckedRow.stripped`."""
 
 
-def _finished(
-    part: Sequence[Row | BadRow],
+def _finish_rows(
+    rows: Sequence[Row | BadRow],
     first: int,
     tools: str | None,
     template: Template,
     check: Check,
-    finish: Callable[[Checked, Sequence[Tokenized]], T],
-) -> Iterator[_Finished[T]]:
-    """What comes of rows, in their order. first: which of the source the first one is. tools: the
-    column with them."""
+    finish: Callable[[CheckedRow, Sequence[Tokenized]], T],
+) -> Iterator[_FinishedRow[T]]:
+    """Yield the result of each row, in order.
 
-    def checked_of(row: Row, index: int) -> Checked:
-        known = partial(template.knowing, tools_of(row.values, tools))
-        return _of_some_length(check(row, index, rendered(known, tools or "")))
+    `first` is the number of the first of these rows in the source, `tools` the column with tools.
+    """
+
+    def check_row(row: Row, index: int) -> CheckedRow:
+        add_tools = partial(template.with_tools, tools_of(row.values, tools))
+        return _check_length(check(row, index, run_for_field(add_tools, tools or "")))
 
     checked = [
-        row if isinstance(row, BadRow) else _attempt(row, partial(checked_of, row, index))
-        for index, row in enumerate(part, start=first)
+        row if isinstance(row, BadRow) else _attempt(row, partial(check_row, row, index))
+        for index, row in enumerate(rows, start=first)
     ]
     tokenized = iter(
-        template.tokenize([s for c in checked if isinstance(c, Checked) for s in c.sequences])
+        template.tokenize([s for c in checked if isinstance(c, CheckedRow) for s in c.sequences])
     )
     for row in checked:
         if isinstance(row, BadRow):
-            yield _Finished(row)
+            yield _FinishedRow(row)
         else:
             sequences = [next(tokenized) for _ in row.sequences]
             longest = max(len(tokens) for tokens, _ in sequences)
-            made = _attempt(row.row, partial(finish, row, sequences))
-            yield _Finished(made, longest, f"{row.row.file}:{row.row.line}", row.stripped)
+            item = _attempt(row.row, partial(finish, row, sequences))
+            yield _FinishedRow(item, longest, f"{row.row.file}:{row.row.line}", row.stripped)
 
 
 def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:
     try:
         return work()
-    except RowProblem as found:
-        return BadRow(row.file, row.line, found.field, found.problem)
+    except RowProblem as error:
+        return BadRow(row.file, row.line, error.field, error.problem)
 
 
-def _of_some_length(row: Checked) -> Checked:
-    """Return the row. Raises RowProblem for a text that would take minutes, and gigabytes, to
-    tokenize."""
+def _check_length(row: CheckedRow) -> CheckedRow:
+    """Return the row. Raise RowProblem if tokenizing it would take minutes and gigabytes."""
     longest = max(sum(len(piece.text) for piece in pieces) for pieces in row.sequences)
     if longest > MOST_CHARACTERS:
         raise RowProblem(
@@ -200,9 +213,9 @@ def _of_some_length(row: Checked) -> Checked:
     return row
 
 
-def rendered(render: Callable[[], T], field: str) -> T:
-    """What a template makes; a DataError becomes a RowProblem with the field."""
+def run_for_field(work: Callable[[], T], field: str) -> T:
+    """Return what `work` returns. If it raises DataError, raise RowProblem for the field."""
     try:
-        return render()
+        return work()
     except DataError as error:
         raise RowProblem(field, str(error)) from error

@@ -1,10 +1,10 @@
-"""In which order rows are seen: a pure function of the position, so that resuming is exact.
+"""The order in which rows are seen: a pure function of the position, so that resuming is exact.
 
 A mixture takes turns between its sources by the divisor method of Webster and Sainte-Lague, which
-divides seats among parties (Balinski and Young 1982, Fair Representation): draw j of a source of
-weight w, j from 0, is at time (j + 1/2) / w, and all draws happen in the order of their times. So
-sources come as evenly as their weights allow, and how often each has come before a position can be
-told without drawing.
+divides seats among parties (Balinski and Young 1982, Fair Representation). Draw j of a source of
+weight w, j from 0, has the time (j + 1/2) / w, and all draws happen in the order of their times. So
+sources come as evenly as their weights allow, and the number of draws of each source before a
+position can be computed without drawing.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from plimsoll.records import Ints
 
 @dataclass(frozen=True, eq=False)
 class Ascending:
-    """A number for each row of a source, by which each epoch goes from the lowest to the highest.
-    numbers: shape [rows]."""
+    """Numbers by which the rows of a source are sorted in each epoch, the lowest first."""
 
     numbers: NDArray[np.float64]
+    """One number per row; shape [rows]."""
 
 
 @dataclass(frozen=True)
 class DataOrder:
-    """The endless order of `rows` rows: epoch after epoch, each epoch a permutation of its own
-    from (seed, epoch, source), or the rows as they are without `shuffle`; by: sorted then, so that
-    this is the order of rows with the same number.
+    """The endless order of the rows of one source, epoch after epoch.
 
     A run that has used `n` rows goes on with `indices(n, ...)`, whatever its batch size was.
     """
@@ -39,14 +37,17 @@ class DataOrder:
     rows: int
     seed: int
     shuffle: bool
+    """Whether each epoch is a permutation of its own, drawn from (seed, epoch, source)."""
     source: int = 0
+    """The position of the source in the mixture."""
     by: Ascending | None = None
+    """What each epoch is sorted by. Rows with equal numbers keep the order that `shuffle` gives."""
 
     def __post_init__(self) -> None:
         assert self.rows > 0 and self.seed >= 0
 
     def indices(self, start: int, count: int) -> Ints:
-        """The row numbers at positions start, ..., start + count - 1; shape [count]."""
+        """Return the row numbers at positions start, ..., start + count - 1; shape [count]."""
         assert start >= 0 and count >= 0
         positions = np.arange(start, start + count, dtype=np.int64)
         if not self.shuffle and self.by is None:
@@ -59,35 +60,38 @@ class DataOrder:
         return indices
 
     def _epoch(self, epoch: int) -> Ints:
-        drawn = (self.rows, self.seed, epoch, self.source) if self.shuffle else None
+        permutation = (self.rows, self.seed, epoch, self.source) if self.shuffle else None
         if self.by is not None:
-            return _sorted(self.by, drawn)
-        assert drawn is not None
-        return _permutation(*drawn)
+            return _sort_rows(self.by, permutation)
+        assert permutation is not None
+        return _permutation(*permutation)
 
 
 @dataclass(frozen=True)
 class Portion:
-    """A source within a mixture. name: its key in the config; of a single source, empty. by: what
-    its rows are drawn by, if not at random."""
+    """A source within a mixture."""
 
     name: str
+    """The key of the source in the config; empty for a single source."""
     rows: int
+    """How many rows the source has."""
     weight: float
     by: Ascending | None = None
+    """What the rows are sorted by; None if they are not."""
 
     @property
     def key(self) -> str:
-        """How the config calls it."""
+        """The setting that holds the source."""
         return f"data.train.{self.name}" if self.name else "data.train"
 
 
 @dataclass(frozen=True)
 class MixedOrder:
-    """The endless order of the rows of several sources, numbered through, one source after another.
+    """The endless order of the rows of several sources.
 
-    After any number of draws, each of n sources has come as often as its share of the weights
-    says, but for less than (n + 1) / 2. Each keeps its own `DataOrder`, and so its own epochs.
+    Rows are numbered through, one source after another. After any number of draws, the count of
+    each of n sources differs from its share by less than (n + 1) / 2. Each source keeps its own
+    `DataOrder`, and so its own epochs.
     """
 
     portions: tuple[Portion, ...]
@@ -95,51 +99,62 @@ class MixedOrder:
     shuffle: bool
 
     def share(self, portion: Portion) -> float:
-        """The part of all draws that a source has."""
+        """Return the part of all draws that a source has."""
         return portion.weight / sum(p.weight for p in self.portions)
 
     def indices(self, start: int, count: int) -> Ints:
-        """The row numbers at positions start, ..., start + count - 1; shape [count]."""
+        """Return the row numbers at positions start, ..., start + count - 1; shape [count]."""
         first, sources = self._sources(start, start + count)
-        drawn = self._drawn(start, first, sources)
+        draws_before = self._draws_before(start, first, sources)
         sources = sources[start - sum(first) :][:count]
         indices = np.empty(count, dtype=np.int64)
         offset = 0
         for source, portion in enumerate(self.portions):
             here = np.flatnonzero(sources == source)
             order = DataOrder(portion.rows, self.seed, self.shuffle, source, portion.by)
-            indices[here] = offset + order.indices(drawn[source], len(here))
+            indices[here] = offset + order.indices(draws_before[source], len(here))
             offset += portion.rows
         return indices
 
     def epochs(self, position: int) -> dict[str, float]:
-        """How often the rows of each source have been seen before a position, by its name."""
+        """Return how often the rows of each source, by name, were seen before a position."""
         first, sources = self._sources(position, position)
-        drawn = self._drawn(position, first, sources)
-        return {p.name: n / p.rows for p, n in zip(self.portions, drawn, strict=True)}
+        draws_before = self._draws_before(position, first, sources)
+        return {p.name: n / p.rows for p, n in zip(self.portions, draws_before, strict=True)}
 
     def _sources(self, start: int, stop: int) -> tuple[list[int], Ints]:
-        """The source of every position from sum(first) on, to beyond `stop`, where sum(first) is
-        not beyond `start`; first: how many draws of each source come before."""
+        """Compute the source of every position around start, ..., stop.
+
+        Returns:
+            How many draws of each source come before the first of these positions, and the sources.
+                The first position is the sum of the former; it is at most `start`, and the last is
+                at least `stop`.
+        """
         shares = np.array([self.share(portion) for portion in self.portions])
         slack = len(shares)
-        # a position's time is within n / 2 of the position, so these hold all that is asked for
+        # A position's time is within n / 2 of the position, so these draws cover start to stop.
         first = [max(0, int(share * (start - slack)) - 2) for share in shares]
         last = [int(share * (stop + slack)) + 2 for share in shares]
         sources = np.repeat(np.arange(len(shares)), np.subtract(last, first))
         draws = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
         return first, sources[np.lexsort((sources, (draws + 0.5) / shares[sources]))]
 
-    def _drawn(self, position: int, first: Sequence[int], sources: Ints) -> list[int]:
-        """How many draws of each source come before a position; first, sources: of `_sources`."""
+    def _draws_before(self, position: int, first: Sequence[int], sources: Ints) -> list[int]:
+        """Return how many draws of each source come before a position.
+
+        `first` and `sources` are what `_sources` returns.
+        """
         counts = np.bincount(sources[: position - sum(first)], minlength=len(self.portions))
-        return [n + int(more) for n, more in zip(first, counts, strict=True)]
+        return [n + int(count) for n, count in zip(first, counts, strict=True)]
 
 
 @lru_cache(maxsize=32)
 def _permutation(rows: int, seed: int, epoch: int, source: int) -> Ints:
-    """Sorts random keys instead of calling `Generator.permutation`: numpy promises the same bits
-    of a bit generator in every version, but not the same permutation."""
+    """Return the permutation of an epoch, sorted by random keys.
+
+    `Generator.permutation` is not used: numpy promises the same bits of a bit generator in every
+    version, but not the same permutation.
+    """
     keys = np.random.PCG64([seed, epoch, source]).random_raw(rows)
     order = np.argsort(keys, kind="stable").astype(np.int64, copy=False)
     order.flags.writeable = False
@@ -147,10 +162,13 @@ def _permutation(rows: int, seed: int, epoch: int, source: int) -> Ints:
 
 
 @lru_cache(maxsize=32)
-def _sorted(by: Ascending, drawn: tuple[int, int, int, int] | None) -> Ints:
-    """The rows from the lowest number to the highest, equal ones as they were drawn; None: as they
-    are."""
-    before = np.arange(len(by.numbers)) if drawn is None else _permutation(*drawn)
+def _sort_rows(by: Ascending, permutation: tuple[int, int, int, int] | None) -> Ints:
+    """Return the rows sorted by their numbers. Rows with equal numbers keep their order before.
+
+    `permutation` holds the arguments of `_permutation` that give that order; None: rows as they
+    are.
+    """
+    before = np.arange(len(by.numbers)) if permutation is None else _permutation(*permutation)
     order: Ints = before[np.argsort(by.numbers[before], kind="stable")]
     order.flags.writeable = False
     return order

@@ -1,12 +1,11 @@
-"""Samples -> micro-batches: no padding, no pack over the token budget, as many on every rank.
+"""Pack samples into micro-batches: no padding, a token budget, as many packs on every rank.
 
-What is packed are groups of samples that stay together: single samples, pairs, or responses to one
-prompt. The samples of a group may share how they begin: the pack then holds their prompt once (see
-`Pack.shared_S`).
+Groups of samples stay together: single samples, pairs, or responses to one prompt. The samples of a
+group may begin alike: the pack then holds their prompt once (see `Pack.shared_S`).
 
-Two classic algorithms do it. First-fit decreasing finds how few packs hold all groups (at most 11/9
-of the optimum plus one; Dósa 2007). Longest processing time first (Graham 1969) then spreads the
-groups over that many packs, each to the cheapest pack with room; where its spread does not fit the
+Two classic algorithms do this. First-fit decreasing finds how few packs hold all groups (at most
+11/9 of the optimum plus one; Dósa 2007). Longest processing time first (Graham 1969) then spreads
+the groups over that many packs, each to the cheapest pack with room. If its spread does not fit the
 budget, the first-fit packs are kept.
 """
 
@@ -23,45 +22,62 @@ from plimsoll.records import Ints, Pack, Pair, Sample, leaders
 from plimsoll.run.counting import counted
 
 Bins = list[list[int]]
-"""Which groups each pack holds, by their numbers."""
+"""The numbers of the groups in each pack."""
 
 EVEN_LENGTH = 24_576
 """The sequence length at which attention costs as much as all matrix products with weights.
 
 Per token and layer, the weights of a decoder of width d cost about 24 d^2 operations and causal
-attention over n tokens about 2 d n, equal at n = 12 d; this is the value for d = 2048."""
+attention over n tokens about 2 d n. Both are equal at n = 12 d; this is the value for d = 2048.
+"""
 
 
 def sequence_cost(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Estimated work of sequences of so many tokens, in units of one token of a short sequence:
-    n + n^2 / EVEN_LENGTH."""
+    """Estimate the work of sequences with these numbers of tokens: n + n^2 / EVEN_LENGTH.
+
+    The unit is one token of a short sequence.
+    """
     return tokens + tokens.astype(np.float64) ** 2 / EVEN_LENGTH
 
 
 def pack(samples: Sequence[Sample], ranks: int, budget: int) -> list[list[Pack]]:
-    """One list of packs per rank, equal in number; every sample is in exactly one of them.
+    """Return one list of packs per rank, equal in number. Every sample is in exactly one pack.
 
-    The k-th packs of all ranks run at the same time, so they are chosen to cost about the same.
-    Where there are fewer samples than packs, fillers (see `Pack.samples_S`) make up the number.
-    The result depends on nothing but the arguments.
+    The k-th packs of all ranks run at the same time, so they cost about the same. If there are
+    fewer samples than packs, fillers (see `Pack.samples_S`) make up the number. The result depends
+    on nothing but the arguments.
 
-    Raises DataError when a sample alone is over the budget.
+    Args:
+        samples: the samples to pack.
+        ranks: the number of ranks.
+        budget: the most tokens of one pack.
+
+    Raises:
+        DataError: a sample alone is over the budget.
     """
-    return _pack(samples, [_Group([i], [0]) for i in range(len(samples))], ranks, budget)
+    return _pack(samples, [_Bunch([i], [0]) for i in range(len(samples))], ranks, budget)
 
 
 def pack_pairs(
     pairs: Sequence[Pair], ranks: int, budget: int, *, share_prompts: bool = False
 ) -> list[list[Pack]]:
-    """As `pack`, for pairs: both samples of a pair are in the same pack, one after the other.
+    """Pack pairs as `pack` packs samples: both samples of a pair are adjacent in one pack.
 
     Pair i is samples 2 i (chosen) and 2 i + 1 (rejected) of the packs' `samples_S`.
-    share_prompts: the pack holds a pair's prompt once, and the budget counts it once.
-    Raises DataError when a pair alone is over the budget.
+
+    Args:
+        pairs: the pairs to pack.
+        ranks: the number of ranks.
+        budget: the most tokens of one pack.
+        share_prompts: whether a pack holds the prompt of a pair once, and the budget counts it
+            once.
+
+    Raises:
+        DataError: a pair alone is over the budget.
     """
     samples = [sample for pair in pairs for sample in pair.samples]
     groups = [
-        _Group([2 * i, 2 * i + 1], shared_tokens(pair.samples) if share_prompts else [0, 0])
+        _Bunch([2 * i, 2 * i + 1], shared_tokens(pair.samples) if share_prompts else [0, 0])
         for i, pair in enumerate(pairs)
     ]
     return _pack(samples, groups, ranks, budget, "Pair")
@@ -70,87 +86,98 @@ def pack_pairs(
 def pack_groups(
     samples: Sequence[Sample], group_S: Sequence[int] | Ints, ranks: int, budget: int
 ) -> list[list[Pack]]:
-    """As `pack`, for samples of which some begin alike: those of the same number in `group_S`. They
-    stay together, and their pack holds their prompt once. A group that is over the budget, or over
-    a rank's share of all tokens, is divided into parts, each with the prompt.
+    """Pack samples as `pack` does, with the prompt of each group once.
 
-    Raises DataError when a sample alone is over the budget.
+    The samples of a group stay together. A group that is over the budget, or over a rank's share of
+    all tokens, is divided into parts, each with the prompt.
+
+    Args:
+        samples: the samples to pack.
+        group_S: the group of each sample. The samples of a group begin with the same prompt.
+        ranks: the number of ranks.
+        budget: the most tokens of one pack.
+
+    Raises:
+        DataError: a sample alone is over the budget.
     """
     lengths = [len(sample.tokens) for sample in samples]
     most = min(budget, max(-(-sum(lengths) // ranks), *lengths))
     members: dict[int, list[int]] = {}
     for i, group in enumerate(group_S):
         members.setdefault(int(group), []).append(i)
-    groups = [part for own in members.values() for part in _parts(samples, own, most)]
+    groups = [part for numbers in members.values() for part in _divide(samples, numbers, most)]
     return _pack(samples, groups, ranks, budget)
 
 
-def _parts(samples: Sequence[Sample], members: Sequence[int], most: int) -> Iterator[_Group]:
-    """A group's samples in as few parts of at most so many tokens as their order gives."""
+def _divide(samples: Sequence[Sample], members: Sequence[int], most: int) -> Iterator[_Bunch]:
+    """Divide a group's samples, in order, into parts of at most `most` tokens."""
     part: list[int] = []
     for i in members:
         longer = [*part, i]
         shared = shared_tokens([samples[j] for j in longer])
         tokens = sum(len(samples[j].tokens) for j in longer) - sum(shared)
         if part and tokens > most:
-            yield _Group(part, shared[:-1])
+            yield _Bunch(part, shared[:-1])
             part = []
         part = [*part, i]
-    yield _Group(part, shared_tokens([samples[j] for j in part]))
+    yield _Bunch(part, shared_tokens([samples[j] for j in part]))
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Samples that stay together. members: their numbers. shared: see `shared_tokens`."""
+class _Bunch:
+    """Samples that stay together."""
 
     members: Sequence[int]
+    """The numbers of the samples."""
     shared: Sequence[int]
+    """The tokens that each sample shares with an earlier one; see `shared_tokens`."""
 
 
 def shared_tokens(group: Sequence[Sample]) -> list[int]:
-    """How many tokens each sample of a group begins with that need not be in the pack again,
-    because the nearest sample before that shares none begins with them (see `Pack.shared_S`).
+    """Return how many tokens at the beginning of each sample the pack need not repeat.
 
-    The sample itself learns none of them, and both have at least one token after them.
+    They are equal to the beginning of the nearest earlier sample that shares none (see
+    `Pack.shared_S`). The sample itself learns none of them, and both samples have at least one
+    token after them.
     """
-    leader, found = group[0], [0]
+    leader, shared = group[0], [0]
     for sample in group[1:]:
-        found.append(_common_tokens(leader, sample))
-        leader = sample if found[-1] == 0 else leader
-    return found
+        shared.append(_common_tokens(leader, sample))
+        leader = sample if shared[-1] == 0 else leader
+    return shared
 
 
-def _common_tokens(one: Sample, other: Sample) -> int:
-    most = min(len(one.tokens), len(other.tokens)) - 1
-    differ = one.tokens[:most] != other.tokens[:most]
-    return int(np.argmax([*(differ | other.loss_mask[:most]), True]))
+def _common_tokens(first: Sample, second: Sample) -> int:
+    most = min(len(first.tokens), len(second.tokens)) - 1
+    differ = first.tokens[:most] != second.tokens[:most]
+    return int(np.argmax([*(differ | second.loss_mask[:most]), True]))
 
 
 def _pack(
     samples: Sequence[Sample],
-    groups: Sequence[_Group],
+    groups: Sequence[_Bunch],
     ranks: int,
     budget: int,
-    what: str = "Sample",
+    group_name: str = "Sample",
 ) -> list[list[Pack]]:
-    """Packs of whole groups. what: a group is called."""
+    """Return packs of whole groups, one list per rank. `group_name` is a group's word in errors."""
     assert samples and ranks > 0
     lengths, costs = _sizes(samples, groups)
-    _check_budget(lengths, budget, what)
+    _check_budget(lengths, budget, group_name)
 
-    def packed(own: Sequence[int]) -> Pack:
-        if not own:
+    def pack_groups_of(numbers: Sequence[int]) -> Pack:
+        if not numbers:
             return _filler(samples)
-        members = [i for group in own for i in groups[group].members]
-        shared = [n for group in own for n in groups[group].shared]
+        members = [i for group in numbers for i in groups[group].members]
+        shared = [n for group in numbers for n in groups[group].shared]
         return pack_one(samples, members, np.array(shared))
 
     by_rank = _deal(_bins(lengths, costs, ranks, budget), costs, ranks)
-    return [list(map(packed, bins)) for bins in by_rank]
+    return [list(map(pack_groups_of, bins)) for bins in by_rank]
 
 
-def _sizes(samples: Sequence[Sample], groups: Sequence[_Group]) -> tuple[Ints, NDArray[np.float64]]:
-    """The tokens and the cost of each group."""
+def _sizes(samples: Sequence[Sample], groups: Sequence[_Bunch]) -> tuple[Ints, NDArray[np.float64]]:
+    """Return the tokens and the cost of each group."""
     whole = np.array([len(samples[i].tokens) for group in groups for i in group.members])
     shared = np.array([n for group in groups for n in group.shared])
     starts = np.cumsum([0, *(len(group.members) for group in groups[:-1])])
@@ -161,32 +188,36 @@ def _sizes(samples: Sequence[Sample], groups: Sequence[_Group]) -> tuple[Ints, N
 def pack_one(
     samples: Sequence[Sample], indices: Sequence[int] | Ints, shared_S: Ints | None = None
 ) -> Pack:
-    """The pack of the samples at `indices` of a batch, in that order (worked example: `Pack`).
+    """Return the pack of the samples at `indices` of a batch, in that order (example: `Pack`).
 
-    shared_S: as in the pack; None: they share nothing.
+    Args:
+        samples: the samples to pack.
+        indices: the numbers of the samples.
+        shared_S: as in the pack; None if the samples share nothing.
     """
     if shared_S is None:
         shared_S = np.zeros(len(indices), dtype=np.int64)
     return _lay_out([samples[i] for i in indices], indices, shared_S)
 
 
-def _check_budget(lengths: Ints, budget: int, what: str) -> None:
+def _check_budget(lengths: Ints, budget: int, group_name: str) -> None:
     over = np.flatnonzero(lengths > budget)
     if len(over):
         longest = int(lengths.max())
         raise DataError(
-            f"{what} {over[0]} of the batch has {lengths[over[0]]:,} tokens, over the budget of"
-            f" {counted(budget, 'token')} of one micro-batch ({len(over):,} like it, the longest of"
-            f" {longest:,} tokens): set `batch.micro_batch_tokens` to at least {longest}, or"
+            f"{group_name} {over[0]} of the batch has {lengths[over[0]]:,} tokens, over the budget"
+            f" of {counted(budget, 'token')} of one micro-batch ({len(over):,} like it, the longest"
+            f" of {longest:,} tokens): set `batch.micro_batch_tokens` to at least {longest}, or"
             f" bound the samples (`data.max_tokens` with `data.over_long truncate`, and"
             f" `rollout.sampling.max_new_tokens` in RL)."
         )
 
 
 def _bins(lengths: Ints, costs: NDArray[np.float64], ranks: int, budget: int) -> Bins:
-    """Which groups share a pack: as few packs as first-fit needs, in a multiple of `ranks`.
+    """Choose the groups of each pack: as few packs as first-fit needs, in a multiple of `ranks`.
 
-    A pack without groups becomes a filler. lengths, costs: of each group."""
+    A pack without groups becomes a filler. `lengths` and `costs` have one value per group.
+    """
     longest_first = np.argsort(-lengths, kind="stable")
     fitted = _first_fit(longest_first, lengths, budget)
     count = -(-len(fitted) // ranks) * ranks
@@ -195,7 +226,7 @@ def _bins(lengths: Ints, costs: NDArray[np.float64], ranks: int, budget: int) ->
 
 
 def _first_fit(order: Ints, lengths: Ints, budget: int) -> Bins:
-    """Each group goes into the first bin with room for it; a bin is opened when none has."""
+    """Put each group into the first bin with room for it. If none has room, open a bin."""
     room = np.full(len(order), budget, dtype=np.int64)
     bins: Bins = []
     for i in order.tolist():
@@ -210,7 +241,7 @@ def _first_fit(order: Ints, lengths: Ints, budget: int) -> Bins:
 def _spread(
     order: Ints, lengths: Ints, costs: NDArray[np.float64], count: int, budget: int
 ) -> Bins | None:
-    """Each group goes into the cheapest of `count` bins that has room; None if none has."""
+    """Put each group into the cheapest of `count` bins with room; return None if none has room."""
     bins: Bins = [[] for _ in range(count)]
     room = np.full(count, budget, dtype=np.int64)
     load = np.zeros(count)
@@ -225,7 +256,7 @@ def _spread(
 
 
 def _deal(bins: Bins, costs: NDArray[np.float64], ranks: int) -> list[Bins]:
-    """Deal the bins out in rounds of like cost; in each, the dearest to the rank with least."""
+    """Deal the bins out in rounds of like cost. The rank with the least load gets the dearest."""
     cost = [float(costs[members].sum()) for members in bins]
     dearest_first = sorted(range(len(bins)), key=lambda b: -cost[b])
     by_rank: list[Bins] = [[] for _ in range(ranks)]
@@ -250,7 +281,7 @@ def _lay_out(sequences: Sequence[Sample], numbers: Sequence[int] | Ints, shared_
     loss_mask = [sequence.loss_mask[shared:] for sequence, shared in parts]
     tokens_T = np.concatenate(tokens, dtype=np.int64)
     loss_at = np.flatnonzero(np.concatenate(loss_mask))
-    cu_seqlens = _cumulative([len(own) for own in tokens])
+    cu_seqlens = _cumulative([len(kept) for kept in tokens])
     return Pack(
         tokens_T=tokens_T,
         positions_T=np.concatenate([np.arange(shared, len(s.tokens)) for s, shared in parts]),
@@ -258,13 +289,13 @@ def _lay_out(sequences: Sequence[Sample], numbers: Sequence[int] | Ints, shared_
         shared_S=shared_S,
         predictor_L=_before(cu_seqlens, shared_S)[loss_at],
         targets_L=tokens_T[loss_at],
-        cu_loss_tokens=_cumulative([int(own.sum()) for own in loss_mask]),
+        cu_loss_tokens=_cumulative([int(kept.sum()) for kept in loss_mask]),
         samples_S=np.array(numbers, dtype=np.int64),
     )
 
 
 def _before(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Ints:
-    """Which token of the pack comes before each token; that before a pack's first is of no use."""
+    """Return which token of the pack precedes each token. The value for the first is unused."""
     starts_S = cu_seqlens[:-1]
     before_T = np.arange(-1, cu_seqlens[-1] - 1)
     before_T[starts_S] = starts_S[leaders(shared_S)] + shared_S - 1

@@ -1,6 +1,7 @@
-"""What jobs read of a row before a template renders it, by the columns that its source names.
+"""Read a row's columns as the jobs do, before a template renders them.
 
-A dry run reads the first rows so. What only a template or a tokenizer can tell is left to the run.
+A dry run reads the first rows this way. Only the run itself checks what needs a template or a
+tokenizer.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def read_row(
     """Raise RowProblem if a row's content cannot be read.
 
     Args:
+        row: the row.
+        source: the settings that name its columns.
         sampling: how the source's prompts are answered; None for a job that learns from rows.
         environments: the names of the environments that a row may name.
     """
@@ -48,7 +51,11 @@ def read_row(
         label_of(row, source.label)
         answer_of(row, source)
     elif source.steps is not None and source.labels is not None:
-        _read_steps(row, source, source.steps, source.labels)
+        from plimsoll.data.steps import labels_of, steps_of  # NumPy, which no other row needs
+
+        prompt_of(row, source)
+        steps_of(row, source.steps)
+        labels_of(row, source.labels, source.steps)
     elif sampling is None:
         conversation_of(row, source)
     else:
@@ -59,11 +66,3 @@ def read_row(
         order_of(row, source.order_by)
         if source.source is not None:
             text_of(row.values, source.source)
-
-
-def _read_steps(row: Row, source: SourceConfig, steps: str, labels: str) -> None:
-    from plimsoll.data.steps import labels_of, steps_of  # NumPy, which no other row needs
-
-    prompt_of(row, source)
-    steps_of(row, steps)
-    labels_of(row, labels, steps)

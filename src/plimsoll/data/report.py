@@ -1,11 +1,11 @@
-"""A row as it was read; and rows that cannot be used: one is noted where it is found, all are
-judged after reading."""
+"""A row as read, and the report of all rows of a source that cannot be used."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from plimsoll.errors import DataError
@@ -14,35 +14,34 @@ from plimsoll.run.counting import counted
 
 @dataclass(frozen=True)
 class Row:
-    """One row as read.
-
-    file: the file, directory or hub name it came from.
-    line: 1-based line in JSON lines, 1-based row number in a JSON array, Parquet and `datasets`.
-    values: by column, and by dotted names where the source names columns within columns; of Parquet
-        and `datasets` only what the source names, where it has all of that, unless the whole row is
-        asked for.
-    """
+    """One row as read."""
 
     file: str
+    """The file, directory or hub name that the row came from."""
     line: int
+    """The line from 1 in JSON lines; the row number from 1 in a JSON array, Parquet and `datasets`.
+    """
     values: Mapping[str, object]
+    """The row's values by column, and by dotted name where the source names nested columns.
+
+    Parquet and `datasets` give only the columns that the source names, unless one of those is
+    missing or whole rows are read.
+    """
 
 
 SHOWN = 10
-"""Bad rows that an error message lists."""
+"""The number of bad rows that an error message lists."""
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used.
-
-    line: 1-based line of a JSON lines file, or row number of another source.
-    field: the column (and the place within it) as the data calls it; empty for the whole row.
-    """
+    """A row that cannot be used."""
 
     file: str
     line: int
+    """The line from 1 of a JSON lines file, or the row number of another source."""
     field: str
+    """The column, and the place within it, in the data's own words; empty for the whole row."""
     problem: str
 
     def __str__(self) -> str:
@@ -51,7 +50,7 @@ class BadRow:
 
 
 class RowProblem(Exception):
-    """What is wrong with one field of a row; the loader turns it into a `BadRow`."""
+    """An error in one field of a row. The loader turns it into a `BadRow`."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(field, problem)
@@ -62,10 +61,16 @@ class RowProblem(Exception):
 def settle(
     source: str, read: int, rows: Sequence[BadRow], on_bad_row: Literal["stop", "skip"]
 ) -> None:
-    """Judge all bad rows of a source, of `read` rows that were looked at.
+    """Check the bad rows of a source after all rows were read.
 
-    Raises DataError when there are bad rows and the setting is `stop`, and in both settings when no
-    good row is left.
+    Args:
+        source: the path of the source.
+        read: how many rows of the source were read, bad ones included.
+        rows: the bad rows.
+        on_bad_row: the setting `data.on_bad_row`.
+
+    Raises:
+        DataError: there are bad rows and the setting is `stop`; or no good row is left.
     """
     if read == 0:
         raise DataError(f"{source} holds no rows: point `path` at data with rows in it.")
@@ -83,7 +88,13 @@ def settle(
         )
 
 
+def nearest_file(path: Path) -> str:
+    """Return a sentence that offers the files with names close to that of a missing file."""
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    return nearest(path.name, (file.name for file in beside))
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
-    """A sentence that offers the options closest to a misspelt word; empty when none is close."""
+    """Return a sentence that offers the options closest to a misspelt word; "" if none is close."""
     close = difflib.get_close_matches(word, sorted(options), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(f'`{name}`' for name in close)}?" if close else ""

@@ -1,7 +1,7 @@
-"""What a row must hold: its columns checked field by field and turned into messages.
+"""Read what a row must hold: check its columns and turn them into messages.
 
-Every check raises `RowProblem` with the column's name as it is written in the config. Which columns
-a job reads is settled before (spec/columns.py).
+Every check raises `RowProblem` with the column's name as the config writes it. Which columns a job
+reads is decided before (spec/columns.py).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from plimsoll.data.fields import (
     present,
     text_of,
 )
-from plimsoll.data.pieces import Messages, Tools, is_learned, tool_name, unmarked
+from plimsoll.data.pieces import Messages, Tools, drop_marks, is_learned, tool_name
 from plimsoll.data.report import Row, RowProblem, nearest
 from plimsoll.data.turns import MARKS, messages_of
 from plimsoll.errors import ConfigError
 
 OF_EVERY_ROW = tuple(name for name in COLUMNS if name != "tools")
-"""The settings of a source that name columns which every row has."""
+"""The settings of a source whose column every row must have."""
 
 
 def check_columns(
@@ -37,9 +37,13 @@ def check_columns(
     key: str,
     settings: Collection[str] = OF_EVERY_ROW,
 ) -> None:
-    """ConfigError for a column that no row has: that is a wrong setting, not bad rows.
+    """Raise ConfigError for a column that no row has: the setting is wrong, not the rows.
 
-    present: the columns that rows of the source have. settings: of which columns, such as `prompt`.
+    Args:
+        source: the settings of the source.
+        present: the columns that rows of the source have.
+        key: the key of the source in the config.
+        settings: the settings whose columns are checked, such as `prompt`.
     """
     for setting, column in missing_columns(source, present, settings):
         raise ConfigError(
@@ -52,7 +56,7 @@ def check_columns(
 def missing_columns(
     source: SourceConfig, present: Collection[str], settings: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """The settings that name a column which is none of those, and the column."""
+    """Yield each setting that names a column which is not present, and the column."""
     for setting in settings:
         column = getattr(source, setting)
         if present and column is not None and column not in present:
@@ -60,30 +64,32 @@ def missing_columns(
 
 
 def turns_field(source: SourceConfig) -> str:
-    """The column that a problem with the whole conversation is reported under."""
+    """Return the column under which a problem with the whole conversation is reported."""
     return source.messages or source.response or source.prompt or ""
 
 
 def conversation_of(row: Row, source: SourceConfig) -> tuple[Messages, Messages]:
-    """Return the turns of an SFT row: those of its prompt, of which nothing is learned, and those
-    after it. A column of whole conversations has no prompt apart."""
+    """Return the turns of an SFT row: the prompt, which is not learned, and the turns after it.
+
+    A column of whole conversations gives an empty prompt.
+    """
     if source.messages is None:
         assert source.prompt is not None and source.response is not None
-        return asked_in(row, source.prompt), answered_in(row, source.response)
+        return prompt_turns(row, source.prompt), response_turns(row, source.response)
     return [], turns_of(row, source.messages)
 
 
 def check_answered(messages: Messages, field: str) -> None:
-    """RowProblem for a conversation without a turn of the assistant's that is learned."""
-    said = [turn for turn in messages if turn["role"] == "assistant"]
-    if not said:
+    """Raise RowProblem for a conversation without an assistant turn that is learned."""
+    answers = [turn for turn in messages if turn["role"] == "assistant"]
+    if not answers:
         raise RowProblem(field, "has no assistant turn, so nothing to learn from")
-    if not any(map(is_learned, said)):
+    if not any(map(is_learned, answers)):
         raise RowProblem(field, "has no assistant turn that is learned: all are marked otherwise")
 
 
 def check_unmarked(messages: Messages, field: str) -> None:
-    """RowProblem for a turn that is not to be learned, where all text is."""
+    """Raise RowProblem for a turn marked as not to be learned, for jobs that learn all text."""
     for i, turn in enumerate(messages, start=1):
         if turn["role"] == "assistant" and not is_learned(turn):
             raise RowProblem(
@@ -94,24 +100,28 @@ def check_unmarked(messages: Messages, field: str) -> None:
 
 
 def prompt_of(row: Row, source: SourceConfig) -> Messages:
-    """Return the messages of an RL row, the last of them the user's (or a tool's)."""
+    """Return the messages of an RL row. The last is the user's (or a tool's)."""
     if source.messages is None:
         assert source.prompt is not None
-        return asked_in(row, source.prompt)
+        return prompt_turns(row, source.prompt)
     return _asking_turns(row, source.messages)
 
 
-def asked_in(row: Row, column: str) -> Messages:
-    """Return what a column of prompts asks: text is the user's turn; turns end with the user's (or
-    a tool's)."""
+def prompt_turns(row: Row, column: str) -> Messages:
+    """Return the turns of a column of prompts. Text becomes one turn of the user.
+
+    A list of turns must end with the user's (or a tool's).
+    """
     if not isinstance(row.values.get(column), list):
         return [{"role": "user", "content": _text_or_turns(row, column)}]
     return _asking_turns(row, column)
 
 
-def answered_in(row: Row, column: str) -> Messages:
-    """Return what a column of responses says: text is the assistant's turn; turns begin with the
-    assistant's."""
+def response_turns(row: Row, column: str) -> Messages:
+    """Return the turns of a column of responses. Text becomes one turn of the assistant.
+
+    A list of turns must begin with the assistant's.
+    """
     if not isinstance(row.values.get(column), list):
         return [{"role": "assistant", "content": _text_or_turns(row, column)}]
     messages = messages_of(row.values, column)
@@ -139,7 +149,7 @@ def _asking_turns(row: Row, column: str) -> Messages:
             f"{_last_place(row, column)}.role",
             f"is `{last}`, but the last turn of a prompt must be the user's",
         )
-    return unmarked(messages)
+    return drop_marks(messages)
 
 
 def _last_place(row: Row, column: str) -> str:
@@ -147,20 +157,15 @@ def _last_place(row: Row, column: str) -> str:
 
 
 def turns_of(row: Row, column: str) -> Messages:
-    """Return the turns of a column, after the system message that the row has beside them."""
-    return _with_row_system(row, column, messages_of(row.values, column))
-
-
-def _with_row_system(row: Row, column: str, messages: Messages) -> Messages:
-    """Return the turns of a column after the system message that the row has beside them, if it has
-    one."""
-    beside = row.values.get(SYSTEM)
-    if not isinstance(beside, str) or not beside.strip() or column == SYSTEM:
+    """Return the turns of a column, after the row's system message if the row has one."""
+    messages = messages_of(row.values, column)
+    system = row.values.get(SYSTEM)
+    if not isinstance(system, str) or not system.strip() or column == SYSTEM:
         return messages
-    own = next((turn["content"] for turn in messages if turn["role"] == "system"), None)
-    if own is None:
-        return [{"role": "system", "content": checked_text(beside, SYSTEM)}, *messages]
-    if own.strip() != beside.strip():
+    in_turns = next((turn["content"] for turn in messages if turn["role"] == "system"), None)
+    if in_turns is None:
+        return [{"role": "system", "content": checked_text(system, SYSTEM)}, *messages]
+    if in_turns.strip() != system.strip():
         raise RowProblem(
             SYSTEM, f"is another system message than the one in `{column}`: keep one of them"
         )
@@ -168,8 +173,10 @@ def _with_row_system(row: Row, column: str, messages: Messages) -> Messages:
 
 
 def answer_of(row: Row, source: SourceConfig) -> tuple[Messages, Messages]:
-    """Return what is asked, and what is labelled: the response; of a column of whole conversations
-    the assistant's turn at the end."""
+    """Return the prompt and the response that is labelled.
+
+    In a column of whole conversations, the response is the assistant's turn at the end.
+    """
     prompt, answer = conversation_of(row, source)
     if prompt:
         return prompt, answer
@@ -185,7 +192,7 @@ def answer_of(row: Row, source: SourceConfig) -> tuple[Messages, Messages]:
 
 
 def reference_of(row: Row, column: str | None) -> object:
-    """Return the reference answer as the row has it; None without a column for it."""
+    """Return the reference answer as the row has it; None if there is no column."""
     if column is None:
         return None
     value = present(row.values, column)
@@ -197,8 +204,13 @@ def reference_of(row: Row, column: str | None) -> object:
 
 
 def environment_of(row: Row, column: str | None, known: Collection[str]) -> str:
-    """The name of a row's environment, one of the known ones; empty without a column for it: there
-    is one or none."""
+    """Return the name of a row's environment; "" if there is no column for it.
+
+    Args:
+        row: the row.
+        column: the column with the name.
+        known: the names that a row may have.
+    """
     if column is None:
         return ""
     name = text_of(row.values, column)
@@ -212,8 +224,10 @@ def environment_of(row: Row, column: str | None, known: Collection[str]) -> str:
 
 
 def further_columns(row: Row, source: SourceConfig) -> Mapping[str, object]:
-    """The columns that the source does not name, where they hold what JSON can: dates, bytes and
-    the like are left out, as a run holds all its rows."""
+    """Return the columns that the source does not name, where JSON can hold their value.
+
+    Dates, bytes and the like are left out, as a run keeps all its rows in memory.
+    """
     named = source.columns()
     return {
         name: value
@@ -223,21 +237,23 @@ def further_columns(row: Row, source: SourceConfig) -> Mapping[str, object]:
 
 
 def label_of(row: Row, column: str) -> bool:
-    """A row's label: true or 1 for a desirable response, false or 0 for an undesirable one. pandas
-    writes such a column as 1.0 and 0.0 where some of its rows have no label."""
+    """Return a row's label: true or 1 if the response is desirable, false or 0 if it is not.
+
+    pandas writes such a column as 1.0 and 0.0 if some rows have no label.
+    """
     value = present(row.values, column)
     if isinstance(value, bool | int | float) and value in (0, 1):
         return bool(value)
-    shown = f" ({value})" if isinstance(value, int | float) else ""
-    raise RowProblem(column, f"must be true, false, 1 or 0, but is {kind_of(value)}{shown}")
+    number = f" ({value})" if isinstance(value, int | float) else ""
+    raise RowProblem(column, f"must be true, false, 1 or 0, but is {kind_of(value)}{number}")
 
 
 def tools_of(values: Mapping[str, object], column: str | None) -> Tools:
-    """A column's tools, each with a name; none where it is null or an empty list."""
-    given = None if column is None else values.get(column)
-    if column is None or given is None:
+    """Return a column's tools, each with a name; none if the column is null or an empty list."""
+    value = None if column is None else values.get(column)
+    if column is None or value is None:
         return ()
-    tools = _from_json(given, column) if isinstance(given, str) else given
+    tools = _from_json(value, column) if isinstance(value, str) else value
     if not isinstance(tools, list):
         raise RowProblem(column, f"must be a list of tools, but is {kind_of(tools)}")
     for i, tool in enumerate(tools):
@@ -258,23 +274,26 @@ def _from_json(text: str, column: str) -> object:
 
 
 def order_of(row: Row, column: str | None) -> float | None:
-    """The number that a row is drawn by; None without a column for it."""
+    """Return the number that a row is sorted by; None if there is no column for it."""
     if column is None:
         return None
     value = number_of(row.values, column, "a number")
-    if not -inf < value < inf:  # NaN is not, either
+    if not -inf < value < inf:  # also false for NaN
         raise RowProblem(column, f"is {value}, and rows are drawn by a finite number")
     return float(value)
 
 
 def limit_of(row: Row, column: str | None, sampling: SamplingConfig) -> int | None:
-    """The longest response to a prompt, in tokens, within what `sampling` allows; None without a
-    column for it. pandas writes whole numbers as 64.0 where some rows have none."""
+    """Return the longest response to a prompt, in tokens; None if there is no column for it.
+
+    The limit must be within what `sampling` allows. pandas writes whole numbers as 64.0 if some
+    rows have none.
+    """
     if column is None:
         return None
     value = number_of(row.values, column, "a whole number")
     least, most = max(1, sampling.min_new_tokens), sampling.max_new_tokens
-    if value % 1 or not least <= value <= most:  # NaN and infinity, too
+    if value % 1 or not least <= value <= most:  # also for NaN and infinity
         why = f"is {value}, and the longest response is a whole number from {least} to {most:,}"
         raise RowProblem(column, f"{why}, as sampling's min_new_tokens and max_new_tokens say")
     return int(value)

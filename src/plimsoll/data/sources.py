@@ -1,7 +1,7 @@
-"""Rows from files, directories, `datasets` directories and the hub, one at a time.
+"""Read rows from files, directories, `datasets` directories and the hub, one at a time.
 
-A row that cannot even be read (broken JSON, bytes that are not UTF-8) comes out as a `BadRow`
-in its place, so that one bad line never hides the others.
+A row that cannot be read (broken JSON, bytes that are not UTF-8) gives a `BadRow` in its place, so
+that one bad line never hides the others.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.arrow_values import Read, value_reader
+from plimsoll.data.arrow_values import ReadValue, value_reader
 from plimsoll.data.fields import SYSTEM
 from plimsoll.data.generated import generated_rows
 from plimsoll.data.json_rows import not_utf8, read_json
-from plimsoll.data.report import BadRow, Row, RowProblem, nearest
+from plimsoll.data.report import BadRow, Row, RowProblem, nearest, nearest_file
 from plimsoll.errors import ConfigError
 
 LINES = (".jsonl", ".json", ".jsonl.gz")
 SUFFIXES = (*LINES, ".parquet")
-"""How the names of data files end, in small letters."""
+"""The ends of data files' names, in lower case."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 SPLIT_WORDS = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
 BATCH_ROWS = 1024
@@ -37,12 +37,12 @@ _TURNS = ("messages", "prompt", "response", "chosen", "rejected", "tools")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns are read, and how."""
+    """The columns to read, and how to read them."""
 
     named: frozenset[str]
     """The columns that the source names."""
     turns: frozenset[str]
-    """Those of them that hold turns or tools, where a null means that a key is not there."""
+    """The named columns that hold turns or tools. A null in them means that a key is missing."""
     whole: bool
     """Whether all other columns are read, too."""
 
@@ -53,7 +53,7 @@ class Columns:
         return cls(source.columns(), frozenset(name for name in turns if name), whole)
 
     def among(self, present: list[str]) -> list[str]:
-        """Return the columns to read; all of them if one is missing, for a message."""
+        """Return the columns to read; all if a named one is missing, for the error message."""
         tops = {top_of(column, present) for column in self.named}
         if self.whole or not tops or None in tops:
             return present
@@ -61,27 +61,28 @@ class Columns:
 
 
 def read_rows(source: SourceConfig, *, whole: bool = False) -> Iterator[Row | BadRow]:
-    """The source's rows in order, at most `source.limit` of them (bad ones count).
+    """Yield the source's rows in order, at most `source.limit` of them (bad ones count).
 
-    whole: with all of their columns, not only those that the source names.
+    Args:
+        source: the settings of the source.
+        whole: whether to read all columns, and not only those that the source names.
 
-    Raises ConfigError for a path that is not there, a format that is not known, a split that
-    the source lacks, a `name` where there can be none, or a hub that does not answer.
+    Raises:
+        ConfigError: a path that does not exist, an unknown format, a split that the source lacks, a
+            `name` for data that has none, or a hub that does not answer.
     """
     columns = Columns.of(source, whole=whole)
-    return named_within(islice(_read(source, columns), source.limit), columns)
+    return add_nested(islice(_read(source, columns), source.limit), columns)
 
 
-def named_within(rows: Iterable[Row | BadRow], columns: Columns) -> Iterator[Row | BadRow]:
-    """Yield the rows, with the columns within columns that the source names."""
-    return (_named_within(row, columns) for row in rows)
-
-
-def _named_within(row: Row | BadRow, columns: Columns) -> Row | BadRow:
-    if isinstance(row, BadRow):
-        return row
-    values = with_named(row.values, columns.named)
-    return row if values is row.values else replace(row, values=values)
+def add_nested(rows: Iterable[Row | BadRow], columns: Columns) -> Iterator[Row | BadRow]:
+    """Yield the rows, with the nested columns that the source names."""
+    for row in rows:
+        if isinstance(row, Row):
+            values = with_nested(row.values, columns.named)
+            yield row if values is row.values else replace(row, values=values)
+        else:
+            yield row
 
 
 def _read(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
@@ -98,7 +99,7 @@ def _read(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
     if path.is_dir() and is_saved(path):
         return _read_saved(path, source.split, columns)
     if path.is_dir():
-        return (row for one in files_of(path, source.split) for row in _read_file(one, columns))
+        return (row for file in files_of(path, source.split) for row in _read_file(file, columns))
     looks_like_file = path.name.lower().endswith(SUFFIXES)
     if HUB_NAME.fullmatch(source.path) and not looks_like_file:
         return _read_hub(source, columns)
@@ -113,15 +114,9 @@ def _missing(path: Path) -> str:
     missing = next((p for p in reversed([path, *path.parents]) if not p.exists()), path)
     return (
         f"There is no {path}: `{missing.name}` is not in {missing.parent.absolute()}."
-        f"{_neighbours(missing.name, missing.parent)}"
+        f"{nearest_file(missing)}"
         f" Give the path of a file, of a directory, or the name of a data set of the hub."
     )
-
-
-def _neighbours(name: str, directory: Path) -> str:
-    if not directory.is_dir():
-        return ""
-    return nearest(name, (child.name for child in directory.iterdir()))
 
 
 def _read_file(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
@@ -138,37 +133,39 @@ def _read_file(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
 
 
 def is_data(file: Path) -> bool:
-    """Whether a file is named as data are; hidden ones, such as macOS leaves, are not."""
+    """Return whether a file has the name of a data file. Hidden files have not."""
     return file.name.lower().endswith(SUFFIXES) and not file.name.startswith(".")
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a directory is what `datasets` saves."""
+    """Return whether `datasets` saved this directory."""
     return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
 
 
 def files_of(path: Path, split: str) -> list[Path]:
-    """The data files of a directory that belong to a split; ConfigError where there are none."""
+    """Return a directory's data files of a split. Raise ConfigError if there are none."""
     files = sorted(filter(is_data, path.iterdir()))
     if not files:
         raise ConfigError(
             f"The directory {path} holds no data files: it needs files that end in"
             f" {', '.join(SUFFIXES)}, or what `Dataset.save_to_disk` writes."
         )
-    return _of_split(path, files, split)
+    return _files_of_split(path, files, split)
 
 
-def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
-    """All files; but where files are named after splits (`train.jsonl`, `test-00000.parquet`),
-    only those of the split, so that nobody trains on the test set by accident."""
+def _files_of_split(path: Path, files: list[Path], split: str) -> list[Path]:
+    """Return all files; if files are named after splits (`train.jsonl`), those of the split.
+
+    So nobody trains on the test set by accident.
+    """
     words = {file: re.split(r"[-_.]", file.name)[0] for file in files}
-    mine = [file for file in files if words[file] == split]
-    if not mine and (split != "train" or SPLIT_WORDS & set(words.values())):
+    split_files = [file for file in files if words[file] == split]
+    if not split_files and (split != "train" or SPLIT_WORDS & set(words.values())):
         raise ConfigError(
             f"No file of {path} belongs to the split `{split}`; there are"
             f" {', '.join(file.name for file in files)}: set `split`, or name one file as `path`."
         )
-    return mine or files
+    return split_files or files
 
 
 def _read_parquet(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
@@ -180,7 +177,7 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
     finally:
-        pa.default_memory_pool().release_unused()  # what it read, Arrow keeps for more
+        pa.default_memory_pool().release_unused()  # Arrow would keep the memory for later reads.
 
 
 def arrow_rows(file: str, batches: Iterable[Any], columns: Columns) -> Iterator[Row | BadRow]:
@@ -200,18 +197,18 @@ def _batch_rows(batch: Any, columns: Columns) -> Iterable[dict[str, object] | Ro
     readers = {name: read for name, read in all_readers.items() if read is not None}
     try:
         rows: list[dict[str, object]] = batch.to_pylist()
-        return [_converted(row, readers) for row in rows]
-    # Arrow does not check its strings, and has times that Python has not: find the rows one by one.
+        return [_convert(row, readers) for row in rows]
+    # Arrow has unchecked strings, and times that Python lacks: convert row by row to find them.
     except (ValueError, OverflowError):
         return (_single_row(batch.slice(i, 1), readers) for i in range(batch.num_rows))
 
 
-def _converted(row: Mapping[str, object], readers: Mapping[str, Read]) -> dict[str, object]:
+def _convert(row: Mapping[str, object], readers: Mapping[str, ReadValue]) -> dict[str, object]:
     converted = {name: read(row[name]) for name, read in readers.items() if row[name] is not None}
     return {**row, **converted}
 
 
-def _single_row(row: Any, readers: Mapping[str, Read]) -> dict[str, object] | RowProblem:
+def _single_row(row: Any, readers: Mapping[str, ReadValue]) -> dict[str, object] | RowProblem:
     values: dict[str, object] = {}
     for name in row.schema.names:
         try:
@@ -248,14 +245,14 @@ def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
 
     path, name, split = source.path, source.name, source.split
     try:
-        # datasets >= 4 never runs code of the data set
+        # datasets >= 4 never runs code of a data set.
         loaded = datasets.load_dataset(path, name, split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(
             f"`{path}` is no file or directory here, and as a data set of the hub (split `{split}`"
             f"{f', name `{name}`' if name else ''}) it could not be loaded: {error}\nGive the path"
             f" of a file or directory, or check path, `name`, `split` and the network."
-            f"{_neighbours(Path(path).name, Path(path).parent)}"
+            f"{nearest_file(Path(path))}"
         ) from error
     return _table_rows(path, loaded, columns)
 
@@ -269,40 +266,44 @@ def _table_rows(file: str, table: Any, columns: Columns) -> Iterator[Row | BadRo
 _MISSING = object()
 
 
-def with_named(values: Mapping[str, object], columns: Collection[str]) -> Mapping[str, object]:
-    """A row's values, and under their dotted names those of the columns that lie within others."""
-    found = {name: _at(values, name) for name in columns if "." in name and name not in values}
-    there = {name: value for name, value in found.items() if value is not _MISSING}
-    return {**values, **there} if there else values
+def with_nested(values: Mapping[str, object], columns: Collection[str]) -> Mapping[str, object]:
+    """Return a row's values, with those of nested columns under their dotted names."""
+    nested = {n: _value_at(values, n) for n in columns if "." in n and n not in values}
+    present = {name: value for name, value in nested.items() if value is not _MISSING}
+    return {**values, **present} if present else values
 
 
 def top_of(column: str, present: Collection[str]) -> str | None:
-    """The column, of those that are present, that is named or that what is named lies within; None
-    where there is none."""
-    beginnings = (head for head, _ in _cuts(column))
+    """Return the present column that a name means, or that the name lies within; None if none."""
+    beginnings = (head for head, _ in _splits_at_dots(column))
     return next((name for name in (column, *beginnings) if name in present), None)
 
 
 def names_of(values: Mapping[str, object], above: str = "") -> Iterator[str]:
-    """All that a column could be named by, in a row's values or in a schema of the same form."""
+    """Yield all names that a column may have, nested ones dotted.
+
+    Args:
+        values: a row's values, or a schema of the same form.
+        above: the dotted name of the object that holds them, with a dot at its end.
+    """
     for name, value in values.items():
         yield f"{above}{name}"
         if isinstance(value, Mapping):
             yield from names_of(value, f"{above}{name}.")
 
 
-def _at(values: Mapping[str, object], column: str) -> object:
+def _value_at(values: Mapping[str, object], column: str) -> object:
     if column in values:
         return values[column]
-    for head, rest in _cuts(column):
+    for head, rest in _splits_at_dots(column):
         within = values.get(head)
-        if isinstance(within, Mapping) and (found := _at(within, rest)) is not _MISSING:
-            return found
+        if isinstance(within, Mapping) and (value := _value_at(within, rest)) is not _MISSING:
+            return value
     return _MISSING
 
 
-def _cuts(column: str) -> Iterator[tuple[str, str]]:
-    """The ways to cut a name in two at one of its dots, the shortest beginning first."""
+def _splits_at_dots(column: str) -> Iterator[tuple[str, str]]:
+    """Yield the ways to cut a name in two at one of its dots, the shortest beginning first."""
     parts = column.split(".")
     for i in range(1, len(parts)):
         yield ".".join(parts[:i]), ".".join(parts[i:])

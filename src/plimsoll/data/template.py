@@ -1,12 +1,12 @@
-"""Conversations -> text, with a mark on what is to be learned; tokenize.py makes tokens of it.
+"""Render conversations as text, with marks on what is learned; tokenize.py makes the tokens.
 
-A conversation is rendered to `Piece`s, text with learned ranges of characters; many of them are
-tokenized at once. Where the ranges come from:
-- a chat template with `{% generation %}` marks says it itself;
-- any other chat template is rendered turn by turn: an assistant turn is what the text gains
-  between the generation prompt before the turn and the end of the turn;
-- without a chat template (`none`) contents are joined as they are, and each assistant turn is
-  tokenized by itself, which is the boundary that sampling has too.
+A conversation becomes `TextPiece`s: text with learned ranges of characters. Many of them are
+tokenized at once. The ranges come from one of three places:
+- a chat template with `{% generation %}` marks gives them itself;
+- any other chat template is rendered turn by turn: an assistant turn is the text between the
+  generation prompt before the turn and the end of the turn;
+- without a chat template (`none`), contents are joined as they are, and each assistant turn is
+  tokenized by itself, with the boundary that sampling has, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from plimsoll.config.data import DataConfig, template_file
 from plimsoll.data.pieces import (
     Messages,
-    Piece,
     Span,
+    TextPiece,
     Tools,
     check_begins,
     check_calls,
@@ -33,11 +33,11 @@ from plimsoll.data.pieces import (
     is_learned,
     join_plain,
     learn_whole,
-    unlearned,
+    mark_unlearned,
     with_end,
     without_tail,
 )
-from plimsoll.data.report import nearest
+from plimsoll.data.report import nearest_file
 from plimsoll.data.tokenize import Tokenized, tokenize
 from plimsoll.errors import ConfigError, DataError
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_SAID = "An answer."
+_PROBE_ANSWER = "An answer."
 _REFUSALS = (
     jinja2.TemplateError,
     AttributeError,
@@ -59,44 +59,57 @@ _REFUSALS = (
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """How messages become tokens; made by `make_template`, which checks that it can work.
-
-    jinja: the chat template; None joins contents as plain text.
-    begin: the token that plain text begins with, where the tokenizer wants one (a chat template
-        writes its own).
-    specials: the tokenizer's special tokens, as text.
-    vocabulary: tokens from this number on are refused; None where the model's is not known.
-    tools: what a conversation may call.
-    """
+    """How messages become tokens. `make_template` makes it and checks it."""
 
     tokenizer: PreTrainedTokenizerBase
     jinja: str | None
+    """The chat template; None if contents are joined as plain text."""
     system: str | None
+    """The system message of the settings, for conversations without one."""
     begin: int | None
+    """The token that plain text begins with; None if the tokenizer adds none or there is a chat
+    template.
+    """
     specials: tuple[str, ...]
+    """The tokenizer's special tokens, as text."""
     vocabulary: int | None = None
+    """The number of tokens that the model knows; None if it is unknown."""
     tools: Tools = ()
+    """The tools that a conversation may call."""
 
-    def knowing(self, tools: Tools) -> Template:
-        """The template for a conversation that may call these. DataError where contents are joined
-        as plain text, which says nothing of them."""
+    def with_tools(self, tools: Tools) -> Template:
+        """Return the template for conversations that may call these tools.
+
+        Raises:
+            DataError: there are tools, but contents are joined as plain text, which cannot show
+                them.
+        """
         if tools and self.jinja is None:
             raise DataError("has tools, which plain text leaves out: write them into the prompt")
         return replace(self, tools=tools) if tools else self
 
-    def render_prompt(self, messages: Messages) -> tuple[Piece, ...]:
-        """The pieces of a prompt: not learned, ready for the assistant's turn. Raises DataError
-        when the template refuses the messages."""
+    def render_prompt(self, messages: Messages) -> tuple[TextPiece, ...]:
+        """Return the pieces of a prompt: not learned, and ready for the assistant's turn.
+
+        Raises:
+            DataError: the template refuses the messages.
+        """
         turns = self.with_system(messages)
         if self.jinja is None:
             return join_plain(turns)
         text, _ = self._render(turns, generation_prompt=True)
-        return (Piece(text),)
+        return (TextPiece(text),)
 
-    def render_conversation(self, messages: Messages) -> tuple[Piece, ...]:
-        """The pieces of a conversation, with the assistant's turns learned that are not marked as
-        `UNLEARNED`, and the token that ends each. Raises DataError when the template refuses the
-        messages, ConfigError when it does not show where turns are."""
+    def render_conversation(self, messages: Messages) -> tuple[TextPiece, ...]:
+        """Return the pieces of a conversation, with the assistant's turns learned.
+
+        The token that ends such a turn is learned, too.
+        Turns that are marked as `UNLEARNED` are not learned.
+
+        Raises:
+            DataError: the template refuses the messages.
+            ConfigError: the template does not show where turns begin and end.
+        """
         turns = self.with_system(messages)
         if self.jinja is None:
             return close_last(join_plain(turns))
@@ -105,54 +118,57 @@ class Template:
         text, marked = self._render(turns, generation_prompt=False)
         if GENERATION_MARK.search(self.jinja):
             learned = self._learned_marks(turns, marked)
-            return (Piece(text, tuple(with_end(text, span, self.specials) for span in learned)),)
-        return (Piece(text, tuple(self._assistant_turns(turns, text))),)
+            return (
+                TextPiece(text, tuple(with_end(text, span, self.specials) for span in learned)),
+            )
+        return (TextPiece(text, tuple(self._assistant_turns(turns, text))),)
 
-    def render_whole(self, messages: Messages) -> tuple[Piece, ...]:
-        """The pieces of a conversation, with all of its text learned, the template's own too."""
+    def render_whole(self, messages: Messages) -> tuple[TextPiece, ...]:
+        """Return the pieces of a conversation, with all text learned, the template's too."""
         turns = self.with_system(messages)
         if self.jinja is None:
             return close_last(tuple(map(learn_whole, join_plain(turns))))
         text, _ = self._render(turns, generation_prompt=False)
-        return (learn_whole(Piece(text)),)
+        return (learn_whole(TextPiece(text)),)
 
     def plain(self) -> Template:
-        """The template of the same tokenizer for documents: nothing is put around them but the
-        tokens that begin and end a text; ConfigError as `make_template`."""
+        """Return the template for plain documents; errors as `make_template`.
+
+        Only the tokens that begin and end a text are added to a document.
+        """
         return make_template(self.tokenizer, "none", None, self.vocabulary)
 
-    def render_answer(self, prompt: Messages, answer: Messages) -> tuple[Piece, ...]:
-        """The pieces of a prompt and of what answers it: as `render_conversation` of both, but the
-        assistant's turns within the prompt are not learned."""
-        return self.render_conversation([*unlearned(prompt), *answer])
+    def render_answer(self, prompt: Messages, answer: Messages) -> tuple[TextPiece, ...]:
+        """Return the pieces of a prompt and its answer. Of the prompt nothing is learned."""
+        return self.render_conversation([*mark_unlearned(prompt), *answer])
 
-    def tokenize(self, rendered: Sequence[tuple[Piece, ...]]) -> list[Tokenized]:
-        """Tokens and learned marks, both of shape [n], of each rendered prompt or conversation.
+    def tokenize(self, rendered: Sequence[tuple[TextPiece, ...]]) -> list[Tokenized]:
+        """Return the tokens of each rendered sequence, and which are learned; both of shape [n].
 
         The first token is never learned, as nothing predicts it.
         """
         return tokenize(self.tokenizer, rendered, self.begin, self.vocabulary)
 
     def turn_end(self) -> str | None:
-        """The special token that comes after what the assistant says; None where none does."""
+        """Return the special token after an assistant's text; None if there is none."""
         if self.jinja is None:
             return str(self.tokenizer.eos_token)
-        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE_ANSWER}]
         try:
-            text, _ = self._render(self.with_system(said), generation_prompt=False)
-        except DataError:  # a template for prompts alone
+            text, _ = self._render(self.with_system(turns), generation_prompt=False)
+        except DataError:  # The template renders prompts only.
             return None
-        after = text.rpartition(_SAID)[2].lstrip()
+        after = text.rpartition(_PROBE_ANSWER)[2].lstrip()
         return max(filter(after.startswith, self.specials), key=len, default=None)
 
     def with_system(self, messages: Messages) -> Messages:
-        """The messages after the system message of the settings, unless they have one."""
+        """Return the messages, after the system message of the settings if they have none."""
         if self.system is None or any(turn["role"] == "system" for turn in messages):
             return messages
         return [{"role": "system", "content": self.system}, *messages]
 
     def _render(self, turns: Messages, *, generation_prompt: bool) -> tuple[str, list[Span]]:
-        """The text, and the ranges inside the template's generation marks."""
+        """Return the text, and the ranges inside the template's generation marks."""
         try:
             texts, marked = render_jinja_template(
                 conversations=[turns],
@@ -162,7 +178,7 @@ class Template:
                 return_assistant_tokens_mask=bool(GENERATION_MARK.search(self.jinja or "")),
                 **self.tokenizer.special_tokens_map,
             )
-            texts[0].encode()  # what a message has besides may be no valid Unicode
+            texts[0].encode()  # Further keys of a message may hold invalid Unicode.
             check_tools(self.tools, texts[0])
             check_calls(turns, texts[0])
         except _REFUSALS as error:
@@ -170,17 +186,19 @@ class Template:
         return texts[0], marked[0] if marked else []
 
     def _learned_marks(self, turns: Messages, marked: Sequence[Span]) -> list[Span]:
-        """The ranges inside the generation marks of the turns that are learned. How many a turn has
-        is seen from the conversation up to it."""
-        said = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
+        """Return the ranges inside the generation marks of the turns that are learned.
+
+        Rendering the conversation up to a turn shows how many ranges it has until there.
+        """
+        answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
         learned: list[Span] = []
         begin = 0
-        for is_in, run in itertools.groupby(said, key=lambda i: is_learned(turns[i])):
+        for is_learned_run, run in itertools.groupby(answers, key=lambda i: is_learned(turns[i])):
             last = max(run)
             end = len(marked)
-            if last != said[-1]:
+            if last != answers[-1]:
                 end = len(self._render(turns[: last + 1], generation_prompt=False)[1])
-            learned += marked[begin:end] if is_in else ()
+            learned += marked[begin:end] if is_learned_run else ()
             begin = end
         return learned
 
@@ -204,12 +222,18 @@ def make_template(
     system: str | None,
     vocabulary: int | None = None,
 ) -> Template:
-    """The template for a fast tokenizer and the settings `data.chat_template`, `data.system`.
+    """Return the template for a tokenizer, `data.chat_template` and `data.system`.
 
-    chat_template: Jinja text, the path of a file with it, `none` for plain text, or None for
-        the tokenizer's own. vocabulary: of the model; see `Template`.
-    Raises ConfigError when there is no template, when it is not valid Jinja, or when the
-    tokenizer lacks what is needed.
+    Args:
+        tokenizer: a fast tokenizer.
+        chat_template: Jinja text, the path of a file with it, `none` for plain text, or None for
+            the tokenizer's own.
+        system: the setting `data.system`.
+        vocabulary: the number of tokens that the model knows; None if it is unknown.
+
+    Raises:
+        ConfigError: there is no template, it is not valid Jinja, or the tokenizer lacks a needed
+            token.
     """
     if not tokenizer.is_fast:
         raise ConfigError(
@@ -227,7 +251,7 @@ def make_template(
         tokenizer=tokenizer,
         jinja=None if plain else _template_text(tokenizer, chat_template),
         system=system,
-        begin=_begin(tokenizer) if plain else None,
+        begin=_begin_token(tokenizer) if plain else None,
         specials=tuple(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
         vocabulary=vocabulary,
     )
@@ -236,12 +260,13 @@ def make_template(
 
 
 def given_template(data: DataConfig) -> str | None:
-    """The Jinja that a config gives; None where it gives none, or where no row is rendered.
+    """Return the Jinja template that a config sets; None if it sets none, or no row is rendered.
 
-    Raises ConfigError where a file cannot be read.
+    Raises:
+        ConfigError: the file cannot be read.
     """
-    given = data.rendered_by
-    return None if given is None or given == "none" else _given(given)
+    configured = data.rendered_by
+    return None if configured in (None, "none") else _read_template(configured)
 
 
 def _check_system(template: Template) -> None:
@@ -258,17 +283,22 @@ def _check_system(template: Template) -> None:
         )
 
 
-def _begin(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that the tokenizer puts before every text by itself, if it does."""
+def _begin_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the token that the tokenizer puts before every text by itself; None if it does not."""
     bos = tokenizer.bos_token_id
-    adds = bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
-    return int(bos) if adds else None
+    adds_bos = bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
+    return int(bos) if adds_bos else None
 
 
 def _template_text(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
-    """Valid Jinja. configured: Jinja, the path of a file with it, or None for the tokenizer's own.
+    """Return the configured template after a check of its syntax.
 
-    Raises ConfigError when there is none, or when it is not valid.
+    Args:
+        tokenizer: the tokenizer of the model.
+        configured: Jinja, the path of a file with it, or None for the tokenizer's own.
+
+    Raises:
+        ConfigError: there is no template, or it is not valid.
     """
     jinja = _chat_template(tokenizer, configured)
     try:
@@ -282,7 +312,7 @@ def _template_text(tokenizer: PreTrainedTokenizerBase, configured: str | None) -
 
 def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
     if configured is not None:
-        return _given(configured)
+        return _read_template(configured)
     try:
         return str(tokenizer.get_chat_template())
     except ValueError as error:
@@ -293,15 +323,14 @@ def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -
         ) from error
 
 
-def _given(configured: str) -> str:
+def _read_template(configured: str) -> str:
     path = template_file(configured)
     if path is None:
         return configured
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        beside = path.parent.iterdir() if path.parent.is_dir() else ()
         raise ConfigError(
             f"`data.chat_template: {path}` is neither a Jinja template nor `none`, and as a file"
-            f" it cannot be read: {error}.{nearest(path.name, (file.name for file in beside))}"
+            f" it cannot be read: {error}.{nearest_file(path)}"
         ) from error

@@ -1,4 +1,4 @@
-"""Rendered pieces -> tokens; a learned range of characters becomes the tokens that start in it."""
+"""Tokenize rendered pieces. A learned range of characters becomes the tokens that start in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plimsoll.data.pieces import Piece, Span
+from plimsoll.data.pieces import Span, TextPiece
 from plimsoll.errors import ConfigError
 from plimsoll.records import Bools, TokenIds
 
@@ -16,23 +16,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tokenized = tuple[TokenIds, Bools]
-"""Tokens, and whether each is learned; both of shape [n]."""
+"""The tokens, and whether each is learned; both of shape [n]."""
 
 TOKENIZED_AT_ONCE = 2**20
-"""Characters. Of each token the tokenizer's answer takes some 200 bytes until it is made small."""
+"""Characters that one call tokenizes. The tokenizer's result takes some 200 bytes per token."""
 
 
 def tokenize(
     tokenizer: PreTrainedTokenizerBase,
-    rendered: Sequence[tuple[Piece, ...]],
+    rendered: Sequence[tuple[TextPiece, ...]],
     begin: int | None,
     vocabulary: int | None,
 ) -> list[Tokenized]:
-    """The tokens of each sequence of pieces; the first one is never learned, as nothing predicts
-    it.
+    """Return the tokens of each sequence of pieces, and which tokens are learned.
 
-    begin: the token that every sequence begins with; None: its text alone says.
-    vocabulary: ConfigError for tokens from this number on; None where the model's is not known.
+    The first token is never learned, as nothing predicts it.
+
+    Args:
+        tokenizer: the tokenizer of the model.
+        rendered: the pieces of each sequence.
+        begin: the token that every sequence begins with; None adds no token.
+        vocabulary: the number of tokens that the model knows; None if it is unknown.
+
+    Raises:
+        ConfigError: the tokenizer gives a token that the model does not know.
     """
     pieces = (piece for row in rendered for piece in row)
     batches = (_encode(tokenizer, batch) for batch in _batches(pieces))
@@ -43,9 +50,9 @@ def tokenize(
     return sequences
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """As many at once as have `TOKENIZED_AT_ONCE` characters together."""
-    batch: list[Piece] = []
+def _batches(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
+    """Yield batches of pieces with about `TOKENIZED_AT_ONCE` characters each."""
+    batch: list[TextPiece] = []
     characters = 0
     for piece in pieces:
         batch.append(piece)
@@ -57,7 +64,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece]) -> list[Tokenized]:
+def _encode(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[TextPiece]) -> list[Tokenized]:
     encoded = tokenizer(
         [piece.text for piece in pieces],
         add_special_tokens=False,  # templates write their own; plain text gets `begin`
@@ -66,11 +73,11 @@ def _encode(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece]) -> list
         return_token_type_ids=False,
         verbose=False,
     )
-    found = zip(pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True)
-    return [_mark(piece, ids, offsets, tokenizer.eos_token_id) for piece, ids, offsets in found]
+    encodings = zip(pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    return [_mark(piece, ids, offsets, tokenizer.eos_token_id) for piece, ids, offsets in encodings]
 
 
-def _mark(piece: Piece, ids: list[int], offsets: list[Span], end: int | None) -> Tokenized:
+def _mark(piece: TextPiece, ids: list[int], offsets: list[Span], end: int | None) -> Tokenized:
     closing = [end] if piece.closed else []
     tokens = np.array(ids + closing, dtype=np.int32)
     starts = np.array([start for start, _ in offsets], dtype=np.int64)

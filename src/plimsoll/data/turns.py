@@ -1,12 +1,13 @@
-"""A column's turns as messages: OpenAI's form, ShareGPT's, and what other libraries add to them.
+"""Read a column's turns as messages, in OpenAI's form, ShareGPT's, and what libraries add to them.
 
 A message has `role`, `content` as text, and what else its turn holds for the template. Two things
 have one form here, whatever the row writes:
-- calls of tools are `tool_calls`: of OpenAI's older key `function_call`, and of the turns
-  `function_call` and `tool_call` of LLaMA-Factory and ms-swift, which hold a call as JSON;
-- a turn that its row marks as not to be learned has `train: False` (`MARKS`); no other has the key.
+- tool calls are `tool_calls`. OpenAI's older key `function_call` becomes one, as do the turns
+  `function_call` and `tool_call` of LLaMA-Factory and ms-swift, which hold a call as JSON.
+- a turn that its row marks as not to be learned (`MARKS`) has `train: False`. Other turns lack the
+  key.
 
-Every check raises `RowProblem` with the column's name as it is written in the config.
+Every check raises `RowProblem` with the column's name as the config writes it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from plimsoll.data.report import RowProblem, nearest
 
 ROLES = ("system", "user", "assistant", "tool")
 MARKS = ("weight", "loss", "loss_mask", "train", "training", "trainable")
-"""Keys of a turn that say whether it is learned: OpenAI's and ShareGPT's, ms-swift's, Axolotl's and
-those of others."""
+"""Keys of a turn that say whether it is learned, in OpenAI's form, ShareGPT's, ms-swift's,
+Axolotl's and others.
+"""
 _CALLS = ("function_call", "tool_call")
-_OTHER_ROLES = {
+_OPENAI_ROLES = {
     **dict.fromkeys(_CALLS, "assistant"),
     **dict.fromkeys(("function", "tool_response"), "tool"),
 }
@@ -34,7 +36,7 @@ _SHARED_ROLES = {
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", *_CALLS), "assistant"),
     **dict.fromkeys(("observation", "function_response", "tool_response"), "tool"),
 }
-"""The names of turns in ShareGPT's form, and in what was made of it, to those of messages."""
+"""The role of each turn's name in ShareGPT's form and its variants."""
 
 
 def messages_of(values: Mapping[str, object], column: str) -> Messages:
@@ -42,7 +44,7 @@ def messages_of(values: Mapping[str, object], column: str) -> Messages:
     messages: list[dict[str, object]] = []
     for i, turn in enumerate(list_of(values, column, "messages")):
         message = _message(turn, f"{column}[{i}]")
-        if messages and _is_call(turn) and _are_one(messages[-1], message):
+        if messages and _continues_turn(turn, messages[-1], message):
             calls = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]  # type: ignore
             messages[-1] = {**messages[-1], "tool_calls": calls}
         else:
@@ -50,14 +52,15 @@ def messages_of(values: Mapping[str, object], column: str) -> Messages:
     return messages
 
 
-def _is_call(turn: object) -> bool:
-    return isinstance(turn, dict) and turn.get("role", turn.get("from")) in _CALLS
+def _continues_turn(
+    turn: object, before: Mapping[str, object], message: Mapping[str, object]
+) -> bool:
+    """Return whether a turn is a call that belongs to the message before it.
 
-
-def _are_one(before: Mapping[str, object], call: Mapping[str, object]) -> bool:
-    """Whether a call belongs to the turn before it: libraries that have turns for calls write what
-    the assistant says, and each call, as turns of their own."""
-    return all(before.get(key) == call.get(key) for key in ("role", *UNLEARNED))
+    Libraries with turns for calls write the assistant's text and each call as turns of their own.
+    """
+    is_call = isinstance(turn, dict) and turn.get("role", turn.get("from")) in _CALLS
+    return is_call and all(before.get(key) == message.get(key) for key in ("role", *UNLEARNED))
 
 
 def _message(turn: object, place: str) -> dict[str, object]:
@@ -68,22 +71,26 @@ def _message(turn: object, place: str) -> dict[str, object]:
         name_key, text_key = "from", "value"
     name = checked_text(present(turn, name_key, place), f"{place}.{name_key}")
     role = _role(name, name_key, place)
-    held = _without_missing(turn)
-    further = {k: v for k, v in held.items() if k not in (name_key, text_key, *MARKS)}
-    message = {"role": role, "content": "", **further, **_mark(held, role, place)}
+    # A null means that a key is missing, and templates test for keys.
+    values = {name: value for name, value in turn.items() if value is not None}
+    further = {k: v for k, v in values.items() if k not in (name_key, text_key, *MARKS)}
+    message = {"role": role, "content": "", **further, **_mark(values, role, place)}
     if name in _CALLS:
         text = present(turn, text_key, place)
         return {**message, "tool_calls": _calls(text, f"{place}.{text_key}")}
     if (called := message.pop("function_call", None)) is not None:
         message.setdefault("tool_calls", [_call(called, f"{place}.function_call")])
     if message.get("tool_calls") and turn.get(text_key) in (None, ""):
-        return message  # it calls, and says nothing besides
+        return message  # a turn of calls without text
     return {**message, "content": _content(present(turn, text_key, place), f"{place}.{text_key}")}
 
 
 def _role(name: str, key: str, place: str) -> str:
-    """The role of a turn by its name, in the form that has it under this key."""
-    known = _SHARED_ROLES if key == "from" else {role: role for role in ROLES} | _OTHER_ROLES
+    """Return the role of a turn from its name.
+
+    `key` holds the name: "role" in OpenAI's form, "from" in ShareGPT's.
+    """
+    known = _SHARED_ROLES if key == "from" else {role: role for role in ROLES} | _OPENAI_ROLES
     if name not in known:
         offered = tuple(_SHARED_ROLES) if key == "from" else ROLES
         raise RowProblem(
@@ -93,37 +100,34 @@ def _role(name: str, key: str, place: str) -> str:
     return known[name]
 
 
-def _without_missing(turn: Mapping[str, object]) -> dict[str, object]:
-    """A null says that a key is missing; templates ask whether a key is there."""
-    return {name: value for name, value in turn.items() if value is not None}
-
-
 def _mark(turn: Mapping[str, object], role: str, place: str) -> dict[str, object]:
-    """`UNLEARNED` if the turn is the assistant's, and one of its marks says so."""
+    """Return `UNLEARNED` if an assistant's turn is marked as not to be learned, else no key."""
     if role != "assistant":
-        return {}  # never learned, whatever its mark
+        return {}  # never learned, whatever its marks say
     marks = {name: turn[name] for name in MARKS if name in turn}
     for name, value in marks.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
-            shown = f" ({value})" if isinstance(value, int | float) else ""
+            number = f" ({value})" if isinstance(value, int | float) else ""
             raise RowProblem(
                 f"{place}.{name}",
                 f"says whether the turn is learned: true, false, 1 or 0. It is "
-                f"{kind_of(value)}{shown}",
+                f"{kind_of(value)}{number}",
             )
     if len({bool(value) for value in marks.values()}) > 1:
-        told = " and ".join(f"`{name}: {json.dumps(value)}`" for name, value in marks.items())
-        raise RowProblem(place, f"is to be learned and not to be learned: {told}")
+        contradiction = " and ".join(
+            f"`{name}: {json.dumps(value)}`" for name, value in marks.items()
+        )
+        raise RowProblem(place, f"is to be learned and not to be learned: {contradiction}")
     return dict(UNLEARNED) if marks and not any(marks.values()) else {}
 
 
 def _calls(value: object, place: str) -> list[Mapping[str, object]]:
-    """The calls of a turn that holds them as JSON, one or a list of them."""
+    """Return the calls of a turn that holds them as JSON: one call or a list."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        parsed = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
         raise RowProblem(place, f"{_WANTED}. It is no valid JSON: {error}") from error
-    calls = found if isinstance(found, list) else [found]
+    calls = parsed if isinstance(parsed, list) else [parsed]
     if not calls:
         raise RowProblem(place, f"{_WANTED}. It is empty")
     return [_call(call, place) for call in calls]
@@ -140,13 +144,15 @@ def _call(call: object, place: str) -> Mapping[str, object]:
         tool_name(call)  # type: ignore[arg-type]
     except (AttributeError, LookupError, TypeError) as error:
         raise RowProblem(place, f"{_WANTED}. It is {kind_of(call)} without a name") from error
-    held: Mapping[str, Any] = call  # type: ignore[assignment]
-    return held if "function" in held else {"type": "function", "function": held}
+    checked: Mapping[str, Any] = call  # type: ignore[assignment]
+    return checked if "function" in checked else {"type": "function", "function": checked}
 
 
 def _content(value: object, place: str) -> str:
-    """A turn's text; of a list of text parts, as OpenAI's messages may have it, with line breaks
-    between them, as vLLM joins them for a template that writes text."""
+    """Return a turn's text. The text parts of a list are joined by line breaks.
+
+    OpenAI's messages may have such lists, and vLLM joins them so for a template that writes text.
+    """
     if not isinstance(value, list):
         return checked_text(value, place)
     parts = [_text_part(part, f"{place}[{i}]") for i, part in enumerate(value)]

@@ -1,10 +1,10 @@
-"""What a chat template leaves out of a conversation.
+"""Check that a chat template leaves nothing of a conversation out.
 
 A template is a program, and may write less than a row holds: no system turn, no tool turn, no
-reasoning. What is not written is neither learned nor read by the model, so a row with such a turn
-is bad. There is one exception. Many templates (Qwen3's, for one) drop the reasoning of the
-assistant's earlier turns, as they do when the model is used. Where such a turn is not learned, this
-is as it should be: the rows are counted, and the run tells how many there are.
+reasoning. Text that is not written is neither learned nor read by the model, so a row with such a
+turn is bad. There is one exception. Many templates (Qwen3's, for one) drop the reasoning of the
+assistant's earlier turns, as they do when the model is used. If such a turn is not learned, the row
+is good: the run counts such rows and reports the count.
 """
 
 from __future__ import annotations
@@ -15,111 +15,104 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from plimsoll.data.pieces import Messages, is_learned
+from plimsoll.data.pieces import Messages, dense_text, is_learned, quote
 from plimsoll.errors import DataError
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a turn that hold what the assistant thought before it answered."""
+"""Keys of a turn that hold the assistant's reasoning before its answer."""
 _THOUGHT = re.compile(r"(?:.*<think>)?(.*)</think>(.*)", re.DOTALL)
-"""A turn's content as templates take it apart: what was thought, and what is said."""
-_SHOWN = 60
-"""Characters of a text that an error quotes."""
+"""A turn's content as templates divide it: the reasoning, and the answer."""
 
 
 @dataclass(frozen=True)
-class _Text:
-    """A text of a turn: what it says, or what was thought.
-
-    number: which turn has it, from 1; 0 of the system message of the settings. learned: whether the
-    turn is.
-    """
+class _TurnText:
+    """One text of a turn: its content, or its reasoning."""
 
     number: int
+    """The number of the turn, from 1; 0 for the system message of the settings."""
     role: str
     key: str
+    """The key of the turn that holds the text."""
     text: str
     thought: bool
+    """Whether the text is reasoning."""
     learned: bool
+    """Whether the turn is learned."""
 
 
 def check_written(turns: Messages, text: str | None, system: str | None = None) -> bool:
-    """Return whether the reasoning of a turn that is not learned is left out.
+    """Return whether the template leaves out reasoning of a turn that is not learned.
 
     Args:
         turns: the conversation, with its marks of what is learned.
-        text: what the template makes of it; None: their contents, joined as plain text.
-        system: the system message of the settings, where the conversation has none.
+        text: the conversation as the template renders it; None: its contents are joined as plain
+            text.
+        system: the system message of the settings, if the conversation has none.
 
     Raises:
-        DataError: anything else is left out. Its message names the turn and the key.
+        DataError: anything else is left out. The message names the turn and the key.
     """
-    texts = [one for one in (*_texts(turns), *_settings(system)) if one.text.strip()]
+    texts = [*_turn_texts(turns)]
+    if system is not None:
+        texts.append(_TurnText(0, "system", "content", system, thought=False, learned=False))
+    texts = [one for one in texts if one.text.strip()]
     if text is None:
-        lacking = [one for one in texts if one.key != "content"]
+        missing = [one for one in texts if one.key != "content"]
     else:
-        lacking = [*_lacking(texts, _dense(text))]
-    for one in lacking:
+        missing = [*_find_missing(texts, dense_text(text))]
+    for one in missing:
         if one.learned or not one.thought:
-            raise DataError(_told(one, plain=text is None))
-    return bool(lacking)
+            raise DataError(_describe_omission(one, plain=text is None))
+    return bool(missing)
 
 
-def _texts(turns: Messages) -> Iterator[_Text]:
+def _turn_texts(turns: Messages) -> Iterator[_TurnText]:
     for number, turn in enumerate(turns, start=1):
-        role, said, learned = str(turn["role"]), str(turn["content"]), is_learned(turn)
+        role, content, learned = str(turn["role"]), str(turn["content"]), is_learned(turn)
         if role == "assistant":
             thoughts = {key: turn[key] for key in REASONING if isinstance(turn.get(key), str)}
-            if (within := _THOUGHT.fullmatch(said)) is not None:
-                thoughts["content"], said = within.groups()
+            if (match := _THOUGHT.fullmatch(content)) is not None:
+                thoughts["content"], content = match.groups()
             for key, thought in thoughts.items():
-                yield _Text(number, role, key, thought, thought=True, learned=learned)
-        yield _Text(number, role, "content", said, thought=False, learned=learned)
+                yield _TurnText(number, role, key, thought, thought=True, learned=learned)
+        yield _TurnText(number, role, "content", content, thought=False, learned=learned)
 
 
-def _settings(system: str | None) -> Iterator[_Text]:
-    if system is not None:
-        yield _Text(0, "system", "content", system, thought=False, learned=False)
+def _find_missing(texts: Sequence[_TurnText], rendered: str) -> Iterator[_TurnText]:
+    """Yield the texts that are rendered less often than turns have them.
 
-
-def _lacking(texts: Sequence[_Text], written: str) -> Iterator[_Text]:
-    """The texts that are written less often than turns have them. If several turns have the same
-    text, the one that templates are likeliest to leave out lacks it.
-
-    White space does not count, as many templates trim it, and a text may be written as it is within
-    a JSON string.
+    If several turns have the same text, the text that templates are likeliest to leave out is
+    missing. White space does not count, as many templates trim it. A text may be written as it is
+    or within a JSON string.
     """
-    seen: Counter[str] = Counter()
-    for one in sorted(texts, key=_likelihood):
-        dense = _dense(one.text)
-        within = _dense(json.dumps(one.text.strip(), ensure_ascii=False)[1:-1])
-        seen[dense] += 1
-        if sum(map(written.count, {dense, within})) < seen[dense]:
+    expected: Counter[str] = Counter()
+    for one in sorted(texts, key=_omission_order):
+        as_is = dense_text(one.text)
+        in_json = dense_text(json.dumps(one.text.strip(), ensure_ascii=False)[1:-1])
+        expected[as_is] += 1
+        if sum(map(rendered.count, {as_is, in_json})) < expected[as_is]:
             yield one
 
 
-def _likelihood(one: _Text) -> tuple[bool, bool, bool]:
-    """How likely templates leave a text out, to sort by."""
+def _omission_order(one: _TurnText) -> tuple[bool, bool, bool]:
+    """Return a sort key: texts that templates are likelier to leave out come later."""
     return one.thought, one.thought and not one.learned, one.role in ("system", "tool")
 
 
-def _dense(text: str) -> str:
-    """Return the text without white space."""
-    return "".join(text.split())
-
-
-def _told(one: _Text, *, plain: bool) -> str:
-    leaves = "plain text leaves" if plain else "the chat template leaves"
+def _describe_omission(one: _TurnText, *, plain: bool) -> str:
+    renderer = "plain text" if plain else "the chat template"
     fix = "Write it into the content" if plain else "Set `data.chat_template` to one that has it"
-    shown = repr(one.text.strip()[:_SHOWN])
+    quoted = quote(one.text.strip())
     if one.number == 0:
         return (
-            f"would begin with `data.system`, which {leaves} out: {shown}. {fix}, or leave it out"
+            f"would begin with `data.system`, which {renderer} leaves out: {quoted}. "
+            f"{fix}, or leave it out"
         )
     what = "text"
     if one.thought:
         what = "reasoning"
         fix += ", mark the turn `train: false` (it is then not learned)"
     return (
-        f"has a turn {one.number} ({one.role}) with {what} in its `{one.key}` that {leaves} out: "
-        f"{shown}. {fix}, or take it out of the row"
+        f"has a turn {one.number} ({one.role}) with {what} in its `{one.key}` that {renderer} "
+        f"leaves out: {quoted}. {fix}, or take it out of the row"
     )

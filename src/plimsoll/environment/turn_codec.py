@@ -38,7 +38,7 @@ class TurnCodec:
 
         Raises DataError if the template is plain text, which leaves them out.
         """
-        return replace(self, template=self.template.knowing(tools)) if tools else self
+        return replace(self, template=self.template.with_tools(tools)) if tools else self
 
     def decode_reply(self, sampled: Ints, tools: Tools) -> Reply:
         """Return what the policy said. tools: what it may call."""

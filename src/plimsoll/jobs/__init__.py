@@ -1,4 +1,4 @@
-"""The jobs, by the names of their commands, in the order of the help. A new one is added here."""
+"""The jobs by the names of their commands, in the order of the help. Add a new job here."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ _PRESETS: list[Job[Any]] = [
 _ALL: list[Job[Any]] = [SFT, DISTILL, RM, PRM, DPO, KTO, RL, *_PRESETS, SAMPLE]
 
 JOBS: Mapping[str, Job[Any]] = {job.name: job for job in _ALL}
-"""A preset of a job is a command, too."""
+"""All jobs. A preset of a job is a command, too."""

@@ -1,4 +1,4 @@
-"""Distillation: what `plimsoll distill` is. How it runs: distill_loop.py."""
+"""The job of `plimsoll distill`: distillation. distill_loop.py runs it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Distillation: a student learns a teacher's next-token distributions on given conversations;
-Hinton et al. 2015, https://arxiv.org/abs/1503.02531.
+"""Distillation: a student learns a teacher's next-token distributions on given conversations.
 
     plimsoll distill CONFIG.yaml
 
-Each step the teacher reads the step's rows, and the student takes one step on its divergence from
-the teacher, with the likelihood of the rows beside it. Both are means over the learned tokens of
-the whole step, so no split into packs, micro-batches or ranks changes the loss.
+Hinton et al. 2015, https://arxiv.org/abs/1503.02531. Each step the teacher reads the step's rows,
+and the student takes one step on its divergence from the teacher, with the likelihood of the rows
+beside it. Both are means over the learned tokens of the whole step, so no split into packs,
+micro-batches or ranks changes the loss.
 """
 
 from __future__ import annotations
@@ -27,51 +27,52 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, perplexity
-from plimsoll.train.update import Step
+from plimsoll.train.update import OptimizerStep
 
 DistillWork = Work[DistillConfig, Sample]
 
 
 def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
-    """Train; resumes where `run.resume` says so."""
+    """Train the student. `run.resume` decides whether an earlier run goes on."""
     divergence(spec.config.algorithm.divergence)  # a wrong name or option ends the run right here
     with work_on_rows(spec, planned, load_samples) as work:
         load_roles(work)
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def learn(work: DistillWork, batch: Sequence[Sample]) -> Step[TeacherForward]:
-    """Have the teacher read conversations, which an optimizer step learns as it does."""
+def learn(work: DistillWork, batch: Sequence[Sample]) -> OptimizerStep[TeacherForward]:
+    """Run the teacher on a batch, and return the student's optimizer step."""
     packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
     with work.session.phase("score", work.cluster):
-        work.cluster.each(Worker.teacher_forward, [(own,) for own in packs])
-    return Step(packs, BatchCounts.of(batch), objective(work.config), None)
+        work.cluster.each(Worker.teacher_forward, list(zip(packs)))
+    return OptimizerStep(packs, BatchCounts.of(batch), objective(work.config), None)
 
 
 def evaluate(work: DistillWork) -> dict[str, float]:
-    """The loss on the held-out rows, the divergence from the teacher, and the likelihood of the
-    rows. As many rows at once as a step has: the teacher's states are kept."""
+    """Return the loss on the held-out rows, the divergence, and the likelihood of the rows.
+
+    Rows are read in groups of one step's size, as the teacher's states are kept in memory.
+    """
     cluster, batch = work.cluster, work.config.batch
     counts, goal = BatchCounts.of(work.data.eval), objective(work.config)
     totals: dict[str, float] = {}
     for start in range(0, len(work.data.eval), batch.sequences):
         rows = work.data.eval[start : start + batch.sequences]
         packs = pack(rows, cluster.ranks, batch.micro_batch_tokens)
-        cluster.each(Worker.teacher_forward, [(own,) for own in packs])
+        cluster.each(Worker.teacher_forward, list(zip(packs)))
         for shares in cluster.each(
-            Worker.measure_distillation, [(own, counts, goal) for own in packs]
+            Worker.measure_distillation, [(rank_packs, counts, goal) for rank_packs in packs]
         ):
             totals = {name: totals.get(name, 0.0) + share for name, share in shares.items()}
     return totals | {"perplexity": perplexity(totals["nll"])}
 
 
 def objective(config: DistillConfig) -> DistillationObjective:
-    """What the student learns."""
+    """Return what the student learns."""
     algorithm = config.algorithm
     return DistillationObjective(algorithm.divergence, algorithm.temperature, algorithm.nll_share)
 
 
 def measure(spec: RunSpec[DistillConfig], directory: Path) -> dict[str, float]:
-    """The mean negative log-likelihood (nats) and perplexity of the learned tokens, by the names
-    that the evaluation has for them."""
+    """Return mean negative log-likelihood (nats) and perplexity of the learned tokens, by name."""
     return measure_likelihood(spec, load_samples, "nll")

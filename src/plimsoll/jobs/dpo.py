@@ -1,4 +1,4 @@
-"""DPO and other preference losses: what `plimsoll dpo` is. How it runs: dpo_loop.py."""
+"""The job of `plimsoll dpo`: DPO and other preference losses. dpo_loop.py runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
 from plimsoll.config.problems import Problem
 from plimsoll.config.run import JobConfig
-from plimsoll.jobs.figures import OF_PAIRS
+from plimsoll.jobs.figures import PAIR_METRICS
 from plimsoll.spec.choices import is_own, needs_reference
 from plimsoll.spec.columns import pair_source
 from plimsoll.spec.job import Evaluation, Job, Names, both, implicit_rewards
@@ -55,8 +55,8 @@ def _roles(config: DpoConfig) -> list[Role]:
 
 
 def _evaluation(config: DpoConfig) -> Evaluation:
-    own: Names = {"preference_loss": "lowest", "nll": None}
-    return Evaluation({**OF_PAIRS, **own}, more=is_own(config.algorithm.loss))
+    of_dpo: Names = {"preference_loss": "lowest", "nll": None}
+    return Evaluation({**PAIR_METRICS, **of_dpo}, more=is_own(config.algorithm.loss))
 
 
 def _rules(config: DpoConfig) -> Iterator[Problem]:

@@ -2,10 +2,10 @@
 
     plimsoll dpo CONFIG.yaml
 
-Each step draws pairs, scores them with the frozen reference (unless the loss is reference-free, or
-it scored everything before), and takes one step on the loss of the config. The loss is a mean over
-the pairs of the whole step, so no split into packs, micro-batches or ranks changes it; both
-responses of a pair are in the same pack.
+Each step draws pairs, scores them with the frozen reference (unless the loss needs none, or all
+pairs were scored before), and takes one step on the loss of the config. The loss is a mean over the
+pairs of the whole step, so no split into packs, micro-batches or ranks changes it. Both responses
+of a pair are in the same pack.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
-from plimsoll.train.measure import as_pair_metrics, in_parts
-from plimsoll.train.reference import Reference, load_compared
+from plimsoll.train.measure import pair_output_metrics, score_in_parts
+from plimsoll.train.reference import Reference, load_with_reference
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import Packs, Step, log_probs, pack_rows
+from plimsoll.train.update import OptimizerStep, Packs, log_probs, pack_rows
 
 DpoWork = Work[DpoConfig, Pair]
 
 HeldOut = tuple[Packs, Floats | None]
-"""The held-out pairs in packs, and the log-probs of their sequences under the reference, where
-there is one: the same from one evaluation to the next."""
+"""The held-out pairs in packs, and their sequences' log-probs under the reference, if there is one.
+They are the same in every evaluation.
+"""
 
 
 def run(spec: RunSpec[DpoConfig], planned: Planned) -> None:
-    """Train; resumes where `run.resume` says so."""
+    """Train the policy. `run.resume` decides whether an earlier run goes on."""
     loss = preference_loss(spec.config.algorithm.loss)
     with work_on_rows(spec, planned, load_pairs) as work:
         reference = None
         if loss.needs_reference:
-            reference = load_compared(work, work.batches_ahead, spec.config.reference_logprobs)
+            reference = load_with_reference(
+                work, work.batches_ahead, spec.config.reference_logprobs
+            )
         else:
             load_roles(work)
         held_out = None if spec.run.eval_every is None else hold_out(work, reference)
@@ -56,15 +59,17 @@ def run(spec: RunSpec[DpoConfig], planned: Planned) -> None:
         )
 
 
-def learn(work: DpoWork, reference: Reference | None, batch: Sequence[Pair]) -> Step[Floats | None]:
-    """Score the pairs with the reference; what an optimizer step learns of them."""
+def learn(
+    work: DpoWork, reference: Reference | None, batch: Sequence[Pair]
+) -> OptimizerStep[Floats | None]:
+    """Score a batch of pairs with the reference, and return the policy's optimizer step."""
     algorithm, packs = work.config.algorithm, pack_rows(work.spec, batch, work.cluster)
-    compared = None if reference is None else reference.log_probs(batch, packs, "score")
-    return Step(
+    reference_S = None if reference is None else reference.log_probs(batch, packs, "score")
+    return OptimizerStep(
         packs,
         BatchCounts.of(samples_of(batch)),
         PreferenceObjective(algorithm.loss, algorithm.nll_weight),
-        lambda pack: None if compared is None else compared[pack.samples_S],
+        lambda pack: None if reference_S is None else reference_S[pack.samples_S],
     )
 
 
@@ -75,7 +80,7 @@ def hold_out(work: DpoWork, reference: Reference | None) -> HeldOut:
 
 
 def evaluate(work: DpoWork, loss: PreferenceLoss, held_out: HeldOut | None) -> dict[str, float]:
-    """The loss on the held-out pairs and its metrics, with the accuracy's 95 % interval."""
+    """Return the loss on the held-out pairs and its metrics."""
     assert held_out is not None, "evaluated without run.eval_every"
     packs, reference = held_out
     logprobs = log_probs("actor", packs, work.cluster)
@@ -89,8 +94,15 @@ def pair_metrics(
     logprobs: Floats,
     reference: Floats | None,
 ) -> dict[str, float]:
-    """The loss on pairs and its metrics, with the accuracy's 95 % confidence interval. logprobs,
-    reference: of each sequence (chosen, rejected, chosen, ...)."""
+    """Return the loss on pairs and its metrics, with the accuracy's 95 % confidence interval.
+
+    Args:
+        config: the settings of the run.
+        loss: the preference loss.
+        pairs: the pairs.
+        logprobs: the actor's log-prob of each sequence (chosen, rejected, chosen, ...).
+        reference: the same of the reference; None if the loss needs none.
+    """
     lengths = np.array([s.loss_mask.sum() for s in samples_of(pairs)], dtype=np.float32)
     output = preference_objective(
         PreferenceLossInputs(_in_pairs(logprobs), _in_pairs(lengths), len(pairs)),
@@ -98,7 +110,7 @@ def pair_metrics(
         loss.compute,
         config.algorithm.nll_weight,
     )
-    return as_pair_metrics(output, pairs)
+    return pair_output_metrics(output, pairs)
 
 
 def _in_pairs(values: Floats) -> PairValues:
@@ -106,8 +118,10 @@ def _in_pairs(values: Floats) -> PairValues:
 
 
 def measure(spec: RunSpec[DpoConfig], directory: Path) -> dict[str, float]:
-    """The preference loss and its metrics, the accuracy with its interval; compared with the
-    config's reference, or with the model that training began with."""
+    """Return the loss on the held-out pairs and its metrics.
+
+    The reference is the config's, or the model that training began with.
+    """
     loss, roles = preference_loss(spec.config.algorithm.loss), tuple(spec.roles)
     loaded = load_held_out(spec, load_pairs)
 
@@ -115,7 +129,7 @@ def measure(spec: RunSpec[DpoConfig], directory: Path) -> dict[str, float]:
         packs = pack_rows(spec, pairs, cluster)
         return [log_probs(role, packs, cluster) for role in roles]
 
-    parts = in_parts(spec, loaded.items, score, *roles)
-    own, *compared = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    reference = compared[0] if compared else None
-    return pair_metrics(spec.config, loss, loaded.items, own, reference) | row_counts(loaded)
+    parts = score_in_parts(spec, loaded.items, score, *roles)
+    actor, *others = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    reference = others[0] if others else None
+    return pair_metrics(spec.config, loss, loaded.items, actor, reference) | row_counts(loaded)

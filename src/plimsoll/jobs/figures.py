@@ -1,4 +1,4 @@
-"""What the evaluations of several jobs report."""
+"""Metrics that evaluations of several jobs report."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from plimsoll.config.run import Goal
 from plimsoll.spec.job import Names
 
 
-def measured(name: str, goal: Goal | None) -> Names:
-    """A figure and the ends of its confidence interval."""
+def with_interval(name: str, goal: Goal | None) -> Names:
+    """Return a metric and the ends of its confidence interval."""
     return {name: goal, f"{name}_low": goal, f"{name}_high": goal}
 
 
-ACCURACY = measured("accuracy", "highest")
-OF_PAIRS: Names = {
+ACCURACY = with_interval("accuracy", "highest")
+PAIR_METRICS: Names = {
     "loss": "lowest",
     **ACCURACY,
     "rewards/margin": "highest",

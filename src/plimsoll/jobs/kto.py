@@ -1,4 +1,4 @@
-"""KTO: what `plimsoll kto` is. How it runs: kto_loop.py."""
+"""The job of `plimsoll kto`: KTO. kto_loop.py runs it."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 
 Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306. Each step draws labelled responses,
 measures how far the policy is from the reference on the step's prompts with other responses, and
-takes one step on the loss of the config. That KL is of the whole step, before its update, and the
-loss a mean over its responses: no split into packs, micro-batches or ranks changes either.
+takes one step on the loss of the config. The KL is of the whole step, before its update, and the
+loss is a mean over its responses. So no split into packs, micro-batches or ranks changes either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plimsoll.algorithm.inputs import FeedbackLossInputs, LabelCounts
 from plimsoll.algorithm.separation import separation_effect, separation_interval, share_ahead
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_responses
-from plimsoll.data.mismatched import mismatched
+from plimsoll.data.mismatched import mismatch_responses
 from plimsoll.engine.objectives import FeedbackObjective, FeedbackStream
 from plimsoll.errors import DataError
 from plimsoll.jobs.kto import KtoConfig
@@ -32,27 +32,29 @@ from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Pack,
 from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
-from plimsoll.train.measure import as_metrics, in_parts
-from plimsoll.train.reference import Reference, ScoringPhase, load_compared
+from plimsoll.train.measure import output_metrics, score_in_parts
+from plimsoll.train.reference import Reference, ScoringPhase, load_with_reference
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import Packs, Step, log_probs, pack_rows
+from plimsoll.train.update import OptimizerStep, Packs, log_probs, pack_rows
 
 KtoWork = Work[KtoConfig, LabelledResponse]
 
-Scored = tuple[Packs, Floats]
+ScoredSamples = tuple[Packs, Floats]
 """Samples in packs, and their log-probs under the reference."""
-Responses = tuple[Scored, Scored]
-"""Responses with their prompts, and the prompts with other responses."""
+Responses = tuple[ScoredSamples, ScoredSamples]
+"""The samples of the responses, and those of the prompts with other responses."""
 
 
 def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
-    """Train; resumes where `run.resume` says so."""
+    """Train the policy. `run.resume` decides whether an earlier run goes on."""
     feedback_loss(spec.config.algorithm.loss)
     with work_on_rows(spec, planned, load_responses) as work:
         check_labels(work.data.train)
-        reference = load_compared(
+        reference = load_with_reference(
             work,
-            lambda: chain.from_iterable(both(spec, rows) for rows in work.batches_ahead()),
+            lambda: chain.from_iterable(
+                match_and_mismatch(spec, rows) for rows in work.batches_ahead()
+            ),
             spec.config.reference_logprobs,
         )
         held_out = None
@@ -62,7 +64,7 @@ def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
 
 
 def check_labels(rows: Sequence[LabelledResponse]) -> None:
-    """DataError where all rows have the same label: there is nothing to tell apart."""
+    """Raise DataError if all rows have the same label, as there is nothing to tell apart."""
     labels = {row.desirable for row in rows}
     if len(labels) == 1:
         word = "desirable" if labels == {True} else "undesirable"
@@ -74,12 +76,12 @@ def check_labels(rows: Sequence[LabelledResponse]) -> None:
         )
 
 
-def both(
+def match_and_mismatch(
     spec: RunSpec[KtoConfig], rows: Sequence[LabelledResponse]
 ) -> tuple[list[Sample], list[Sample]]:
-    """The rows' samples, and their prompts with other responses."""
+    """Return the rows' samples, and the samples of their prompts with other responses."""
     samples = samples_of(rows)
-    return samples, mismatched(samples, spec.data.max_tokens)
+    return samples, mismatch_responses(samples, spec.data.max_tokens)
 
 
 def score(
@@ -87,44 +89,43 @@ def score(
 ) -> Responses:
     """Pack the rows, and score them with the reference."""
 
-    def scored(samples: Sequence[Sample]) -> Scored:
+    def pack_and_score(samples: Sequence[Sample]) -> ScoredSamples:
         packs = pack_rows(work.spec, samples, work.cluster)
         return packs, reference.log_probs(samples, packs, phase)
 
-    matched, others = both(work.spec, rows)
-    return scored(matched), scored(others)
+    matched, mismatched = match_and_mismatch(work.spec, rows)
+    return pack_and_score(matched), pack_and_score(mismatched)
 
 
 def learn(
     work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse]
-) -> Step[FeedbackStream]:
-    """Score the rows and measure the KL; what an optimizer step learns of them."""
-    (packs, reference_S), others = score(work, reference, batch, "score")
+) -> OptimizerStep[FeedbackStream]:
+    """Score a batch, measure the KL, and return the policy's optimizer step."""
+    (packs, reference_S), mismatched = score(work, reference, batch, "score")
     with work.session.phase("score", work.cluster):
-        kl = measured_kl(work, others)
+        kl = measure_kl(work, mismatched)
     desirable_S = labels_of(batch)
 
     def stream(pack: Pack) -> FeedbackStream:
-        places = pack.samples_S[pack.samples_S >= 0]  # a filler has none
+        places = pack.samples_S[pack.samples_S >= 0]  # a filler has no place
         return FeedbackStream(reference_S[places], desirable_S[places])
 
     objective = FeedbackObjective(work.config.algorithm.loss, kl, counts_of(desirable_S))
-    return Step(packs, BatchCounts.of(samples_of(batch)), objective, stream)
+    return OptimizerStep(packs, BatchCounts.of(samples_of(batch)), objective, stream)
 
 
-def measured_kl(work: KtoWork, others: Scored) -> float:
-    """By how much the policy has moved from the reference (`kl_baseline`)."""
-    packs, reference_S = others
+def measure_kl(work: KtoWork, mismatched: ScoredSamples) -> float:
+    """Return how far the policy has moved from the reference (`kl_baseline`)."""
+    packs, reference_S = mismatched
     policy_S = log_probs("actor", packs, work.cluster)
     return kl_baseline(torch.from_numpy(policy_S - reference_S))
 
 
 def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
-    """The loss on the held-out rows and its metrics, with the KL of all of them together, and the
-    accuracy."""
+    """Return the loss on the held-out rows and its metrics. The KL is of all rows together."""
     assert held_out is not None, "evaluated without run.eval_every"
-    (packs, reference_S), others = held_out
-    kl = measured_kl(work, others)
+    (packs, reference_S), mismatched = held_out
+    kl = measure_kl(work, mismatched)
     logratios_S = log_probs("actor", packs, work.cluster) - reference_S
     return response_metrics(work.config, work.data.eval, logratios_S, kl)
 
@@ -132,46 +133,49 @@ def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
 def response_metrics(
     config: KtoConfig, rows: Sequence[LabelledResponse], logratios_S: Floats, kl: float
 ) -> dict[str, float]:
-    """The loss on labelled responses and its metrics; where both labels are among them, the
-    desirable ones' `share_ahead` as the accuracy, with its 95 % confidence interval over
-    prompts."""
+    """Return the loss on labelled responses and its metrics.
+
+    If there are responses of each label, the accuracy is `share_ahead` of the desirable ones, with
+    its 95 % confidence interval over prompts.
+    """
     desirable_S, prompts = labels_of(rows), [row.prompt for row in rows]
     counts = counts_of(desirable_S)
     inputs = FeedbackLossInputs(
         torch.from_numpy(logratios_S), torch.from_numpy(desirable_S), kl, counts
     )
-    metrics = as_metrics(feedback_loss(config.algorithm.loss)(inputs))
+    metrics = output_metrics(feedback_loss(config.algorithm.loss)(inputs))
     if not (counts.desirable and counts.undesirable):
         return metrics
     share = share_ahead(logratios_S[desirable_S], logratios_S[~desirable_S])
     effect = separation_effect(logratios_S, desirable_S, prompts)
     low, high = separation_interval(share, counts.desirable / effect, counts.undesirable / effect)
     accuracy = {"accuracy": share, "accuracy_low": low, "accuracy_high": high}
-    return {"loss": metrics["loss"]} | accuracy | metrics  # in the order in which they are shown
+    return {"loss": metrics["loss"]} | accuracy | metrics  # in the order of the display
 
 
 def labels_of(rows: Sequence[LabelledResponse]) -> Bools:
-    """Whether each is desirable."""
+    """Return whether each response is desirable."""
     return np.array([row.desirable for row in rows])
 
 
 def counts_of(desirable_S: Bools) -> LabelCounts:
-    """How many responses there are of each label."""
+    """Return the number of responses of each label."""
     desirable = int(desirable_S.sum())
     return LabelCounts(desirable, len(desirable_S) - desirable)
 
 
 def measure(spec: RunSpec[KtoConfig], directory: Path) -> dict[str, float]:
-    """The loss on labelled responses and its metrics, the accuracy with its interval; compared as
-    pairs are, with the KL of all rows together."""
+    """Return the loss on the held-out rows and its metrics. The KL is of all rows together."""
     loaded = load_held_out(spec, load_responses)
 
     def log_ratios(cluster: Cluster, part: Sequence[tuple[Sample, Sample]]) -> Floats:
         packs = pack_rows(spec, list(chain(*part)), cluster)
         return log_probs("actor", packs, cluster) - log_probs("reference", packs, cluster)
 
-    rows = list(zip(*both(spec, loaded.items), strict=True))
-    parts = in_parts(spec, rows, log_ratios, "actor", "reference")
-    logratios = np.concatenate(parts)  # of a row, and of its prompt with another response
+    rows = list(zip(*match_and_mismatch(spec, loaded.items), strict=True))
+    parts = score_in_parts(spec, rows, log_ratios, "actor", "reference")
+    logratios = np.concatenate(
+        parts
+    )  # alternately of a row, and of its prompt with another response
     kl = kl_baseline(torch.from_numpy(logratios[1::2]))
     return response_metrics(spec.config, loaded.items, logratios[::2], kl) | row_counts(loaded)

@@ -1,4 +1,4 @@
-"""Process reward models: what `plimsoll prm` is. How it runs: prm_loop.py."""
+"""The job of `plimsoll prm`: process reward models. prm_loop.py runs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from plimsoll.config.batch import SftBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig
-from plimsoll.jobs.figures import measured
+from plimsoll.jobs.figures import with_interval
 from plimsoll.spec.columns import step_source
 from plimsoll.spec.job import Evaluation, Job, Names, both
 from plimsoll.spec.roles import learner
@@ -29,7 +29,7 @@ _METRICS: Names = {
     "accuracy": "highest",
     "labels": None,
     "calibration_error": "lowest",
-    **measured("solution_accuracy", "highest"),
+    **with_interval("solution_accuracy", "highest"),
     "right_solutions": None,
 }
 

@@ -31,30 +31,31 @@ from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
-from plimsoll.train.measure import as_metrics, in_parts
+from plimsoll.train.measure import output_metrics, score_in_parts
 from plimsoll.train.reliability import PICTURE, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import Step, pack_rows
+from plimsoll.train.update import OptimizerStep, pack_rows
 
 PrmWork = Work[PrmConfig, LabelledSteps]
 
 
 def run(spec: RunSpec[PrmConfig], planned: Planned) -> None:
-    """Train; resumes where `run.resume` says so."""
+    """Train the model. `run.resume` decides whether an earlier run goes on."""
     with work_on_rows(spec, planned, load_steps) as work:
         load_scorer(work)
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def learn(work: PrmWork, batch: Sequence[LabelledSteps]) -> Step[Floats]:
-    """What an optimizer step learns of labelled steps."""
+def learn(work: PrmWork, batch: Sequence[LabelledSteps]) -> OptimizerStep[Floats]:
+    """Return the optimizer step of a batch of labelled steps."""
     packs, labels = pack_rows(work.spec, batch, work.cluster), [row.labels for row in batch]
-    return Step(packs, counts_of(batch), ProcessObjective(), lambda pack: to_packed(pack, labels))
+    return OptimizerStep(
+        packs, counts_of(batch), ProcessObjective(), lambda pack: to_packed(pack, labels)
+    )
 
 
 def evaluate(work: PrmWork) -> dict[str, float]:
-    """The loss on the held-out steps and its metrics, as `process_metrics` tells them; draws the
-    calibration."""
+    """Return the loss on the held-out steps and its metrics, and draw the calibration."""
     scores = score_steps(work.spec, work.cluster, work.data.eval)
     return process_metrics(scores, work.data.eval, work.session.directory.calibration_path)
 
@@ -62,27 +63,35 @@ def evaluate(work: PrmWork) -> dict[str, float]:
 def process_metrics(
     scores: Sequence[Floats], rows: Sequence[LabelledSteps], output_svg: Path
 ) -> dict[str, float]:
-    """The loss on steps and its metrics, with the calibration error, and those of whole solutions;
-    draws the calibration. scores: of each row's steps."""
+    """Return the metrics of steps and of whole solutions, and draw the calibration.
+
+    Args:
+        scores: the scores of each row's steps.
+        rows: the rows with their labels.
+        output_svg: the file of the drawing.
+    """
     flat, labels = np.concatenate(scores), np.concatenate([row.labels for row in rows])
     output = process_loss(torch.from_numpy(flat), torch.from_numpy(labels), counts_of(rows))
     calibration = calibrate(sigmoid(flat), labels)
     title = f"{len(flat):,} held-out steps"
     return (
-        as_metrics(output)
+        output_metrics(output)
         | show_calibration(calibration, title, output_svg)
         | solution_metrics(scores, rows)
     )
 
 
 def solution_metrics(scores: Sequence[Floats], rows: Sequence[LabelledSteps]) -> dict[str, float]:
-    """Whole solutions: one is right where each of its steps is, and taken to be right where its
-    lowest score is over 0. The share of which both or neither hold, with its 95 % confidence
-    interval over prompts, and the share that is right."""
-    taken = np.array([own.min() > 0 for own in scores])
+    """Return the accuracy on whole solutions, and the share of right ones.
+
+    A solution is right if each of its steps is. The model judges it right if its lowest score is
+    over 0. The accuracy is the share of solutions judged as they are, with its 95 % confidence
+    interval over prompts.
+    """
+    judged_right = np.array([steps.min() > 0 for steps in scores])
     right = np.array([row.labels.min() > 0.5 for row in rows])
-    share = float((taken == right).mean())
-    low, high = share_interval(taken == right, [row.prompt for row in rows])
+    share = float((judged_right == right).mean())
+    low, high = share_interval(judged_right == right, [row.prompt for row in rows])
     return {
         "solution_accuracy": share,
         "solution_accuracy_low": low,
@@ -94,21 +103,20 @@ def solution_metrics(scores: Sequence[Floats], rows: Sequence[LabelledSteps]) ->
 def score_steps(
     spec: RunSpec[PrmConfig], cluster: Cluster, rows: Sequence[LabelledSteps]
 ) -> list[Floats]:
-    """The scores of each row's steps."""
+    """Return the scores of each row's steps."""
     packs = pack_rows(spec, rows, cluster)
-    found = cluster.each(Worker.values, [("actor", own, at_marks) for own in packs])
-    return from_packed(list(chain(*packs)), list(chain(*found)), len(rows))
+    by_rank = cluster.each(Worker.values, [("actor", rank_packs, at_marks) for rank_packs in packs])
+    return from_packed(list(chain(*packs)), list(chain(*by_rank)), len(rows))
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:
-    """tokens: steps, each of which has one that is marked."""
+    """Return the number of steps (each has one marked token) and of rows."""
     return BatchCounts(sum(len(row.labels) for row in rows), len(rows))
 
 
 def measure(spec: RunSpec[PrmConfig], directory: Path) -> dict[str, float]:
-    """A process reward model's loss on steps and its metrics, and those of whole solutions; draws
-    the calibration."""
+    """Return a model's loss on the held-out steps and its metrics, and draw the calibration."""
     loaded = load_held_out(spec, load_steps)
-    scores = [*chain(*in_parts(spec, loaded.items, partial(score_steps, spec), "actor"))]
+    scores = [*chain(*score_in_parts(spec, loaded.items, partial(score_steps, spec), "actor"))]
     picture = directory / PICTURE
     return process_metrics(scores, loaded.items, picture) | row_counts(loaded)

@@ -1,4 +1,4 @@
-"""Reinforcement learning: what `plimsoll rl` and its presets are. How it runs: rl_loop.py."""
+"""The job of `plimsoll rl` and its presets: reinforcement learning. rl_loop.py runs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from plimsoll.config.base import Choice
 from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.config.run import Goal
-from plimsoll.jobs.figures import measured
+from plimsoll.jobs.figures import with_interval
 from plimsoll.rl.presets import PRESETS
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.columns import rl_source
@@ -20,23 +20,23 @@ from plimsoll.spec.workload import Workload
 
 def _roles(config: RlConfig) -> Sequence[Role]:
     warmup = config.algorithm.critic_warmup_steps
-    found = [learner("actor", config.actor, "policy", scores=True, begins=warmup)]
+    roles = [learner("actor", config.actor, "policy", scores=True, begins=warmup)]
     if config.critic is not None and "values_L" in advantage_needs(config.algorithm.advantage):
-        found.append(learner("critic", config.critic, "value", scores=True))
+        roles.append(learner("critic", config.critic, "value", scores=True))
     if config.algorithm.kl is not None:
-        found.append(reference_of(config.reference, config.actor))
-    if config.rollout.replay is None:  # what is replayed has its rewards
-        found += scoring_roles(config)
-    return found
+        roles.append(reference_of(config.reference, config.actor))
+    if config.rollout.replay is None:  # replayed trajectories have their rewards
+        roles += scoring_roles(config)
+    return roles
 
 
 def scoring_roles(config: RlConfig) -> Sequence[Role]:
-    """The reward models."""
-    found = []
+    """Return the roles of the reward models."""
+    roles = []
     for name, model in config.scoring_models.items():
         key = name if name == REWARD_MODEL else f"reward_models.{name}"
-        found.append(Role(scoring_role(name), model.role, "value", f"{key}.role", scores=True))
-    return found
+        roles.append(Role(scoring_role(name), model.role, "value", f"{key}.role", scores=True))
+    return roles
 
 
 def _workload(config: RlConfig) -> Workload:
@@ -59,8 +59,9 @@ def _workload(config: RlConfig) -> Workload:
 
 def _choices(config: RlConfig) -> Mapping[str, Choice]:
     algorithm = config.algorithm
-    found = {"advantage": algorithm.advantage, "policy_loss": algorithm.policy_loss}
-    return found if algorithm.correction is None else found | {"correction": algorithm.correction}
+    choices = {"advantage": algorithm.advantage, "policy_loss": algorithm.policy_loss}
+    correction = algorithm.correction
+    return choices if correction is None else choices | {"correction": correction}
 
 
 def _sampling(config: RlConfig) -> Sampling:
@@ -76,19 +77,20 @@ def _sampling(config: RlConfig) -> Sampling:
 
 
 def _evaluation(config: RlConfig) -> Evaluation:
-    """Of each set; of several the means over them, too, by the plain names."""
+    """Return the metrics of each evaluation set, and their means under plain names if several."""
     plain: Names = {"reward": "highest", **dict.fromkeys(config.parts)}
     sets = eval_sets(config)
-    found = _with_ends(plain) if not sets else {**plain} if len(sets) > 1 else {}
-    for one in sets:
-        own = _with_ends({**plain, **dict.fromkeys(one.passing, "highest")})
-        for prefix in [one.prefix, *([f"{one.prefix}{SOURCE}/"] if one.by_source else [])]:
-            found |= {f"{prefix}{name}": goal for name, goal in own.items()}
-    return Evaluation(found)
+    goals = _with_intervals(plain) if not sets else {**plain} if len(sets) > 1 else {}
+    for eval_set in sets:
+        set_goals = _with_intervals({**plain, **dict.fromkeys(eval_set.passing, "highest")})
+        sources = [f"{eval_set.prefix}{SOURCE}/"] if eval_set.by_source else []
+        for prefix in (eval_set.prefix, *sources):
+            goals |= {f"{prefix}{name}": goal for name, goal in set_goals.items()}
+    return Evaluation(goals)
 
 
-def _with_ends(names: Names) -> dict[str, Goal | None]:
-    return {k: v for name, goal in names.items() for k, v in measured(name, goal).items()}
+def _with_intervals(names: Names) -> dict[str, Goal | None]:
+    return {k: v for name, goal in names.items() for k, v in with_interval(name, goal).items()}
 
 
 JOB = Job(

@@ -3,10 +3,10 @@
     plimsoll grpo CONFIG.yaml
 
 Each step samples groups of responses with the current weights (or reads those that an earlier run
-stored: `--replay RUN`), has them scored, estimates each token's advantage, and takes one or several
-steps on the policy loss. What is estimated, and which roles it takes, is the config's; the loop
-knows no method by name. A step with a single update is on-policy by construction: the old log-probs
-are then the ones being differentiated and are not computed again.
+stored: `--replay RUN`), scores them, estimates each token's advantage, and takes one or several
+steps on the policy loss. The config says how advantages are estimated and which roles that needs;
+the loop knows no method by name. A step with a single update is on-policy by construction: the old
+log-probs are then those that are differentiated, and are not computed again.
 """
 
 from __future__ import annotations
@@ -55,13 +55,7 @@ from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.live import Live
 from plimsoll.rl.replay import Replay, load_replay_data
-from plimsoll.rl.setup import (
-    RlData,
-    RlWork,
-    load_prompt_data,
-    prompt_loader,
-    start,
-)
+from plimsoll.rl.setup import RlData, RlWork, load_prompt_data, prompt_loader, start
 from plimsoll.run.displays import Advance, counting
 from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
@@ -72,13 +66,13 @@ from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_measured, load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out_sets, row_counts
-from plimsoll.train.saving import evaluated, finished, restore, save_model, save_when_due
+from plimsoll.train.saving import is_finished, record_evaluation, restore, save_model, save_when_due
 from plimsoll.train.session import Session, evaluates_first
-from plimsoll.train.update import Step
+from plimsoll.train.update import OptimizerStep
 
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
-    """Train; resumes where `run.resume` says so."""
+    """Train the policy. `run.resume` decides whether an earlier run goes on."""
     if spec.engines is None:
         _train(spec, planned, load_replay_data, Replay.open)
         return
@@ -94,13 +88,12 @@ def _train(
     load: Callable[[Session, RunSpec[RlConfig]], RlData],
     open_source: Callable[[RlWork], Source],
 ) -> None:
-    def read(session: Session) -> RlData:
-        return load(session, spec)
-
-    def started(data: RlData) -> Cluster:
-        return start(spec, (*data.train, *data.eval))
-
-    with open_work(spec, planned, read, started) as work:
+    with open_work(
+        spec,
+        planned,
+        lambda session: load(session, spec),
+        lambda data: start(spec, (*data.train, *data.eval)),
+    ) as work:
         load_roles(work)
         source = open_source(work)
         restore(work.session, work.cluster)
@@ -109,33 +102,35 @@ def _train(
 
 
 def train(work: RlWork, source: Source) -> RunState:
-    """The loop; gives the state after the last step."""
+    """Run all steps that are left, and return the state after the last one."""
     spec, session, cluster, order = work.spec, work.session, work.cluster, work.data.order
     source.begin(session.state)
     session.stop_if_asked(session.state.step)
-    state = begin(work, source)
+    state = first_evaluated_state(work, source)
     session.stop_if_asked(state.step)
-    while not finished(session, state):
+    while not is_finished(session, state):
         step = state.step + 1
         experience = source.draw(state)
         with session.phase("score", cluster):
-            batch, scores, learnables = learnables_of(work, experience, state)
-        critic: dict[str, float] = {}
+            batch, scores, learnables = prepare_batch(work, experience, state)
+        critic_metrics: dict[str, float] = {}
         if scores.values_L is not None and learnables.returns_L is not None:
             with session.phase("train_critic", cluster):
                 columns = (scores.values_L, learnables.returns_L)
-                critic = train_critic(batch, *columns, spec, cluster, state)
+                critic_metrics = train_critic(batch, *columns, spec, cluster, state)
                 values_L, returns_L = map(batch.layout.in_order, columns)
-                critic |= explained_variance(returns_L, values_L)
+                critic_metrics |= explained_variance(returns_L, values_L)
         with session.phase("train_actor", cluster):
-            actor = train_actor(batch, scores, learnables.advantages_L, spec, cluster, state)
-        renewed = source.renew(step)
+            actor_metrics = train_actor(
+                batch, scores, learnables.advantages_L, spec, cluster, state
+            )
+        sync_metrics = source.renew(step)
         metrics = {
             **batch_metrics(batch, scores, state.kl_coefficient),
             **experience.metrics,
-            **actor,
-            **critic,
-            **renewed,
+            **actor_metrics,
+            **critic_metrics,
+            **sync_metrics,
             **epoch_metrics(order, state.data_position + experience.prompts),
         }
         state = replace(
@@ -144,19 +139,18 @@ def train(work: RlWork, source: Source) -> RunState:
             kl_coefficient=next_kl_coefficient(spec, state, batch, scores),
             rewards=source.rewards(),
         )
-        if session.due(spec.run.eval_every, step):
+        if session.is_due(spec.run.eval_every, step):
             metrics |= source.evaluate()
-            state = evaluated(session, state, metrics)
+            state = record_evaluation(session, state, metrics)
         session.report(step, metrics, batch.tokens)
         save_when_due(session, cluster, state)
     return state
 
 
-def learnables_of(
+def prepare_batch(
     work: RlWork, experience: Experience, state: RunState
 ) -> tuple[Batch, Scores, Learnables]:
-    """Pack and score what a step learns from, estimate advantages, and write it down before it is
-    learned from."""
+    """Pack and score what a step learns from, estimate advantages, and write all of it to disk."""
     spec, cluster, step = work.spec, work.cluster, state.step + 1
     trajectories = experience.trajectories
     batch = pack_batch(trajectories, spec, cluster.ranks, cluster.critics.ranks, step)
@@ -169,8 +163,8 @@ def learnables_of(
     return batch, scores, learnables
 
 
-def begin(work: RlWork, source: Source) -> RunState:
-    """The state before the first step of this run; a new run evaluates what it starts from."""
+def first_evaluated_state(work: RlWork, source: Source) -> RunState:
+    """Return the state before the first step. A new run evaluates the model that it starts from."""
     state = first_state(work.session, work.data)
     if evaluates_first(work.spec, state):
         work.session.report(0, source.evaluate(), 0)
@@ -185,7 +179,7 @@ def train_actor(
     cluster: Cluster,
     state: RunState,
 ) -> dict[str, float]:
-    """All epochs and mini-batches of the actor; the means of their metrics."""
+    """Train the actor for all epochs and mini-batches, and return the means of the metrics."""
     algorithm = spec.config.algorithm
     if state.step < algorithm.critic_warmup_steps:
         return {}
@@ -202,8 +196,8 @@ def train_actor(
     objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
     stream = policy_stream(batch, scores, advantages_L, with_reference)
 
-    def step(mini: MiniBatch) -> Step[PolicyStream]:
-        return Step(mini.packs, mini.counts, objective, stream)
+    def step(mini: MiniBatch) -> OptimizerStep[PolicyStream]:
+        return OptimizerStep(mini.packs, mini.counts, objective, stream)
 
     rate = partial(actor_rate, spec, state.step)
     metrics = train_on(batch, batch.layout, "actor", cluster, algorithm.epochs, step, rate)
@@ -215,18 +209,23 @@ def train_actor(
     }
 
 
-def actor_rate(spec: RunSpec[RlConfig], step: int, number: int) -> float:
-    """The actor's learning rate at an update of a step, both from 0. Its schedule begins with the
-    first step that trains it, so that a warm-up is not over before."""
+def actor_rate(spec: RunSpec[RlConfig], step: int, update: int) -> float:
+    """Return the actor's learning rate at an update of a step, both counted from 0.
+
+    The schedule begins with the first step that trains the actor, so that a warm-up is not over
+    before.
+    """
     algorithm = spec.config.algorithm
     updates, first = algorithm.epochs * algorithm.mini_batches, algorithm.critic_warmup_steps
-    done, total = (step - first) * updates + number, (spec.steps - first) * updates
+    done, total = (step - first) * updates + update, (spec.steps - first) * updates
     return learning_rate(spec.actor.optimizer, done, total)
 
 
 def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:
-    """Return the coefficient that a run begins or goes on with: an adaptive one is where it was, a
-    fixed one what the config says now; 0 without a KL."""
+    """Return the coefficient that a run begins with; 0 without a KL.
+
+    In a resumed run, an adaptive coefficient keeps its value, and a fixed one is the config's.
+    """
     if kl is None:
         return 0.0
     return state.kl_coefficient if state.step > 0 and kl.adaptive else kl.coefficient
@@ -235,34 +234,35 @@ def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:
 def next_kl_coefficient(
     spec: RunSpec[RlConfig], state: RunState, batch: Batch, scores: Scores
 ) -> float:
-    """The coefficient of the next step: the same, or moved towards the KL that is aimed at, once
-    the actor learns."""
+    """Return the coefficient of the next step.
+
+    Once the actor learns, an adaptive coefficient moves towards the target KL.
+    """
     kl = spec.config.algorithm.kl
     adaptive = None if kl is None else kl.adaptive
     if adaptive is None or state.step < spec.config.algorithm.critic_warmup_steps:
         return state.kl_coefficient
-    observe = observed_kl_per_token if adaptive.per == "token" else observed_kl
-    observed = observe(batch, scores)
+    measure_kl = observed_kl_per_token if adaptive.per == "token" else observed_kl
+    observed = measure_kl(batch, scores)
     responses = len(batch.episodes)
     return adapt(state.kl_coefficient, observed, responses, adaptive.target, adaptive.horizon)
 
 
 def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
-    """The figures of the held-out prompts, answered as each of their sets says. The answers are
-    written to the directory."""
+    """Return the metrics of the held-out prompts, and write the answers to the directory."""
     with open_rewards(spec.config.rewards) as scorer:
-        return measured_with(scorer, spec, directory)
+        return measure_with(scorer, spec, directory)
 
 
-def measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
-    """The figures, by their names; the answers are written to the directory."""
+def measure_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
+    """Return the metrics of the held-out prompts with an open scorer, and write the answers."""
     spec = _with_fewest_ranks(spec)
     refuse(check_references(spec.config.rewards, spec.data.eval_sources()))
     kinds = open_kinds(spec.config.environments)
     loaded = load_held_out_sets(spec, prompt_loader(spec, scorer.check_reference))
     environments = set_up(spec, kinds, scorer)
-    held_out = {key: one.items for key, one in loaded.items()}
-    expected = sum(one.responses * len(held_out[one.key]) for one in spec.eval_sets)
+    held_out = {key: result.items for key, result in loaded.items()}
+    expected = sum(s.responses * len(held_out[s.key]) for s in spec.eval_sets)
     with (
         closing(start(spec, [*chain.from_iterable(held_out.values())])) as cluster,
         counting("answers", expected, sys.stdout) as advance,
@@ -271,39 +271,39 @@ def measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> d
             load_measured(cluster, spec, scoring_role(part))
 
         def answering_to(key: str) -> Answering:
-            submit = _advancing(scorer.of_held_out(key).submit, advance)
+            submit = _count_scored(scorer.of_held_out(key).submit, advance)
             return Answering(submit, tell, environments, key)
 
         answered = answer_held_out(cluster, spec, held_out, answering_to)
-    found = [*chain.from_iterable(answered.values())]
+    trajectories = [*chain.from_iterable(answered.values())]
     answers = directory / "eval-answers.parquet"
     answers.parent.mkdir(parents=True, exist_ok=True)
-    write_trajectories(answers, 0, found, None)
+    write_trajectories(answers, 0, trajectories, None)
     return (
         evaluation_figures(spec, answered)
         | {
-            "finished": fmean(t.finish_reason == "stop" for t in found),
-            "response_tokens": fmean(len(t.response_tokens) for t in found),
+            "finished": fmean(t.finish_reason == "stop" for t in trajectories),
+            "response_tokens": fmean(len(t.response_tokens) for t in trajectories),
         }
         | row_counts(*loaded.values())
     )
 
 
-def _advancing(submit: Submit, advance: Advance) -> Submit:
-    """The same, and what is scored is counted."""
+def _count_scored(submit: Submit, advance: Advance) -> Submit:
+    """Return a `submit` that also counts the trajectories that were scored."""
 
-    def counted(trajectories: Sequence[Trajectory], on_failure: OnFailure) -> Future[Scored]:
+    def submit_counted(trajectories: Sequence[Trajectory], on_failure: OnFailure) -> Future[Scored]:
         scored = submit(trajectories, on_failure)
         scored.add_done_callback(lambda _: advance(len(trajectories)))
         return scored
 
-    return counted
+    return submit_counted
 
 
 def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
-    """The same with no more ranks than its rewards need, and with engines."""
+    """Return the run with engines, and with no more ranks than its reward models need."""
     ranks = spec.cluster.ranks if spec.config.scoring_models else 1
     cluster = spec.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
     rollout = spec.config.rollout.model_copy(update={"replay": None})
-    own = {"cluster": cluster, "rollout": rollout}
-    return resolve(spec.job, spec.config.model_copy(update=own))
+    changes = {"cluster": cluster, "rollout": rollout}
+    return resolve(spec.job, spec.config.model_copy(update=changes))

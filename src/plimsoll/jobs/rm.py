@@ -1,4 +1,4 @@
-"""Reward models: what `plimsoll rm` is. How it runs: rm_loop.py."""
+"""The job of `plimsoll rm`: reward models. rm_loop.py runs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plimsoll.config.batch import PreferenceBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig
-from plimsoll.jobs.figures import OF_PAIRS
+from plimsoll.jobs.figures import PAIR_METRICS
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import pair_source
 from plimsoll.spec.job import Evaluation, Job, Names, both
@@ -41,8 +41,8 @@ class RmConfig(JobConfig):
 
 
 def _evaluation(config: RmConfig) -> Evaluation:
-    own: Names = {"reward_loss": "lowest", "off_centre": "lowest", "calibration_error": "lowest"}
-    return Evaluation({**OF_PAIRS, **own}, more=is_own(config.algorithm.loss))
+    of_rm: Names = {"reward_loss": "lowest", "off_centre": "lowest", "calibration_error": "lowest"}
+    return Evaluation({**PAIR_METRICS, **of_rm}, more=is_own(config.algorithm.loss))
 
 
 JOB = Job(

@@ -3,8 +3,8 @@
     plimsoll rm CONFIG.yaml
 
 A score is read at the token that ends the response, so each sequence is cut there. The loss is a
-mean over the pairs of the whole step, so no split into packs, micro-batches or ranks changes it;
-both responses of a pair are in the same pack.
+mean over the pairs of the whole step, so no split into packs, micro-batches or ranks changes it.
+Both responses of a pair are in the same pack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plimsoll.algorithm.preference import in_pairs, reward_objective
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs
-from plimsoll.data.loading import Loaded, Seen, unseen
+from plimsoll.data.loading import CountRows, Loaded, ignore_rows
 from plimsoll.data.template import Template
 from plimsoll.engine.objectives import RewardObjective
 from plimsoll.engine.worker import Worker
@@ -35,16 +35,16 @@ from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
-from plimsoll.train.measure import as_pair_metrics, in_parts
+from plimsoll.train.measure import pair_output_metrics, score_in_parts
 from plimsoll.train.reliability import PICTURE, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import Step, in_batch_order, pack_rows
+from plimsoll.train.update import OptimizerStep, in_batch_order, pack_rows
 
 RmWork = Work[RmConfig, Pair]
 
 
 def run(spec: RunSpec[RmConfig], planned: Planned) -> None:
-    """Train; resumes where `run.resume` says so."""
+    """Train the model. `run.resume` decides whether an earlier run goes on."""
     reward_loss(spec.config.algorithm.loss)
     with work_on_rows(spec, planned, load_scored_pairs) as work:
         load_scorer(work)
@@ -52,27 +52,27 @@ def run(spec: RunSpec[RmConfig], planned: Planned) -> None:
 
 
 def load_scored_pairs(
-    data: DataConfig, source: SourceConfig, template: Template, seen: Seen = unseen
+    data: DataConfig, source: SourceConfig, template: Template, count_rows: CountRows = ignore_rows
 ) -> Loaded[Pair]:
-    """As `load_pairs`, each response marked where its score is read."""
-    loaded = load_pairs(data, source, template, seen)
+    """Return the pairs of `load_pairs`, with each response marked at the token that is scored."""
+    loaded = load_pairs(data, source, template, count_rows)
     pairs = (
-        replace(pair, chosen=up_to_end(pair.chosen), rejected=up_to_end(pair.rejected))
+        replace(pair, chosen=cut_to_response(pair.chosen), rejected=cut_to_response(pair.rejected))
         for pair in loaded.items
     )
     return replace(loaded, items=tuple(pairs))
 
 
-def up_to_end(sample: Sample) -> Sample:
-    """A response without what a template writes after it; only its last token is marked."""
+def cut_to_response(sample: Sample) -> Sample:
+    """Cut what a template writes after a response, and mark only the last token."""
     end = int(np.flatnonzero(sample.loss_mask)[-1])
     return Sample(sample.tokens[: end + 1], np.arange(end + 1) == end)
 
 
-def learn(work: RmWork, batch: Sequence[Pair]) -> Step[Floats]:
-    """What an optimizer step learns of pairs."""
+def learn(work: RmWork, batch: Sequence[Pair]) -> OptimizerStep[Floats]:
+    """Return the optimizer step of a batch of pairs."""
     algorithm, margins = work.config.algorithm, margins_of(batch)
-    return Step(
+    return OptimizerStep(
         pack_rows(work.spec, batch, work.cluster),
         BatchCounts(2 * len(batch), 2 * len(batch)),
         RewardObjective(algorithm.loss, algorithm.centring),
@@ -85,13 +85,12 @@ def margins_of(pairs: Sequence[Pair]) -> Floats:
 
 
 def pairs_of(pack: Pack) -> Sequence[int]:
-    """Which pairs of the batch a pack of `pack_pairs` holds; none in a filler."""
+    """Return the numbers of the pairs in a pack of `pack_pairs`; none for a filler."""
     return [int(sample) // 2 for sample in pack.samples_S[::2] if sample >= 0]
 
 
 def evaluate(work: RmWork) -> dict[str, float]:
-    """The loss on the held-out pairs and its metrics, with the accuracy's 95 % confidence interval
-    and the calibration error; draws the calibration."""
+    """Return the loss on the held-out pairs and its metrics, and draw the calibration."""
     scores = score_pairs(work.spec, work.cluster, work.data.eval)
     return score_metrics(
         work.config, scores, work.data.eval, work.session.directory.calibration_path
@@ -101,29 +100,35 @@ def evaluate(work: RmWork) -> dict[str, float]:
 def score_metrics(
     config: RmConfig, scores: Floats, pairs: Sequence[Pair], output_svg: Path
 ) -> dict[str, float]:
-    """The loss on pairs and its metrics, with the accuracy's 95 % confidence interval and the
-    calibration error; draws the calibration. scores: of each sequence (chosen, rejected, chosen,
-    ...)."""
+    """Return the loss on pairs and its metrics, and draw the calibration.
+
+    The metrics include the accuracy's 95 % confidence interval and the calibration error.
+
+    Args:
+        config: the settings of the run.
+        scores: the score of each sequence (chosen, rejected, chosen, ...).
+        pairs: the pairs.
+        output_svg: the file of the drawing.
+    """
     algorithm = config.algorithm
     by_pair = in_pairs(torch.from_numpy(scores))
     inputs = RewardLossInputs(by_pair, torch.from_numpy(margins_of(pairs)), len(pairs))
     output = reward_objective(inputs, reward_loss(algorithm.loss), algorithm.centring)
     calibration = calibrate_pairs(by_pair.margin_P.numpy())
     title = f"{len(pairs):,} held-out pairs, each in both orders"
-    return as_pair_metrics(output, pairs) | show_calibration(calibration, title, output_svg)
+    return pair_output_metrics(output, pairs) | show_calibration(calibration, title, output_svg)
 
 
 def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]) -> Floats:
-    """The score of each sequence of the pairs, in their order."""
+    """Return the score of each sequence of the pairs, in their order."""
     packs = pack_rows(spec, pairs, cluster)
-    found = cluster.each(Worker.values, [("actor", own, at_ends) for own in packs])
-    return in_batch_order(packs, found)
+    by_rank = cluster.each(Worker.values, [("actor", rank_packs, at_ends) for rank_packs in packs])
+    return in_batch_order(packs, by_rank)
 
 
 def measure(spec: RunSpec[RmConfig], directory: Path) -> dict[str, float]:
-    """A reward model's loss on pairs and its metrics, the accuracy with its interval; draws the
-    calibration."""
+    """Return a model's loss on the held-out pairs and its metrics, and draw the calibration."""
     loaded = load_held_out(spec, load_scored_pairs)
-    scores = np.concatenate(in_parts(spec, loaded.items, partial(score_pairs, spec), "actor"))
+    scores = np.concatenate(score_in_parts(spec, loaded.items, partial(score_pairs, spec), "actor"))
     picture = directory / PICTURE
     return score_metrics(spec.config, scores, loaded.items, picture) | row_counts(loaded)

@@ -1,5 +1,7 @@
-"""The rollout half of reinforcement learning alone: what `plimsoll sample` is. How it runs:
-sample_loop.py."""
+"""The job of `plimsoll sample`: the rollouts of reinforcement learning alone.
+
+sample_loop.py runs it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: what `plimsoll sft` is. How it runs: sft_loop.py."""
+"""The job of `plimsoll sft`: supervised fine-tuning. sft_loop.py runs it."""
 
 from __future__ import annotations
 

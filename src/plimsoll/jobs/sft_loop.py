@@ -2,8 +2,8 @@
 
     plimsoll sft CONFIG.yaml
 
-The loss is the mean negative log-likelihood over the learned tokens of the whole step, so no
-split into packs, micro-batches or ranks changes it.
+The loss is the mean negative log-likelihood over the learned tokens of the whole step, so no split
+into packs, micro-batches or ranks changes it.
 """
 
 from __future__ import annotations
@@ -24,35 +24,37 @@ from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
-from plimsoll.train.measure import measure_likelihood, perplexity, summed_nll
+from plimsoll.train.measure import measure_likelihood, perplexity, sum_nll
 from plimsoll.train.run_data import LoadRows
-from plimsoll.train.update import Step
+from plimsoll.train.update import OptimizerStep
 
 SftWork = Work[SftConfig, Sample]
 
 
 def run(spec: RunSpec[SftConfig], planned: Planned) -> None:
-    """Train; resumes where `run.resume` says so."""
-    with work_on_rows(spec, planned, loader(spec)) as work:
+    """Train the model. `run.resume` decides whether an earlier run goes on."""
+    with work_on_rows(spec, planned, row_loader(spec)) as work:
         load_roles(work)
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
-    """Reads conversations, of which the config says what is learned."""
+def row_loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
+    """Return the function that loads conversations; the config says which tokens are learned."""
     return partial(load_samples, learned=spec.config.algorithm.learned_tokens)
 
 
-def learn(work: SftWork, batch: Sequence[Sample]) -> Step[EmbeddingNoise | None]:
-    """What an optimizer step learns of conversations."""
+def learn(work: SftWork, batch: Sequence[Sample]) -> OptimizerStep[EmbeddingNoise | None]:
+    """Return the optimizer step of a batch of conversations."""
     packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
-    noisy = partial(noise, work.config, work.session.step_under_way)
-    return Step(packs, BatchCounts.of(batch), NllObjective(), noisy)
+    pack_noise = partial(embedding_noise, work.config, work.session.step_under_way)
+    return OptimizerStep(packs, BatchCounts.of(batch), NllObjective(), pack_noise)
 
 
-def noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
-    """The noise on a pack's embeddings in a step: of each sequence from the run's seed, the step
-    and its place in the batch, so that it is the same in any pack, on any rank, and after a resume.
+def embedding_noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
+    """Return the noise on a pack's embeddings in a step; None if the config sets none.
+
+    Each sequence's noise comes from the run's seed, the step and the sequence's place in the batch.
+    So it is the same in any pack, on any rank, and after a resume.
     """
     alpha = config.algorithm.neftune_alpha
     if alpha is None:
@@ -63,13 +65,12 @@ def noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
 
 
 def evaluate(work: SftWork) -> dict[str, float]:
-    """Mean negative log-likelihood (nats) and perplexity per learned token of the held-out rows."""
-    total = summed_nll(work.spec, work.cluster, work.data.eval)
+    """Return mean negative log-likelihood (nats) and perplexity of the held-out learned tokens."""
+    total = sum_nll(work.spec, work.cluster, work.data.eval)
     mean = total / BatchCounts.of(work.data.eval).tokens
     return {"loss": mean, "perplexity": perplexity(mean)}
 
 
 def measure(spec: RunSpec[SftConfig], directory: Path) -> dict[str, float]:
-    """The mean negative log-likelihood (nats) and perplexity of the learned tokens, by the names
-    that the evaluation has for them."""
-    return measure_likelihood(spec, loader(spec), "loss")
+    """Return mean negative log-likelihood (nats) and perplexity of the learned tokens, by name."""
+    return measure_likelihood(spec, row_loader(spec), "loss")

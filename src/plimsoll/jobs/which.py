@@ -1,4 +1,4 @@
-"""Which job a config file is for, where the command does not say it."""
+"""Find the job that a config file is for, if the command does not say it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,40 @@ from plimsoll.spec.run_spec import RunSpec, resolve
 
 
 def load_any(path: str, flags: Sequence[str] = ()) -> RunSpec[Any]:
-    """The run of whichever job the file is for: the one that its first line names, such as
-    `# dpo: ...`, else the only one that takes all of its keys.
+    """Return the run of the job that the file is for.
 
-    Raises as `load_spec`; where no job takes the file, with the problems of the one that comes
-    nearest, and where several do, ConfigError that asks for the first line.
+    This is the job that the first line names, such as `# dpo: ...`, or else the only job that takes
+    all keys of the file.
+
+    Raises:
+        ConfigError, SettingsConflict: as `load_spec`. If no job takes the file, the problems are
+            those of the nearest job. If several do, the error asks for the first line.
     """
-    return load_spec(JOBS[_job_of(path, flags)], path, flags)
+    return load_spec(JOBS[_find_job(path, flags)], path, flags)
 
 
 def named_job(text: str) -> str | None:
-    """The job that the first line of a config's text names, as config.yaml of a run does."""
-    named = re.match(r"#\s*(\w+)", text)
-    return named[1] if named and named[1] in JOBS else None
+    """Return the job that the first line of a config's text names; None if it names none.
+
+    A run's config.yaml has such a line.
+    """
+    match = re.match(r"#\s*(\w+)", text)
+    return match[1] if match and match[1] in JOBS else None
 
 
-def meant_for(job: str, path: str) -> str:
-    """What to add to the problems of a config that was given to the command `job`, where its first
-    line names another; else "". Raises ConfigError for a file that cannot be read."""
+def other_job_hint(job: str, path: str) -> str:
+    """Return a hint if the config's first line names another job than the command `job`, else "".
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     named = named_job(read_config_text(path))
     if named in (None, job):
         return ""
     return f"\nIts first line names another job: `plimsoll {named} {path}`?"
 
 
-def _job_of(path: str, flags: Sequence[str]) -> str:
+def _find_job(path: str, flags: Sequence[str]) -> str:
     text = read_config_text(path)
     if named := named_job(text):
         return named
@@ -50,12 +59,12 @@ def _job_of(path: str, flags: Sequence[str]) -> str:
     problems = {
         name: len(list(schema_problems(job.config, tree)))
         for name, job in JOBS.items()
-        if job is job_of(job.config)  # not a preset of it, nor a part
+        if job is job_of(job.config)  # not a preset of a job, nor a part of one
     }
     fewest = min(problems.values())
     nearest = [job for job, count in problems.items() if count == fewest]
     if fewest == 0:
-        nearest = [job for job in nearest if _agrees(job, path, flags)] or nearest
+        nearest = [job for job in nearest if _settings_agree(job, path, flags)] or nearest
     if len(nearest) > 1 and fewest == 0:
         raise ConfigError(
             f"{path} could be a config for {' or '.join(nearest)}. Say which in its first line, "
@@ -64,8 +73,8 @@ def _job_of(path: str, flags: Sequence[str]) -> str:
     return nearest[0]
 
 
-def _agrees(job: str, path: str, flags: Sequence[str]) -> bool:
-    """Whether the keys make sense together for this job; mere conflicts are told later."""
+def _settings_agree(job: str, path: str, flags: Sequence[str]) -> bool:
+    """Return whether the keys make sense together for this job. Conflicts are reported later."""
     try:
         load_spec(JOBS[job], path, flags)
     except ConfigError:
@@ -76,11 +85,10 @@ def _agrees(job: str, path: str, flags: Sequence[str]) -> bool:
 
 
 def spec_of(config: JobConfig) -> RunSpec[Any]:
-    """The run of a config that was made in Python, by its type. Agreement between its keys is not
-    looked at."""
+    """Return the run of a config made in Python. Whether its keys agree is not checked."""
     return resolve(job_of(type(config)), config)
 
 
 def job_of(config: type[JobConfig]) -> Job[Any]:
-    """The job whose files have this type."""
+    """Return the job whose configs have this type."""
     return next(job for job in JOBS.values() if job.config is config)

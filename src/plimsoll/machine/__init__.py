@@ -1,1 +1,1 @@
-"""What there is to hold a run: cards, hosts, versions; by name, or as they are here."""
+"""Hardware, memory and package versions: of known cards, or of the machine at hand."""

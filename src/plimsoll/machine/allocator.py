@@ -1,10 +1,11 @@
-"""How PyTorch's allocator takes memory from a card: in fixed segments, or in ones that grow.
+"""Choose how PyTorch's allocator takes memory from a card: in fixed or in growing segments.
 
-A fixed segment serves blocks up to its own size. A forward and backward asks for blocks of many
-sizes, so the segments of one phase are too small for the next, which takes new ones: on an H200
-ranks kept 18 to 40 % more than their tensors needed. A segment that grows
-(`expandable_segments:True`) leaves no such gaps. Ranks use these unless the user's environment
-says otherwise. vLLM's engines do not: its own pool needs fixed ones (device_allocator/cumem.py).
+A fixed segment serves blocks up to its own size. A forward and backward pass asks for blocks of
+many sizes, so the segments of one phase are too small for the next, which takes new ones: on an
+H200 ranks kept 18 to 40 % more than their tensors needed. A growing segment
+(`expandable_segments:True`) leaves no such gaps. Ranks use growing segments unless the user's
+environment sets something else. vLLM's engines do not: their own pool needs fixed ones
+(device_allocator/cumem.py).
 """
 
 from __future__ import annotations
@@ -13,29 +14,30 @@ import os
 from collections.abc import Mapping
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Where a user sets the allocator. PyTorch reads only the first that is there, whatever the other
-says (tried with 2.13; c10/core/AllocatorConfig.cpp)."""
+"""The variables that set the allocator. PyTorch reads only the first that is set, whatever the
+other says (tried with 2.13; c10/core/AllocatorConfig.cpp).
+"""
 
 _EXPANDABLE = "expandable_segments"
 
 
 def named_settings(environment: Mapping[str, str] = os.environ) -> str:
-    """Return what the user's environment says of the allocator, as NAME=VALUE; "" for nothing."""
+    """Return the allocator settings of the user's environment as NAME=VALUE, or ""."""
     return next((f"{n}={environment[n]}" for n in VARIABLES if environment.get(n)), "")
 
 
 def user_settings(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the value of `named_settings` alone."""
+    """Return the allocator settings of the user's environment; "" if there are none."""
     return named_settings(environment).partition("=")[2]
 
 
 def expands(settings: str) -> bool:
-    """Whether segments grow by these settings, named or not."""
+    """Return whether segments grow with these settings, with or without NAME=."""
     return f"{_EXPANDABLE}:true" in settings.replace(" ", "").lower()
 
 
 def with_segments(settings: str, expandable: bool) -> str:
     """Return the settings with only the kind of segments changed."""
-    others = (one.strip() for one in settings.split(","))
-    kept = [one for one in others if one and not one.startswith(_EXPANDABLE)]
+    entries = (entry.strip() for entry in settings.split(","))
+    kept = [entry for entry in entries if entry and not entry.startswith(_EXPANDABLE)]
     return ",".join([*kept, f"{_EXPANDABLE}:{expandable}"])

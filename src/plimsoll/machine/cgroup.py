@@ -1,6 +1,6 @@
-"""What cgroups leave to this process: memory, cores' time, processes.
+"""Read the limits that cgroups set on this process: memory, cores' time, processes.
 
-membership is /proc/self/cgroup and root /sys/fs/cgroup, of version 1 (a hierarchy for each
+`membership` is /proc/self/cgroup and `root` is /sys/fs/cgroup, of version 1 (a hierarchy for each
 controller) or 2. A container often sees its own cgroup as the root.
 Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/.
 """
@@ -16,40 +16,39 @@ MEMBERSHIP, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Limit:
-    """What cgroups allow: bytes in all, and what is still free of it (file caches count as free,
-    for the kernel gives them back)."""
+    """The memory that cgroups allow."""
 
     bytes: int
+    """The limit."""
     free_bytes: int
+    """What is free below the limit. File caches count as free, as the kernel reclaims them."""
 
 
 def memory_limit(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Limit | None:
-    """Of this process's cgroup and those above it; None without any.
+    """Return the lowest memory limit of this process's cgroup and its parents; None if none.
 
-    Version 2 has memory.max with `max` for none, version 1 memory.limit_in_bytes with a number near
-    2**63 for none.
+    No limit is `max` in version 2's memory.max, and a number near 2**63 in version 1's
+    memory.limit_in_bytes.
     """
     folders = _folders(membership, root, "memory")
-    found = [limit for folder in folders if (limit := _limit(folder))]
-    if not found:
+    limits = [limit for folder in folders if (limit := _limit(folder))]
+    if not limits:
         return None
-    return Limit(min(one.bytes for one in found), min(one.free_bytes for one in found))
+    return Limit(min(limit.bytes for limit in limits), min(limit.free_bytes for limit in limits))
 
 
 def core_quota(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None:
-    """How many cores' time this process's cgroup and those above it give to it; None without any
-    quota.
+    """Return how many cores' time this process's cgroup and its parents allow; None if no quota.
 
-    Version 2 has cpu.max, such as `150000 100000`, with `max` for none, version 1 cpu.cfs_quota_us,
-    with -1 for none.
+    Version 2 has cpu.max, such as `150000 100000`, with `max` for none. Version 1 has
+    cpu.cfs_quota_us, with -1 for none.
     """
     quotas = (_quota(folder) for folder in _folders(membership, root, "cpu"))
     return min((quota for quota in quotas if quota), default=None)
 
 
 def process_limit(membership: Path = MEMBERSHIP, root: Path = ROOT) -> int | None:
-    """How many processes and threads may be in this process's cgroup and those above it; None
-    without any limit."""
+    """Return how many processes and threads this process's cgroup may hold; None if no limit."""
     texts = (_read(folder / "pids.max") for folder in _folders(membership, root, "pids"))
     return min((int(text) for text in texts if text.isdigit()), default=None)
 
@@ -57,22 +56,22 @@ def process_limit(membership: Path = MEMBERSHIP, root: Path = ROOT) -> int | Non
 def oom_kills(
     membership: Path = MEMBERSHIP, root: Path = ROOT, vmstat: Path = Path("/proc/vmstat")
 ) -> int | None:
-    """How many processes the kernel has killed for want of memory: in this process's cgroup and
-    those below it, or where that is not told, on the machine; None where neither is.
+    """Return how many processes the kernel killed for lack of memory; None if it does not say.
 
-    vmstat: /proc/vmstat, which counts kills for a cgroup's limit too. Version 1's own counter
-    leaves out the cgroups below, and is not used.
+    The count is of this process's cgroup and those below it, or else of the machine: /proc/vmstat
+    counts kills for a cgroup's limit, too. Version 1's own counter omits the cgroups below, and is
+    not used.
     """
     folders = _folders(membership, root, "memory")
     for file in (*(folder / "memory.events" for folder in folders), vmstat):
-        found = dict(line.split() for line in _read(file).splitlines())
-        if "oom_kill" in found:
-            return int(found["oom_kill"])
+        counts = dict(line.split() for line in _read(file).splitlines())
+        if "oom_kill" in counts:
+            return int(counts["oom_kill"])
     return None
 
 
 def _folders(membership: Path, root: Path, controller: str) -> Iterator[Path]:
-    """This process's own, then those above it."""
+    """Yield the folder of this process's cgroup, then those of its parents."""
     if not membership.is_file():
         return
     for line in membership.read_text().splitlines():
@@ -107,5 +106,5 @@ def _quota(folder: Path) -> float | None:
 def _read(file: Path) -> str:
     try:
         return file.read_text().strip()
-    except OSError:  # not of this version, or gone meanwhile
+    except OSError:  # a file of the other version, or deleted meanwhile
         return ""

@@ -1,4 +1,4 @@
-"""The instructions of this machine's CPU that decide which dtype it computes fast in."""
+"""Read the CPU's instructions, which decide in which dtype it computes fast."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _LIMIT = "ONEDNN_MAX_CPU_ISA"
 """The variable that keeps oneDNN, which computes matrix products, from newer instructions."""
 
 _LIMITS_WITH_BFLOAT16 = {"ALL", "DEFAULT", "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"}
-"""Values of that variable that leave the instructions of `_BFLOAT16_FLAGS` in use, beside all that
-name AMX (oneDNN's documentation, "CPU Dispatcher Control")."""
+"""Values of that variable that allow the instructions of `_BFLOAT16_FLAGS`, beside all values with
+AMX in them (oneDNN's documentation, "CPU Dispatcher Control").
+"""
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether matrix products in bfloat16 run on instructions of their own here.
+    """Return whether this CPU has instructions for matrix products in bfloat16.
 
     Without them a product in bfloat16 takes six to twelve times as long as one in float32
-    (docs/performance.md). False also where `ONEDNN_MAX_CPU_ISA` rules the instructions out.
+    (docs/performance.md). False also if `ONEDNN_MAX_CPU_ISA` excludes the instructions.
     """
     limit = os.environ.get(_LIMIT, "ALL").upper()
     allowed = limit in _LIMITS_WITH_BFLOAT16 or "AMX" in limit
@@ -30,11 +31,11 @@ def multiplies_bfloat16() -> bool:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """Return the flags of the first CPU in /proc/cpuinfo; none where there is no such file."""
+    """Return the flags of the first CPU in /proc/cpuinfo; none if there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
-    found = (line.partition(":") for line in lines)
-    flags = next((text for key, _, text in found if key.strip() in ("flags", "Features")), "")
+    entries = (line.partition(":") for line in lines)
+    flags = next((text for key, _, text in entries if key.strip() in ("flags", "Features")), "")
     return frozenset(flags.split())

@@ -1,13 +1,13 @@
-"""The machine that a run is planned for: known cards, one given by hand, or what is here.
+"""Describe the machine that a run is planned for: known cards, given ones, or this machine's.
 
-Usable bytes are what `torch.cuda.get_device_properties(0).total_memory` and the "total capacity"
-of PyTorch's out-of-memory errors say, less than nvidia-smi's total by what the driver reserves.
-They differ by up to a per cent between drivers; the smallest figure found is taken, and the
-thread or logs that it was found in are its source.
+Usable bytes are what `torch.cuda.get_device_properties(0).total_memory` and the "total capacity" of
+PyTorch's out-of-memory errors say: nvidia-smi's total without what the driver reserves. They differ
+by up to a per cent between drivers. The smallest figure found is taken, and the thread or logs with
+that figure are its source.
 
-Speeds are of NVIDIA's data sheets: dense bf16 with fp32 accumulation, and to a neighbour one
-direction of NVLink (of the SXM form, where there are two) or of PCIe. Cards below compute
-capability 8.0 have no bf16 units; theirs is the fp32 rate, at which PyTorch then computes.
+Speeds are of NVIDIA's data sheets: dense bf16 with fp32 accumulation, and one direction of NVLink
+(of the SXM form, if there are two) or of PCIe to a neighbour. Cards below compute capability 8.0
+have no bf16 units. Their speed is the fp32 rate, at which PyTorch then computes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plimsoll.machine.versions import has_cuda_build
 from plimsoll.run.counting import counted
 
 _MOST_BYTES = 2**60
-_CARD_BYTES = range(10**9, 2**40)  # outside, a unit is forgotten or wrong
+_CARD_BYTES = range(10**9, 2**40)  # other sizes have a missing or wrong unit
 _MOST_CARDS, _MOST_NODES = 64, 100_000
 
 _MIB, _GIB = 2**20, 2**30
@@ -40,33 +40,39 @@ _NOISE = re.compile(
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU.
-
-    usable_bytes: total memory as CUDA programs see it. nominal_bytes: as its name says, binary.
-    compute_capability: None where unknown. bf16_flops: dense, a second. memory_bandwidth and
-    link_bandwidth (to a neighbour, one direction): bytes a second. source: of usable_bytes.
-    """
+    """A GPU."""
 
     name: str
     usable_bytes: int
+    """The total memory as CUDA programs see it."""
     nominal_bytes: int
+    """The memory in the card's name, in binary units."""
     compute_capability: tuple[int, int] | None
+    """None if it is unknown."""
     bf16_flops: float
+    """Dense operations a second."""
     memory_bandwidth: float
+    """Bytes a second."""
     link_bandwidth: float
+    """Bytes a second to a neighbour, in one direction."""
     source: str
+    """Where `usable_bytes` was found."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine. cards: () for CPU alone. host_bytes: None where unknown, so that nothing can
-    be said of whether the host's share fits. cuda_build: whether its torch is built for CUDA, as
-    PyPI's is, and so weighs more on CPU too. cores: that a process may use; None where unknown."""
+    """One machine."""
 
     cards: tuple[Card, ...]
+    """Its cards; () if a run uses the CPU alone."""
     host_bytes: int | None
+    """The host's memory; None if it is unknown, so that the plan cannot check it."""
     cuda_build: bool = False
+    """Whether its torch is built for CUDA, as PyPI's is. Such a build takes more memory on CPU,
+    too.
+    """
     cores: int | None = None
+    """The cores that a process may use; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,12 @@ class Hardware:
 
     @property
     def cards(self) -> int:
-        """How many there are in all."""
+        """The number of cards of all nodes."""
         return sum(len(node.cards) for node in self.nodes)
 
     @property
     def cards_of_node(self) -> int:
-        """How many the node with the most has."""
+        """The number of cards of the node with the most."""
         return max(len(node.cards) for node in self.nodes)
 
 
@@ -94,7 +100,7 @@ def _card(
     speeds: tuple[float, float, float],
     source: str,
 ) -> Card:
-    """speeds: TFLOP/s, GB/s of memory, GB/s of the link."""
+    """Return a shipped card. `speeds` are TFLOP/s, GB/s of memory, and GB/s of the link."""
     tflops, memory, link = speeds
     sizes = mib * _MIB, nominal_gib * _GIB
     return Card(name, *sizes, capability, tflops * 1e12, memory * 1e9, link * 1e9, source)
@@ -145,28 +151,29 @@ _OTHER_MAKERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("Intel", re.compile(r"intel|gaudi|\b(hl-?\d{3}|arc|(gpu-?)?max-?1[15][05]0|ponte)\b")),
     ("Google", re.compile(r"tpu|trillium|ironwood|\bv([2-4]|5e|5p|5lite|5litepod|6e|7x)\b")),
 )
-"""Words of names that cards of other makers than NVIDIA have."""
+"""Makers other than NVIDIA, with patterns of their cards' names."""
 
 
 def find_card(name: str) -> Card:
-    """The shipped card of this name: `A100-80GB`, `a100 80g`, `NVIDIA H100 80GB HBM3`, `4090`.
+    """Return the shipped card of a name: `A100-80GB`, `a100 80g`, `NVIDIA H100 80GB HBM3`, `4090`.
 
-    Raises ConfigError, with the nearest names, for a name that is unknown or means two cards, and
-    for one of another maker than NVIDIA.
+    Raises:
+        ConfigError: the name is unknown, fits two cards, or is of another maker than NVIDIA. The
+            message offers the nearest names.
     """
-    found = _matches(name)
-    if len(found) == 1:
-        return found[0]
+    matches = _matches(name)
+    if len(matches) == 1:
+        return matches[0]
     if maker := _other_maker(name):
         raise ConfigError(
             f"{name!r} is made by {maker}, and not supported: Plimsoll runs on NVIDIA's GPUs, by "
             f"CUDA, and on CPU. Known: {', '.join(_BY_NAME)}, and cpu."
         )
-    if found:
-        both = " or ".join(card.name for card in found)
+    if matches:
+        both = " or ".join(card.name for card in matches)
         raise ConfigError(f"The card {name!r} is made with more than one size. Write {both}.")
     folded = {_fold(known): known for known in _BY_NAME}
-    folded |= {_model_and_size(known)[0]: known for known in _BY_NAME}  # the size left out
+    folded |= {_model_and_size(known)[0]: known for known in _BY_NAME}  # without the size
     close = [folded[match] for match in difflib.get_close_matches(_fold(name), folded, n=2)]
     near = f" Did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
     raise ConfigError(
@@ -181,18 +188,20 @@ def _other_maker(name: str) -> str | None:
 
 
 def known_card(name: str) -> Card | None:
-    """The shipped card that the driver calls so; None where there is none."""
-    found = _matches(name)
-    return found[0] if len(found) == 1 else None
+    """Return the shipped card of a name that the driver gives; None if there is none."""
+    matches = _matches(name)
+    return matches[0] if len(matches) == 1 else None
 
 
 def card_by_bytes(
     name: str, usable_bytes: int, capability: tuple[int, int] | None, source: str
 ) -> Card:
-    """A card of which only the memory is known; as its speeds an A100's are taken, which orders
-    suggestions and changes no byte."""
-    like = _BY_NAME["A100-80GB"]
-    speeds = like.bf16_flops, like.memory_bandwidth, like.link_bandwidth
+    """Return a card of which only the memory is known.
+
+    Its speeds are an A100's. They only order suggestions, and change no byte.
+    """
+    a100 = _BY_NAME["A100-80GB"]
+    speeds = a100.bf16_flops, a100.memory_bandwidth, a100.link_bandwidth
     return Card(name, usable_bytes, usable_bytes, capability, *speeds, source)
 
 
@@ -206,7 +215,7 @@ def _matches(name: str) -> list[Card]:
 
 
 def _model_and_size(name: str) -> tuple[str, int | None]:
-    """("a100", 80) of `NVIDIA A100-SXM4-80GB`, ("4090", None) of `RTX4090`."""
+    """Return ("a100", 80) for `NVIDIA A100-SXM4-80GB`, ("4090", None) for `RTX4090`."""
     words = [word.removeprefix("rtx") for word in re.split(r"[^a-z0-9]+", name.lower())]
     words = [word for word in words if not _NOISE.fullmatch(word)]
     sizes = {word for word in words[1:] if re.fullmatch(r"\d{1,3}(gb?|gib)?", word)}
@@ -219,13 +228,14 @@ def _fold(name: str) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Whole bytes of `1TB` (decimal), `512GiB` (binary), `900e9`; case does not matter.
+    """Return the whole bytes of `1TB` (decimal), `512GiB` (binary) or `900e9`, in any case.
 
-    Raises ConfigError for anything else, for nothing, and for more than 1 EiB.
+    Raises:
+        ConfigError: the text is no amount, or the amount is 0 or more than 1 EiB.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([kmgtp]?)(i?)b?", text.strip().lower())
-    base = 1024 if found and found[3] else 1000
-    size = float(found[1]) * base ** " kmgtp".index(found[2] or " ") if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([kmgtp]?)(i?)b?", text.strip().lower())
+    base = 1024 if match and match[3] else 1000
+    size = float(match[1]) * base ** " kmgtp".index(match[2] or " ") if match else 0.0
     if not 1 <= size <= _MOST_BYTES:
         raise ConfigError(
             f"{text!r} is no amount of memory. Write a number above 0 with a unit: 80GB and 1TB "
@@ -235,80 +245,91 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
-    """The hardware that is given by hand, all machines alike.
+    """Return hardware that a user describes. All machines are alike.
 
-    text: the cards of each machine, such as `8xA100-80GB`, `8 H100`, `H100` (one), `4x24GB` (usable
-        bytes of a card that is not known), or `cpu`.
-    host_memory: bytes of each machine; None: unknown, nothing is assumed.
+    Args:
+        text: the cards of each machine, such as `8xA100-80GB`, `8 H100`, `H100` (one card),
+            `4x24GB` (usable bytes of an unknown card), or `cpu`.
+        nodes: the number of machines.
+        host_memory: bytes of each machine; None if unknown.
 
-    Raises ConfigError for an unknown card and for counts that no cluster has.
+    Raises:
+        ConfigError: a card is unknown, or a count is one that no cluster has.
     """
     if not 1 <= nodes <= _MOST_NODES:
         raise ConfigError(f"The number of machines is {nodes}; give one from 1 to {_MOST_NODES:,}.")
     if host_memory is not None and host_memory <= 0:
         raise ConfigError(f"The host memory is {host_memory} bytes. Give more than 0, or nothing.")
-    return Hardware((Node(_cards_of(text), host_memory),) * nodes)
+    return Hardware((Node(_parse_cards(text), host_memory),) * nodes)
 
 
 def live_machine() -> Node:
-    """This machine: the GPUs that CUDA programs of this process may use, and the memory that the
-    process may fill (a cgroup's limit counts).
+    """Return this machine: the GPUs and the memory that programs of this process may use.
 
-    Raises ConfigError where MIG has cut one of them into several, or the driver does not tell its
-    bytes, PlimsollError when the driver is there and fails.
+    A cgroup's limit on the memory counts.
+
+    Raises:
+        ConfigError: MIG has divided a GPU into several instances, or the driver does not tell a
+            GPU's bytes.
+        PlimsollError: NVIDIA's driver is installed and fails.
     """
     cards = own_cards()
-    cut = next((card for card in cards if card.instances), None)
-    if cut is not None:
+    divided = next((card for card in cards if card.instances), None)
+    if divided is not None:
         raise ConfigError(
-            f"GPU {cut.index} is cut by MIG into {counted(len(cut.instances), 'instance')}, and "
-            "nvidia-smi does not tell the bytes of the one that a run would get. Write them as "
-            "cluster.hardware (--cluster), such as 9.5GiB: `python -c 'import torch; "
-            "print(torch.cuda.mem_get_info()[1])'` says how many there are."
+            f"MIG has divided GPU {divided.index} into "
+            f"{counted(len(divided.instances), 'instance')}, and nvidia-smi does not tell the "
+            "bytes of the one that a run would get. Write them as cluster.hardware (--cluster), "
+            "such as 9.5GiB: `python -c 'import torch; print(torch.cuda.mem_get_info()[1])'` says "
+            "how many there are."
         )
-    silent = next((card for card in cards if not card.total_bytes), None)
-    if silent is not None:
+    unsized = next((card for card in cards if not card.total_bytes), None)
+    if unsized is not None:
         raise ConfigError(
-            f"nvidia-smi does not tell the bytes of GPU {silent.index} ({silent.name}), as of one "
-            "that shares the host's memory. Write as cluster.hardware (--cluster), such as 90GiB, "
-            "how many a run may fill: what its processes hold on the host has to fit beside them."
+            f"nvidia-smi does not tell the bytes of GPU {unsized.index} ({unsized.name}), as of "
+            "one that shares the host's memory. Write as cluster.hardware (--cluster), such as "
+            "90GiB, how many a run may fill, with room for what its processes hold on the host."
         )
     return _node(cards)
 
 
-def found_here() -> Node:
-    """As `live_machine`; of a card that MIG has cut into several, the whole; 0 bytes where none
-    are told."""
+def find_machine() -> Node:
+    """Return this machine as `live_machine` does, but with GPUs that `live_machine` refuses.
+
+    A GPU that MIG has divided is taken whole. A GPU has 0 bytes if the driver does not tell them.
+    """
     return _node(own_cards())
 
 
 def _node(cards: tuple[LiveCard, ...]) -> Node:
     host = live_host().capacity_bytes
-    return Node(tuple(map(_from_driver, cards)), host, has_cuda_build(), usable_cores())
+    return Node(tuple(map(_card_from_driver, cards)), host, has_cuda_build(), usable_cores())
 
 
 _COUNTED = re.compile(r"\s*([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*[x×*]\s*(.*)", re.IGNORECASE)
 _SPACED = re.compile(r"\s*(\d{1,2})\s+(?!(?:[kmgtp]i?b?|b)\s*$|\d+\s*[kmgtp])(.+)", re.IGNORECASE)
-"""A number, as cards have of three or four digits and bytes of any; not before a unit of bytes."""
+"""A count and a card, apart from a number with a unit of bytes: cards have names of three or four
+digits, bytes of any number of digits.
+"""
 
 
-def _cards_of(text: str) -> tuple[Card, ...]:
-    found = _COUNTED.fullmatch(text) or _SPACED.fullmatch(text)
-    count, name = (found[1], found[2].strip()) if found else ("1", text.strip())
+def _parse_cards(text: str) -> tuple[Card, ...]:
+    match = _COUNTED.fullmatch(text) or _SPACED.fullmatch(text)
+    count, name = (match[1], match[2].strip()) if match else ("1", text.strip())
     if name.lower() == "cpu" and count == "1":
         return ()
-    odd = name.lower() == "cpu" or re.search(r"^\d+\s*[x×*]|,", name, re.IGNORECASE)
-    if odd or not count.isdecimal() or not 1 <= int(count) <= _MOST_CARDS:
+    not_one_kind = name.lower() == "cpu" or re.search(r"^\d+\s*[x×*]|,", name, re.IGNORECASE)
+    if not_one_kind or not count.isdecimal() or not 1 <= int(count) <= _MOST_CARDS:
         raise ConfigError(
             f"{text!r} is not the cards of one machine. Give from 1 to {_MOST_CARDS} cards of one "
             "kind, such as 8xA100-80GB, or cpu; how many such machines there are is a setting of "
             "its own, cluster.nodes (--nodes)."
         )
-    return (_card_of(name),) * int(count)
+    return (_parse_card(name),) * int(count)
 
 
-def _card_of(name: str) -> Card:
-    amount = r"[-+\d.]+(e\+?\d+|\s*[kmgp]i?b?|\s*t(i?b)?|\s*b)"  # 2080 Ti is none
+def _parse_card(name: str) -> Card:
+    amount = r"[-+\d.]+(e\+?\d+|\s*[kmgp]i?b?|\s*t(i?b)?|\s*b)"  # "2080 Ti" is no amount
     if not re.fullmatch(amount, name, re.IGNORECASE):
         return find_card(name)
     size = parse_bytes(name)
@@ -317,8 +338,8 @@ def _card_of(name: str) -> Card:
     return card_by_bytes(name, size, None, "given by hand")
 
 
-def _from_driver(live: LiveCard) -> Card:
-    """What the driver says of the memory, with the speeds of the shipped card where it is known."""
+def _card_from_driver(live: LiveCard) -> Card:
+    """Return a card with the driver's memory, and the shipped card's speeds if it is known."""
     card = known_card(live.name) or card_by_bytes(live.name, live.usable_bytes, None, "")
     return replace(
         card,

@@ -1,5 +1,7 @@
-"""Memory and cores as this process may use them: the machine's, or less where a cgroup says so; and
-how processes and threads share the cores."""
+"""Read memory and cores that this process may use, and decide how processes share the cores.
+
+A cgroup may allow less than the machine has.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from plimsoll.machine.cgroup import Limit, core_quota, memory_limit
 
 @dataclass(frozen=True)
 class HostMemory:
-    """total_bytes, available_bytes: of the machine. limit: None where no cgroup sets less."""
+    """The memory of the host."""
 
     total_bytes: int
+    """All memory of the machine."""
     available_bytes: int
+    """What the machine has left."""
     limit: Limit | None
+    """The limit of the cgroups; None if they do not set less than the machine has."""
     swap_bytes: int
     swap_used_bytes: int
 
@@ -35,7 +40,7 @@ class HostMemory:
 
 
 def live_host() -> HostMemory:
-    """As it is now."""
+    """Return the host's memory as it is now."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     limit = memory_limit()
     if limit is not None and limit.bytes >= memory.total:
@@ -44,23 +49,28 @@ def live_host() -> HostMemory:
 
 
 def usable_cores() -> int:
-    """Those that this process may run on; fewer where a cgroup's quota gives less than their time
-    (`docker --cpus`, a limit of Kubernetes): more threads would only use it up sooner, and wait."""
+    """Return how many cores this process may use.
+
+    A cgroup's quota (`docker --cpus`, a limit of Kubernetes) may allow less time than the cores
+    have. More threads would only use the quota up sooner, and wait.
+    """
     cores = len(os.sched_getaffinity(0))
     return min(cores, ceil(core_quota() or cores))
 
 
-def most_at_once(cluster: ClusterConfig, engines: int) -> int:
-    """The processes of a node that compute at the same time, at most. Ranks, the critic's own ranks
-    and engines take turns: while one kind works the others wait."""
+def most_busy_processes(cluster: ClusterConfig, engines: int) -> int:
+    """Return how many processes of a node compute at the same time, at most.
+
+    Ranks, the critic's own ranks and engines take turns: while one kind works, the others wait.
+    """
     return ceil(max(cluster.ranks, cluster.critic_ranks or 0, engines) / cluster.nodes)
 
 
-def waiting() -> dict[str, str]:
-    """For the environment of a process, before it imports torch: a thread that waits spins for some
-    microseconds only, and then sleeps, unless this process's environment says otherwise. Spinning
-    on, it would hold a core that another process, or another thread of its own, could use
-    (docs/performance.md).
+def thread_wait_settings() -> dict[str, str]:
+    """Return the variable that makes waiting threads sleep soon; set it before torch is imported.
+
+    A thread that spins on holds a core that another thread could use (docs/performance.md). Empty
+    if this process's environment sets how threads wait.
     """
     if "OMP_WAIT_POLICY" in os.environ:
         return {}

@@ -1,4 +1,4 @@
-"""What is known of a process that ran out of memory, and of its node before and after."""
+"""Records of a process that ran out of memory, and of its node before and after."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from plimsoll.run.readings import Footprint, Reading, Share
 
 @dataclass(frozen=True)
 class Sighting:
-    """What the cluster saw around a process.
-
-    process: as the plan and the ledger call it, such as `rank 1`. node: its node's name. card: the
-    number of its card there; None on CPU, or where it is not known. before, after: its node when
-    the run started, and now; None where it was not seen. nodes: where each process of the run is.
-    readings: the last of each process.
-    """
+    """What the cluster saw around a process."""
 
     process: str
+    """The name of the process in plan and ledger, such as `rank 1`."""
     node: str
+    """The name of its node."""
     card: int | None = None
+    """The number of its card on the node; None on CPU, or if it is unknown."""
     before: NodeState | None = None
+    """The node when the run started; None if it was not read."""
     after: NodeState | None = None
+    """The node now; None if it was not read."""
     nodes: Mapping[str, str] = field(default_factory=dict)
+    """The node of each process of the run."""
     readings: Mapping[str, Reading] = field(default_factory=dict)
+    """The last reading of each process."""
 
     @property
     def last(self) -> Reading | None:
@@ -37,29 +38,31 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Incident:
-    """A process that ran out of memory.
-
-    where: of which memory. why: in the words of who noticed. role: whose model was being worked
-    with; None where the process could not tell. asked: bytes that were not to be had; held: what
-    the process held then. shares: of its roles. seen: None until the cluster has looked. phase: of
-    the run; None until the run has said.
-    """
+    """A process that ran out of memory."""
 
     where: Literal["device", "host"]
+    """Which memory ran out."""
     why: str
+    """The message of whatever noticed it."""
     role: str | None = None
+    """The role whose model was in use; None if the process could not tell."""
     asked: int | None = None
+    """The bytes that could not be allocated."""
     held: Footprint | None = None
+    """What the process held then."""
     shares: tuple[Share, ...] = ()
+    """What its roles held."""
     seen: Sighting | None = None
+    """What the cluster saw; None until it has looked."""
     phase: str | None = None
+    """The phase of the run; None until the run has added it."""
 
 
 class OutOfMemory(PlimsollError):
-    """A process of the run ran out of memory, or was killed for want of it. Exit code 1."""
+    """A process of the run ran out of memory, or was killed for lack of it. Exit code 1."""
 
     def __init__(self, text: str, incident: Incident) -> None:
-        super().__init__(text, incident)  # both, so that it pickles as it is
+        super().__init__(text, incident)  # both arguments, so that the exception pickles
         self.text = text
         self.incident = incident
 
@@ -67,9 +70,9 @@ class OutOfMemory(PlimsollError):
         return self.text
 
     def in_phase(self, phase: str) -> OutOfMemory:
-        """The same, once it is known in which phase of the run it was."""
+        """Return this error with the phase of the run."""
         return OutOfMemory(self.text, replace(self.incident, phase=phase))
 
     def with_sighting(self, text: str, seen: Sighting) -> OutOfMemory:
-        """The same in the cluster's words, with what it saw."""
+        """Return this error with the cluster's text and what the cluster saw."""
         return OutOfMemory(text, replace(self.incident, seen=seen))

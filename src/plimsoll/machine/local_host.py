@@ -1,4 +1,4 @@
-"""What a run would meet on the machine at hand, beside its hardware."""
+"""What a run meets on the machine at hand, beside its hardware."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from plimsoll.machine.versions import PACKAGES, installed_version
 
 @dataclass(frozen=True)
 class LocalHost:
-    """allocator: as `named_settings` reads it. versions: of the installed
-    packages among `versions.PACKAGES`. free_bytes: of each GPU that a run would see; of one that
-    shares the host's memory, of that. jemalloc: whether a process here can begin with it, or with
-    another heap that LD_PRELOAD names. bfloat16: whether the CPU multiplies bfloat16.
-    """
+    """The settings and packages of this machine that the plan depends on."""
 
     allocator: str
+    """The allocator settings of the environment; see `named_settings`."""
     versions: Mapping[str, str]
+    """The versions of the installed packages among `versions.PACKAGES`."""
     free_bytes: tuple[int, ...]
+    """The free bytes of each GPU that a run would see, or of the host if the GPU shares its memory.
+    """
     jemalloc: bool
+    """Whether a process here begins with jemalloc, or with another heap that LD_PRELOAD names."""
     bfloat16: bool
+    """Whether the CPU multiplies bfloat16."""
 
 
 def read_local_host() -> LocalHost:
-    """As this process finds them. Raises PlimsollError when NVIDIA's driver is there and fails."""
-    found = {package.name: installed_version(package.name) for package in PACKAGES}
+    """Return what this process finds; errors as `own_cards`."""
+    versions = {package.name: installed_version(package.name) for package in PACKAGES}
     cards = own_cards()
     return LocalHost(
         named_settings(),
-        {name: version for name, version in found.items() if version is not None},
+        {name: version for name, version in versions.items() if version is not None},
         tuple(c.free_bytes if c.total_bytes else live_host().free_bytes for c in cards),
         jemalloc=library() is not None or is_chosen(),
         bfloat16=multiplies_bfloat16(),

@@ -1,4 +1,4 @@
-"""What processes hold on their host, now and at their peak, and how full the host is."""
+"""Measure what processes hold on their host, now and at their peak, and how full the host is."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from plimsoll.machine.host import live_host
 from plimsoll.run.readings import HostReading
 
 _RESET_PEAK = "5"  # proc(5): resets the process's high-water mark
-
-
 _helpers: set[int] = set()
 
 
 def count_as_own(pid: int) -> None:
-    """From now on a child process counts as part of this one, for as long as it is there."""
+    """Count a child process as part of this one from now on, as long as it lives."""
     _helpers.add(pid)
 
 
 def read_host(children: Sequence[int] = ()) -> HostReading:
-    """Read this process with its helpers (`count_as_own`), and let its peak start again.
+    """Measure this process with its helpers (`count_as_own`), and reset their peaks.
 
-    children: ids of further processes that count as part of it; one that is gone counts nothing.
-    Pages that several of them share (libraries) count in each.
+    Pages that several processes share (libraries) count in each.
+
+    Args:
+        children: ids of further processes that count as part of this one. Ended ones count as 0.
     """
-    own = _peak_and_now(None)
-    others = [_of_child(pid) for pid in {*children, *_live_helpers()}]
+    this_process = _peak_and_now(None)
+    others = [_child_peak_and_now(pid) for pid in {*children, *_live_helpers()}]
     host = live_host()
-    peaks, held = zip(own, *others, strict=True)
+    peaks, held = zip(this_process, *others, strict=True)
     used = host.capacity_bytes - host.free_bytes
     return HostReading(platform.node(), sum(peaks), sum(held), used, host.capacity_bytes)
 
 
 def _live_helpers() -> set[int]:
-    """Those that are still there; an id may come again, of a process that is no child."""
-    return _helpers & {one.pid for one in psutil.Process().children()} if _helpers else set()
+    """Return the helpers that still live. An ended helper's id may belong to a new process."""
+    return _helpers & {child.pid for child in psutil.Process().children()} if _helpers else set()
 
 
-def _of_child(pid: int) -> tuple[int, int]:
+def _child_peak_and_now(pid: int) -> tuple[int, int]:
     try:
         return _peak_and_now(pid)
     except (OSError, psutil.Error):
@@ -58,14 +58,15 @@ def _peak_and_now(pid: int | None) -> tuple[int, int]:
 
 
 def process_bytes(pid: int | None = None) -> int:
-    """The resident set of a process now; default: of this one."""
+    """Return the resident set of a process now; default: this process."""
     return int(psutil.Process(pid).memory_info().rss)
 
 
 def process_peak_bytes(pid: int | None = None) -> int:
-    """The largest resident set of a process (default: this one) since the last successful
-    `reset_process_peak`. Where the system has no /proc: of this process in its whole life, whatever
-    was reset; of another one as it is now.
+    """Return the largest resident set of a process since its last reset; default: this process.
+
+    Without /proc, nothing is reset: the peak of this process is that of its whole life, and the
+    peak of another is its size now.
     """
     status = _proc(pid) / "status"
     if status.exists():
@@ -79,9 +80,9 @@ def process_peak_bytes(pid: int | None = None) -> int:
 
 
 def reset_process_peak(pid: int | None = None) -> bool:
-    """Let the peak of a process (default: this one) start again from its present size.
+    """Set the peak of a process (default: this one) to its present size; return False if it fails.
 
-    False where the system does not allow it: then the peak stays that of the process's life.
+    If the system does not allow it, the peak stays that of the process's life.
     """
     try:
         (_proc(pid) / "clear_refs").write_text(_RESET_PEAK)
@@ -91,7 +92,7 @@ def reset_process_peak(pid: int | None = None) -> bool:
 
 
 def child_processes() -> tuple[int, ...]:
-    """The ids of all processes below this one."""
+    """Return the ids of all processes below this one."""
     return tuple(child.pid for child in psutil.Process().children(recursive=True))
 
 

@@ -1,4 +1,4 @@
-"""What is free on a node, what the run holds of it, and who holds the rest."""
+"""Read a node's memory: what is free, what the run holds, and who holds the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Holder:
-    """A process and the host memory that it alone holds; bytes."""
+    """A process and the host memory, in bytes, that it shares with no other process."""
 
     pid: int
     name: str
@@ -25,20 +25,20 @@ class Holder:
 
 @dataclass(frozen=True)
 class NodeState:
-    """A node's memory at one time; bytes.
-
-    capacity: what all processes may fill. own: what the run's processes hold. others: those who
-    hold most besides. kills: how many processes the kernel has killed for want of memory since it
-    started; None where it does not tell. pids: of the run's processes.
-    """
+    """A node's memory at one time, in bytes."""
 
     capacity: int
+    """What all processes together may fill."""
     free: int
     own: int
+    """What the run's processes hold."""
     others: tuple[Holder, ...]
+    """The other processes that hold most."""
     kills: int | None
+    """How many processes the kernel killed for lack of memory since it started; None if unknown."""
     cards: tuple[LiveCard, ...] = ()
     pids: frozenset[int] = frozenset()
+    """The ids of the run's processes."""
 
     @property
     def room(self) -> int:
@@ -47,37 +47,41 @@ class NodeState:
 
 
 def read_node(run: Collection[int]) -> NodeState:
-    """This node, now. run: ids of the run's processes here; those below them count too.
+    """Return the state of this node now.
 
-    Raises PlimsollError when NVIDIA's driver is there and fails.
+    Args:
+        run: ids of the run's processes on this node. Their child processes count as the run's, too.
+
+    Raises:
+        PlimsollError: NVIDIA's driver is installed and fails.
     """
-    own = _with_children(run)
+    run_pids = _with_children(run)
     holders = list(_holders())
-    others = sorted((h for h in holders if h.pid not in own), key=lambda h: -h.bytes)
+    others = sorted((h for h in holders if h.pid not in run_pids), key=lambda h: -h.bytes)
     host = live_host()
     return NodeState(
         host.capacity_bytes,
         host.free_bytes,
-        sum(h.bytes for h in holders if h.pid in own),
+        sum(h.bytes for h in holders if h.pid in run_pids),
         tuple(others[:_SHOWN]),
         oom_kills(),
         live_cards(),
-        own,
+        run_pids,
     )
 
 
 def _with_children(pids: Collection[int]) -> frozenset[int]:
     parents = {p.pid: p.info["ppid"] for p in psutil.process_iter(["ppid"])}
-    own = frozenset(pids)
-    while more := {pid for pid, parent in parents.items() if parent in own} - own:
-        own |= more
-    return own
+    family = frozenset(pids)
+    while children := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= children
+    return family
 
 
 def _holders() -> Iterator[Holder]:
     for process in psutil.process_iter(["name", "memory_info"]):
         memory = process.info["memory_info"]
         if memory is not None:
-            # Pages of files and of shared memory can be had again, or are not one process's.
+            # Pages of files can be freed, and pages of shared memory belong to several processes.
             alone = memory.rss - getattr(memory, "shared", 0)
             yield Holder(process.pid, process.info["name"] or "?", alone)

@@ -1,4 +1,4 @@
-"""The GPUs of this machine and what sits on them, as NVML tells, NVIDIA's management library."""
+"""Read this machine's GPUs and the processes on them with NVML, NVIDIA's management library."""
 
 from __future__ import annotations
 
@@ -13,42 +13,44 @@ from typing import Any
 
 from plimsoll.errors import PlimsollError
 
-_PATIENCE = 30.0  # seconds; a sick driver lets NVML hang
+_TIMEOUT = 30.0  # seconds; with a broken driver NVML may hang
 
 
 @dataclass(frozen=True)
 class CardProcess:
-    """A process that holds memory of a card. bytes: None where the driver does not say."""
+    """A process that holds memory of a card."""
 
     pid: int
     name: str
     bytes: int | None
+    """What the process holds; None if the driver does not say."""
 
 
 @dataclass(frozen=True)
 class LiveCard:
-    """A card as it is now, or an instance that MIG has cut from one.
-
-    total_bytes: all of the card, 0 where the driver does not say: of one that has no memory of its
-    own and shares the host's (GB10). reserved_bytes: what the driver keeps of it, 0 where it is too
-    old to say; used_bytes: what processes hold. In a container the processes may be hidden.
-    instances: what MIG has cut it into, with the card's index; a process uses one of them.
-    """
+    """A card as it is now, or a MIG instance of a card."""
 
     index: int
     uuid: str
     name: str
     total_bytes: int
+    """All memory of the card; 0 if the driver does not say, as for cards that share the host's
+    memory (GB10).
+    """
     reserved_bytes: int
+    """What the driver reserves; 0 if the driver is too old to say."""
     used_bytes: int
+    """What processes hold."""
     compute_capability: tuple[int, int] | None
     driver: str
     processes: tuple[CardProcess, ...]
+    """The processes on the card. In a container they may be hidden."""
     instances: tuple[LiveCard, ...] = ()
+    """The MIG instances of the card, with the card's index. A process uses one of them."""
 
     @property
     def usable_bytes(self) -> int:
-        """What CUDA programs see as the card's total."""
+        """The total that CUDA programs see."""
         return self.total_bytes - self.reserved_bytes
 
     @property
@@ -58,119 +60,123 @@ class LiveCard:
 
 
 def card_order() -> dict[str, str]:
-    """For the environment of a process that uses CUDA: it numbers cards as nvidia-smi and Ray do,
-    unless this process's environment says otherwise. By itself CUDA begins with the fastest, where
-    they are not alike.
+    """Return the environment variable that makes CUDA number cards as nvidia-smi and Ray do.
+
+    It is empty if this process's environment sets the order. By default CUDA puts the fastest card
+    first.
     """
     return {} if "CUDA_DEVICE_ORDER" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def live_cards() -> tuple[LiveCard, ...]:
-    """All cards of this machine; () where NVIDIA's driver is not installed.
+    """Return all cards of this machine; () if NVIDIA's driver is not installed.
 
-    Raises PlimsollError when NVML is there and fails: a driver that does not work.
+    Raises:
+        PlimsollError: NVML is installed and fails, as the driver does not work.
     """
-    import pynvml  # not before a machine is looked at: it is a large file
+    import pynvml  # slow to import, and needed only here
 
-    found: Future[tuple[LiveCard, ...]] = Future()
+    result: Future[tuple[LiveCard, ...]] = Future()
 
     def read() -> None:
         try:
-            found.set_result(_read(pynvml))
-        except BaseException as error:  # noqa: BLE001 (handed over)
-            found.set_exception(error)
+            result.set_result(_read(pynvml))
+        except BaseException as error:  # noqa: BLE001 (raised by `result`)
+            result.set_exception(error)
 
-    Thread(target=read, daemon=True).start()  # which does not keep a process from its end
+    Thread(target=read, daemon=True).start()  # a daemon, so that the process can end
     try:
-        return found.result(_PATIENCE)
+        return result.result(_TIMEOUT)
     except TimeoutError as error:
-        raise _failed(f"no answer within {_PATIENCE:g} s") from error
+        raise _driver_error(f"no answer within {_TIMEOUT:g} s") from error
     except pynvml.NVMLError_LibraryNotFound:
         return ()
     except pynvml.NVMLError as error:
-        raise _failed(str(error)) from error
+        raise _driver_error(str(error)) from error
 
 
 def visible_cards(cards: Sequence[LiveCard], visible: str | None) -> tuple[LiveCard, ...]:
-    """Those that CUDA_VISIBLE_DEVICES lets a process see; all where it is None.
+    """Return the cards that CUDA_VISIBLE_DEVICES lets a process see; all if it is None.
 
-    As CUDA does, a list of indices or UUIDs (or their beginnings), of cards or of MIG's instances
-    of them, counts up to its first wrong entry. Indices are nvidia-smi's; see `card_order`. An
-    instance stands for its card where it is named, or the only one, and its bytes are told.
+    As in CUDA, a list of indices or UUIDs (or their beginnings), of cards or MIG instances, counts
+    up to its first wrong entry. Indices are nvidia-smi's; see `card_order`. An instance replaces
+    its card if the list names it or if it is the only one, and if its bytes are known.
     """
     if visible is None:
-        return tuple(_cut(card, card.instances) for card in cards)
+        return tuple(_single_instance(card, card.instances) for card in cards)
     seen: list[LiveCard] = []
     for entry in visible.split(","):
         word = entry.strip()
-        match = [found for card in cards if (found := _meant(card, word)) is not None]
-        if len(match) != 1:
+        matches = [match for card in cards if (match := _match_entry(card, word)) is not None]
+        if len(matches) != 1:
             break
-        seen.append(match[0])
+        seen.append(matches[0])
     return tuple(seen)
 
 
 def own_cards() -> tuple[LiveCard, ...]:
-    """The cards that CUDA programs of this process may use. Raises as `live_cards`."""
+    """Return the cards that CUDA programs of this process may use; errors as `live_cards`."""
     return visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 class BusyMeter:
-    """What NVML samples of a card, about six times a second: whether something computed there.
-
-    nvml: the module pynvml. since: microseconds since 1970 from which the first reading counts.
-    """
+    """A meter of how often a card computes. NVML takes a sample about six times a second."""
 
     def __init__(self, nvml: Any, uuid: str, since: int) -> None:
+        """Start the meter of a card.
+
+        Args:
+            nvml: the module pynvml.
+            uuid: the card's UUID.
+            since: microseconds since 1970; earlier samples do not count.
+        """
         self._nvml = nvml
         self._read_to = since
         try:
             nvml.nvmlInit()
             self._card = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        except nvml.NVMLError:  # no driver, or an instance of MIG, which has no samples
+        except nvml.NVMLError:  # no driver, or a MIG instance, which has no samples
             self._card = None
 
     def read(self) -> float | None:
-        """Return the share of the samples since the last reading in which the card was busy; None
-        where there are none."""
+        """Return the busy share of the samples since the last reading; None if there are none."""
         if self._card is None:
             return None
-        ask = self._nvml.nvmlDeviceGetSamples
         kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
         try:
-            _, samples = ask(self._card, kind, self._read_to)
+            _, samples = self._nvml.nvmlDeviceGetSamples(self._card, kind, self._read_to)
         except self._nvml.NVMLError:
             return None
-        new = [one for one in samples if one.timeStamp > self._read_to]
+        new = [sample for sample in samples if sample.timeStamp > self._read_to]
         if not new:
             return None
-        self._read_to = max(one.timeStamp for one in new)
-        percents: list[int] = [one.sampleValue.uiVal for one in new]
+        self._read_to = max(sample.timeStamp for sample in new)
+        percents: list[int] = [sample.sampleValue.uiVal for sample in new]
         return sum(percents) / len(percents) / 100
 
 
 @cache
 def busy_meter(uuid: str) -> BusyMeter:
-    """Return this process's meter of a card. uuid: as NVML has it, such as `GPU-36e8ca5a-...`."""
+    """Return this process's meter of a card. NVML's UUIDs look like `GPU-36e8ca5a-...`."""
     import pynvml
 
     return BusyMeter(pynvml, uuid, time.time_ns() // 1000)
 
 
-def _meant(card: LiveCard, word: str) -> LiveCard | None:
-    """The card, or the instance of it, that an entry of CUDA_VISIBLE_DEVICES means."""
+def _match_entry(card: LiveCard, word: str) -> LiveCard | None:
+    """Return the card, or its instance, that an entry of CUDA_VISIBLE_DEVICES names."""
     if word == str(card.index) or (word and card.uuid.startswith(word)):
-        return _cut(card, card.instances)
-    named = [one for one in card.instances if word and one.uuid.startswith(word)]
-    return _cut(card, named) if named else None
+        return _single_instance(card, card.instances)
+    named = [part for part in card.instances if word and part.uuid.startswith(word)]
+    return _single_instance(card, named) if named else None
 
 
-def _cut(card: LiveCard, instances: Sequence[LiveCard]) -> LiveCard:
-    """The instance, where it is the only one and its bytes are told; else the card."""
+def _single_instance(card: LiveCard, instances: Sequence[LiveCard]) -> LiveCard:
+    """Return the instance if it is the only one and its bytes are known; else the card."""
     return instances[0] if len(instances) == 1 and instances[0].total_bytes else card
 
 
-def _failed(why: str) -> PlimsollError:
+def _driver_error(why: str) -> PlimsollError:
     return PlimsollError(
         f"nvidia-smi does not work: {why}. The driver is not loaded or does not fit its tools: "
         f"load or install it again, and restart the machine after an update."
@@ -189,31 +195,31 @@ def _read(nvml: Any) -> tuple[LiveCard, ...]:
 
 def _card(nvml: Any, handle: Any, index: int, driver: str) -> LiveCard:
     whole = _device(nvml, handle, index, driver)
-    capability = _told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    capability = _query(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     parts = (
         replace(_device(nvml, part, index, driver), compute_capability=capability)
-        for part in _parts(nvml, handle)
+        for part in _instance_handles(nvml, handle)
     )
     return replace(whole, compute_capability=capability, instances=tuple(parts))
 
 
-def _parts(nvml: Any, handle: Any) -> Iterator[Any]:
-    """The handles of the instances that MIG has cut a card into."""
-    if (_told(nvml, nvml.nvmlDeviceGetMigMode, handle) or [0])[0]:
+def _instance_handles(nvml: Any, handle: Any) -> Iterator[Any]:
+    """Yield the handles of a card's MIG instances."""
+    if (_query(nvml, nvml.nvmlDeviceGetMigMode, handle) or [0])[0]:
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            part = _told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+            part = _query(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
             if part is not None:
                 yield part
 
 
 def _device(nvml: Any, handle: Any, index: int, driver: str) -> LiveCard:
-    """A card, or an instance of one."""
-    ask = nvml.nvmlDeviceGetMemoryInfo
-    # Drivers before 510 know the first form alone, which does not tell what they keep.
-    memory = _told(nvml, ask, handle, nvml.nvmlMemory_v2) or _told(nvml, ask, handle)
+    """Return a card, or a MIG instance, without its compute capability."""
+    read = nvml.nvmlDeviceGetMemoryInfo
+    # Drivers before 510 know only the first form, which lacks the reserved bytes.
+    memory = _query(nvml, read, handle, nvml.nvmlMemory_v2) or _query(nvml, read, handle)
     total, free = (memory.total, memory.free) if memory is not None else (0, 0)
     reserved = getattr(memory, "reserved", 0)
-    running = _told(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    running = _query(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     return LiveCard(
         index=index,
         uuid=nvml.nvmlDeviceGetUUID(handle),
@@ -223,22 +229,22 @@ def _device(nvml: Any, handle: Any, index: int, driver: str) -> LiveCard:
         used_bytes=total - reserved - free,
         compute_capability=None,
         driver=driver,
-        processes=tuple(_process(nvml, one.pid, one.usedGpuMemory) for one in running),
+        processes=tuple(_process(nvml, process.pid, process.usedGpuMemory) for process in running),
     )
 
 
 def _process(nvml: Any, pid: int, held: int | None) -> CardProcess:
     try:
-        name = _told(nvml, nvml.nvmlSystemGetProcessName, pid)
+        name = _query(nvml, nvml.nvmlSystemGetProcessName, pid)
     except UnicodeDecodeError:
         name = None
-    return CardProcess(pid, name or "[Not Found]", held)  # which is what nvidia-smi says
+    return CardProcess(pid, name or "[Not Found]", held)  # as nvidia-smi writes it
 
 
-def _told(nvml: Any, ask: Callable[..., Any], *given: Any) -> Any:
-    """The answer; None where the card, the driver or the process's rights do not allow one."""
+def _query(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of NVML; None if card, driver or rights of the process do not allow it."""
     try:
-        return ask(*given)
+        return function(*arguments)
     except (
         nvml.NVMLError_NotSupported,
         nvml.NVMLError_NotFound,

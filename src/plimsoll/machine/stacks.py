@@ -1,4 +1,4 @@
-"""Processes that hang: where each of their threads is, which of them are stopped, and their end."""
+"""Handle processes that hang: write their threads' stacks, find stopped ones, end them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ _SIGNAL = signal.SIGUSR1
 
 
 def write_stacks_when_asked() -> None:
-    """From now on this process answers `ask_for_stacks` on its standard error, also while it holds
-    the interpreter's lock."""
+    """Make this process answer `ask_for_stacks` on its standard error.
+
+    It answers even while a thread holds the interpreter's lock.
+    """
     faulthandler.register(_SIGNAL, all_threads=True)
 
 
 def ask_for_stacks(pids: Sequence[int]) -> list[str]:
-    """Have processes of this machine, and those below them, write their threads' stacks. Gives
-    those that cannot, because they are stopped: "4711 (ray::RankActor)"."""
+    """Make processes of this machine, and their child processes, write their threads' stacks.
+
+    Return the processes that cannot, because they are stopped: "4711 (ray::RankActor)".
+    """
     stopped = []
     for process in _families(pids):
         with suppress(psutil.Error, OSError):
             if process.status() == psutil.STATUS_STOPPED:
                 stopped.append(f"{process.pid} ({' '.join(process.cmdline())[:40].strip()})")
-            elif _catches(process.pid):  # the signal would end any other
+            elif _catches(process.pid):  # the signal would end any other process
                 process.send_signal(_SIGNAL)
     return stopped
 
 
 def end_processes(pids: Sequence[int]) -> None:
-    """Kill processes of this machine, and those below them, stopped ones too."""
+    """Kill processes of this machine and their child processes, stopped ones included."""
     for process in _families(pids):
         with suppress(psutil.Error):
             process.kill()

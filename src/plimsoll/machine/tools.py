@@ -1,4 +1,4 @@
-"""What of the system's own packages is here: compilers, headers, libraries."""
+"""Find the system's own tools that a run needs: compilers, headers, libraries."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FOR_ZERO_PLUS_PLUS = ("nvcc", "g++", "ninja", "Python.h")
 """DeepSpeed compiles ZeRO++'s kernels at their first use."""
 
 FOR_CPU_ENGINES = ("g++", "Python.h", LIBNUMA)
-"""vLLM's build for CPUs links against libnuma, and compiles its sampler by torch.compile."""
+"""vLLM's build for CPUs links against libnuma, and compiles its sampler with torch.compile."""
 
 FOR_TRITON = ("gcc", "Python.h")
-"""Triton compiles its way into the driver at its first use (backends/nvidia/driver.py)."""
+"""Triton compiles its launcher at its first use (backends/nvidia/driver.py)."""
 
 DEBIAN = {
     "gcc": "gcc",
@@ -30,18 +30,19 @@ DEBIAN = {
     "Python.h": "python3-dev",
     LIBNUMA: "libnuma1",
 }
-"""The packages that have them. Debian's nvcc is of an older CUDA than torch's, which DeepSpeed
-refuses."""
+"""Debian's package for each tool. nvcc is missing: Debian's is of an older CUDA than torch's, which
+DeepSpeed refuses.
+"""
 
 
 def system_tools() -> dict[str, str | None]:
-    """Where each of COMPILERS, Python.h and LIBNUMA is; None where it is not."""
-    found = {tool: _find(tool) for tool in COMPILERS}
-    return found | {"Python.h": _headers(), LIBNUMA: _library(LIBNUMA)}
+    """Return the path of each of COMPILERS, Python.h and LIBNUMA; None if it is missing."""
+    places = {tool: _find(tool) for tool in COMPILERS}
+    return places | {"Python.h": _headers(), LIBNUMA: _library(LIBNUMA)}
 
 
-def way_to_have(missing: Sequence[str]) -> str:
-    """What to do on Debian for tools that are not there."""
+def how_to_install(missing: Sequence[str]) -> str:
+    """Return what to do on Debian to get the missing tools."""
     packages = [DEBIAN[tool] for tool in missing if tool in DEBIAN]
     steps = [f"apt install {' '.join(packages)}"] if packages else []
     if "nvcc" in missing:
@@ -50,13 +51,16 @@ def way_to_have(missing: Sequence[str]) -> str:
 
 
 def own_scripts() -> str:
-    """Where this Python's packages put their commands, which need not be on the PATH."""
+    """Return the folder with the commands of this Python's packages. PATH may lack it."""
     return sysconfig.get_path("scripts")
 
 
 def _find(tool: str) -> str | None:
-    """Where those look that need it: of gcc Triton (runtime/build.py), of g++ torch
-    (_inductor/config.py); of nvcc also where CUDA_HOME or the usual place has it."""
+    """Return the path of a tool, searched as the libraries that need it search.
+
+    They are Triton for gcc (runtime/build.py) and torch for g++ (_inductor/config.py). nvcc may
+    also be in CUDA_HOME or its usual place.
+    """
     match tool:
         case "gcc":
             return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

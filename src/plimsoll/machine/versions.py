@@ -1,8 +1,8 @@
-"""Which versions of the libraries below Plimsoll takes, and how others are known to fail.
+"""Check the versions of the libraries that Plimsoll uses, and list known failures.
 
-The range of each is said once, in pyproject.toml, and read from the metadata of what is installed.
-Not every version of a range was tried; the lock files in requirements/ install those that are
-tested. A failure names the thread that reports it.
+The range of each library stands in pyproject.toml alone; here it is read from the installed
+metadata. Not every version of a range was tried. The lock files in requirements/ install tested
+ones. Each failure names the thread that reports it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from plimsoll.config.problems import Problem, Severity
 
 @dataclass(frozen=True)
 class Failure:
-    """What goes wrong with `versions` (a specifier such as `<4.48`), and where that is told."""
+    """What goes wrong with some versions of a library."""
 
     versions: str
+    """A specifier, such as `<4.48`."""
     what: str
     source: str
+    """The threads or pages that report it."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A library.
-
-    beyond: a specifier of versions outside of its range that were seen to run.
-    fatal: failures that stop every run with it.
-    partial: failures that stop some runs, looked at outside of the range and what is beyond it
-        (inside, the plan and the rules know them).
-    """
+    """A library."""
 
     name: str
     beyond: str | None = None
+    """A specifier of versions outside of the range that were seen to run."""
     fatal: tuple[Failure, ...] = ()
+    """Failures that stop every run."""
     partial: tuple[Failure, ...] = ()
+    """Failures that stop some runs. They matter outside of the range and `beyond` only: inside, the
+    plan and the rules cover them.
+    """
 
 
 LIGER = "liger-kernel"
@@ -138,7 +139,7 @@ _BY_NAME = {package.name: package for package in PACKAGES}
 
 
 def installed_version(name: str) -> str | None:
-    """From the package's metadata, without importing it; None where it is not installed."""
+    """Return a package's version from its metadata, without an import; None if not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -147,22 +148,25 @@ def installed_version(name: str) -> str | None:
 
 @cache
 def required(name: str) -> SpecifierSet:
-    """Return the range of a library that Plimsoll requires, or that its extras do if it requires
-    the library for some runs only. All versions, if Plimsoll itself is not installed."""
+    """Return the range of a library that Plimsoll requires.
+
+    If only extras require the library, the range is theirs. If Plimsoll itself is not installed,
+    all versions are in it.
+    """
     try:
         lines = map(Requirement, requires("plimsoll-rl") or ())
     except PackageNotFoundError:
         return SpecifierSet()
-    own = [line for line in lines if line.name == name]
-    chosen = [line for line in own if line.marker is None] or own
-    found = SpecifierSet()
-    for line in chosen:
-        found &= line.specifier
-    return found
+    requirements = [line for line in lines if line.name == name]
+    unconditional = [line for line in requirements if line.marker is None]
+    versions = SpecifierSet()
+    for line in unconditional or requirements:
+        versions &= line.specifier
+    return versions
 
 
 def has_cuda_build() -> bool:
-    """Whether torch is here, built for CUDA; without importing it."""
+    """Return whether torch is installed with CUDA, without importing it."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return False
@@ -171,45 +175,47 @@ def has_cuda_build() -> bool:
 
 @cache
 def cards_have_liger() -> bool:
-    """Return whether models on cards compute by Liger's kernels: whether liger-kernel is installed.
+    """Return whether models on cards use Liger's kernels: whether liger-kernel is installed.
 
-    A machine whose torch is not built for CUDA can only plan for cards, which are elsewhere: there
-    the package is taken for installed, as the extra `gpu` brings it.
+    A machine whose torch has no CUDA can only plan for cards elsewhere. There the package counts as
+    installed, as the extra `gpu` brings it.
     """
     return installed_version(LIGER) is not None or not has_cuda_build()
 
 
-def check_version(name: str, found: str | None) -> Problem | None:
-    """None for a version that Plimsoll takes; local parts such as +cu130 do not count. Errors stop
-    runs; with a warning it is untried, or fails for some runs."""
-    package = _BY_NAME[name]
-    scored = _judge(package, found)
-    if scored is None:
+def check_version(name: str, installed: str | None) -> Problem | None:
+    """Return the problem of an installed version; None if Plimsoll takes the version.
+
+    An error stops runs. A warning says that the version is untried or fails in some runs. Local
+    parts such as +cu130 do not count.
+    """
+    judgement = _judge(_BY_NAME[name], installed)
+    if judgement is None:
         return None
     fix = f"install {name}{required(name)} (requirements/ has a complete set that works together)"
-    severity, why = scored
-    return Problem("package-version", severity, f"{name} {found} is installed", why, fix)
+    severity, why = judgement
+    return Problem("package-version", severity, f"{name} {installed} is installed", why, fix)
 
 
-def _judge(package: Package, found: str | None) -> tuple[Severity, str] | None:
-    """(severity, why)"""
-    if found is None:
+def _judge(package: Package, installed: str | None) -> tuple[Severity, str] | None:
+    """Return severity and reason for a version that is not taken."""
+    if installed is None:
         return "error", "It is not installed."
     try:
-        known = Version(found)
+        parsed = Version(installed)
     except InvalidVersion:
         return "warning", "Its version cannot be read."
-    if failure := _first(known, package.fatal):
+    if failure := _first_failure(parsed, package.fatal):
         return "error", f"{failure.what} ({failure.source})"
-    taken = [str(required(package.name)), *filter(None, [package.beyond])]
-    if any(known in SpecifierSet(one, prereleases=True) for one in taken):
+    tried = [str(required(package.name)), *filter(None, [package.beyond])]
+    if any(parsed in SpecifierSet(versions, prereleases=True) for versions in tried):
         return None
     why = "Plimsoll was not tried with it"
-    if failure := _first(known, package.partial):
+    if failure := _first_failure(parsed, package.partial):
         return "warning", f"{why}. {failure.what} ({failure.source})"
-    return "warning", f"{why}, only with {' and '.join(taken)}; no failure is known."
+    return "warning", f"{why}, only with {' and '.join(tried)}; no failure is known."
 
 
-def _first(found: Version, failures: Iterable[Failure]) -> Failure | None:
-    hits = (one for one in failures if found in SpecifierSet(one.versions, prereleases=True))
-    return next(hits, None)
+def _first_failure(installed: Version, failures: Iterable[Failure]) -> Failure | None:
+    matches = (f for f in failures if installed in SpecifierSet(f.versions, prereleases=True))
+    return next(matches, None)

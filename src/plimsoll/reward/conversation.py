@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.config.reward import StepsConfig
-from plimsoll.data.pieces import Piece
+from plimsoll.data.pieces import TextPiece
 from plimsoll.data.steps import step_pieces
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized, tokenize
@@ -20,7 +20,7 @@ def conversation_tokens(
 
 def _pieces(
     trajectory: Trajectory, template: Template, steps: StepsConfig | None
-) -> tuple[Piece, ...]:
+) -> tuple[TextPiece, ...]:
     prompt, response = trajectory.prompt.messages, trajectory.response_text
     if steps is None:
         return template.render_answer(prompt, [{"role": "assistant", "content": response}])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
 
+from plimsoll.algorithm.failure import describe_error
 from plimsoll.errors import ConfigError, FunctionFailed, PlimsollError
 
 SHOWN_CHARACTERS = 200

@@ -32,7 +32,7 @@ from plimsoll.spec.choices import AdvantageNeed, advantage_needs
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.session import mean_metrics
-from plimsoll.train.update import Step, update
+from plimsoll.train.update import OptimizerStep, update
 
 S = TypeVar("S")
 
@@ -153,7 +153,7 @@ def train_on(
     role: RoleName,
     ranks: Ranks,
     epochs: int,
-    step: Callable[[MiniBatch], Step[S]],
+    step: Callable[[MiniBatch], OptimizerStep[S]],
     rate: Callable[[int], float],
 ) -> dict[str, float]:
     """All epochs and mini-batches of a role that learns; the means of their metrics. rate: at an

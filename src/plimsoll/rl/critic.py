@@ -15,7 +15,7 @@ from plimsoll.rl.batch import Batch, train_on
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.run.state import RunState
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.update import Step
+from plimsoll.train.update import OptimizerStep
 
 _ROUNDING = 1e-10
 """Of a mean square, what float32 may leave of numbers that are all the same, and more."""
@@ -36,8 +36,8 @@ def train_critic(
     objective = ValueObjective(algorithm.value_clip)
     stream = value_stream(batch, values_L, returns_L)
 
-    def step(mini: MiniBatch) -> Step[ValueStream]:
-        return Step(mini.packs, mini.counts, objective, stream)
+    def step(mini: MiniBatch) -> OptimizerStep[ValueStream]:
+        return OptimizerStep(mini.packs, mini.counts, objective, stream)
 
     metrics = train_on(
         batch,

@@ -88,7 +88,7 @@ def _check_tools(name: str, kind: Kind, config: EnvironmentConfig, template: Tem
         return
     if config.describe_tools:
         try:
-            template.knowing(kind.tools).render_prompt([{"role": "user", "content": "?"}])
+            template.with_tools(kind.tools).render_prompt([{"role": "user", "content": "?"}])
         except DataError as error:
             raise ConfigError(
                 f"environments.{name}: a conversation {error}. Or write environments.{name}."

@@ -14,7 +14,7 @@ from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_prompts
-from plimsoll.data.loading import Loaded, Seen, source_key
+from plimsoll.data.loading import CountRows, Loaded, source_key
 from plimsoll.data.order import Ascending, MixedOrder, Portion
 from plimsoll.data.report import nearest
 from plimsoll.data.template import Template
@@ -91,7 +91,7 @@ def prompt_loader(
     samplings = {one.key: one.sampling for one in spec.eval_sets}
 
     def load(
-        data: DataConfig, source: SourceConfig, template: Template, seen: Seen
+        data: DataConfig, source: SourceConfig, template: Template, seen: CountRows
     ) -> Loaded[Prompt]:
         check_turn_end(template, spec.actor.model, spec.config.rollout.sampling)
         sampling = samplings.get(source_key(data, source), spec.config.rollout.sampling)

@@ -18,7 +18,7 @@ from plimsoll.config.model import DecidedDtype, DecidedKernels, ModelConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError
 from plimsoll.machine.cpu import multiplies_bfloat16
-from plimsoll.machine.hardware import BFLOAT16_UNITS, Card, found_here, parse_cluster
+from plimsoll.machine.hardware import BFLOAT16_UNITS, Card, find_machine, parse_cluster
 from plimsoll.machine.versions import cards_have_liger, has_cuda_build
 from plimsoll.shapes.heads import head_sizes
 from plimsoll.spec.engine_rules import trainer_rules
@@ -195,7 +195,7 @@ def _cards(cluster: ClusterConfig) -> tuple[Card, ...] | None:
 
 @cache  # advice asks hundreds of times, and each look asks the driver
 def _cards_here() -> tuple[Card, ...]:
-    return found_here().cards
+    return find_machine().cards
 
 
 def _refuse_hidden_cards() -> None:

@@ -1,7 +1,7 @@
-"""What every job has on its way to its loop, and the loop of those that learn from fixed data.
+"""Run jobs: what all of them do before their loop, and the loop of jobs that learn from data.
 
-One of these adds its rows, what it loads, one optimizer step on a batch of rows, and its
-evaluation; see sft_loop.py for the shortest one.
+A job adds its rows, the roles that it loads, one optimizer step on a batch of rows, and its
+evaluation. sft_loop.py is the shortest example.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from plimsoll.train.run_data import (
     epoch_metrics,
     first_state,
     load_data,
-    repeats,
+    repeat_warnings,
 )
 from plimsoll.train.saving import (
-    averaged,
-    evaluated,
-    finished,
+    average_weights,
+    is_finished,
+    record_evaluation,
     restore,
     save_model,
     save_when_due,
 )
 from plimsoll.train.session import Session, open_session, step_metrics
-from plimsoll.train.update import Step, update
+from plimsoll.train.update import OptimizerStep, update
 
 ItemT = TypeVar("ItemT", bound=Row | Prompt)
 RowT = TypeVar("RowT", bound=Row)
@@ -44,25 +44,25 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Work(Generic[ConfigT, ItemT]):
-    """A job at work. data: what it learns from, and what is held out."""
+    """An open job."""
 
     spec: RunSpec[ConfigT]
     session: Session
     cluster: Cluster
     data: RunData[ItemT]
+    """The rows to learn from, and the held-out rows."""
 
     @property
     def config(self) -> ConfigT:
-        """As it was written."""
+        """The config as the user wrote it."""
         return self.spec.config
 
     def batch(self, position: int, rows: int) -> list[ItemT]:
-        """The rows from a position of the order on."""
+        """Return `rows` rows from a position of the order on."""
         return [self.data.train[row] for row in self.data.order.indices(position, rows)]
 
     def batches_ahead(self) -> Iterator[Sequence[ItemT]]:
-        """The held-out rows, where the run evaluates, and those of each step that is still to be
-        done."""
+        """Yield the held-out rows, if the run evaluates, and the rows of each step that is left."""
         state, rows = self.session.state, self.spec.workload.units
         if self.spec.run.eval_every is not None:
             yield self.data.eval
@@ -77,7 +77,7 @@ def open_work(
     read: Callable[[Session], RunData[ItemT]],
     start: Callable[[RunData[ItemT]], Cluster],
 ) -> Iterator[Work[ConfigT, ItemT]]:
-    """Open the run directory, read the data, start the processes; ends them at the end."""
+    """Open the run directory, read the data, and start the processes; end them after the block."""
     with open_session(spec, planned) as session:
         with session.phase("data"):
             data = read(session)
@@ -93,7 +93,7 @@ def open_work(
 def work_on_rows(
     spec: RunSpec[ConfigT], planned: Planned, load_rows: LoadRows[RowT]
 ) -> AbstractContextManager[Work[ConfigT, RowT]]:
-    """As `open_work`, of a job that learns from rows, on ranks alone."""
+    """Open a job that learns from rows, on ranks alone; see `open_work`."""
     return open_work(
         spec,
         planned,
@@ -104,21 +104,23 @@ def work_on_rows(
 
 def learn_from_data(
     work: Work[ConfigT, RowT],
-    learn: Callable[[Sequence[RowT]], Step[S]],
+    learn: Callable[[Sequence[RowT]], OptimizerStep[S]],
     evaluate: Callable[[], Mapping[str, float]],
 ) -> None:
-    """The loop: draw, learn, evaluate, report, save; then write the model.
+    """Run the loop: draw, learn, evaluate, report, save; then write the model.
 
-    learn: what an optimizer step learns of the rows. evaluate: what is seen of the held-out rows,
-    by name; written as `eval/<name>`.
+    Args:
+        work: the open job.
+        learn: makes the optimizer step of a batch of rows.
+        evaluate: returns the metrics of the held-out rows, which are written as `eval/<name>`.
     """
     spec, session, cluster = work.spec, work.session, work.cluster
     restore(session, cluster)
     state, order = first_state(session, work.data), work.data.order
     session.stop_if_asked(state.step)
-    for repeated in repeats(order, spec.workload.units):
-        session.progress.note(repeated)
-    while not finished(session, state):
+    for warning in repeat_warnings(order, spec.workload.units):
+        session.progress.note(warning)
+    while not is_finished(session, state):
         batch = work.batch(state.data_position, spec.workload.units)
         rate = learning_rate(spec.actor.optimizer, state.step, spec.steps)
         step = learn(batch)
@@ -126,10 +128,10 @@ def learn_from_data(
             results = update("actor", cluster, step, rate)
         state = session.advance(state, len(batch))
         metrics = step_metrics(results, rate) | epoch_metrics(order, state.data_position)
-        if session.due(spec.run.eval_every, state.step):
-            with session.phase("eval", cluster), averaged(session, cluster):
+        if session.is_due(spec.run.eval_every, state.step):
+            with session.phase("eval", cluster), average_weights(session, cluster):
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
-            state = evaluated(session, state, metrics)
+            state = record_evaluation(session, state, metrics)
         tokens = sum(len(sample.tokens) for sample in samples_of(batch))
         session.report(state.step, metrics, tokens)
         save_when_due(session, cluster, state)

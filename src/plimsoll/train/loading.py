@@ -1,4 +1,4 @@
-"""Roles on their way to the ranks."""
+"""Load roles on the ranks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from plimsoll.train.from_data import ItemT, RowT, Work
 
 
 def load_role(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
-    """Load a role on all ranks of its group. A reference that is the actor with its adapter
-    switched off takes no second model: the actor must have been loaded."""
+    """Load a role on all ranks of its group.
+
+    A reference that is the actor with its adapter switched off needs no second model: the actor
+    must have been loaded.
+    """
     role = spec.roles[name]
     if role.without_adapter:
         cluster.all(Worker.score_without_adapter, "actor", name)
@@ -30,8 +33,10 @@ def load_role(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
 
 
 def load_measured(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
-    """Load a role that is only measured, or measured against: the actor divided as in training
-    where its weights are."""
+    """Load a role that is only measured, or measured against.
+
+    The actor's weights are divided over the ranks if they are in training.
+    """
     settings = spec.roles[name].settings
     if not isinstance(settings, FrozenRole):
         divided = trainer_rules(spec.actor).measuring(spec.actor)
@@ -60,7 +65,7 @@ def load_roles(work: Work[ConfigT, ItemT]) -> None:
 
 
 def load_scorer(work: Work[ConfigT, RowT]) -> None:
-    """Load the model that learns to score; its rows are marked where scores are read."""
+    """Load the model that learns to score. Its rows are marked where scores are read."""
     with work.session.phase("load", work.cluster):
         load_role(work.cluster, work.spec, "actor")
         model, samples = work.spec.actor.model, samples_of(work.data.train)
@@ -74,11 +79,11 @@ def load_scorer(work: Work[ConfigT, RowT]) -> None:
 
 
 def padding_token(tokenizer: PreTrainedTokenizerBase, samples: Sequence[Sample]) -> int | None:
-    """The token that sequences may be padded with; None where there is no safe one.
+    """Return the token that sequences may be padded with; None if there is no safe one.
 
-    transformers' sequence classification reads the last token that is not the padding: a score that
-    is read at the padding token (many tokenizers pad with the one that ends a turn) would be read
-    one token too early.
+    transformers' sequence classification reads the last token that is not the padding. If a score
+    is read at the padding token (many tokenizers pad with the token that ends a turn), it would be
+    read one token too early.
     """
     read_at = {int(token) for sample in samples for token in sample.tokens[sample.loss_mask]}
     token = tokenizer.pad_token_id

@@ -1,4 +1,4 @@
-"""Held-out rows measured, in training and without it: some at a time, and the metrics of them."""
+"""Measure held-out rows, in training and without it."""
 
 from __future__ import annotations
 
@@ -24,62 +24,66 @@ from plimsoll.train.update import pack_rows
 T = TypeVar("T")
 R = TypeVar("R")
 
-_ROWS = 64
-"""That a rank is given at once: so many are done between two signs of life."""
+_ROWS_PER_RANK = 64
+"""Rows that a rank gets at once: the progress bar moves after each such part."""
 
 
-def in_parts(
+def score_in_parts(
     spec: RunSpec[Any],
     rows: Sequence[T],
     score: Callable[[Cluster, Sequence[T]], R],
     *roles: RoleName,
 ) -> list[R]:
-    """What `score` gives of the rows, some at a time, on ranks with these roles alone, while a bar
-    shows how far they are."""
-    found = []
+    """Return what `score` gives for each part of the rows, on ranks with these roles alone.
+
+    A progress bar shows how many rows are done.
+    """
+    results = []
     with closing(start_cluster(spec.cluster, ())) as cluster:
         for role in roles:
             load_measured(cluster, spec, role)
-        size = _ROWS * cluster.ranks
+        size = _ROWS_PER_RANK * cluster.ranks
         with counting("rows", len(rows), sys.stdout) as advance:
             for start in range(0, len(rows), size):
                 part = rows[start : start + size]
-                found.append(score(cluster, part))
+                results.append(score(cluster, part))
                 advance(len(part))
-    return found
+    return results
 
 
-def summed_nll(spec: RunSpec[Any], cluster: Cluster, rows: Sequence[Sample]) -> float:
-    """Of the actor's learned tokens; nats."""
+def sum_nll(spec: RunSpec[Any], cluster: Cluster, rows: Sequence[Sample]) -> float:
+    """Return the sum of the negative log-likelihood (nats) of the rows' learned tokens."""
     packs = pack_rows(spec, rows, cluster)
-    return sum(cluster.each(Worker.nll, [("actor", own) for own in packs]))
+    return sum(cluster.each(Worker.nll, [("actor", rank_packs) for rank_packs in packs]))
 
 
 def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) -> dict[str, float]:
-    """The mean negative log-likelihood (nats) and perplexity of the held-out rows' learned tokens,
-    without training. name: of the former."""
+    """Return the held-out rows' mean negative log-likelihood (nats) and perplexity, untrained.
+
+    `name` is the key of the former.
+    """
     loaded = load_held_out(spec, load)
     tokens = BatchCounts.of(loaded.items).tokens
-    sums = in_parts(spec, loaded.items, lambda *part: summed_nll(spec, *part), "actor")
+    sums = score_in_parts(spec, loaded.items, lambda *part: sum_nll(spec, *part), "actor")
     mean = sum(sums) / tokens
-    seen = {name: mean, "perplexity": perplexity(mean), "tokens": tokens}
-    return seen | row_counts(loaded)
+    metrics = {name: mean, "perplexity": perplexity(mean), "tokens": tokens}
+    return metrics | row_counts(loaded)
 
 
 def perplexity(mean_nll: float) -> float:
-    """Of a mean in nats; at most about 1e304, which a float still holds."""
+    """Return the perplexity of a mean in nats; at most about 1e304, which a float still holds."""
     return exp(min(mean_nll, 700.0))
 
 
-def as_metrics(output: LossOutput) -> dict[str, float]:
-    """The loss and its metrics as numbers, by name."""
+def output_metrics(output: LossOutput) -> dict[str, float]:
+    """Return the loss and its metrics as numbers, by name."""
     return {"loss": float(output.loss)} | {n: float(x) for n, x in output.metrics.items()}
 
 
-def as_pair_metrics(output: LossOutput, pairs: Sequence[Pair]) -> dict[str, float]:
-    """The loss and its metrics, with the accuracy's 95 % confidence interval over prompts."""
-    metrics = as_metrics(output)
-    if "accuracy" in metrics and output.right_P is not None:  # a loss of one's own may lack either
+def pair_output_metrics(output: LossOutput, pairs: Sequence[Pair]) -> dict[str, float]:
+    """Return the loss and its metrics, with the accuracy's 95 % interval over prompts."""
+    metrics = output_metrics(output)
+    if "accuracy" in metrics and output.right_P is not None:  # a user's own loss may lack either
         prompts = [pair.prompt for pair in pairs]
         low, high = share_interval(output.right_P.numpy(), prompts)
         metrics |= {"accuracy_low": low, "accuracy_high": high}

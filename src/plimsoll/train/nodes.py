@@ -1,4 +1,4 @@
-"""What is planned of each process, held against the nodes and cards that a run has really got."""
+"""Compare the plan of each process with the nodes and cards that a run really got."""
 
 from __future__ import annotations
 
@@ -13,42 +13,47 @@ from plimsoll.run.readings import Footprints, Reading
 def refuse_smaller_nodes(
     predicted: Mapping[str, Footprints], readings: Mapping[str, Reading]
 ) -> None:
-    """Stop before anything is loaded where a node or card cannot hold what is planned of the
-    processes that are there.
+    """Raise DoesNotFit if a node or card cannot hold what is planned of its processes.
 
-    predicted: by process and phase. readings: of every process, under the same names.
+    Args:
+        predicted: the planned footprints by process and phase.
+        readings: the readings of every process, under the same names.
 
     Raises:
-        DoesNotFit: with each such node and card.
+        DoesNotFit: names each such node and card.
     """
-    found = [*_nodes(predicted, readings), *_cards(predicted, readings)]
-    if found:
+    too_small = [*_small_nodes(predicted, readings), *_small_cards(predicted, readings)]
+    if too_small:
         raise DoesNotFit(
-            "\n  ".join(["the run does not fit the nodes that it was given", *found])
+            "\n  ".join(["the run does not fit the nodes that it was given", *too_small])
             + "\n  Look at `plimsoll plan --suggest` with cluster.hardware and "
             "cluster.host_memory as they are; --force starts a run that its plan refuses."
         )
 
 
-def _nodes(predicted: Mapping[str, Footprints], readings: Mapping[str, Reading]) -> Iterator[str]:
-    def node(name: str) -> str:
+def _small_nodes(
+    predicted: Mapping[str, Footprints], readings: Mapping[str, Reading]
+) -> Iterator[str]:
+    def node_of(name: str) -> str:
         return readings[name].host.node
 
-    for where, group in groupby(sorted(readings, key=node), key=node):
+    for node, group in groupby(sorted(readings, key=node_of), key=node_of):
         names = list(group)
         phases = {phase for name in names for phase in predicted.get(name, {})}
-        held = {phase: [predicted.get(name, {}).get(phase) for name in names] for phase in phases}
-        needs = (sum(one.host for one in own if one is not None) for own in held.values())
-        need = max(needs, default=0)
+        planned = ([predicted.get(name, {}).get(phase) for name in names] for phase in phases)
+        sums = (sum(f.host for f in footprints if f is not None) for footprints in planned)
+        need = max(sums, default=0)
         capacity = readings[names[0]].host.capacity
         if need > capacity:
             yield (
-                f"node {where} has {gigabytes(capacity)} GB of host memory, and the plan has "
+                f"node {node} has {gigabytes(capacity)} GB of host memory, and the plan has "
                 f"{gigabytes(need)} GB for {', '.join(names)}, which are there"
             )
 
 
-def _cards(predicted: Mapping[str, Footprints], readings: Mapping[str, Reading]) -> Iterator[str]:
+def _small_cards(
+    predicted: Mapping[str, Footprints], readings: Mapping[str, Reading]
+) -> Iterator[str]:
     for name, reading in readings.items():
         peaks = predicted.get(name, {}).values()
         need = max((peak.device or 0 for peak in peaks), default=0)

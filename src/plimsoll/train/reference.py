@@ -1,9 +1,10 @@
-"""The reference's log-probs of what the actor learns from, computed in one of three ways: by a
-second model, by the actor with its adapter switched off, or once, before the actor is loaded, and
-kept in a file.
+"""Compute the reference's log-probs of what the actor learns from.
 
-Of the last, only what the file lacks is scored. So it serves runs that see their rows in any order,
-and scoring that was interrupted goes on where it was.
+There are three ways: by a second model; by the actor with its adapter switched off; or once, before
+the actor is loaded, with the results in a file.
+
+Only what the file lacks is scored. So a file serves runs that see their rows in any order, and
+interrupted scoring goes on where it was.
 """
 
 from __future__ import annotations
@@ -33,22 +34,28 @@ from plimsoll.train.update import Packs, log_probs, pack_rows
 ScoringPhase = Literal["score", "eval"]
 
 Batches = Callable[[], Iterator[Sequence[Row]]]
-"""What a run will have its reference score, from its first step on; each is packed at the same
-time in training."""
+"""Yields the batches that the reference will score in the run, in order. Training packs each batch
+together.
+"""
 
 
 class Reference(Protocol):
-    """Where the reference's numbers come from."""
+    """The source of the reference's numbers."""
 
     def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
-        """The log-prob (nats) of the response of each sequence of the rows, which `packs` hold;
-        what that takes belongs to the phase."""
+        """Return the log-prob (nats) of the response of each sequence of the rows.
+
+        Args:
+            rows: the rows.
+            packs: the packs with these rows.
+            phase: the phase that the work is counted in.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class LiveReference:
-    """A role beside the actor, which computes them now."""
+    """A role beside the actor, which computes the numbers now."""
 
     session: Session
     cluster: Cluster
@@ -60,22 +67,27 @@ class LiveReference:
 
 @dataclass(frozen=True)
 class StoredReference:
-    """Numbers that were computed before; logprobs: by `sequence_key`."""
+    """Numbers that were computed before."""
 
     logprobs: Mapping[bytes, float]
+    """The log-probs by `sequence_key`."""
 
     def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
-        found = [self.logprobs[key] for key in _keys(rows)]
-        return np.array(found, dtype=np.float32)
+        return np.array([self.logprobs[key] for key in _keys(rows)], dtype=np.float32)
 
 
-def load_compared(
+def load_with_reference(
     work: Work[ConfigT, RowT], batches: Batches, logprobs: ReferenceLogprobsConfig
 ) -> Reference:
-    """Load the actor and what it is compared with. logprobs: when the reference scores the batches,
-    and where its numbers are kept.
+    """Load the actor and its reference.
 
-    Raises ConfigError for stored log-probs that are of another reference.
+    Args:
+        work: the open job.
+        batches: the batches that the reference will score.
+        logprobs: when the reference scores them, and where the results are kept.
+
+    Raises:
+        ConfigError: the stored log-probs are of another reference.
     """
     session, cluster = work.session, work.cluster
     reference: Reference = LiveReference(session, cluster)
@@ -91,14 +103,16 @@ def load_compared(
 
 
 def _precompute(
-    work: Work[ConfigT, RowT], batches: Batches, given: str | None
+    work: Work[ConfigT, RowT], batches: Batches, configured: str | None
 ) -> Mapping[bytes, float]:
-    """The log-probs of all that the run will see, by `sequence_key`: read, and what is missing
-    computed. Then the reference is gone from memory. given: the file for them; None: that of the
-    run directory."""
+    """Return the log-probs of all batches by `sequence_key`: read from a file, or computed.
+
+    The reference is released afterwards. Without `configured`, the file is in the run
+    directory.
+    """
     session = work.session
-    path = session.directory.reference_logprobs_path if given is None else Path(given)
-    store = LogprobStore(path, _stored(path, work.spec.models["reference"]))
+    path = session.directory.reference_logprobs_path if configured is None else Path(configured)
+    store = LogprobStore(path, _read_stored(path, work.spec.models["reference"]))
     keys = {key for batch in batches() for key in _keys(batch)}
     missing = len(keys - store.logprobs.keys())
     if missing == 0:
@@ -118,7 +132,7 @@ def _precompute(
 
 
 def _score(work: Work[ConfigT, RowT], batch: Sequence[Row], store: LogprobStore) -> int:
-    """Add the log-probs that a batch lacks; how many they are."""
+    """Add the log-probs that a batch lacks to the store, and return how many they are."""
     known = store.logprobs.keys()
     rows = [row for row in batch if not known >= set(_keys([row]))]
     if not rows:
@@ -131,7 +145,7 @@ def _score(work: Work[ConfigT, RowT], batch: Sequence[Row], store: LogprobStore)
 
 
 def _keys(rows: Sequence[Row]) -> list[bytes]:
-    """What the log-probs of the rows' sequences are stored by."""
+    """Return the keys under which the log-probs of the rows' sequences are stored."""
     return [sequence_key(sample) for sample in samples_of(rows)]
 
 
@@ -143,8 +157,8 @@ def _stop_if_asked(work: Work[ConfigT, RowT], path: Path) -> None:
         )
 
 
-def _stored(path: Path, model: ModelConfig) -> StoredLogprobs:
-    """What the file holds; nothing where it is not there."""
+def _read_stored(path: Path, model: ModelConfig) -> StoredLogprobs:
+    """Return what the file holds; nothing if it does not exist."""
     fingerprint = model_fingerprint(model)
     if not path.exists():
         return StoredLogprobs(fingerprint, {})

@@ -1,5 +1,6 @@
-"""A reliability diagram: do predicted probabilities come true? Guo et al. 2017,
-https://arxiv.org/abs/1706.04599, figure 1.
+"""Draw a reliability diagram: do predicted probabilities come true?
+
+Guo et al. 2017, https://arxiv.org/abs/1706.04599, figure 1.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from plimsoll.run.chart import Chart, ChartLine, draw_charts
 from plimsoll.run.files import write_whole
 
 PICTURE = "eval-calibration.svg"
-"""Name of the picture that an evaluation without training writes."""
+"""The file of the diagram if a model is measured without training."""
 
 
 def show_calibration(calibration: Calibration, of_what: str, output_svg: Path) -> dict[str, float]:
-    """Draw each bin's observed share over its mean prediction, and return the calibration error.
+    """Draw each bin's observed share over its mean prediction, and its count; return the error.
 
-    Each point has the number of predictions of its bin above it.
+    Args:
+        calibration: the bins and the calibration error.
+        of_what: the title of the diagram.
+        output_svg: the file to write.
 
-    Raises PlimsollError if the file cannot be written.
+    Raises:
+        PlimsollError: the file cannot be written.
     """
     predicted, observed = calibration.predicted_K.tolist(), calibration.observed_K.tolist()
     counts = [f"{count:,}" for count in calibration.counts_K.tolist()]

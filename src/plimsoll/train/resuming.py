@@ -1,8 +1,7 @@
-"""Whether a run that goes on has the settings and reads the rows that it had before.
+"""Check that a resumed run has the settings, and reads the rows, that it had before.
 
-Other settings are told. A checkpoint holds a fingerprint of what was made of each source's rows:
-rows that were added after the others, or taken away, are told; others in the place of those that
-were there are refused.
+Changed settings are reported. A checkpoint holds a fingerprint of the items of each source: rows
+that were added at the end or taken away are reported, and rows that were replaced are refused.
 """
 
 from __future__ import annotations
@@ -27,29 +26,32 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.session import Session
 
 Sources = Mapping[str, SourceState]
+"""What each source gave, by its key in the config."""
 Items = Mapping[str, Sequence[Row | Prompt]]
-"""What was made of each source's rows. Both are by the sources' keys in the config."""
+"""The items of each source, by its key in the config."""
 
-_OF_EVERY_RESUME = ("run.resume", "run.edited_rows")
-_OF_NO_ROW = {"weight", *EVALUATED}
+_RESUME_SETTINGS = ("run.resume", "run.edited_rows")
+_WITHOUT_ROWS = {"weight", *EVALUATED}
 """Settings of a source that change none of its rows."""
 _MISSING = object()
 
 
 def sources_of(spec: RunSpec[Any], items: Items) -> Sources:
-    """What each source gave."""
+    """Return the fingerprint of each source."""
     return {
-        key: SourceState(_asked(spec, source), len(items[key]), fingerprint(items[key]))
+        key: SourceState(_settings_hash(spec, source), len(items[key]), fingerprint(items[key]))
         for key, source in spec.data.sources().items()
     }
 
 
 def check_rows(session: Session, items: Items, sources: Sources) -> None:
-    """Hold what was read against what the checkpoint says was read before, where the settings that
-    choose and make the rows are the same.
+    """Compare the rows that were read with the checkpoint's fingerprints.
 
-    Raises ConfigError naming the sources whose rows were edited; with `run.edited_rows: accept`
-    they are told.
+    A source is compared if the settings that choose and make its rows are the same.
+
+    Raises:
+        ConfigError: names the sources whose rows were edited. With `run.edited_rows: accept` they
+            are only reported.
     """
     before, spec = session.state.sources or {}, session.spec
     edited = [
@@ -75,9 +77,12 @@ def check_rows(session: Session, items: Items, sources: Sources) -> None:
     )
 
 
-def changed_counts(state: RunState, learned_from: int, sources: Sources) -> Iterator[str]:
-    """What to tell of sources that have more rows or fewer than in a checkpoint's state.
-    learned_from: the rows of all that are learned from, which is all that older ones know."""
+def row_count_changes(state: RunState, learned_from: int, sources: Sources) -> Iterator[str]:
+    """Yield a message for each source with more rows or fewer than in a checkpoint's state.
+
+    `learned_from` is the number of all rows to learn from, the only number that older checkpoints
+    have.
+    """
     whole = "data.train"
     if state.sources is None:
         before, now = {whole: state.data_rows}, {whole: learned_from}
@@ -96,16 +101,18 @@ def changed_counts(state: RunState, learned_from: int, sources: Sources) -> Iter
 
 
 def fingerprint(items: Sequence[Row | Prompt]) -> str:
-    """A hash of what was made of rows, in their order: tokens, which of them are learned, labels,
-    margins, references, further columns."""
-    found = xxhash.xxh3_64()
+    """Return a hash of items in their order.
+
+    It covers tokens, which of them are learned, labels, margins, references and further columns.
+    """
+    digest = xxhash.xxh3_64()
     for item in items:
-        for part in _parts(item):
-            found.update(part)
-    return found.hexdigest()
+        for part in _hashed_parts(item):
+            digest.update(part)
+    return digest.hexdigest()
 
 
-def _parts(item: Row | Prompt) -> tuple[bytes, ...]:
+def _hashed_parts(item: Row | Prompt) -> tuple[bytes, ...]:
     match item:
         case Sample():
             return (sequence_key(item),)
@@ -117,27 +124,29 @@ def _parts(item: Row | Prompt) -> tuple[bytes, ...]:
         case LabelledSteps():
             return (sequence_key(item.sample), item.labels.tobytes())
         case Prompt():
-            own = (item.source or None, item.max_new_tokens, item.order_by)
-            given = (value for value in own if value is not None)
-            told = (item.text, item.reference, *given, *item.columns.items())
-            return (item.tokens.tobytes(), repr(told).encode())
+            settings = (item.source or None, item.max_new_tokens, item.order_by)
+            given = (value for value in settings if value is not None)
+            values = (item.text, item.reference, *given, *item.columns.items())
+            return (item.tokens.tobytes(), repr(values).encode())
     raise AssertionError(f"{type(item).__name__} is no item of data")
 
 
 def _begins_with(before: SourceState, now: SourceState, items: Sequence[Row | Prompt]) -> bool:
-    """Whether the items that there were are the first of these; of fewer nothing is known."""
+    """Return whether the items begin with those from before. If there are fewer, assume it."""
     if now.rows <= before.rows:
         return now.rows < before.rows or now.content == before.content
     return fingerprint(items[: before.rows]) == before.content
 
 
-def _asked(spec: RunSpec[Any], source: SourceConfig) -> str:
-    """Of the settings that choose a source's rows and make tokens of them. Defaults are left out:
-    a key that a later version adds changes no fingerprint."""
-    model, of_all = spec.actor.model, {"train", "eval", "shuffle"}
+def _settings_hash(spec: RunSpec[Any], source: SourceConfig) -> str:
+    """Return a hash of the settings that choose a source's rows and make tokens of them.
+
+    Defaults are left out, so that a key that a later version adds changes no hash.
+    """
+    model, other_data = spec.actor.model, {"train", "eval", "shuffle"}
     settings: dict[str, object] = {
-        "source": source.model_dump(exclude=_OF_NO_ROW, exclude_defaults=True),
-        "data": spec.data.model_dump(exclude=of_all, exclude_defaults=True),
+        "source": source.model_dump(exclude=_WITHOUT_ROWS, exclude_defaults=True),
+        "data": spec.data.model_dump(exclude=other_data, exclude_defaults=True),
         "model": [model.path, model.trust_remote_code],
         "learned": None,
     } | dict(spec.job.rows(spec.config))
@@ -145,26 +154,30 @@ def _asked(spec: RunSpec[Any], source: SourceConfig) -> str:
 
 
 def changed_settings(before: str, now: Settings) -> list[str]:
-    """The keys of two resolved configs that differ, as `key: old -> new`, in the new one's order.
-    A key that the old one lacks, as an older version wrote it, and that has its default is none.
+    """Return the keys of two resolved configs that differ, as `key: old -> new`.
 
-    before: YAML, as `dump_config` writes it.
+    They are in the new config's order. A key that the old one lacks, as an older version wrote it,
+    does not count if it has its default.
+
+    Args:
+        before: YAML, as `dump_config` writes it.
+        now: the new config.
     """
     old, new = (
         dict(_leaves(read_tree(text, "config.yaml").values)) for text in (before, dump_config(now))
     )
     # An empty section that the old config has is one of defaults; one that it lacks is news.
     changed = _leaves(now.model_dump(exclude_defaults=True))
-    told = [
+    relevant = [
         *old,
         *(key for key, value in changed if value or not any(o.startswith(f"{key}.") for o in old)),
     ]
     keys = [*new, *(key for key in old if key not in new)]
     return [
-        f"{key}: {_text(old, key)} -> {_text(new, key)}"
+        f"{key}: {_value_text(old, key)} -> {_value_text(new, key)}"
         for key in keys
-        if key not in _OF_EVERY_RESUME and old.get(key, _MISSING) != new.get(key, _MISSING)
-        if any(key == one or key.startswith(f"{one}.") for one in told)
+        if key not in _RESUME_SETTINGS and old.get(key, _MISSING) != new.get(key, _MISSING)
+        if any(key == set_key or key.startswith(f"{set_key}.") for set_key in relevant)
     ]
 
 
@@ -176,5 +189,5 @@ def _leaves(tree: Any, above: str = "") -> Iterator[tuple[str, object]]:
         yield from _leaves(value, f"{above}.{name}" if above else str(name))
 
 
-def _text(leaves: Mapping[str, object], key: str) -> str:
+def _value_text(leaves: Mapping[str, object], key: str) -> str:
     return show(leaves[key]) if key in leaves else "not given"

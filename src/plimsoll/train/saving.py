@@ -1,4 +1,4 @@
-"""What a run saves and reads back: checkpoints, the best one, and the final model."""
+"""Save and restore a run: its checkpoints, the best one, and the final model."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from plimsoll.train.resuming import changed_settings
 from plimsoll.train.session import Session, config_text
 
 
-def finished(session: Session, state: RunState) -> bool:
-    """Whether all steps are done, or evaluations have not got better for too long."""
+def is_finished(session: Session, state: RunState) -> bool:
+    """Return whether all steps are done, or evaluations have not improved for too long."""
     run = session.spec.run
     return state.step >= session.spec.steps or is_patience_out(run.best, state)
 
 
-def evaluated(session: Session, state: RunState, metrics: Mapping[str, float]) -> RunState:
-    """The state after an evaluation, by which the best one is known."""
+def record_evaluation(session: Session, state: RunState, metrics: Mapping[str, float]) -> RunState:
+    """Return the state after an evaluation, with the best one so far."""
     best = session.spec.run.best
     return state if best is None else after_evaluation(best, state, metrics)
 
 
 def save_when_due(session: Session, cluster: Cluster, state: RunState) -> None:
-    """Write a checkpoint when one is due, of the best evaluation, at the end and after Ctrl-C,
-    which then ends the run; remove the oldest. Where none is kept, none is written."""
-    asked = session.stop.requested or finished(session, state) or state.best_step == state.step
-    if asked or session.due(session.spec.run.save_every, state.step):
+    """Write a checkpoint if one is due, and remove the oldest.
+
+    One is due every so many steps, at the best evaluation, at the end, and after Ctrl-C, which then
+    ends the run. With `run.keep_checkpoints: 0` none is written.
+    """
+    always = session.stop.requested or is_finished(session, state) or state.best_step == state.step
+    if always or session.is_due(session.spec.run.save_every, state.step):
         if session.spec.run.keep_checkpoints:
             with session.phase("save", cluster):
                 _save(session, cluster, state)
@@ -53,7 +56,7 @@ def _prune(session: Session, state: RunState) -> None:
 
 
 def restore(session: Session, cluster: Cluster) -> None:
-    """Read the checkpoint that the run resumes from."""
+    """Load the checkpoint that the run resumes from."""
     if session.resumed is None:
         return
     with session.phase("load", cluster):
@@ -63,7 +66,7 @@ def restore(session: Session, cluster: Cluster) -> None:
             )
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
     _keep_settings(session)
-    _prune(session, session.state)  # killed in between, it has one more than it keeps
+    _prune(session, session.state)  # a run killed while it saved may have one too many
     if session.spec.trained and session.state.step >= session.spec.steps:
         key = "run.steps" if session.spec.run.epochs is None else "run.epochs"
         rest = "only the model is written" if session.spec.run.save_model else "nothing is done"
@@ -71,18 +74,17 @@ def restore(session: Session, cluster: Cluster) -> None:
 
 
 def _keep_settings(session: Session) -> None:
-    """Of the run that goes on, now that its checkpoint takes them: config.yaml is of what the
-    checkpoint holds."""
+    """Write the settings of a resumed run to config.yaml, now that its checkpoint takes them."""
     settings, file = config_text(session.spec), session.directory.config_path
-    before = file.read_text(encoding="utf-8") if file.is_file() else settings
-    if changes := changed_settings(before, session.spec.config):
+    saved = file.read_text(encoding="utf-8") if file.is_file() else settings
+    if changes := changed_settings(saved, session.spec.config):
         session.progress.note(f"with other settings than before: {', '.join(changes)}")
     session.directory.write_config(settings, session.template)
 
 
 @contextmanager
-def averaged(session: Session, cluster: Cluster) -> Iterator[None]:
-    """Within: the actor's weights are their moving average, where one is kept."""
+def average_weights(session: Session, cluster: Cluster) -> Iterator[None]:
+    """Replace the actor's weights in the block by their moving average, if the run keeps one."""
     if session.spec.actor.ema is None:
         yield
         return
@@ -92,9 +94,11 @@ def averaged(session: Session, cluster: Cluster) -> Iterator[None]:
 
 
 def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
-    """Write the actor as the run's final model, which ends the run: of the best evaluation or of
-    the last step, as `run.best` says; its moving average, where one is kept. Where
-    `run.save_model` is false, none is written."""
+    """Write the actor as the run's final model: its moving average, if the run keeps one.
+
+    `run.best` decides between the best evaluation and the last step. With `run.save_model: false`
+    no model is written.
+    """
     if state.step < session.spec.steps:
         count = state.evaluations_since_best
         worse = "1 evaluation was" if count == 1 else f"{count:,} evaluations in a row were"
@@ -102,25 +106,25 @@ def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
             f"stopped early, after step {state.step}: {worse} not better (run.best.patience)"
         )
     if not session.spec.run.save_model:
-        session.progress.note(_without_model(session))
+        session.progress.note(_no_model_text(session))
         return
     with session.phase("save", cluster):
         _go_back_to_best(session, cluster, state)
-        with averaged(session, cluster):
+        with average_weights(session, cluster):
             path = session.directory.model_path.absolute()
             cluster.all(Worker.save_model, "actor", path, session.template)
     directory = session.directory
     session.progress.note(trained_text(session.spec, directory.path, directory.model_path))
 
 
-def _without_model(session: Session) -> str:
-    """What a run is told at its end that writes no model."""
+def _no_model_text(session: Session) -> str:
+    """Return the last message of a run that writes no model."""
     latest = session.directory.latest_checkpoint()
-    told = "no model is written (run.save_model: false)"
+    text = "no model is written (run.save_model: false)"
     if latest is None:
-        return f"{told}, and no checkpoint (run.keep_checkpoints: 0)"
+        return f"{text}, and no checkpoint (run.keep_checkpoints: 0)"
     export = f"plimsoll export {quote(str(latest[1]))} --to DIRECTORY"
-    return f"{told}; of the checkpoint `{export}` writes one"
+    return f"{text}; of the checkpoint `{export}` writes one"
 
 
 def _go_back_to_best(session: Session, cluster: Cluster, state: RunState) -> None:

@@ -46,39 +46,46 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.nodes import refuse_smaller_nodes
 from plimsoll.train.tokenizers import check_tokenizers
 
-_SELDOM = ("eval", "save")
-"""Phases that are worth giving back the heap's free blocks before. They are shorter than the second
-for which it keeps them, and would show what training has freed."""
+_RELEASE_HEAP_BEFORE = ("eval", "save")
+"""Phases before which the heap's free blocks are released. They are shorter than the second for
+which the heap keeps blocks, and would be charged for what training has freed.
+"""
 
-_FRESH = RunState(
+_NEW_RUN = RunState(
     step=0, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.0, seconds=0.0
 )
 
 
 @dataclass(frozen=True)
 class Session:
-    """A run under way. planned: of its memory, before it began. state: where it starts from.
-    template: Jinja that the config gives. resumed: the checkpoint it starts from."""
+    """A run that is open."""
 
     spec: RunSpec[Any]
     directory: RunDirectory
     clock: PhaseClock
     planned: Planned
+    """The plan of its memory."""
     ledger: Ledger
     leaks: LeakWatch
     progress: Progress
     sink: MetricsSink
     stop: StopRequest
     state: RunState
+    """The state that it starts from."""
     template: str | None
+    """The Jinja template that the config sets."""
     resumed: Path | None
+    """The checkpoint that it starts from."""
     started: float
+    """The time at which this part of the run started, in seconds of the monotonic clock."""
 
     def with_rows(self, rows: int) -> Session:
-        """The session of a run whose rows to learn from are read: where `run.epochs` says how long
-        it is, it now has a number of steps.
+        """Return the session once the rows to learn from are read.
 
-        Raises ConfigError for settings that do not go with that number.
+        If `run.epochs` sets the length of the run, the session now has a number of steps.
+
+        Raises:
+            ConfigError: a setting does not agree with that number.
         """
         spec = replace(self.spec, rows=rows)
         if spec.run.epochs is not None:
@@ -100,21 +107,20 @@ class Session:
 
     @contextmanager
     def phase(self, name: TimedPhase, cluster: Cluster | None = None) -> Iterator[None]:
-        """Count the time of the block and, where it ends well, read what every process holds;
-        where memory runs out, a process dies or a function that the config chooses fails, say in
-        which phase.
+        """Count the time of the block, and read what every process holds at its end.
 
-        cluster: None before there is one: then only this process is read.
+        If memory runs out, a process dies or a user's function fails, the error gets the name of
+        the phase. Without a cluster only this process is read.
         """
         if name != "save":
             self._write_saved()
-        # The first sync belongs to loading: until steps begin, nothing is lost.
+        # The first sync belongs to loading: before the first step a stop loses nothing.
         self.stop.at_once = name in ("data", "load") or (name == "sync" and self.stop.at_once)
         self.progress.enter(name)
         now = CurrentPhase(self.step_under_way, self.progress.steps, name)
         write_current_phase(self.directory.now_path, now)
-        with self.clock.phase(name), _telling_where(name, self.step_under_way):
-            if cluster is not None and name in _SELDOM:
+        with self.clock.phase(name), _add_phase_to_errors(name, self.step_under_way):
+            if cluster is not None and name in _RELEASE_HEAP_BEFORE:
                 on_all_ranks(cluster, Worker.release_heap)
             start = time.perf_counter()
             yield
@@ -123,13 +129,13 @@ class Session:
 
     @property
     def step_under_way(self) -> int:
-        """The step that what goes on belongs to; 0: the evaluation before training, and what comes
-        before that."""
+        """The step that is being done; 0 for everything up to the evaluation before training."""
         return self.ledger.step + 1
 
     def check_nodes(self, cluster: Cluster) -> None:
-        """Hold the plan against the nodes that the processes are on, before anything is loaded. A
-        run that was forced, though its plan does not fit, goes on.
+        """Check that the nodes can hold what is planned of the processes on them.
+
+        A run that was forced, though its plan does not fit, is not checked.
 
         Raises:
             DoesNotFit: a node or card is smaller than what is planned on it.
@@ -140,16 +146,16 @@ class Session:
     def _readings(self, cluster: Cluster | None) -> dict[str, Reading]:
         if cluster is not None:
             return cluster.read_memory()
-        alone = self.spec.cluster.where == "local"
-        return {"local" if alone else "recipe": Reading(read_host())}
+        in_process = self.spec.cluster.where == "local"
+        return {"local" if in_process else "recipe": Reading(read_host())}
 
     def _write_saved(self) -> None:
-        """What was read since the last report was its step's checkpoint."""
+        """Write the readings of a checkpoint, which belong to the step of the last report."""
         if "save" in self.ledger.phases():
             self.sink.write_ledger(self.ledger.take(self.ledger.step))
 
     def report(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
-        """Write a step's rows everywhere, and start the clock of the next."""
+        """Write a step's rows everywhere, and start the clock of the next step."""
         rows = self.ledger.take(step)
         self.sink.write_ledger(rows)
         seconds = self.clock.seconds()
@@ -169,88 +175,86 @@ class Session:
         self.clock.reset()
 
     def write_rest(self) -> None:
-        """Write what was read of a last checkpoint, or of a step that did not end. A run that went
-        on with no step left, and only wrote its model, has these rows from before."""
+        """Write the readings of a last checkpoint, or of a step that did not end.
+
+        A resumed run with no step left, which only writes its model, has these rows already.
+        """
         saved = "save" in self.ledger.phases()
         if saved and self.ledger.step == self.state.step:
             return
         step = self.ledger.step if saved else self.step_under_way
         self.sink.write_ledger(self.ledger.take(step))
 
-    def due(self, every: int | None, step: int) -> bool:
-        """Whether something that is done every so many steps, and at the end, is due."""
+    def is_due(self, every: int | None, step: int) -> bool:
+        """Return whether something is due that is done every so many steps, and at the end."""
         return every is not None and (step % every == 0 or step == self.spec.known_steps)
 
     def advance(self, state: RunState, rows: int) -> RunState:
-        """The state after one more step, which took so many rows."""
+        """Return the state after one more step, which took this many rows."""
         return replace(
             state,
             step=state.step + 1,
             data_position=state.data_position + rows,
-            seconds=self.seconds(),
+            seconds=self.state.seconds + time.monotonic() - self.started,
         )
 
-    def seconds(self) -> float:
-        """The time that the run took so far, over all its parts."""
-        return self.state.seconds + time.monotonic() - self.started
-
     def stop_if_asked(self, done: int) -> None:
-        """Raise Interrupted after Ctrl-C; the steps that are done must have been saved."""
+        """Raise Interrupted after Ctrl-C. The steps that are done must have been saved."""
         steps = self.spec.known_steps
         if self.stop.requested and (steps is None or done < steps):
-            raise self._stopped(done)
+            raise self._interruption(done)
 
     @contextmanager
-    def stopping_while_loading(self) -> Iterator[None]:
-        """Within: Ctrl-C, where it does not wait for a step, is told as what it leaves behind."""
+    def stop_at_once_while_loading(self) -> Iterator[None]:
+        """Turn Ctrl-C in the block, before the first step, into Interrupted with what is left."""
         self.stop.at_once = True
         try:
             yield
         except KeyboardInterrupt as error:
             if not self.stop.at_once:
                 raise
-            raise self._stopped(self.state.step) from error
+            raise self._interruption(self.state.step) from error
 
-    def _stopped(self, done: int) -> Interrupted:
+    def _interruption(self, done: int) -> Interrupted:
         steps = self.spec.known_steps
-        of = "" if steps is None else f" of {steps}"
+        total = "" if steps is None else f" of {steps}"
         if done == 0:
             return Interrupted(
-                f"stopped before the first step{of}, as asked; there is nothing to save "
+                f"stopped before the first step{total}, as asked; there is nothing to save "
                 f"yet. To begin anew: {RESUME}"
             )
         if not self.spec.run.keep_checkpoints and done > self.state.step:
             return Interrupted(
-                f"stopped after step {done}{of}, as asked; {self._lost(done)}: {RESUME}"
+                f"stopped after step {done}{total}, as asked; {self._describe_loss(done)}: {RESUME}"
             )
         return Interrupted(
-            f"stopped after step {done}{of}, as asked; everything is saved. To go on: {RESUME}"
+            f"stopped after step {done}{total}, as asked; everything is saved. To go on: {RESUME}"
         )
 
-    def _lost(self, done: int) -> str:
-        """What a run that writes no checkpoint leaves behind after this step."""
-        begun = self.state.step
-        lost = counted(done - begun, "step")
-        what = (
+    def _describe_loss(self, done: int) -> str:
+        """Return what a run without checkpoints loses if it stops after this step."""
+        first = self.state.step
+        lost = counted(done - first, "step")
+        loss = (
             f"nothing is saved (run.keep_checkpoints: 0), so what was learned in {lost} is lost. "
         )
         if self.resumed is None:
-            return f"{what}To begin anew"
-        return f"{what}To go on after step {begun}, from {self.resumed}"
+            return f"{loss}To begin anew"
+        return f"{loss}To go on after step {first}, from {self.resumed}"
 
 
 @contextmanager
 def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
-    """Open the run directory and all that watches the run; closes everything at the end."""
+    """Open the run directory and all that watches the run; close everything after the block."""
     run, template = spec.run, given_template(spec.data)
     check_tokenizers(spec.actor.model, spec.roles.values())
     with ExitStack() as stack:
         directory = stack.enter_context(open_run(run))
         log = stack.enter_context(closing(RunLog(directory.log_path)))
-        log.add(_beginning())
+        log.add(_first_log_line())
         stack.enter_context(recording_end(directory, log))
         latest = directory.latest_checkpoint()
-        state = _state_of(*latest) if latest else _FRESH
+        state = _load_state(*latest) if latest else _NEW_RUN
         if latest is None:
             directory.write_config(config_text(spec), template)
         if planned.plan is not None:
@@ -276,7 +280,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
             ledger=Ledger(planned.predicted, state.step - evaluates_first(spec, state)),
             leaks=LeakWatch(),
             progress=progress,
-            sink=MetricsSink(directory, progress, loggers, _health(spec, directory)),
+            sink=MetricsSink(directory, progress, loggers, _open_health_watch(spec, directory)),
             stop=stop,
             state=state,
             template=template,
@@ -287,18 +291,18 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
         stack.callback(directory.now_path.unlink, missing_ok=True)
         if not run.keep_checkpoints:
             progress.note("run.keep_checkpoints: 0: a run that is stopped or fails saves nothing")
-        with session.stopping_while_loading():
+        with session.stop_at_once_while_loading():
             yield session
 
 
-def _beginning() -> str:
-    """Return the first line of a run's log, or of the part that goes on."""
+def _first_log_line() -> str:
+    """Return the first line of the log of a run, or of its resumed part."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return f"Plimsoll {__version__}, process {os.getpid()} on {socket.gethostname()}: {command}"
 
 
-def _health(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:
-    """Of a run that samples, from where it stopped."""
+def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:
+    """Return the watch of a run that samples, with its earlier rows; None for other runs."""
     if spec.sampling is None:
         return None
     path = directory.metrics_path
@@ -306,13 +310,15 @@ def _health(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:
 
 
 def evaluates_first(spec: RunSpec[Any], state: RunState) -> bool:
-    """Whether a run measures what it starts from, before training, as its step 0: one that samples
-    does."""
+    """Return whether a run evaluates the model that it starts from, as its step 0.
+
+    Runs that sample do.
+    """
     return state.step == 0 and spec.run.eval_every is not None and spec.sampling is not None
 
 
-def _state_of(step: int, checkpoint: Path) -> RunState:
-    """Of a checkpoint with the name of that step."""
+def _load_state(step: int, checkpoint: Path) -> RunState:
+    """Return the state of a checkpoint named after a step."""
     state = RunState.load(checkpoint / "state.json")
     if state.step != step:
         raise ConfigError(
@@ -324,8 +330,8 @@ def _state_of(step: int, checkpoint: Path) -> RunState:
 
 
 @contextmanager
-def _telling_where(phase: TimedPhase, step: int) -> Iterator[None]:
-    """Within: what dies or fails is told with the phase. step: the one under way."""
+def _add_phase_to_errors(phase: TimedPhase, step: int) -> Iterator[None]:
+    """Add the phase and the step to errors that are raised inside the block."""
     try:
         yield
     except OutOfMemory as error:
@@ -341,32 +347,34 @@ def _telling_where(phase: TimedPhase, step: int) -> Iterator[None]:
 
 
 def config_text(spec: RunSpec[Any]) -> str:
-    """What config.yaml holds: the job, and every setting."""
+    """Return the text of config.yaml: the job, and every setting."""
     return f"# {spec.job.name}\n{dump_config(spec.config)}"
 
 
 def step_metrics(results: Sequence[StepResult], rate: float) -> dict[str, float]:
-    """What a step of one optimizer is seen by: the batch's means, the gradient's norm, the rate."""
+    """Return a step's metrics: the batch's means, the gradient's norm, and the learning rate."""
     norm = results[0].grad_norm
-    seen = {"grad_norm": norm, "skipped_steps": skipped(norm), "learning_rate": rate}
-    return total_metrics(results) | seen
+    update = {"grad_norm": norm, "skipped_steps": count_skipped(norm), "learning_rate": rate}
+    return total_metrics(results) | update
 
 
 def mean_metrics(updates: Sequence[Sequence[StepResult]]) -> dict[str, float]:
-    """What several optimizer steps are seen by: their means, and how many were left out. A metric
-    that only some of them have: its mean over those."""
+    """Return the means of several optimizer steps' metrics, and how many steps were skipped.
+
+    A metric that only some steps have is a mean over those.
+    """
     totals = [total_metrics(results) | {"grad_norm": results[0].grad_norm} for results in updates]
     names = dict.fromkeys(name for total in totals for name in total)
     means = {name: fmean(t[name] for t in totals if name in t) for name in names}
-    return means | {"skipped_steps": sum(skipped(t["grad_norm"]) for t in totals)}
+    return means | {"skipped_steps": sum(count_skipped(t["grad_norm"]) for t in totals)}
 
 
-def skipped(grad_norm: float) -> float:
-    """1 where a step was left out because of its gradient's norm, else 0."""
+def count_skipped(grad_norm: float) -> float:
+    """Return 1 if a step was skipped because of its gradient's norm, else 0."""
     return float(not isfinite(grad_norm))
 
 
 def total_metrics(results: Sequence[StepResult]) -> dict[str, float]:
-    """Add the ranks' shares of the batch's means; a rank may have none of some."""
+    """Add the ranks' shares of the batch's means. A rank may lack some metrics."""
     names = dict.fromkeys(name for result in results for name in result.metrics)
     return {name: sum(result.metrics.get(name, 0.0) for result in results) for name in names}

@@ -1,5 +1,7 @@
-"""All roles read the tokens that the actor's tokenizer makes, so a role of another tokenizer would
-read another text, and nothing would show it."""
+"""Check that all roles read tokens as the actor's tokenizer makes them.
+
+A role with another tokenizer would read another text, and no number would show it.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from plimsoll.spec.roles import Role
 
 
 def check_tokenizers(actor: ModelConfig, others: Iterable[Role]) -> None:
-    """Hold the other roles' tokenizers and embeddings against the actor's tokenizer.
+    """Compare the other roles' tokenizers and embeddings with the actor's tokenizer.
 
-    A teacher must have one that is the same, and a probability for every row of the actor's head.
-    Of a local directory without a tokenizer, and of a name on the hub, which may have none, only
-    the embedding is looked at.
+    A teacher must have the same tokenizer, and a probability for every row of the actor's head. If
+    a local directory has no tokenizer, or the model is a name on the hub, only the size of the
+    embedding is checked.
 
     Raises:
-        ConfigError: a token is not the same text for both, or has no row in the role's embedding.
+        ConfigError: a token is another text for the role, or has no row in the role's embedding.
     """
     for role in others:
         if Path(role.model.path) == Path(actor.path):
@@ -32,11 +34,11 @@ def check_tokenizers(actor: ModelConfig, others: Iterable[Role]) -> None:
             _check_head(role.model, actor)
         if role.name == "teacher" or has_tokenizer(role.model.path):
             _check_texts(role, actor)
-        _check_rows(role, actor)
+        _check_embedding(role, actor)
 
 
 def _check_head(teacher: ModelConfig, actor: ModelConfig) -> None:
-    teacher_rows, rows = _rows(teacher), _rows(actor)
+    teacher_rows, rows = _vocabulary_size(teacher), _vocabulary_size(actor)
     if teacher_rows < rows:
         raise ConfigError(
             f"teacher.model.path is {teacher.path!r}, whose vocabulary is {teacher_rows}, and the "
@@ -46,14 +48,18 @@ def _check_head(teacher: ModelConfig, actor: ModelConfig) -> None:
 
 
 def _check_texts(role: Role, actor: ModelConfig) -> None:
-    """The actor's tokens must all be the role's; a teacher gives a probability to its others too,
-    so it may have none."""
+    """Raise ConfigError unless the role has all tokens of the actor.
+
+    A teacher may have no others, as it gives a probability to each of its tokens.
+    """
     model = role.model
-    mine, theirs = (Path(one.path) / "tokenizer.json" for one in (model, actor))
-    if mine.is_file() and theirs.is_file() and filecmp.cmp(mine, theirs, shallow=False):
+    role_file, actor_file = (Path(m.path) / "tokenizer.json" for m in (model, actor))
+    exist = role_file.is_file() and actor_file.is_file()
+    if exist and filecmp.cmp(role_file, actor_file, shallow=False):
         return
-    asked, known = _vocabulary(actor).items(), _vocabulary(model).items()
-    differing = asked ^ known if role.name == "teacher" else asked - known
+    actor_tokens, role_tokens = _vocabulary(actor).items(), _vocabulary(model).items()
+    teaches = role.name == "teacher"
+    differing = actor_tokens ^ role_tokens if teaches else actor_tokens - role_tokens
     if differing:
         text, token = min(differing, key=lambda entry: entry[1])
         count = len(differing)
@@ -67,13 +73,13 @@ def _check_texts(role: Role, actor: ModelConfig) -> None:
         )
 
 
-def _check_rows(role: Role, actor: ModelConfig) -> None:
+def _check_embedding(role: Role, actor: ModelConfig) -> None:
     model = role.model
-    rows, most = _rows(model), _rows(actor)
-    if rows >= most:
+    rows, actor_rows = _vocabulary_size(model), _vocabulary_size(actor)
+    if rows >= actor_rows:
         return
     text, token = max(_vocabulary(actor).items(), key=lambda entry: entry[1])
-    if rows <= token < most:
+    if rows <= token < actor_rows:
         raise ConfigError(
             f"{role.key}.model.path is {model.path!r}, whose vocabulary is {rows}, and the "
             f"actor's tokenizer ({actor.path!r}) has the token {token} ({text!r}): take a model "
@@ -87,6 +93,6 @@ def _vocabulary(model: ModelConfig) -> dict[str, int]:
     return entries
 
 
-def _rows(model: ModelConfig) -> int:
+def _vocabulary_size(model: ModelConfig) -> int:
     settings = read_model_config(model.path, model.trust_remote_code)
     return int(settings.get_text_config().vocab_size)

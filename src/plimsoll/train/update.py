@@ -1,4 +1,4 @@
-"""Rows in packs on the ranks: one optimizer step of a role, and what is computed of each row."""
+"""Pack rows for the ranks, take an optimizer step of a role, and compute log-probs of rows."""
 
 from __future__ import annotations
 
@@ -23,52 +23,57 @@ Packs = Sequence[Sequence[Pack]]
 
 
 def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], ranks: Ranks) -> Packs:
-    """The packs of each rank, as the config's `batch` says; both responses of a pair are in the
-    same."""
-    work, n = spec.workload, ranks.ranks
-    budget = work.largest_pack(n)
-    if work.unit == "pair":
+    """Return the packs of each rank, as the config's `batch` sets. A pair is never divided."""
+    workload = spec.workload
+    budget = workload.largest_pack(ranks.ranks)
+    if workload.unit == "pair":
         pairs = cast(Sequence[Pair], rows)
-        return pack_pairs(pairs, n, budget, share_prompts=work.shares_prompts)
-    return pack(samples_of(rows), n, budget)
+        return pack_pairs(pairs, ranks.ranks, budget, share_prompts=workload.shares_prompts)
+    return pack(samples_of(rows), ranks.ranks, budget)
 
 
 @dataclass(frozen=True)
-class Step(Generic[S]):
-    """What one optimizer step learns from. counts: over all ranks. stream: what goes with a pack
-    besides its tokens; None: what the teacher has just made of it."""
+class OptimizerStep(Generic[S]):
+    """What one optimizer step learns from."""
 
     packs: Packs
     counts: BatchCounts
+    """The counts over all ranks, by which the loss is normalised."""
     objective: Objective[S]
     stream: Callable[[Pack], S] | None
+    """Returns the further columns of a pack; None if the teacher made them on the ranks just
+    before.
+    """
 
 
-def update(role: RoleName, ranks: Ranks, step: Step[S], rate: float) -> list[StepResult]:
-    """Train on every rank's packs."""
+def update(role: RoleName, ranks: Ranks, step: OptimizerStep[S], rate: float) -> list[StepResult]:
+    """Take one optimizer step of a role on every rank's packs."""
     stream, rest = step.stream, (step.counts, step.objective, rate)
     return ranks.each(
         Worker.train,
         [
-            (role, own, None if stream is None else [stream(pack) for pack in own], *rest)
-            for own in step.packs
+            (role, packs, None if stream is None else [stream(pack) for pack in packs], *rest)
+            for packs in step.packs
         ],
     )
 
 
 def log_probs(role: RoleName, packs: Packs, ranks: Ranks) -> Floats:
-    """The log-prob (nats) of the response of each sequence of a batch, in the batch's order."""
-    found = ranks.each(Worker.sequence_log_probs, [(role, own) for own in packs])
-    return in_batch_order(packs, found)
+    """Return the log-prob (nats) of the response of each sequence of a batch, in its order."""
+    by_rank = ranks.each(Worker.sequence_log_probs, [(role, rank_packs) for rank_packs in packs])
+    return in_batch_order(packs, by_rank)
 
 
-def in_batch_order(packs: Packs, found: Sequence[Sequence[Floats]]) -> Floats:
-    """Of arrays with a number for each sequence of a pack: those of the batch, fillers left out."""
-    both = [
+def in_batch_order(packs: Packs, by_rank: Sequence[Sequence[Floats]]) -> Floats:
+    """Return the values of a batch in its order, from one value per sequence of each rank's packs.
+
+    The values of fillers are dropped.
+    """
+    pairs = [
         (pack.samples_S, values_S)
-        for own, arrays in zip(packs, found, strict=True)
-        for pack, values_S in zip(own, arrays, strict=True)
+        for rank_packs, arrays in zip(packs, by_rank, strict=True)
+        for pack, values_S in zip(rank_packs, arrays, strict=True)
         if pack.loss_tokens  # not a filler
     ]
-    places = np.concatenate([samples_S for samples_S, _ in both])
-    return np.concatenate([values_S for _, values_S in both])[np.argsort(places)]
+    places = np.concatenate([samples_S for samples_S, _ in pairs])
+    return np.concatenate([values_S for _, values_S in pairs])[np.argsort(places)]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from plimsoll.machine import heap as allocator
-from plimsoll.machine.heap import SETTINGS, library, preloading
+from plimsoll.machine.heap import SETTINGS, library, preload_settings
 
 pytestmark = pytest.mark.skipif(library() is None, reason="Ray came without jemalloc here")
 no_cards = pytest.mark.skipif(allocator._NVIDIA.exists(), reason="this machine has NVIDIA's driver")
@@ -20,8 +20,8 @@ no_cards = pytest.mark.skipif(allocator._NVIDIA.exists(), reason="this machine h
 _BEGIN = """
 import os, sys
 from pathlib import Path
-from plimsoll.machine.heap import begin_anew
-begin_anew()
+from plimsoll.machine.heap import restart_with_jemalloc
+restart_with_jemalloc()
 maps = Path("/proc/self/maps").read_text()
 print(sys.argv[1:], "libjemalloc" in maps, repr(os.environ.get("LD_PRELOAD")))
 """
@@ -46,13 +46,13 @@ def test_what_else_was_preloaded_still_is() -> None:
     if not os.path.exists(other):
         pytest.skip("no libm where Debian has it")
     assert begun(LD_PRELOAD=other) == f"[] True {other!r}"
-    assert preloading({"LD_PRELOAD": other})["LD_PRELOAD"] == f"{library()}:{other}"
+    assert preload_settings({"LD_PRELOAD": other})["LD_PRELOAD"] == f"{library()}:{other}"
 
 
 def test_a_heap_that_somebody_chose_stays() -> None:
-    assert preloading({"LD_PRELOAD": "/usr/lib/libtcmalloc_minimal.so.4"}) == {}
-    assert preloading({}) == {"LD_PRELOAD": str(library()), "MALLOC_CONF": SETTINGS}
-    assert preloading({"MALLOC_CONF": "narenas:1"})["MALLOC_CONF"] == "narenas:1"
+    assert preload_settings({"LD_PRELOAD": "/usr/lib/libtcmalloc_minimal.so.4"}) == {}
+    assert preload_settings({}) == {"LD_PRELOAD": str(library()), "MALLOC_CONF": SETTINGS}
+    assert preload_settings({"MALLOC_CONF": "narenas:1"})["MALLOC_CONF"] == "narenas:1"
 
 
 @pytest.mark.parametrize("why", ["no library", "NVIDIA's driver", "a debugger"])
@@ -62,12 +62,12 @@ def test_nothing_begins_anew_without_need(
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("began anew"))
     if why == "no library":
         monkeypatch.setattr(allocator, "library", lambda: None)
-        assert preloading({}) == {}
+        assert preload_settings({}) == {}
     elif why == "a debugger":
         monkeypatch.setattr(sys, "gettrace", lambda: print)
     else:
         monkeypatch.setattr(allocator, "_NVIDIA", tmp_path)
-    allocator.begin_anew()
+    allocator.restart_with_jemalloc()
 
 
 def test_a_path_that_ld_preload_would_divide(
@@ -80,7 +80,7 @@ def test_a_path_that_ld_preload_would_divide(
         spec = SimpleNamespace(origin=str(file.parents[1] / "__init__.py"))
         monkeypatch.setattr("importlib.util.find_spec", lambda _, spec=spec: spec)
         assert (library() == file) is found
-        assert ("LD_PRELOAD" in preloading({})) is found
+        assert ("LD_PRELOAD" in preload_settings({})) is found
 
 
 def decaying_in(milliseconds: int) -> str:
@@ -107,7 +107,7 @@ def test_the_system_soon_gets_back_what_tensors_free() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _FREED],
         # ten times as soon
-        env=os.environ | preloading({}) | {"MALLOC_CONF": decaying_in(100)},
+        env=os.environ | preload_settings({}) | {"MALLOC_CONF": decaying_in(100)},
         capture_output=True,
         text=True,
     )
@@ -132,7 +132,7 @@ print(full - kept < 2**26, full - resident() > 240 * 2**20)
 def test_free_blocks_are_given_back_at_once_where_asked() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _RELEASED],
-        env=os.environ | preloading({}) | {"MALLOC_CONF": decaying_in(600_000)},
+        env=os.environ | preload_settings({}) | {"MALLOC_CONF": decaying_in(600_000)},
         capture_output=True,
         text=True,
     )
@@ -161,7 +161,7 @@ def test_blocks_that_are_soon_used_again_are_not_given_back() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _AGAIN],
         # years: each two-hundredth of that time one block at least is given back, however large
-        env=os.environ | preloading({}) | {"MALLOC_CONF": decaying_in(10**12)},
+        env=os.environ | preload_settings({}) | {"MALLOC_CONF": decaying_in(10**12)},
         capture_output=True,
         text=True,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.machine.host import waiting
+from plimsoll.machine.host import thread_wait_settings
 
 
 def test_threads_soon_sleep_unless_the_environment_says_otherwise(
@@ -12,8 +12,8 @@ def test_threads_soon_sleep_unless_the_environment_says_otherwise(
 ) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    assert waiting() == {"GOMP_SPINCOUNT": "2000"}
+    assert thread_wait_settings() == {"GOMP_SPINCOUNT": "2000"}
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    assert waiting() == {"GOMP_SPINCOUNT": "7"}
+    assert thread_wait_settings() == {"GOMP_SPINCOUNT": "7"}
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert waiting() == {}
+    assert thread_wait_settings() == {}

@@ -24,7 +24,7 @@ def byte_tokenizer(**special_tokens: str) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """ChatML, ended by <|im_end|>."""
+    """Return a tokenizer with ChatML's template, which ends turns with <|im_end|>."""
     made = byte_tokenizer(eos_token="<|im_end|>")
     made.chat_template = CHATML
     return made
@@ -32,7 +32,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def base_tokenizer() -> PreTrainedTokenizerFast:
-    """A base model's: no chat template, and <s> before every text."""
+    """Return a base model's tokenizer: no chat template, and <s> before every text."""
     made = byte_tokenizer(bos_token="<s>", eos_token="</s>")
     made.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", made.bos_token_id)]

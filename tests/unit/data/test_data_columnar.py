@@ -1,4 +1,4 @@
-"""Rows of columnar data are those of JSON: Arrow's padding is gone, and what was written stays."""
+"""Rows of columnar data equal those of JSON: Arrow's padding is dropped, written nulls stay."""
 
 from __future__ import annotations
 
@@ -80,21 +80,21 @@ def saved(path: Path) -> Path:
 
 
 def saved_as_json(path: Path) -> Path:
-    """Objects of different keys as text of the type arrow.json."""
-    found = datasets.Dataset.from_list(ROWS, on_mixed_types="use_json")
-    assert "Json" in str(found.features)
-    found.save_to_disk(str(path / "json"))
+    """Save rows with objects of different keys as text of the type arrow.json."""
+    mixed = datasets.Dataset.from_list(ROWS, on_mixed_types="use_json")
+    assert "Json" in str(mixed.features)
+    mixed.save_to_disk(str(path / "json"))
     return path / "json"
 
 
 def parquet_as_json(path: Path) -> Path:
-    found = datasets.Dataset.from_list(ROWS, on_mixed_types="use_json")
-    found.to_parquet(str(path / "json.parquet"))
+    mixed = datasets.Dataset.from_list(ROWS, on_mixed_types="use_json")
+    mixed.to_parquet(str(path / "json.parquet"))
     return path / "json.parquet"
 
 
 def read(tokenizer: Tokenizer, path: Path) -> list[object]:
-    """Tokens, what is learned, labels, references and columns of all rows."""
+    """Return tokens, what is learned, labels, references and columns of all rows."""
     template = make_template(tokenizer, WRITES, None)
 
     def of(load: Callable[..., Any], **columns: str) -> Any:
@@ -155,8 +155,7 @@ def test_nulls_that_json_has_stay(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_padding_goes_at_any_depth_and_in_columns_within_columns(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """A null in a list is an item, and stays; further columns keep theirs, for who looks a key
-    up."""
+    """A null in a list is an item, and stays. Further columns keep their nulls, too."""
     turns = [{"role": "user", "content": "hi"}, call("f", at={"x": [1, None]})]
     other = [{"role": "user", "content": "hi"}, call("g", at={"y": 2})]
     rows = [{"chat": {"turns": one}, "info": {"n": n}} for one, n in ((turns, 1), (other, None))]
@@ -191,7 +190,7 @@ def test_text_that_is_no_json_is_a_bad_row(tokenizer: Tokenizer, tmp_path: Path)
 def test_a_whole_number_has_no_fraction(
     tokenizer: Tokenizer, tmp_path: Path, value: object, text: str
 ) -> None:
-    """pandas writes 72 as 72.0 where some rows have none; functions get what the row has."""
+    """With pandas, 72 becomes 72.0 if some rows have none. Functions get what the row has."""
     pq.write_table(pa.table({"q": ["6*12?"], "r": [value]}), tmp_path / "a.parquet")
     source = SourceConfig(path=str(tmp_path / "a.parquet"), prompt="q", reference="r")
     template = make_template(tokenizer, "none", None)

@@ -57,8 +57,10 @@ def result(content: str, call_id: str = "call00001") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Turn:
-    """A reply with its reasoning and calls, what comes after it, and the token that ends it: the
-    template's own, another, or none."""
+    """A reply with its reasoning and calls, what comes after it, and the token that ends it.
+
+    The end is the template's own, another one, or none.
+    """
 
     content: str
     thought: str | None
@@ -67,7 +69,7 @@ class Turn:
     end: str | None
 
     def own_end(self, family: Family) -> str:
-        """What the template would end it with: where it writes nothing, the next turn's role."""
+        """Return how the template ends the turn: its end token, or the next turn's role."""
         if family.closes:
             return family.ends[0]
         return "<|observation|>" if self.after[0]["role"] == "tool" else "<|user|>"
@@ -75,26 +77,24 @@ class Turn:
 
 @dataclass
 class Episode:
-    """A conversation, and the tokens that an engine has seen and sampled in it.
-
-    written: the same tokens less the sampled ends that the template does not write. kept: whether
-    it has rewritten nothing so far.
-    """
+    """A conversation, and the tokens that an engine has seen and sampled in it."""
 
     family: Family = field(repr=False)
     template: Template = field(repr=False)
     messages: list[dict[str, Any]]
     ids: list[int]
     written: list[int]
+    """The same tokens without the sampled ends that the template does not write."""
     kept: bool = True
+    """Whether the template has rewritten nothing so far."""
 
     def rendered(self) -> str:
-        """By the template, up to where the model answers next."""
+        """Return the conversation as the template renders it, up to the next reply."""
         [piece] = self.template.render_prompt(self.messages)
         return piece.text
 
     def play(self, turn: Turn) -> list[int]:
-        """One turn; returns what was sampled."""
+        """Play one turn, and return what was sampled."""
         family, template, before, after = self.family, self.template, self.messages, turn.after
         reply = assistant(said(family, self.rendered(), turn.content, turn.thought), *turn.calls)
         ids = sampled(family, spoken(family, template, before, reply))
@@ -110,7 +110,7 @@ class Episode:
 
 
 def begin(family: Family, messages: list[dict[str, Any]], tools: list[Any]) -> Episode:
-    template = family.template.knowing(tools)
+    template = family.template.with_tools(tools)
     [(tokens, _)] = template.tokenize([template.render_prompt(messages)])
     return Episode(family, template, messages, tokens.tolist(), tokens.tolist())
 
@@ -138,8 +138,10 @@ def episodes(draw: st.DrawFn, family: Family) -> tuple[Episode, list[Turn]]:
 @settings(max_examples=100)
 @given(st.data())
 def test_the_tokens_of_an_episode(family: Family, data: st.DataObject) -> None:
-    """What was seen and sampled stays as it is, and reads as the conversation rendered anew for as
-    long as the template rewrites nothing; not so in the turn in which it does."""
+    """Tokens that were seen and sampled stay, and read as the conversation rendered again.
+
+    That holds as long as the template rewrites nothing, and not in the turn in which it does.
+    """
     episode, drawn = data.draw(episodes(family))
     for turn in drawn:
         seen, kept = episode.ids, episode.kept
@@ -168,23 +170,25 @@ def test_the_tokens_of_an_episode(family: Family, data: st.DataObject) -> None:
     ],
 )
 def test_what_a_template_rewrites_is_told(name: str, tools: list[Any], change: str | None) -> None:
-    told = rewrites(BY_NAME[name].template, tools)
+    sentence = rewrites(BY_NAME[name].template, tools)
     if change is None:
-        assert told is None
+        assert sentence is None
     else:
         start = f"^The chat template of tests/{name} rewrites earlier turns as a conversation goes"
-        assert told is not None and re.search(f"{start} on: .*{change}.*\\.$", told), told
+        assert sentence is not None and re.search(f"{start} on: .*{change}.*\\.$", sentence), (
+            sentence
+        )
 
 
 @EVERY
 def test_how_many_calls_a_template_takes_in_a_turn(family: Family) -> None:
-    """DeepSeek-R1's takes arguments as text alone."""
+    """DeepSeek-R1's template takes arguments as text alone."""
     expected = 1 if family.name == "llama3.1" else 2 if family.tools else 0
     assert most_calls(family.template) == expected
 
 
 def turn(family: Family, content: str, *after: dict[str, Any], end: str | None = None) -> str:
-    """What follows a reply to `hi`."""
+    """Return what follows a reply to `hi`."""
     ids = sampled(family, content) + ([token_of(family, end)] if end else [])
     reply = assistant(content)
     rest = following(family.template, [user("hi")], reply, after, ids, end_tokens(family))
@@ -220,7 +224,7 @@ def test_the_rest_of_the_turn_and_what_comes_after(
     "content", ["", " \n", "  yo\n\n", "yo</think>", "<|x|>", "MARK0K MARK1KR"]
 )
 def test_what_was_said_does_not_change_what_follows(family: Family, content: str) -> None:
-    """Templates trim it, and split it at its reasoning."""
+    """Templates trim a reply, and split it at its reasoning."""
     for end in (None, family.ends[0]):
         expected = turn(family, "yo", user("bye MARK0KR"), end=end)
         assert turn(family, content, user("bye MARK0KR"), end=end) == expected
@@ -228,7 +232,7 @@ def test_what_was_said_does_not_change_what_follows(family: Family, content: str
 
 
 def test_the_prompt_that_the_tokenizer_would_not_write_again() -> None:
-    """What these tests rest on: the sampled tokens are others than those of the same text."""
+    """These tests depend on it: the sampled tokens differ from those of the same text."""
     family = BY_NAME["qwen2.5"]
     ids = sampled(family, "the answer")
     again = family.template.tokenizer("the answer", add_special_tokens=False)["input_ids"]
@@ -264,7 +268,7 @@ def test_white_space_before_the_end_is_not_written_behind_it(tokenizer: Tokenize
 
 
 def test_an_end_that_only_the_last_turn_has(tokenizer: Tokenizer) -> None:
-    """gpt-oss: sampling stops at another token than stands there once the conversation goes on."""
+    """With gpt-oss, sampling stops at another token than the template writes in earlier turns."""
     template = make_template(
         tokenizer,
         "{% for m in messages %}<|im_start|>{{ m.content }}"
@@ -281,7 +285,7 @@ def test_an_end_that_only_the_last_turn_has(tokenizer: Tokenizer) -> None:
 def test_calls_without_content_and_several_results() -> None:
     """Each template has its own form of both; the calls themselves are what was sampled."""
     results = [result("4", "call00001"), result("5", "call00002")]
-    told = {}
+    by_family = {}
     for name in ("qwen2.5", "mistral-v0.3", "deepseek-r1", "glm-4.5"):
         family = BY_NAME[name]
         calls = [call(family, "x", "call00001"), call(family, "</s>", "call00002")]
@@ -294,8 +298,8 @@ def test_calls_without_content_and_several_results() -> None:
             [token_of(family, family.ends[0])],
             end_tokens(family),
         )
-        told[name] = read(family, rest.tolist())
-    assert told == {
+        by_family[name] = read(family, rest.tolist())
+    assert by_family == {
         "qwen2.5": "\n<|im_start|>user\n<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n"
         "</tool_response><|im_end|>\n<|im_start|>assistant\n",
         "mistral-v0.3": '[TOOL_RESULTS] {"content": 4, "call_id": "call00001"}[/TOOL_RESULTS]'
@@ -386,7 +390,7 @@ def test_a_conversation_that_the_template_does_not_take_is_refused(tokenizer: To
     with pytest.raises(DataError, match=r"up to a reply is refused .*single tool-calls.*llama3\.1"):
         following(llama.template, [user("hi")], two, [result("4")], [], [])
     silent = make_template(tokenizer, "{{ messages[0].content }}{{ messages[-1].content }}", None)
-    with pytest.raises(DataError, match="leaves out a reply, 'yo', so it cannot be seen"):
+    with pytest.raises(DataError, match="leaves out a reply, 'yo'"):
         following(silent, [user("hi")], assistant("yo"), [user("bye")], [], [])
 
 
@@ -404,9 +408,11 @@ def test_the_systems_text_of_the_settings_stays_when_another_comes_later() -> No
 
 def test_a_later_system_message_that_is_merged_with_the_first_is_rewriting() -> None:
     later = {"role": "system", "content": "Be long."}
-    for name, found in (("glm-4", True), ("qwen2.5", False)):
+    for name, rewritten in (("glm-4", True), ("qwen2.5", False)):
         template = BY_NAME[name].template
-        assert is_rewritten(template, [user("hi")], assistant("yo"), [later, user("a")]) == found
+        assert (
+            is_rewritten(template, [user("hi")], assistant("yo"), [later, user("a")]) == rewritten
+        )
 
 
 def test_reasoning_that_is_told_apart_counts_too() -> None:
@@ -417,7 +423,7 @@ def test_reasoning_that_is_told_apart_counts_too() -> None:
 
 
 def test_plain_text_goes_on_with_the_contents(base_tokenizer: Tokenizer) -> None:
-    """Without a token that begins a text, or one that ends it."""
+    """No token begins a text, and none ends it."""
     template = make_template(base_tokenizer, "none", None)
     before, after = [user("hi ")], [user("bye "), result("4")]
     reply = assistant("yo", call(BY_NAME["qwen2.5"], "x"))

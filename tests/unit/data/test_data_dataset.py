@@ -48,7 +48,7 @@ def config(
     max_tokens: int = 100,
     **columns: str,
 ) -> DataConfig:
-    """A data set of these rows and one good row of each kind after them."""
+    """Write these rows and a good row of each kind after them, and return the settings."""
     file = tmp_path / "rows.jsonl"
     good = {"messages": [USER, ASSISTANT], "turns": [USER], **GOOD}
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, good]), encoding="utf-8")
@@ -62,13 +62,13 @@ def config(
 
 
 def source(data: DataConfig) -> SourceConfig:
-    """The only one to learn from."""
-    [found] = data.train_sources().values()
-    return found
+    """Return the only source to learn from."""
+    [train_source] = data.train_sources().values()
+    return train_source
 
 
 def bad_sample(tokenizer: Tokenizer, data: DataConfig) -> tuple[str, str]:
-    """The field and problem of the first row, which must be the only bad one."""
+    """Return field and problem of the first row, which must be the only bad one."""
     loaded = load_samples(data, source(data), make_template(tokenizer, data.chat_template, None))
     (bad,) = loaded.bad_rows
     assert len(loaded.items) == 1 and bad.line == 1 and bad.file == source(data).path
@@ -117,7 +117,9 @@ def test_a_column_that_no_row_has_is_told_before_all_rows_are_read(
     seen = list[int]()
     data = config(tmp_path, *[GOOD] * 9, on_bad_row="stop", prompt="Q", response="a")
     with pytest.raises(ConfigError, match="has a column `Q`; there are `q`"):
-        load_samples(data, source(data), make_template(tokenizer, None, None), seen=seen.append)
+        load_samples(
+            data, source(data), make_template(tokenizer, None, None), count_rows=seen.append
+        )
     assert seen == [2]
 
 
@@ -284,7 +286,7 @@ def test_lines_that_cannot_be_read_are_listed_with_the_rest(
 
 
 def test_over_long_samples_are_refused_or_cut(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Two tokens more than the prompt alone leave two of the response."""
+    """Two tokens more than the prompt leave two tokens of the response."""
     rows = [{"q": "hi", "a": "x" * 50}]
     template = make_template(tokenizer, None, None)
     prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -434,7 +436,7 @@ def test_a_column_that_no_row_has_is_a_wrong_setting(tokenizer: Tokenizer, tmp_p
 def test_columns_that_do_not_say_what_to_read(
     check: Callable[[str, SourceConfig], Iterator[object]], columns: dict[str, str], message: str
 ) -> None:
-    """They are refused before any row is read."""
+    """Such columns are refused before any row is read."""
     [problem] = check("data.train", SourceConfig.model_validate({"path": "x", **columns}))
     assert message in str(problem)
 

@@ -1,4 +1,4 @@
-"""What is learned whole: documents of plain text, cut without a loss, and whole conversations."""
+"""Text that is learned whole: documents, cut without a loss, and whole conversations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load_text(path: Path, tokenizer: Tokenizer, **settings: Any) -> Loaded[Sampl
 def test_long_documents_are_tokenized_a_few_at_a_time(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """The tokenizer's answer takes dozens of times what is kept of it."""
+    """The tokenizer's result takes dozens of times the memory of what is kept."""
     file = write(tmp_path, *({"body": "yo" * length} for length in range(600, 700)))
     together = load_text(file, tokenizer, max_tokens=100)
     monkeypatch.setattr("plimsoll.data.tokenize.TOKENIZED_AT_ONCE", at_once)
@@ -60,7 +60,7 @@ def test_long_documents_are_tokenized_a_few_at_a_time(
 def test_a_row_of_20_megabytes_is_refused_before_it_is_tokenized(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Each character is a token, of which lists alone would take a gigabyte."""
+    """Each character is a token; lists of them alone would take a gigabyte."""
     file = write(tmp_path, {"body": "hi bye"}, {"body": "yo" * 10**7})
     tracemalloc.start()
     with pytest.raises(DataError, match=r":2: has 20,000,000 characters, over the 4,000,000"):
@@ -74,13 +74,13 @@ def test_the_longest_row_is_read(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plimsoll.data.loading.MOST_CHARACTERS", 6)
-    found = load_text(
+    loaded = load_text(
         write(tmp_path, {"body": "hi bye"}, {"body": "bye bye"}),
         tokenizer,
         max_tokens=100,
         on_bad_row="skip",
     )
-    assert (len(found.items), [bad.line for bad in found.bad_rows]) == (1, [2])
+    assert (len(loaded.items), [bad.line for bad in loaded.bad_rows]) == (1, [2])
 
 
 def load_whole(path: Path, tokenizer: Tokenizer, **settings: Any) -> tuple[Sample, ...]:
@@ -91,7 +91,7 @@ def load_whole(path: Path, tokenizer: Tokenizer, **settings: Any) -> tuple[Sampl
 
 
 def test_a_document_is_learned_to_its_end(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """The end-of-sequence token comes after it, and no template or system message around it."""
+    """The end-of-sequence token follows it, and no template or system message surrounds it."""
     path = write(tmp_path, {"body": "To be, "}, {"body": "or not."})
     samples = load_text(path, tokenizer, system="Be brief.").items
     assert [tokenizer.decode(s.tokens) for s in samples] == [
@@ -177,7 +177,7 @@ def test_a_whole_conversation_is_learned_with_its_template(
 def test_a_whole_conversation_needs_no_assistant_and_no_stable_turns(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """A template that writes earlier turns anew hides their borders; none is looked for."""
+    """A template that rewrites earlier turns hides where turns begin; that is not needed here."""
     jinja = "{{ messages | map(attribute='content') | join }}{{ messages | length }}"
     samples = load_whole(
         write(tmp_path, {"messages": TURNS[:1]}, {"messages": TURNS}),
@@ -188,7 +188,7 @@ def test_a_whole_conversation_needs_no_assistant_and_no_stable_turns(
 
 
 def test_a_whole_plain_conversation_ends_once(base_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Also where the last turn is not the assistant's."""
+    """This holds even if the last turn is not the assistant's."""
     path = write(tmp_path, {"messages": TURNS}, {"messages": TURNS[:2]})
     samples = load_whole(path, base_tokenizer, chat_template="none", system="sys ")
     texts = [base_tokenizer.decode(s.tokens) for s in samples]

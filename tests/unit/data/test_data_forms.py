@@ -1,5 +1,7 @@
-"""The forms that people have their data in: JSON arrays, columns within columns, ShareGPT's turns,
-parts of text; and what of a row a prompt keeps."""
+"""The forms of users' data: JSON arrays, nested columns, ShareGPT's turns, and parts of text.
+
+Also which columns of a row a prompt keeps.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,13 @@ def test_a_json_array_is_its_objects(
     indent: int | None,
     read_at_once: int,
 ) -> None:
-    """However it is laid out, and wherever what is read at once ends."""
+    """The layout does not matter, nor where a chunk ends."""
     file = tmp_path_factory.getbasetemp() / "array.json"
     file.write_text("\n " + json.dumps(objects, indent=indent, ensure_ascii=False), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_rows, "_READ_AT_ONCE", read_at_once)
-        found = rows(file)
-    assert found == [Row(str(file), i, values) for i, values in enumerate(objects, start=1)]
+        actual = rows(file)
+    assert actual == [Row(str(file), i, values) for i, values in enumerate(objects, start=1)]
 
 
 def test_items_of_an_array_that_are_no_objects_are_bad_rows_in_their_place(tmp_path: Path) -> None:
@@ -89,11 +91,11 @@ def test_an_array_that_is_broken_is_told_with_its_line(
 
 def test_columns_within_columns(tmp_path: Path) -> None:
     nested = {"q": "hi", "reward_model": {"ground_truth": "4", "style": {"kind": "rule"}}}
-    own = {"q": "hi", "reward_model.ground_truth": "5", "reward_model": {"ground_truth": "4"}}
-    file = written(tmp_path / "a.jsonl", nested, own)
+    named_row = {"q": "hi", "reward_model.ground_truth": "5", "reward_model": {"ground_truth": "4"}}
+    file = written(tmp_path / "a.jsonl", nested, named_row)
     named = {"prompt": "q", "reference": "reward_model.ground_truth"}
-    found = [row.values.get(named["reference"]) for row in rows(file, **named)]  # type: ignore[union-attr]
-    assert found == ["4", "5"]  # a column's own name comes first
+    actual = [row.values.get(named["reference"]) for row in rows(file, **named)]  # type: ignore[union-attr]
+    assert actual == ["4", "5"]  # a column of that name comes first
     pq.write_table(pa.Table.from_pylist([{**nested, "more": 1}]), tmp_path / "a.parquet")
     [row] = rows(tmp_path / "a.parquet", prompt="q", reference="reward_model.style.kind")
     assert isinstance(row, Row) and [*row.values] == [
@@ -113,7 +115,7 @@ def test_a_parquet_column_with_a_dot_in_its_name(tmp_path: Path) -> None:
 def test_a_prompt_keeps_its_source_and_all_further_columns(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """verl's form. What JSON cannot hold is left out, and so is what is missing."""
+    """This is verl's form. Missing values, and values that JSON cannot hold, are left out."""
     pq.write_table(
         pa.table(
             {
@@ -149,8 +151,8 @@ def test_the_source_of_a_prompt_is_its_name_in_the_config(
     mixed = DataConfig.model_validate({"train": {"math": entry, "chat": entry}})
     template = make_template(tokenizer, "none", None)
     sources = mixed.train_sources().values()
-    found = [load_prompts(mixed, source, template).items[0] for source in sources]
-    assert [(p.source, p.columns) for p in found] == [
+    actual = [load_prompts(mixed, source, template).items[0] for source in sources]
+    assert [(p.source, p.columns) for p in actual] == [
         ("math", {"level": 3}),
         ("chat", {"level": 3}),
     ]
@@ -187,16 +189,16 @@ def test_turns_of_sharegpt_and_parts_of_text_are_messages(
 
 def test_what_a_schema_or_the_first_rows_tell(tmp_path: Path) -> None:
     def known(path: Path) -> tuple[tuple[str, ...], bool] | None:
-        found = first_columns(SourceConfig(path=str(path), prompt="q"))
-        return None if found is None else (found.names, found.all)
+        actual = first_columns(SourceConfig(path=str(path), prompt="q"))
+        return None if actual is None else (actual.names, actual.all)
 
     row = {"q": "hi", "a": {"b": "2"}}
     file = written(tmp_path / "a.jsonl", row)
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     datasets.Dataset.from_list([row]).save_to_disk(str(tmp_path / "saved"))
     for path in (file, tmp_path / "a.parquet", tmp_path / "saved"):
-        found = known(path)
-        assert found is not None and sorted(found[0]) == ["a", "a.b", "q"] and found[1]
+        actual = known(path)
+        assert actual is not None and sorted(actual[0]) == ["a", "a.b", "q"] and actual[1]
     assert known(written(tmp_path / "long.jsonl", *[row] * 40)) == (("q", "a", "a.b"), False)
     assert known(tmp_path / "nowhere.jsonl") is None
     (tmp_path / "broken.jsonl").write_text("{")
@@ -211,14 +213,14 @@ DATA = Path(os.environ.get("PLIMSOLL_DATA", Path(__file__).parents[4] / "shared"
     reason="MATH-500 is not here: set PLIMSOLL_DATA to the directory that holds math500/",
 )
 def test_math500(tokenizer: Tokenizer) -> None:
-    """A JSON array of ShareGPT's turns, by its directory alone."""
+    """The directory alone names a JSON array of ShareGPT's turns."""
     with (DATA / "math500" / "math500.json").open(encoding="utf-8") as file:
         expected = [(row["prompt"][0]["value"], row["final_answer"]) for row in json.load(file)]
     source = SourceConfig(
         path=str(DATA / "math500"), messages="prompt", reference="final_answer", split="train"
     )
-    found = prompts(tokenizer, source, max_tokens=8192)
-    assert [(p.text, p.reference) for p in found] == expected and len(found) == 500
+    actual = prompts(tokenizer, source, max_tokens=8192)
+    assert [(p.text, p.reference) for p in actual] == expected and len(actual) == 500
 
 
 @pytest.mark.skipif(
@@ -229,8 +231,8 @@ def test_gsm8k_prompts(tokenizer: Tokenizer) -> None:
     source = SourceConfig(
         path=str(DATA / "gsm8k"), prompt="question", reference="answer", split="test", limit=50
     )
-    found = prompts(tokenizer, source)
-    assert len(found) == 50 and all("#### " in (prompt.reference or "") for prompt in found)
+    actual = prompts(tokenizer, source)
+    assert len(actual) == 50 and all("#### " in (prompt.reference or "") for prompt in actual)
     wrong = SourceConfig(path=str(DATA / "gsm8k"), prompt="question", reference="anwser")
     columns = first_columns(wrong)
     assert columns is not None and columns.names == ("question", "answer")

@@ -1,4 +1,4 @@
-"""Rows that reasoning-gym generates: the same ones by the same seed, and what is refused."""
+"""Rows that reasoning-gym generates: equal for equal seeds; and settings that are refused."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def source(tasks: Any = ("chain_sum",), *, seed: int = 1, size: int = 4, **more:
     return SourceConfig(prompt="question", **given | more)
 
 
-def told(given: SourceConfig) -> list[tuple[str, str, str]]:
+def problems_of(given: SourceConfig) -> list[tuple[str, str, str]]:
     return [(p.key, p.why, p.fix) for p in check_generated("data.train", given)]
 
 
 def rows(given: SourceConfig) -> list[Row]:
-    found = list(read_rows(given, whole=True))
-    assert all(isinstance(row, Row) for row in found), found
-    return found  # type: ignore[return-value]
+    read_back = list(read_rows(given, whole=True))
+    assert all(isinstance(row, Row) for row in read_back), read_back
+    return read_back  # type: ignore[return-value]
 
 
 def test_tasks_are_names_or_names_with_options() -> None:
@@ -62,18 +62,18 @@ def test_what_cannot_be_generated_is_refused_without_the_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    [(key, why, fix)] = told(source())
+    [(key, why, fix)] = problems_of(source())
     assert key == "data.train.path" and "not installed" in why
     assert fix == "`pip install 'reasoning-gym>=0.1.25,<0.2'`"
-    [(key, why, fix)] = told(source(path="rows.jsonl"))
+    [(key, why, fix)] = problems_of(source(path="rows.jsonl"))
     assert key == "data.train.path" and fix.startswith("data.train.path: reasoning_gym")
-    keys = [key for key, *_ in told(source(path="rows.jsonl", name="main", split="test"))]
+    keys = [key for key, *_ in problems_of(source(path="rows.jsonl", name="main", split="test"))]
     assert keys == ["data.train.name", "data.train.split", "data.train.path"]
 
 
 @needs_library
 def test_the_same_seed_gives_the_same_rows_and_another_one_others() -> None:
-    """Of word_ladder, too, which draws from sets; one row of each task in turn."""
+    """This includes word_ladder, which draws from sets. Each task in turn gives one row."""
     tasks = {"chain_sum": {"min_terms": 2, "max_terms": 2}, "word_ladder": {}}
     first = rows(source(tasks))
     assert first == rows(source(tasks)) and len(first) == 8
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_rows_and_another_one_others() -> None:
 
 @needs_library
 @pytest.mark.parametrize(
-    ("tasks", "said"),
+    ("tasks", "refusal"),
     [
         (("chain_sums",), "There is no task 'chain_sums'. Did you mean 'chain_sum'?"),
         (("composite",), "There is no task 'composite'."),
@@ -109,5 +109,5 @@ def test_what_the_library_does_not_take_is_told(tasks: Any, said: str) -> None:
 
 @needs_library
 def test_it_is_told_before_anything_is_generated() -> None:
-    [(key, why, _)] = told(source(("chain_sums",)))
+    [(key, why, _)] = problems_of(source(("chain_sums",)))
     assert key == "data.train.generate.tasks" and "Did you mean 'chain_sum'?" in why

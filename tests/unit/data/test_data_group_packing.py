@@ -14,7 +14,7 @@ from plimsoll.records import Pack, Sample
 
 
 def of_group(group: int, prompt: int, responses: list[int]) -> list[Sample]:
-    """Responses of so many tokens, all different, to a prompt of so many."""
+    """Return responses with these numbers of tokens, all different, to one prompt."""
     first = 1000 * group
     return [
         prompted(
@@ -26,8 +26,8 @@ def of_group(group: int, prompt: int, responses: list[int]) -> list[Sample]:
 
 
 def of_groups(groups: list[tuple[int, list[int]]]) -> tuple[list[Sample], list[int]]:
-    own = [of_group(i, *group) for i, group in enumerate(groups)]
-    return [s for g in own for s in g], [i for i, g in enumerate(own) for _ in g]
+    members = [of_group(i, *group) for i, group in enumerate(groups)]
+    return [s for g in members for s in g], [i for i, g in enumerate(members) for _ in g]
 
 
 def real(packs: list[list[Pack]]) -> list[Pack]:
@@ -35,7 +35,7 @@ def real(packs: list[list[Pack]]) -> list[Pack]:
 
 
 def test_a_group_that_fits_is_one_pack_with_its_prompt_once() -> None:
-    """11 tokens of two groups; without sharing, 19 in two."""
+    """Two groups have 11 tokens in one pack; without sharing, 19 in two."""
     samples, group_S = of_groups([(4, [1, 2, 1]), (2, [1])])
     [[made]] = pack_groups(samples, group_S, ranks=1, budget=11)
     assert made.tokens == 4 + 1 + 2 + 1 + 2 + 1
@@ -44,7 +44,7 @@ def test_a_group_that_fits_is_one_pack_with_its_prompt_once() -> None:
 
 
 def test_a_group_over_the_budget_is_divided_and_each_part_has_the_prompt() -> None:
-    """A prompt of 4 tokens with responses of 3: two of them make 10."""
+    """A prompt of 4 tokens with two responses of 3 tokens takes 10 tokens."""
     samples, group_S = of_groups([(4, [3, 3, 3, 3, 3])])
     [packs] = pack_groups(samples, group_S, ranks=1, budget=10)
     assert sorted(made.tokens for made in packs) == [7, 10, 10]
@@ -113,11 +113,13 @@ def test_every_sample_once_within_the_budget_and_as_many_packs_on_every_rank(
             assert_holds(made, i, samples[number])
     most = min(budget, -(-sum(len(s.tokens) for s in samples) // ranks))
     for group, (prompt, responses) in enumerate(groups):
-        own = [i for i, g in enumerate(group_S) if g == group]
-        if prompt + sum(responses) + len(own) <= most:  # one token each where a response is empty
-            [made] = [made for made in real(packs) if set(own) & set(made.samples_S.tolist())]
-            places = [i for i, number in enumerate(made.samples_S) if number in own]
-            assert places == list(range(places[0], places[0] + len(own)))
+        members = [i for i, g in enumerate(group_S) if g == group]
+        if (
+            prompt + sum(responses) + len(members) <= most
+        ):  # one token each where a response is empty
+            [made] = [made for made in real(packs) if set(members) & set(made.samples_S.tolist())]
+            places = [i for i, number in enumerate(made.samples_S) if number in members]
+            assert places == list(range(places[0], places[0] + len(members)))
             shared = made.shared_S[places].tolist()
             assert shared[0] == 0
             assert all(n >= prompt - 1 for n in shared[1:])

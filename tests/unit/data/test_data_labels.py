@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_responses
 from plimsoll.data.loading import Loaded
-from plimsoll.data.mismatched import mismatched
+from plimsoll.data.mismatched import mismatch_responses
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import LabelledResponse, Sample
@@ -34,7 +34,7 @@ def load(
     max_tokens: int = 200,
     **columns: str,
 ) -> Loaded[LabelledResponse]:
-    """The labelled responses of these rows; bad ones are skipped."""
+    """Return the labelled responses of these rows; bad ones are skipped."""
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     columns = columns or {"prompt": "q", "response": "a", "label": "label"}
@@ -44,7 +44,7 @@ def load(
 
 
 def shown(tokenizer: Tokenizer, row: LabelledResponse) -> tuple[str, str, bool]:
-    """(what comes before the learned tokens, what is learned, the label)."""
+    """Return (what comes before the learned tokens, what is learned, the label)."""
     tokens, loss_mask = row.sample.tokens, row.sample.loss_mask
     prompt = tokenizer.decode(tokens[: int(loss_mask.argmax())])
     return prompt, tokenizer.decode(tokens[loss_mask]), row.desirable
@@ -55,30 +55,30 @@ def test_rows_share_a_prompt_in_both_forms(tokenizer: Tokenizer, tmp_path: Path)
     one, same, other = (row.prompt for row in load(tokenizer, tmp_path, *rows).items)
     assert one == same != other
     pairs = [{"q": "1?", "c": "yes", "r": "no"}, {"q": "2?", "c": "yes", "r": "no"}]
-    found = load(tokenizer, tmp_path, *pairs, prompt="q", chosen="c", rejected="r")
-    assert [row.prompt for row in found.items] == [one, one, other, other]
+    loaded = load(tokenizer, tmp_path, *pairs, prompt="q", chosen="c", rejected="r")
+    assert [row.prompt for row in loaded.items] == [one, one, other, other]
 
 
 def test_each_label_that_can_be_meant(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """1.0 and 0.0 are what pandas makes of true and false in a column with gaps."""
+    """With pandas, true and false become 1.0 and 0.0 in a column with gaps."""
     rows = [GOOD | {"label": label} for label in (True, False, 1, 0, 1.0, 0.0)]
-    found = load(tokenizer, tmp_path, *rows)
-    assert [row.desirable for row in found.items] == [True, False] * 3
-    assert shown(tokenizer, found.items[1]) == ("1?", "yes<|im_end|>", False)
+    loaded = load(tokenizer, tmp_path, *rows)
+    assert [row.desirable for row in loaded.items] == [True, False] * 3
+    assert shown(tokenizer, loaded.items[1]) == ("1?", "yes<|im_end|>", False)
 
 
 def test_only_the_last_turn_of_messages_is_labelled(tokenizer: Tokenizer, tmp_path: Path) -> None:
     row = {"m": [USER, YO, MORE, YO], "label": 0}
-    [found] = load(tokenizer, tmp_path, row, template=None, messages="m", label="label").items
-    prompt, loss_mask, label = shown(tokenizer, found)
+    [loaded] = load(tokenizer, tmp_path, row, template=None, messages="m", label="label").items
+    prompt, loss_mask, label = shown(tokenizer, loaded)
     assert prompt.count("yo<|im_end|>") == 1 and prompt.endswith("<|im_start|>assistant\n")
     assert (loss_mask, label) == ("yo<|im_end|>", False)
 
 
 def test_of_pairs_the_chosen_are_desirable(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [{"q": "1?", "good": "a", "bad": "b"}, {"q": "2?", "good": "c", "bad": "d"}]
-    found = load(tokenizer, tmp_path, *rows, prompt="q", chosen="good", rejected="bad").items
-    assert [shown(tokenizer, row) for row in found] == [
+    loaded = load(tokenizer, tmp_path, *rows, prompt="q", chosen="good", rejected="bad").items
+    assert [shown(tokenizer, row) for row in loaded] == [
         ("1?", "a<|im_end|>", True),
         ("1?", "b<|im_end|>", False),
         ("2?", "c<|im_end|>", True),
@@ -103,10 +103,10 @@ def test_of_pairs_the_chosen_are_desirable(tokenizer: Tokenizer, tmp_path: Path)
 def test_bad_rows(
     tokenizer: Tokenizer, tmp_path: Path, change: dict[str, Any], field: str, problem: str
 ) -> None:
-    found = load(tokenizer, tmp_path, GOOD, GOOD | change)
-    [bad] = found.bad_rows
+    loaded = load(tokenizer, tmp_path, GOOD, GOOD | change)
+    [bad] = loaded.bad_rows
     assert (bad.file, bad.line, bad.field) == (str(tmp_path / "rows.jsonl"), 2, field)
-    assert bad.problem.startswith(problem) and len(found.items) == 1
+    assert bad.problem.startswith(problem) and len(loaded.items) == 1
 
 
 @pytest.mark.parametrize(
@@ -136,41 +136,41 @@ def sample(prompt: str, response: str) -> Sample:
 
 
 def text(of: Sample) -> tuple[str, str]:
-    """(what is not learned, what is)."""
+    """Return (what is not learned, what is)."""
     letters = np.array([chr(token) for token in of.tokens])
     return "".join(letters[~of.loss_mask]), "".join(letters[of.loss_mask])
 
 
 def test_each_prompt_gets_the_next_response_to_another_one() -> None:
-    """Worked example: the prompts a, b, b, a; the batch is a ring."""
+    """Worked example: the prompts a, b, b, a; after the last comes the first."""
     rows = [sample("a", "1"), sample("b", "2"), sample("b", "3"), sample("a", "4")]
-    found = [text(one) for one in mismatched(rows, 10)]
-    assert found == [("a", "2"), ("b", "4"), ("b", "4"), ("a", "2")]
+    texts = [text(one) for one in mismatch_responses(rows, 10)]
+    assert texts == [("a", "2"), ("b", "4"), ("b", "4"), ("a", "2")]
 
 
 def test_the_same_prompt_everywhere_gets_the_next_response() -> None:
-    found = [text(one) for one in mismatched([sample("a", x) for x in "123"], 10)]
-    assert found == [("a", "2"), ("a", "3"), ("a", "1")]
+    texts = [text(one) for one in mismatch_responses([sample("a", x) for x in "123"], 10)]
+    assert texts == [("a", "2"), ("a", "3"), ("a", "1")]
 
 
 def test_what_is_too_long_is_cut_at_the_end_and_gaps_stay() -> None:
-    """A response of two turns, of which what is between is not learned."""
+    """The response has two turns; the text between them is not learned."""
     loss_mask = np.array([False, True, False, True, True])
     two_turns = Sample(np.array([ord(letter) for letter in "pxyzz"]), loss_mask)
-    first, second = mismatched([sample("long", "1"), two_turns], 7)
+    first, second = mismatch_responses([sample("long", "1"), two_turns], 7)
     assert text(first) == ("longy", "xz") and text(second) == ("p", "1")
 
 
 def test_one_row_has_no_other_response() -> None:
     with pytest.raises(DataError, match="only one row"):
-        mismatched([sample("a", "1")], 10)
+        mismatch_responses([sample("a", "1")], 10)
 
 
 @given(prompts=st.lists(st.sampled_from("abc"), min_size=2, max_size=8))
 def test_partners_are_the_nearest_with_another_prompt(prompts: list[str]) -> None:
     rows = [sample(prompt, str(i)) for i, prompt in enumerate(prompts)]
     count = len(prompts)
-    for i, one in enumerate(mismatched(rows, 9)):
+    for i, one in enumerate(mismatch_responses(rows, 9)):
         prompt, response = text(one)
         others = [(i + k) % count for k in range(1, count)]
         expected = next((j for j in others if prompts[j] != prompts[i]), (i + 1) % count)

@@ -1,4 +1,4 @@
-"""A mixture: shares, orders and epochs of its sources, and the same from any position."""
+"""A mixture: shares, orders and epochs of its sources, equal from any position."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from plimsoll.data.order import Ascending, DataOrder, MixedOrder, Portion
 
 WEIGHTS = st.floats(0.01, 100)
 PORTIONS = st.lists(st.tuples(st.integers(1, 20), WEIGHTS), min_size=1, max_size=5).map(
-    lambda found: tuple(Portion(f"s{i}", rows, w) for i, (rows, w) in enumerate(found))
+    lambda pairs: tuple(Portion(f"s{i}", rows, w) for i, (rows, w) in enumerate(pairs))
 )
 ORDERS = st.builds(MixedOrder, PORTIONS, st.integers(0, 2**32), st.booleans())
 
 
 def by_source(order: MixedOrder, indices: list[int]) -> list[list[int]]:
-    """The rows of each source among these, numbered within the source, in their order."""
-    found: list[list[int]] = []
+    """Return the rows of each source among these, numbered within the source, in their order."""
+    by_portion: list[list[int]] = []
     first = 0
     for portion in order.portions:
-        own = range(first, first + portion.rows)
-        found.append([i - first for i in indices if i in own])
+        portion_rows = range(first, first + portion.rows)
+        by_portion.append([i - first for i in indices if i in portion_rows])
         first += portion.rows
-    return found
+    return by_portion
 
 
 def test_turns_worked_out_by_hand() -> None:
-    """Of weights 2, 1 and 1 the draws are due at 1/4, 3/4, ..., at 1/2, 3/2, ... and again at
-    1/2, 3/2, ...; of two at the same time the first source goes first."""
+    """With weights 2, 1 and 1, draws are due at 1/4, 3/4, ..., and twice at 1/2, 3/2, ...
+
+    Of two draws at the same time, the first source's comes first.
+    """
     order = MixedOrder((Portion("a", 4, 2.0), Portion("b", 2, 1.0), Portion("c", 3, 1.0)), 0, False)
     assert order.indices(0, 12).tolist() == [0, 4, 6, 1, 2, 5, 7, 3, 0, 4, 8, 1]
     assert order.epochs(6) == {"a": 3 / 4, "b": 2 / 2, "c": 1 / 3}
@@ -67,22 +69,21 @@ def test_any_cut_gives_the_same_order(order: MixedOrder, start: int, counts: lis
 def test_shares_follow_the_weights_at_every_position(order: MixedOrder, position: int) -> None:
     drawn = by_source(order, order.indices(0, position).tolist())
     total = sum(portion.weight for portion in order.portions)
-    for portion, own in zip(order.portions, drawn, strict=True):
+    for portion, rows_drawn in zip(order.portions, drawn, strict=True):
         wanted = position * portion.weight / total
-        assert abs(len(own) - wanted) < (len(order.portions) + 1) / 2
-        assert order.epochs(position)[portion.name] == len(own) / portion.rows
+        assert abs(len(rows_drawn) - wanted) < (len(order.portions) + 1) / 2
+        assert order.epochs(position)[portion.name] == len(rows_drawn) / portion.rows
 
 
 @given(ORDERS)
 def test_each_source_keeps_its_own_order_and_epochs(order: MixedOrder) -> None:
-    """What comes from a source is its own order, whatever is drawn in between; and every row of it
-    comes once an epoch."""
-    for source, own in enumerate(by_source(order, order.indices(0, 200).tolist())):
+    """A source's rows come in its own order, whatever is drawn between, each once an epoch."""
+    for source, rows_drawn in enumerate(by_source(order, order.indices(0, 200).tolist())):
         rows = order.portions[source].rows
         alone = DataOrder(rows, order.seed, order.shuffle, source)
-        assert own == alone.indices(0, len(own)).tolist()
-        for epoch in range(len(own) // rows):
-            assert Counter(own[epoch * rows : (epoch + 1) * rows]) == Counter(range(rows))
+        assert rows_drawn == alone.indices(0, len(rows_drawn)).tolist()
+        for epoch in range(len(rows_drawn) // rows):
+            assert Counter(rows_drawn[epoch * rows : (epoch + 1) * rows]) == Counter(range(rows))
 
 
 @given(st.integers(1, 40), st.integers(0, 2**32), st.integers(0, 100), st.integers(0, 50))
@@ -98,7 +99,7 @@ def test_sources_of_one_length_are_not_shuffled_alike() -> None:
 
 
 def test_far_positions_are_found_without_drawing() -> None:
-    """A billion draws of weights 3 and 1, and no loss of precision."""
+    """A billion draws of weights 3 and 1 lose no precision."""
     order = MixedOrder((Portion("a", 1_000, 3.0), Portion("b", 1_000, 1.0)), 0, False)
     far = 10**9
     assert order.indices(far, 8).tolist() == order.indices(0, 8).tolist()

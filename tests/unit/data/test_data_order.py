@@ -19,7 +19,7 @@ def test_without_shuffle_the_rows_come_as_they_are_again_and_again() -> None:
 
 
 def test_the_shuffled_order_never_changes() -> None:
-    """A run that was started with an older Plimsoll resumes with the same rows."""
+    """A run that an older Plimsoll started resumes with the same rows."""
     indices = DataOrder(rows=8, seed=1, shuffle=True).indices(0, 16)
     assert indices[:8].tolist() == [2, 4, 7, 5, 0, 6, 3, 1]
     assert indices[8:].tolist() == [5, 6, 3, 0, 7, 2, 1, 4]
@@ -61,7 +61,7 @@ def test_each_epoch_holds_every_row_once(rows: int, seed: int, epoch: int) -> No
 def test_any_cut_gives_the_same_order(
     rows: int, seed: int, shuffle: bool, ordered: bool, start: int, counts: list[int]
 ) -> None:
-    """Resuming at a position, with any batch size, goes on as if nothing had happened."""
+    """A run that resumes, with any batch size, sees the rows that it would have seen."""
     by = Ascending(np.array([row % 3.0 for row in range(rows)])) if ordered else None
     order = DataOrder(rows, seed, shuffle, by=by)
     position, pieces = start, []

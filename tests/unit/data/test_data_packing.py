@@ -20,7 +20,7 @@ from plimsoll.records import Pack, Pair, Sample, from_packed, to_packed
 
 
 def sample(length: int, first: int = 0, loss_mask: int | None = None) -> Sample:
-    """Tokens first, first + 1, ...; the last `learned` of them learned (all but the first)."""
+    """Return the tokens first, first + 1, ...; the last `learned` of them are learned."""
     marks = np.zeros(length, dtype=np.bool_)
     marks[length - (length - 1 if loss_mask is None else loss_mask) :] = True
     return Sample(np.arange(first, first + length, dtype=np.int64), marks)
@@ -54,21 +54,22 @@ def test_cost_is_tokens_plus_attention() -> None:
 
 
 def test_work_is_balanced_by_longest_first() -> None:
-    """8 | 7, then 6 to the 7 and 5 to the 8: 13 tokens each, but 8 and 5 attend a bit more, so
-    the 4 joins 7 and 6."""
+    """Of 8 5 and 7 6, with 13 tokens each, 8 5 costs more attention. So the 4 joins 7 6."""
     packs = pack([sample(n) for n in (4, 5, 6, 7, 8)], ranks=2, budget=100)
     assert lengths(packs) == [[[7, 6, 4]], [[8, 5]]]
 
 
 def test_rounds_cost_alike_and_ranks_take_turns() -> None:
-    """Four packs of 9, 8, 7, 6 tokens: 9 beside 8, then 7 beside 6, which goes to the 9's rank."""
+    """Packs of 9, 8, 7, 6 tokens: 9 beside 8, then 7 beside 6, which goes to the 9's rank."""
     packs = pack([sample(n) for n in (6, 7, 8, 9)], ranks=2, budget=10)
     assert lengths(packs) == [[[9], [6]], [[8], [7]]]
 
 
 def test_first_fit_is_kept_where_the_even_spread_does_not_fit() -> None:
-    """The even spread gives 5 3 | 4 3 and has no room for the last 3 within 9 tokens; first-fit
-    gives 5 4 | 3 3 3."""
+    """The even spread gives 5 3 | 4 3, with no room for the last 3 within 9 tokens.
+
+    First-fit gives 5 4 | 3 3 3.
+    """
     packs = pack([sample(n) for n in (5, 4, 3, 3, 3)], ranks=1, budget=9)
     assert sorted(lengths(packs)[0]) == [[3, 3, 3], [5, 4]]
 
@@ -124,7 +125,7 @@ def test_every_sample_is_in_one_pack_within_the_budget(
 
 @given(SIZES, st.integers(1, 4))
 def test_the_number_of_packs_is_near_the_least_possible(sizes: list[int], ranks: int) -> None:
-    """Any two packs of first-fit hold more than the budget together, or they would be one."""
+    """Any two packs of first-fit hold more than the budget together; else they would be one."""
     packs = pack([sample(n) for n in sizes], ranks, budget=64)
     most = -(-2 * sum(sizes) // 64)
     assert len(packs[0]) <= max(1, -(-most // ranks))
@@ -156,7 +157,7 @@ def test_packing_is_deterministic() -> None:
 
 
 def test_pairs_are_balanced_as_units() -> None:
-    """Pairs of 9, 8, 7 and 6 tokens with room for two small ones in a pack: as single samples."""
+    """Pairs of 9, 8, 7 and 6 tokens, with room for two small ones in a pack, as single samples."""
     pairs = [Pair(sample(n - 2), sample(2)) for n in (6, 7, 8, 9)]
     packs = pack_pairs(pairs, ranks=2, budget=10)
     assert lengths(packs) == [[[7, 2], [4, 2]], [[6, 2], [5, 2]]]
@@ -213,7 +214,7 @@ def test_ranks_cost_about_the_same_in_pairs(sizes: list[tuple[int, int]], ranks:
 
 
 def prompted(prompt: list[int], response: list[int]) -> Sample:
-    """A response that is learned, after a prompt that is not."""
+    """Return a response that is learned, after a prompt that is not."""
     tokens = np.array(prompt + response, dtype=np.int64)
     return Sample(tokens, np.arange(len(tokens)) >= max(1, len(prompt)))
 
@@ -229,7 +230,7 @@ def test_the_worked_example_of_a_shared_beginning() -> None:
 
 
 def test_what_a_group_shares() -> None:
-    """The same prompt; half of it; another one, which a fourth response goes on with."""
+    """The same prompt; half of it; another prompt, which a fourth response continues."""
     group = [
         prompted([1, 2, 3, 4], [5, 6]),
         prompted([1, 2, 3, 4], [7]),
@@ -241,7 +242,7 @@ def test_what_a_group_shares() -> None:
 
 
 def test_learned_tokens_and_whole_samples_are_not_shared() -> None:
-    """Responses that begin alike are computed twice; one token of a sample is always its own."""
+    """Responses that begin alike are computed twice. One token of a sample is always its own."""
     assert shared_tokens([prompted([1, 2], [3, 4]), prompted([1, 2], [3, 5])]) == [0, 2]
     unlearned = Sample(np.array([1, 2, 3]), np.zeros(3, dtype=np.bool_))
     assert shared_tokens([unlearned, unlearned]) == [0, 2]
@@ -249,7 +250,7 @@ def test_learned_tokens_and_whole_samples_are_not_shared() -> None:
 
 
 def test_a_shared_prompt_costs_once() -> None:
-    """So a third pair joins the one of 4,000 tokens of prompt, not that of 4,400 in all."""
+    """A third pair joins the pair with a prompt of 4,000 tokens, not the pair of 4,400 in all."""
     prompt = list(range(4_000))
     pairs = [
         Pair(sample(2_200, first=5_000), sample(2_200, first=10_000)),
@@ -270,8 +271,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 30), RESPONSES, RESPONSES), min_size=1
 def test_sharing_prompts_loses_and_invents_nothing(
     drawn: list[tuple[int, list[int], list[int]]], ranks: int, budget: int
 ) -> None:
-    """Every sample is put together again from its pack: tokens, positions, targets, and for each
-    of these the token before it."""
+    """Each pack gives its samples back: tokens, positions, targets, and the token before each."""
     prompts = [list(range(100 * i, 100 * i + n)) for i, (n, _, _) in enumerate(drawn)]
     pairs = [
         Pair(prompted(prompt, a), prompted(prompt, b))
@@ -290,13 +290,13 @@ def test_sharing_prompts_loses_and_invents_nothing(
 
 
 def assert_holds(made: Pack, i: int, want: Sample) -> None:
-    """The i-th sequence of the pack is the sample."""
+    """Assert that the i-th sequence of the pack is the sample."""
     leader = max(j for j in range(i + 1) if made.shared_S[j] == 0)
     begin = made.cu_seqlens[leader] + np.arange(made.shared_S[i])
     places = np.concatenate([begin, np.arange(made.cu_seqlens[i], made.cu_seqlens[i + 1])])
     assert made.tokens_T[places].tolist() == want.tokens.tolist()
     assert made.positions_T[places].tolist() == list(range(len(want.tokens)))
     loss_at = np.flatnonzero(want.loss_mask)
-    own = slice(made.cu_loss_tokens[i], made.cu_loss_tokens[i + 1])
-    assert made.targets_L[own].tolist() == want.tokens[loss_at].tolist()
-    assert made.predictor_L[own].tolist() == places[loss_at - 1].tolist()
+    targets = slice(made.cu_loss_tokens[i], made.cu_loss_tokens[i + 1])
+    assert made.targets_L[targets].tolist() == want.tokens[loss_at].tolist()
+    assert made.predictor_L[targets].tolist() == places[loss_at - 1].tolist()

@@ -38,7 +38,7 @@ def load(
     prompt: str | None = None,
     rejected: str | None = "bad",
 ) -> Loaded[Pair]:
-    """The pairs of these rows; bad ones are skipped."""
+    """Return the pairs of these rows; bad ones are skipped."""
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     data = DataConfig(
@@ -52,7 +52,7 @@ def load(
 
 
 def text(tokenizer: Tokenizer, pair: Pair) -> tuple[str, str, str]:
-    """(what comes before the learned tokens, chosen, rejected); the first must be shared."""
+    """Return (what comes before the learned tokens, chosen, rejected). The first must be shared."""
     prompts = {
         tokenizer.decode(s.tokens[: int(s.loss_mask.argmax())])
         for s in (pair.chosen, pair.rejected)
@@ -63,15 +63,15 @@ def text(tokenizer: Tokenizer, pair: Pair) -> tuple[str, str, str]:
 
 
 def bad(tokenizer: Tokenizer, tmp_path: Path, row: object, **options: Any) -> tuple[str, str]:
-    """The field and problem of the row, which must be the only bad one beside a good one."""
+    """Return field and problem of the row, which must be the only bad one beside a good one."""
     good = {"q": "1?", "good": [USER, YO], "bad": [USER, GO]}
     if "prompt" in options:
         good = {"q": "1?", "good": "yes", "bad": "no"}
     loaded = load(tokenizer, tmp_path, good, row, **options)
-    [found] = loaded.bad_rows
+    [bad_row] = loaded.bad_rows
     assert len(loaded.items) == 1
-    assert (found.file, found.line) == (str(tmp_path / "rows.jsonl"), 2)
-    return found.field, found.problem
+    assert (bad_row.file, bad_row.line) == (str(tmp_path / "rows.jsonl"), 2)
+    return bad_row.field, bad_row.problem
 
 
 def test_a_prompt_and_two_responses(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_prompt_and_two_responses(tokenizer: Tokenizer, tmp_path: Path) -> Non
 def test_the_turns_that_both_begin_with_are_the_prompt(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Its assistant turn is not learned, those of the answers are, whatever lies between."""
+    """The prompt's assistant turn is not learned; those of the answers are."""
     row = {"good": [USER, YO, MORE, YO], "bad": [USER, YO, MORE, GO, MORE, YO]}
     [pair] = load(tokenizer, tmp_path, row).items
     prompt = CHAT + "yo<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
@@ -176,8 +176,8 @@ def test_bad_columns(
 def test_bad_messages(
     tokenizer: Tokenizer, tmp_path: Path, good: object, other: object, field: str, problem: str
 ) -> None:
-    found = bad(tokenizer, tmp_path, {"good": good, "bad": other})
-    assert found[0] == field and found[1].startswith(problem), found
+    refusal = bad(tokenizer, tmp_path, {"good": good, "bad": other})
+    assert refusal[0] == field and refusal[1].startswith(problem), refusal
 
 
 @pytest.mark.parametrize("template", [None, "none"])
@@ -203,8 +203,8 @@ def test_bad_dialogues(
     problem: str,
     template: str | None,
 ) -> None:
-    found = bad(tokenizer, tmp_path, {"good": good, "bad": other}, template=template)
-    assert found[0] == field and found[1].startswith(problem), found
+    refusal = bad(tokenizer, tmp_path, {"good": good, "bad": other}, template=template)
+    assert refusal[0] == field and refusal[1].startswith(problem), refusal
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_dialogues_that_a_chat_template_cannot_have(
 
 
 def test_over_long_responses_are_refused_or_cut(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """The prompt has 2 tokens, and the end token is one of a response."""
+    """The prompt has 2 tokens, and the end token belongs to the response."""
     row = {"q": "hi", "good": "a" * 9, "bad": "b" * 3}
     options: dict[str, Any] = {"prompt": "q", "template": "none"}
     field, problem = bad(tokenizer, tmp_path, row, max_tokens=11, **options)
@@ -272,7 +272,7 @@ def test_columns_that_are_not_there(tokenizer: Tokenizer, tmp_path: Path) -> Non
 def test_rows_share_a_prompt_whatever_their_responses_begin_with(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """In dialogues too, where the responses alone begin alike; of other messages it is another."""
+    """This holds for dialogues, too, if only the responses begin alike. Other messages differ."""
     rows: list[dict[str, Any]] = [
         {"good": [USER, YO], "bad": [USER, GO]},
         {"good": [USER, GO], "bad": [USER, {**GO, "content": "go on"}]},
@@ -282,10 +282,10 @@ def test_rows_share_a_prompt_whatever_their_responses_begin_with(
         {"good": f"{DIALOGUE} I never", "bad": f"{DIALOGUE} I no"},
     ]
     loaded = load(tokenizer, tmp_path, *rows)
-    found = [pair.prompt for pair in loaded.items]
-    assert len(found) == len(rows) and not loaded.bad_rows
-    assert found[0] == found[1] and found[4] == found[5]
-    assert len({*found[:4]}) == 3 and found[0] != found[5]
+    prompts = [pair.prompt for pair in loaded.items]
+    assert len(prompts) == len(rows) and not loaded.bad_rows
+    assert prompts[0] == prompts[1] and prompts[4] == prompts[5]
+    assert len({*prompts[:4]}) == 3 and prompts[0] != prompts[5]
 
 
 DATA = Path(os.environ.get("PLIMSOLL_DATA", Path(__file__).parents[4] / "shared" / "data"))

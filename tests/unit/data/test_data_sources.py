@@ -46,10 +46,10 @@ def test_lines_that_cannot_be_read_are_bad_rows_in_their_place(tmp_path: Path) -
     file = tmp_path / "a.json"
     deep = b"[" * 100_000
     file.write_bytes(b'{"q": 1}\n{"q": \n{"q": "\xff"}\n[1]\n' + deep + b'\n{"q": 2}\n')
-    found = rows(file)
-    assert [row.line for row in found] == [1, 2, 3, 4, 5, 6]
-    assert [type(row) for row in found] == [Row, BadRow, BadRow, BadRow, BadRow, Row]
-    problems = [row.problem for row in found if isinstance(row, BadRow)]
+    actual = rows(file)
+    assert [row.line for row in actual] == [1, 2, 3, 4, 5, 6]
+    assert [type(row) for row in actual] == [Row, BadRow, BadRow, BadRow, BadRow, Row]
+    problems = [row.problem for row in actual if isinstance(row, BadRow)]
     assert problems[0] == "is not JSON: Expecting value, at character 8"
     assert problems[1] == "is not UTF-8: byte 0xff at offset 7"
     assert problems[2] == "is a JSON list, not an object"
@@ -109,8 +109,8 @@ def test_parquet_text_of_any_type(tmp_path: Path, kind: pa.DataType) -> None:
     coded = pa.array(["x", "y", "x"]).dictionary_encode()
     pq.write_table(pa.table({"q": words, "a": coded}), file)
     named = SourceConfig(path=str(file), prompt="q", response="a")
-    found = [row.values for row in read_rows(named) if isinstance(row, Row)]
-    assert found == [{"q": "one", "a": "x"}, {"q": "two", "a": "y"}, {"q": "one", "a": "x"}]
+    actual = [row.values for row in read_rows(named) if isinstance(row, Row)]
+    assert actual == [{"q": "one", "a": "x"}, {"q": "two", "a": "y"}, {"q": "one", "a": "x"}]
 
 
 def test_a_time_that_python_has_not_is_a_bad_row_where_it_is_read(tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_a_directory_is_its_files_in_order(tmp_path: Path) -> None:
 def test_files_named_after_splits_are_not_mixed(tmp_path: Path) -> None:
     write_lines(tmp_path / "test.jsonl", {"q": "secret"})
     write_lines(tmp_path / "train-00000-of-00001.jsonl", {"q": "known"})
-    found = {split: rows(tmp_path, split) for split in ("train", "test")}
-    assert [row.values for row in found["train"] if isinstance(row, Row)] == [{"q": "known"}]
-    assert [row.values for row in found["test"] if isinstance(row, Row)] == [{"q": "secret"}]
+    actual = {split: rows(tmp_path, split) for split in ("train", "test")}
+    assert [row.values for row in actual["train"] if isinstance(row, Row)] == [{"q": "known"}]
+    assert [row.values for row in actual["test"] if isinstance(row, Row)] == [{"q": "secret"}]
     with pytest.raises(ConfigError, match=r"belongs to the split `dev`; there are test\.jsonl"):
         rows(tmp_path, "dev")
 
@@ -246,7 +246,7 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
 def test_a_hub_that_does_not_answer_is_a_readable_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offline mode of the hub's own client, so that the test never waits for a network."""
+    """The hub's client is in offline mode, so that the test never waits for a network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -257,7 +257,7 @@ def test_a_hub_that_does_not_answer_is_a_readable_error(
 def test_a_hubs_data_set_is_asked_for_by_name_and_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub cannot be here; what its client would be asked for can."""
+    """There is no hub in tests; the test checks what its client is asked for."""
     monkeypatch.chdir(tmp_path)
     asked: list[tuple[tuple[object, ...], dict[str, object]]] = []
 

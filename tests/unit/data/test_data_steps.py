@@ -41,7 +41,7 @@ def load(
     separator: str = "\n",
     columns: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Loaded[LabelledSteps]:
-    """The rows; bad ones are skipped."""
+    """Return the rows; bad ones are skipped."""
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     source = SourceConfig(path=str(file), prompt="q", steps="s", labels="l")
@@ -57,7 +57,7 @@ def load(
 
 
 def scored_texts(tokenizer: Tokenizer, row: LabelledSteps) -> list[str]:
-    """What has been said at each place that a score is read at, that token included."""
+    """Return the text up to each token that a score is read at."""
     places = row.sample.loss_mask.nonzero()[0]
     return [tokenizer.decode(row.sample.tokens[: place + 1]) for place in places]
 
@@ -82,37 +82,37 @@ def test_plain_text_with_a_beginning_and_another_separator(
     base_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     row = ROW | {"l": [0.25, False]}
-    [found] = load(base_tokenizer, tmp_path, row, template="none", separator=" | ").items
+    [loaded] = load(base_tokenizer, tmp_path, row, template="none", separator=" | ").items
     first = "<s>2+3*4?3*4=12"
-    assert scored_texts(base_tokenizer, found) == [first, f"{first} | 2+12=14"]
-    assert found.labels.tolist() == [0.25, 0]
+    assert scored_texts(base_tokenizer, loaded) == [first, f"{first} | 2+12=14"]
+    assert loaded.labels.tolist() == [0.25, 0]
 
 
 def test_a_template_that_strips_turns_finds_its_steps(tokenizer: Tokenizer, tmp_path: Path) -> None:
     row = ROW | {"s": [" 3*4=12 ", "2+12=14\n"]}
-    [found] = load(tokenizer, tmp_path, row, template=STRIPS).items
-    assert scored_texts(tokenizer, found)[-1] == f"{CHAT}3*4=12\n2+12=14"
+    [loaded] = load(tokenizer, tmp_path, row, template=STRIPS).items
+    assert scored_texts(tokenizer, loaded)[-1] == f"{CHAT}3*4=12\n2+12=14"
 
 
 def test_a_prompt_of_several_turns(tokenizer: Tokenizer, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "2+3*4?"}]
     columns = {"prompt": None, "messages": "m"}
-    [found] = load(tokenizer, tmp_path, ROW | {"m": turns}, columns=columns).items
-    assert scored_texts(tokenizer, found)[0] == f"{CHAT}3*4=12"
+    [loaded] = load(tokenizer, tmp_path, ROW | {"m": turns}, columns=columns).items
+    assert scored_texts(tokenizer, loaded)[0] == f"{CHAT}3*4=12"
 
 
 @given(st.lists(st.text("ab1 \n.", min_size=1).filter(str.strip), min_size=2, max_size=5))
 def test_a_step_is_scored_alike_whether_or_not_more_follow(
     tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory, steps: list[str]
 ) -> None:
-    """The first so many steps alone give the first tokens of the whole."""
+    """The first steps alone give the first tokens of the whole."""
     home = tmp_path_factory.mktemp("steps")
     rows = [{"q": "?", "s": steps[:n], "l": [1] * n} for n in (len(steps), len(steps) - 1)]
     for template in (None, "none"):
         whole, part = load(tokenizer, home, *rows, template=template).items
-        own = len(part.sample.tokens)
-        assert whole.sample.tokens[:own].tolist() == part.sample.tokens.tolist()
-        assert whole.sample.loss_mask[:own].tolist() == part.sample.loss_mask.tolist()
+        length = len(part.sample.tokens)
+        assert whole.sample.tokens[:length].tolist() == part.sample.tokens.tolist()
+        assert whole.sample.loss_mask[:length].tolist() == part.sample.loss_mask.tolist()
         assert whole.sample.loss_mask.sum() == len(steps)
 
 
@@ -130,7 +130,7 @@ def test_long_responses_are_refused_or_lose_their_last_steps(
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "told"),
+    ("change", "field", "problem"),
     [
         ({"l": [True]}, "l", "is of length 1, but `s` of length 2"),
         ({"l": [True, "yes"]}, "l[1]", "must be true or false, or a number from 0 to 1"),
@@ -149,13 +149,13 @@ def test_long_responses_are_refused_or_lose_their_last_steps(
     ],
 )
 def test_a_bad_row_is_named(
-    tokenizer: Tokenizer, tmp_path: Path, change: dict[str, Any], field: str, told: str
+    tokenizer: Tokenizer, tmp_path: Path, change: dict[str, Any], field: str, problem: str
 ) -> None:
     loaded = load(tokenizer, tmp_path, ROW, ROW | change)
     [bad] = loaded.bad_rows
     assert len(loaded.items) == 1
     assert (bad.file, bad.line, bad.field) == (str(tmp_path / "rows.jsonl"), 2, field)
-    assert bad.problem.startswith(told)
+    assert bad.problem.startswith(problem)
 
 
 def test_a_template_that_rewrites_the_steps_is_told(tokenizer: Tokenizer, tmp_path: Path) -> None:

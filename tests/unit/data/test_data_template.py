@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from plimsoll.data.pieces import Messages, readable
+from plimsoll.data.pieces import Messages, readable_text
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Bools, TokenIds
@@ -37,7 +37,7 @@ FORGETS = (  # like Qwen3, drops what an earlier turn thought
 
 
 def by_hand(tokenizer: Tokenizer, marked: Marked) -> tuple[list[int], list[bool]]:
-    """Tokens and marks of texts that are each learned or not; every byte is a token here."""
+    """Return tokens and marks of texts that are each learned or not. Every byte is a token."""
     tokens: list[int] = []
     loss_mask: list[bool] = []
     for text, mark in marked:
@@ -48,22 +48,22 @@ def by_hand(tokenizer: Tokenizer, marked: Marked) -> tuple[list[int], list[bool]
 
 
 def conversation(template: Template, turns: list[dict[str, str]]) -> tuple[TokenIds, Bools]:
-    """Tokens and whether each is learned."""
+    """Return the tokens, and whether each is learned."""
     return template.tokenize([template.render_conversation(turns)])[0]
 
 
 def prompt(template: Template, turns: list[dict[str, str]]) -> tuple[TokenIds, str]:
-    """Its tokens, and the text that a person reads."""
-    return template.tokenize([template.render_prompt(turns)])[0][0], readable(turns)
+    """Return its tokens, and the text that a person reads."""
+    return template.tokenize([template.render_prompt(turns)])[0][0], readable_text(turns)
 
 
-def same(found: tuple[TokenIds, Bools], tokenizer: Tokenizer, marked: Marked) -> bool:
-    assert found[0].dtype == np.int32 and found[1].dtype == np.bool_
-    return (found[0].tolist(), found[1].tolist()) == by_hand(tokenizer, marked)
+def same(actual: tuple[TokenIds, Bools], tokenizer: Tokenizer, marked: Marked) -> bool:
+    assert actual[0].dtype == np.int32 and actual[1].dtype == np.bool_
+    return (actual[0].tolist(), actual[1].tolist()) == by_hand(tokenizer, marked)
 
 
 def test_every_assistant_turn_is_learned_with_the_token_that_ends_it(tokenizer: Tokenizer) -> None:
-    found = conversation(make_template(tokenizer, None, None), TURNS)
+    actual = conversation(make_template(tokenizer, None, None), TURNS)
     expected = [
         ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
         ("yo<|im_end|>", True),
@@ -71,11 +71,11 @@ def test_every_assistant_turn_is_learned_with_the_token_that_ends_it(tokenizer: 
         ("no<|im_end|>", True),
         ("\n", False),
     ]
-    assert same(found, tokenizer, expected)
+    assert same(actual, tokenizer, expected)
 
 
 def test_the_byte_tokenizer_itself(tokenizer: Tokenizer) -> None:
-    """The helper above rests on this: one token a byte, special tokens whole."""
+    """The helper above depends on it: one token a byte, special tokens whole."""
     ids = tokenizer("a\n<|im_end|>é")["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids) == ["a", "Ċ", "<|im_end|>", "Ã", "©"]
 
@@ -95,7 +95,7 @@ def test_generation_marks_are_used_and_end_with_the_turn(
     jinja = MARKS.replace("INSIDE", f"{{{{ {inside!r} }}}}").replace(
         "AFTER", f"{{{{ {after!r} }}}}"
     )
-    found = conversation(make_template(tokenizer, jinja, None), TURNS)
+    actual = conversation(make_template(tokenizer, jinja, None), TURNS)
     expected = [
         ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
         (loss_mask, True),
@@ -103,7 +103,7 @@ def test_generation_marks_are_used_and_end_with_the_turn(
         (loss_mask.replace("yo", "no"), True),
         (rest, False),
     ]
-    assert same(found, tokenizer, expected)
+    assert same(actual, tokenizer, expected)
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Tokenizer) -> None:
@@ -157,9 +157,9 @@ def test_the_system_message_is_put_before_conversations_that_have_none(
     tokenizer: Tokenizer,
 ) -> None:
     template = make_template(tokenizer, None, "Be brief.")
-    own = {"role": "system", "content": "Be long."}
+    system_turn = {"role": "system", "content": "Be long."}
     start = "<|im_start|>system\n"
-    for messages, system in ((TURNS[:1], "Be brief."), ([own, *TURNS[:1]], "Be long.")):
+    for messages, system in ((TURNS[:1], "Be brief."), ([system_turn, *TURNS[:1]], "Be long.")):
         text = str(tokenizer.decode(prompt(template, messages)[0]))
         assert text.startswith(f"{start}{system}<|im_end|>") and text.count(start) == 1
     assert prompt(template, TURNS[:1])[1] == "hi"
@@ -188,7 +188,7 @@ def test_a_system_message_that_the_template_leaves_out_is_refused(tokenizer: Tok
     ],
 )
 def test_whatever_a_template_raises_is_a_refusal(tokenizer: Tokenizer, jinja: str) -> None:
-    """The last one writes half of a surrogate pair, which no tokenizer takes."""
+    """The last template writes half of a surrogate pair, which no tokenizer takes."""
     template = make_template(tokenizer, jinja, None)
     with pytest.raises(DataError, match="is refused by the chat template: "):
         template.render_prompt([{"role": "user", "content": "hi", "name": "\ud800"}])
@@ -214,13 +214,13 @@ def test_nothing_to_tokenize_gives_nothing(tokenizer: Tokenizer) -> None:
 
 
 def test_plain_text_joins_contents_and_ends_once(base_tokenizer: Tokenizer) -> None:
-    found = conversation(make_template(base_tokenizer, "none", None), TURNS)
+    actual = conversation(make_template(base_tokenizer, "none", None), TURNS)
     expected = [("<s>hi", False), ("yo", True), ("bye", False), ("no</s>", True)]
-    assert same(found, base_tokenizer, expected)
+    assert same(actual, base_tokenizer, expected)
 
 
 def test_a_prompt_of_several_turns_is_the_same_to_every_job(tokenizer: Tokenizer) -> None:
-    """Sampled from, learned in a conversation, and before an answer of a pair."""
+    """It is sampled from, learned in a conversation, and put before an answer of a pair."""
     template = make_template(tokenizer, "none", None)
     answer: Messages = [{"role": "assistant", "content": "it is 42"}]
     turns: Messages = TURNS[:3]
@@ -239,14 +239,14 @@ def test_a_prompt_of_several_turns_is_the_same_to_every_job(tokenizer: Tokenizer
 
 
 def test_plain_text_stops_after_the_last_assistant_turn(base_tokenizer: Tokenizer) -> None:
-    found = conversation(make_template(base_tokenizer, "none", None), TURNS[:3])
-    assert same(found, base_tokenizer, [("<s>hi", False), ("yo</s>", True)])
+    actual = conversation(make_template(base_tokenizer, "none", None), TURNS[:3])
+    assert same(actual, base_tokenizer, [("<s>hi", False), ("yo</s>", True)])
 
 
 def test_the_first_token_is_never_learned(tokenizer: Tokenizer) -> None:
     """No token begins a text by itself here, and the assistant speaks first."""
-    found = conversation(make_template(tokenizer, "none", None), TURNS[1:2])
-    assert same(found, tokenizer, [("y", False), ("o<|im_end|>", True)])
+    actual = conversation(make_template(tokenizer, "none", None), TURNS[1:2])
+    assert same(actual, tokenizer, [("y", False), ("o<|im_end|>", True)])
 
 
 def test_the_beginning_is_not_doubled(base_tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""What conversations may call: read from a column, described by the chat template."""
+"""The tools that conversations may call: read from a column, described by the chat template."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def rows_of(tmp_path: Path, *rows: Mapping[str, object], **columns: str) -> Data
 
 
 def source(data: DataConfig) -> SourceConfig:
-    """The only one."""
-    [found] = data.train_sources().values()
-    return found
+    """Return the only source."""
+    [actual] = data.train_sources().values()
+    return actual
 
 
 def texts(data: DataConfig, template: Template) -> list[tuple[str, str]]:
-    """Of each SFT sample all that it says, and what is learned of it."""
+    """Return the whole text of each SFT sample, and what is learned of it."""
     read = template.tokenizer.decode
     samples = load_samples(data, source(data), template).items
     return [(str(read(s.tokens)), str(read(s.tokens[s.loss_mask]))) for s in samples]
@@ -62,13 +62,13 @@ def test_the_template_describes_each_rows_own_tools(tokenizer: Tokenizer, tmp_pa
 
 
 def test_columnar_data_fill_tools_with_nulls(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Every tool has the keys of all."""
+    """Every tool has the keys of all tools."""
     file = tmp_path / "rows.parquet"
     tools = [[{"name": "add", "parameters": {"a": "int"}}], [{"name": "neg", "strict": True}]]
     Dataset.from_list([{"messages": TURNS, "tools": each} for each in tools]).to_parquet(file)
     data = DataConfig(train=SourceConfig(path=str(file), messages="messages", tools="tools"))
-    found = texts(data, make_template(tokenizer, WRITES, None))
-    assert [text.partition("\n")[0] for text, _ in found] == [
+    actual = texts(data, make_template(tokenizer, WRITES, None))
+    assert [text.partition("\n")[0] for text, _ in actual] == [
         f"tools: {json.dumps(each)}" for each in tools
     ]
 

@@ -1,5 +1,7 @@
-"""What turns may hold besides: marks of what is learned, calls as turns of their own, a system
-message beside them; and prompts and responses as turns."""
+"""What turns may hold: marks of what is learned, calls as turns, a system message beside them.
+
+Also prompts and responses as turns.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def samples(
 
 
 def shown(tokenizer: Tokenizer, sample: Sample) -> str:
-    """All of a sample's text; what is learned in brackets."""
+    """Return all of a sample's text, with what is learned in brackets."""
     text, within = "", False
     for token, learned in zip(sample.tokens, sample.loss_mask, strict=True):
         if learned != within:
@@ -84,7 +86,7 @@ def bad(tokenizer: Tokenizer, tmp_path: Path, turns: object, **columns: Any) -> 
 def test_a_turn_that_is_marked_is_read_and_not_learned(
     tokenizer: Tokenizer, tmp_path: Path, mark: dict[str, object], template: str | None
 ) -> None:
-    """A mark of another turn says nothing: it is not learned anyway."""
+    """Marks of other turns do not matter: these turns are never learned."""
     likewise = {name: 1 for name, value in mark.items() if value is not None}
     rows = [[{**U, **likewise}, {**FIVE, **mark}, {**NO, **mark}, {**FOUR, **likewise}]]
     rows += [[U, {**FIVE, **likewise}, NO, {**FOUR, **mark}]]
@@ -120,8 +122,8 @@ def test_marks_hold_in_plain_text_and_in_pairs(tokenizer: Tokenizer, tmp_path: P
 def test_marks_that_cannot_be_followed(
     tokenizer: Tokenizer, tmp_path: Path, mark: dict[str, object], field: str, problem: str
 ) -> None:
-    found = bad(tokenizer, tmp_path, [U, {**FOUR, **mark}])
-    assert found[0] == field and found[1].startswith(problem), found
+    refusal = bad(tokenizer, tmp_path, [U, {**FOUR, **mark}])
+    assert refusal[0] == field and refusal[1].startswith(problem), refusal
 
 
 def test_a_mark_beside_all_tokens_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -189,13 +191,13 @@ def test_a_call_that_cannot_be_read(
 
 
 def test_a_system_message_beside_turns_is_theirs(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """ShareGPT's form, in JSON and in columns; in every column of turns."""
-    own = {"role": "system", "content": "Be brief."}
+    """ShareGPT's form, in JSON and in columns, in every column of turns."""
+    system_turn = {"role": "system", "content": "Be brief."}
     rows = [
         {"turns": [U, FOUR], "asked": [U], "good": [U, FOUR], "bad": [U, FIVE], "system": text}
         for text in ("Be brief.", " \n")
     ]
-    rows += [{**rows[0], "turns": [own, U, FOUR]}]
+    rows += [{**rows[0], "turns": [system_turn, U, FOUR]}]
     template, read = make_template(tokenizer, None, None), tokenizer.decode
     begin = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user"
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
@@ -209,7 +211,7 @@ def test_a_system_message_beside_turns_is_theirs(tokenizer: Tokenizer, tmp_path:
         source = SourceConfig(path=file, prompt="asked")
         prompts = load_prompts(DataConfig(train=source), source, template).items
         assert read(prompts[0].tokens).startswith(begin)
-        assert prompts[0].messages[0] == own
+        assert prompts[0].messages[0] == system_turn
 
 
 def test_two_system_messages_are_a_bad_row(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -233,7 +235,7 @@ def chat(*turns: dict[str, Any]) -> str:
 def test_prompts_and_responses_as_turns(
     tokenizer: Tokenizer, tmp_path: Path, template: str | None
 ) -> None:
-    """TRL's conversational forms: what the prompt's assistant says is not learned."""
+    """TRL's conversational forms. The prompt's assistant turns are not learned."""
     prompt = [S, U, FIVE, NO]
     row = {"prompt": prompt, "chosen": [FOUR], "rejected": "Six.", "completion": [FOUR, U, FIVE]}
     begin, made = chat(*prompt), make_template(tokenizer, template, None)
@@ -254,9 +256,9 @@ def test_prompts_and_responses_as_turns(
 
 def test_prompts_of_turns_are_the_same_by_either_name(tokenizer: Tokenizer, tmp_path: Path) -> None:
     row, template = {"asked": [S, U]}, make_template(tokenizer, None, None)
-    found = []
+    answers = []
     for setting in ("prompt", "messages"):
         source = source_of(tmp_path, row, **{setting: "asked"})
         [prompt] = load_prompts(DataConfig(train=source), source, template).items
-        found.append((prompt.tokens.tolist(), prompt.text, prompt.messages))
-    assert found[0] == found[1] and found[0][1] == "system: Add.\n\nuser: 2+2?"
+        answers.append((prompt.tokens.tolist(), prompt.text, prompt.messages))
+    assert answers[0] == answers[1] and answers[0][1] == "system: Add.\n\nuser: 2+2?"

@@ -1,5 +1,7 @@
-"""What a chat template leaves out of a row is told, with the turn and the key; and nothing else is,
-over the templates of common families."""
+"""Text that a chat template leaves out is refused, with the turn and the key, and no other text.
+
+The templates are those of common families.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_prompts, load_responses, load_samples, load_steps
 from plimsoll.data.loading import Stripped
-from plimsoll.data.pieces import Messages, unlearned
+from plimsoll.data.pieces import Messages, mark_unlearned
 from plimsoll.data.template import make_template
 from plimsoll.data.written import check_written
 from plimsoll.errors import DataError
@@ -37,16 +39,16 @@ FORGETS = (  # like Qwen3, drops what an earlier turn thought
 )
 
 
-def called(family: Family, said: str) -> list[dict[str, Any]]:
+def called(family: Family, content: str) -> list[dict[str, Any]]:
     arguments = '{"a": 1}' if family.argument_text else {"a": 1}
     function = {"name": "add", "arguments": arguments}
     calls = [{"type": "function", "id": "call00000", "function": function}]
     answer = {"role": "tool", "content": 'line "1"\n8', "name": "add", "tool_call_id": "call00000"}
-    return [{"role": "assistant", "content": said, "tool_calls": calls}, answer]
+    return [{"role": "assistant", "content": content, "tool_calls": calls}, answer]
 
 
 def left_out(family: Family, turns: Messages) -> str | bool:
-    """What is told of a conversation rendered by the family's template."""
+    """Return what is left out of a conversation rendered with the family's template."""
     [piece] = family.template.render_whole(turns)
     try:
         return check_written(turns, piece.text)
@@ -56,7 +58,7 @@ def left_out(family: Family, turns: Messages) -> str | bool:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_nothing_is_told_where_a_template_writes_all(family: Family) -> None:
-    """However it trims and quotes."""
+    """Trimming and quoting do not matter."""
     conversations = [[USER, SAID], [USER, SAID, USER, SAID]]
     conversations += [[USER, *called(family, ""), SAID]] if family.calls else []
     conversations += [[SYSTEM, USER]] if family.system else []
@@ -74,23 +76,27 @@ def test_reasoning_that_is_left_out_is_told_unless_it_is_not_learned(family: Fam
             "has a turn 2 (assistant) with reasoning in its `content` that the chat template leaves"
             " out: 'Hm.'. Set `data.chat_template`"
         )
-        assert left_out(family, [*unlearned(turns[:2]), *turns[2:]]) is True
+        assert left_out(family, [*mark_unlearned(turns[:2]), *turns[2:]]) is True
     else:
         assert left_out(family, turns) is False
     kept = family.name in ("qwen3", "glm-4.5")  # of the last turn
     assert (left_out(family, [USER, REASONED]) is False) == kept
-    assert left_out(family, [*unlearned([USER, REASONED]), USER, SAID]) is True
+    assert left_out(family, [*mark_unlearned([USER, REASONED]), USER, SAID]) is True
 
 
 def test_what_real_templates_drop_is_told_with_the_turn() -> None:
     """Llama 3.1 writes no text beside a call; Mistral a system message only before a question."""
     known = {family.name: family for family in FAMILIES}
     turns = [USER, *called(known["llama3.1"], "Let me see."), SAID]
-    found = str(left_out(known["llama3.1"], turns))
-    assert found.startswith("has a turn 2 (assistant) with text in its `content` that the chat tem")
-    assert "'Let me see.'" in found
-    found = str(left_out(known["mistral-v0.3"], [SYSTEM, USER, SAID]))
-    assert found.startswith("has a turn 1 (system) with text in its `content` that the chat templa")
+    message = str(left_out(known["llama3.1"], turns))
+    assert message.startswith(
+        "has a turn 2 (assistant) with text in its `content` that the chat tem"
+    )
+    assert "'Let me see.'" in message
+    message = str(left_out(known["mistral-v0.3"], [SYSTEM, USER, SAID]))
+    assert message.startswith(
+        "has a turn 1 (system) with text in its `content` that the chat templa"
+    )
 
 
 @given(st.lists(st.sampled_from(["4", "44", "4 4", "four"]), min_size=1, max_size=6), st.data())
@@ -140,7 +146,7 @@ def test_every_job_tells_it(
 def test_a_system_message_of_the_settings_that_is_left_out_is_told(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """A template that writes it before a question alone passes the check of the settings."""
+    """A template that writes it only before a question passes the check of the settings."""
     jinja = (
         "{% for m in messages if m.role != 'system' %}{% if loop.last and m.role == 'user' %}"
         "{{ messages[0].content }}{% endif %}{{ m.content }}<|im_end|>{% endfor %}"

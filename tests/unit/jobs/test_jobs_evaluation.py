@@ -1,5 +1,7 @@
-"""What evaluations report: the names that `run.best.metric` is checked against, loss by loss, and
-the numbers that are of whole responses or solutions."""
+"""What evaluations report: the names that `run.best.metric` may have, for each loss.
+
+Also the numbers of whole responses and solutions.
+"""
 
 from __future__ import annotations
 
@@ -59,24 +61,24 @@ def names_of(package: ModuleType) -> list[str]:
 
 
 def config_of(job: str, loss: str | None = None) -> Any:
-    own = {} if loss is None else {"algorithm": {"loss": {"name": loss}}}
-    return JOBS[job].config.model_validate(BASE | own)
+    algorithm = {} if loss is None else {"algorithm": {"loss": {"name": loss}}}
+    return JOBS[job].config.model_validate(BASE | algorithm)
 
 
 def pair(prompt: int) -> Pair:
-    """Whose scores are given beside it."""
+    """Return a pair; the test gives its scores apart."""
     sample = Sample(np.arange(2), np.arange(2) > 0)
     return Pair(sample, sample, prompt=prompt)
 
 
 def responses(desirable: Bools, prompts: Sequence[int]) -> list[LabelledResponse]:
-    """Whose log-ratios are given beside them."""
+    """Return labelled responses; the test gives their log-ratios apart."""
     sample = Sample(np.arange(2), np.arange(2) > 0)
     rows = zip(desirable.tolist(), prompts, strict=True)
     return [LabelledResponse(sample, label, prompt=prompt) for label, prompt in rows]
 
 
-def told(metrics: dict[str, float]) -> set[str]:
+def written_names(metrics: dict[str, float]) -> set[str]:
     return {f"eval/{name}" for name in metrics}
 
 
@@ -85,31 +87,31 @@ def test_every_preference_loss_reports_the_names(name: str) -> None:
     config: DpoConfig = config_of("dpo", name)
     loss = preference_loss(config.algorithm.loss)
     reference = FOUR - 1 if loss.needs_reference else None
-    found = pair_metrics(config, loss, [pair(1), pair(2)], FOUR, reference)
-    assert told(found) == set(spec_of(config).evaluation.written)
+    metrics = pair_metrics(config, loss, [pair(1), pair(2)], FOUR, reference)
+    assert written_names(metrics) == set(spec_of(config).evaluation.written)
 
 
 @pytest.mark.parametrize("name", names_of(reward_losses))
 def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
     config: RmConfig = config_of("rm", name)
     picture = tmp_path / "out" / "calibration.svg"
-    found = score_metrics(config, FOUR, [pair(1), pair(2)], picture)
-    assert told(found) == set(spec_of(config).evaluation.written)
+    metrics = score_metrics(config, FOUR, [pair(1), pair(2)], picture)
+    assert written_names(metrics) == set(spec_of(config).evaluation.written)
     assert picture.is_file()
 
 
 @pytest.mark.parametrize("name", names_of(feedback_losses))
 def test_every_feedback_loss_reports_the_names(name: str) -> None:
     config: KtoConfig = config_of("kto", name)
-    found = response_metrics(config, responses(LABELS, range(4)), FOUR, 0.0)
-    assert told(found) == set(spec_of(config).evaluation.written)
+    metrics = response_metrics(config, responses(LABELS, range(4)), FOUR, 0.0)
+    assert written_names(metrics) == set(spec_of(config).evaluation.written)
 
 
 def test_the_accuracy_of_responses_is_over_all_pairings_of_the_two_labels() -> None:
-    """Rewards -1 and -3 of desirable, -2 and -2.5 of undesirable ones: two of four pairings."""
-    found = response_metrics(config_of("kto"), responses(LABELS, range(4)), FOUR, 0.0)
-    assert found["accuracy"] == 0.5
-    assert (found["accuracy_low"], found["accuracy_high"]) == separation_interval(0.5, 2, 2)
+    """Rewards are -1, -3 (desirable) and -2, -2.5 (undesirable): two of four pairings are right."""
+    metrics = response_metrics(config_of("kto"), responses(LABELS, range(4)), FOUR, 0.0)
+    assert metrics["accuracy"] == 0.5
+    assert (metrics["accuracy_low"], metrics["accuracy_high"]) == separation_interval(0.5, 2, 2)
     desirable = responses(np.ones(4, dtype=np.bool_), range(4))
     alone = response_metrics(config_of("kto"), desirable, FOUR, 0.0)
     assert not any(name.startswith("accuracy") for name in alone)
@@ -126,19 +128,22 @@ def scores(*values: float) -> Floats:
 
 
 def test_a_solution_is_right_where_all_of_its_steps_are(tmp_path: Path) -> None:
-    """Right and taken so; wrong at its second step and taken so at its first; right but doubted
-    once; wrong but not doubted, its label of 0.4 being no right one; wrong in all."""
+    """Five solutions, of which three are judged as they are.
+
+    Right, judged right; wrong at its second step, judged wrong at its first; right, doubted once;
+    wrong, not doubted (a label of 0.4 is not right); wrong in all steps, judged wrong.
+    """
     labels: list[tuple[float, ...]] = [(1, 0.6), (1, 0), (1, 1, 1), (0.4,), (0, 0)]
-    rows = [solution(*own, prompt=i) for i, own in enumerate(labels)]
-    given = [scores(2, 1), scores(-1, 3), scores(1, -2, 1), scores(0.5), scores(-1, -1)]
+    rows = [solution(*steps, prompt=i) for i, steps in enumerate(labels)]
+    answers = [scores(2, 1), scores(-1, 3), scores(1, -2, 1), scores(0.5), scores(-1, -1)]
     config: PrmConfig = config_of("prm")
-    found = process_metrics(given, rows, tmp_path / "calibration.svg")
-    assert told(found) == set(spec_of(config).evaluation.written)
-    assert found["solution_accuracy"] == pytest.approx(3 / 5)
+    metrics = process_metrics(answers, rows, tmp_path / "calibration.svg")
+    assert written_names(metrics) == set(spec_of(config).evaluation.written)
+    assert metrics["solution_accuracy"] == pytest.approx(3 / 5)
     low, high = wilson_interval(3 / 5, 5)
-    assert (found["solution_accuracy_low"], found["solution_accuracy_high"]) == (low, high)
-    assert found["right_solutions"] == pytest.approx(2 / 5)
-    assert found["accuracy"] == pytest.approx((2 + 0 + 2 + 0 + 2) / 10)
+    assert (metrics["solution_accuracy_low"], metrics["solution_accuracy_high"]) == (low, high)
+    assert metrics["right_solutions"] == pytest.approx(2 / 5)
+    assert metrics["accuracy"] == pytest.approx((2 + 0 + 2 + 0 + 2) / 10)
 
 
 BY_PROMPT = [*range(8), *range(8)]
@@ -152,7 +157,7 @@ def interval_of(metrics: dict[str, float], name: str) -> tuple[float, float]:
 
 
 def test_the_accuracys_interval_is_over_prompts_in_every_job(tmp_path: Path) -> None:
-    """Both rows of a prompt are right, or both wrong: sixteen rows are no more than eight."""
+    """Both rows of a prompt are right, or both wrong: sixteen rows count as eight."""
     expected = share_interval((HARD + 1) / 2, BY_PROMPT)
     assert expected[1] - expected[0] > 1.3 * np.diff(wilson_interval(0.5, 16))
     logprobs = np.stack([HARD, np.zeros(16)], 1).ravel().astype(np.float32)
@@ -168,7 +173,7 @@ def test_the_accuracys_interval_is_over_prompts_in_every_job(tmp_path: Path) -> 
 
 
 def test_the_interval_of_responses_is_over_prompts() -> None:
-    """Each response twice, as two of one prompt: no more than once."""
+    """Each response twice, as two of one prompt, counts once."""
     rewards = np.array([3, 1, 2, 0, 1.5, 0.5], dtype=np.float32)
     labels = np.array([True, False, True, False, False, True])
     kto = config_of("kto")
@@ -183,17 +188,19 @@ def test_the_interval_of_responses_is_over_prompts() -> None:
 def answer(prompt: int, sample: int, **rewards: float) -> Trajectory:
     nothing = np.zeros(0, dtype=np.float32)
     parts = tuple(RewardPart(name, value) for name, value in rewards.items())
-    asked = Prompt(10 * prompt + sample, np.array([1, prompt]), "?")
-    return single_turn(asked, 0, np.zeros(0, np.int64), nothing, "", "stop", 0, parts)
+    held_out = Prompt(10 * prompt + sample, np.array([1, prompt]), "?")
+    return single_turn(held_out, 0, np.zeros(0, np.int64), nothing, "", "stop", 0, parts)
 
 
 def test_rewards_have_intervals_over_prompts_whatever_they_are() -> None:
-    """Held-out prompts that come twice: rows of their own, with the same tokens."""
-    given = [(p, s, float(p % 2), float(p + s)) for p in range(8) for s in range(2)]
-    found = mean_rewards([answer(p, s, right=right, long=length) for p, s, right, length in given])
-    prompts = [p for p, *_ in given]
-    assert found["right"] == 0.5
-    assert interval_of(found, "right") == share_interval([x[2] for x in given], prompts)
-    assert interval_of(found, "long") == mean_interval([x[3] for x in given], prompts)
-    total = mean_interval([x[2] + x[3] for x in given], prompts)
-    assert interval_of(found, "reward") == total
+    """Held-out prompts come twice, as rows with the same tokens."""
+    answers = [(p, s, float(p % 2), float(p + s)) for p in range(8) for s in range(2)]
+    metrics = mean_rewards(
+        [answer(p, s, right=right, long=length) for p, s, right, length in answers]
+    )
+    prompts = [p for p, *_ in answers]
+    assert metrics["right"] == 0.5
+    assert interval_of(metrics, "right") == share_interval([x[2] for x in answers], prompts)
+    assert interval_of(metrics, "long") == mean_interval([x[3] for x in answers], prompts)
+    total = mean_interval([x[2] + x[3] for x in answers], prompts)
+    assert interval_of(metrics, "reward") == total

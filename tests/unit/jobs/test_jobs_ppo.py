@@ -1,4 +1,4 @@
-"""What PPO begins and goes on with: the KL coefficient, and the actor's learning rate."""
+"""What PPO begins with, new or resumed: the KL coefficient, and the actor's learning rate."""
 
 from __future__ import annotations
 

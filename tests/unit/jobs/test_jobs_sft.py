@@ -1,4 +1,4 @@
-"""The seeds of NEFTune's noise: one for each sequence of each step, wherever it is computed."""
+"""The seeds of NEFTune's noise: one for each sequence of each step, in any pack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import RunConfig
 from plimsoll.data.packing import pack
 from plimsoll.jobs.sft import SftAlgorithm, SftConfig
-from plimsoll.jobs.sft_loop import noise
+from plimsoll.jobs.sft_loop import embedding_noise
 from plimsoll.records import Sample
 
 SAMPLES = [
@@ -28,16 +28,16 @@ def config(alpha: float | None = 5.0, seed: int = 0) -> SftConfig:
 
 
 def seeds(settings: SftConfig, step: int, ranks: int, budget: int) -> dict[int, tuple[int, int]]:
-    """The length and seed of each sample, by its place in the batch."""
-    found: dict[int, tuple[int, int]] = {}
-    for own in pack(SAMPLES, ranks, budget):
-        for packed in own:
-            drawn = noise(settings, step, packed)
-            assert drawn is not None and drawn.alpha == 5.0
-            pairs = zip(drawn.lengths_S, drawn.seeds_S, strict=True)
-            found |= dict(zip(packed.samples_S.tolist(), pairs, strict=True))
-    found.pop(-1, None)
-    return found
+    """Return the length and seed of each sample, by its place in the batch."""
+    by_place: dict[int, tuple[int, int]] = {}
+    for rank_packs in pack(SAMPLES, ranks, budget):
+        for packed in rank_packs:
+            noise = embedding_noise(settings, step, packed)
+            assert noise is not None and noise.alpha == 5.0
+            pairs = zip(noise.lengths_S, noise.seeds_S, strict=True)
+            by_place |= dict(zip(packed.samples_S.tolist(), pairs, strict=True))
+    by_place.pop(-1, None)
+    return by_place
 
 
 def test_packs_and_ranks_change_no_seed() -> None:
@@ -60,4 +60,4 @@ def test_sequences_steps_and_runs_have_seeds_of_their_own() -> None:
 
 def test_no_noise_unless_asked_for() -> None:
     [[packed]] = pack(SAMPLES, 1, 1000)
-    assert noise(config(alpha=None), 1, packed) is None
+    assert embedding_noise(config(alpha=None), 1, packed) is None

@@ -23,7 +23,7 @@ READ = "print(torch._C._accelerator_getAllocatorSettings())"
 
 
 def run(script: str, **environment: str) -> str:
-    """What a process prints that begins with these variables of the allocator, and no others."""
+    """Return what a process prints that begins with these allocator variables, and no others."""
     others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     words = [sys.executable, "-c", f"import torch\n{script}"]
     done = subprocess.run(
@@ -96,7 +96,7 @@ def test_pytorch_takes_what_is_changed_and_what_stays() -> None:
 def test_a_ranks_segments_grow_until_that_is_switched_off(
     own: Mapping[str, str], kinds: str
 ) -> None:
-    """Or not at all, where the user has settings."""
+    """If the user has settings, they never grow."""
     script = """
 from plimsoll.engine.process_group import Place, free_port, join
 from plimsoll.engine.allocator import expand_segments

@@ -13,8 +13,8 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd {}\nCPU implementer\t: 0x41\n"
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The file that stands in for /proc/cpuinfo."""
+def cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return the file that replaces /proc/cpuinfo."""
     file = tmp_path / "cpuinfo"
     monkeypatch.setattr(cpu, "Path", lambda _: file)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
@@ -40,12 +40,12 @@ def _forget() -> object:
         ("", False),
     ],
 )
-def test_a_cpu_by_its_flags(said: Path, text: str, multiplies: bool) -> None:
-    said.write_text(text)
+def test_a_cpu_by_its_flags(cpuinfo: Path, text: str, multiplies: bool) -> None:
+    cpuinfo.write_text(text)
     assert cpu.multiplies_bfloat16() is multiplies
 
 
-def test_a_system_that_lists_no_flags(said: Path) -> None:
+def test_a_system_that_lists_no_flags(cpuinfo: Path) -> None:
     assert not cpu.multiplies_bfloat16()
 
 
@@ -60,8 +60,8 @@ def test_a_system_that_lists_no_flags(said: Path) -> None:
     ],
 )
 def test_what_one_dnn_may_not_use_does_not_count(
-    said: Path, monkeypatch: pytest.MonkeyPatch, limit: str, multiplies: bool
+    cpuinfo: Path, monkeypatch: pytest.MonkeyPatch, limit: str, multiplies: bool
 ) -> None:
-    said.write_text(X86.format("avx512_bf16 amx_bf16"))
+    cpuinfo.write_text(X86.format("avx512_bf16 amx_bf16"))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     assert cpu.multiplies_bfloat16() is multiplies

@@ -1,4 +1,4 @@
-"""Processes that are asked where their threads are, and processes that are ended."""
+"""Processes that are asked for their threads' stacks, and processes that are killed."""
 
 from __future__ import annotations
 

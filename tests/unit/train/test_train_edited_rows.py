@@ -1,4 +1,4 @@
-"""Fingerprints of rows: everything that is learned from counts, and so does the order."""
+"""Fingerprints of rows: everything that is learned from changes them, and so does the order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
 from plimsoll.run.state import RunState, SourceState
-from plimsoll.train.resuming import changed_counts, fingerprint, sources_of
+from plimsoll.train.resuming import fingerprint, row_count_changes, sources_of
 
 
 def sample(*tokens: int, loss_mask: int = 1) -> Sample:
@@ -41,9 +41,9 @@ DIFFERENT: dict[str, list[list[Row | Prompt]]] = {
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_is_learned_from_decides_the_fingerprint(name: str) -> None:
-    found = [fingerprint(items) for items in DIFFERENT[name]]
-    assert len(set(found)) == len(found)
-    assert found == [fingerprint(list(items)) for items in DIFFERENT[name]]
+    prints = [fingerprint(items) for items in DIFFERENT[name]]
+    assert len(set(prints)) == len(prints)
+    assert prints == [fingerprint(list(items)) for items in DIFFERENT[name]]
 
 
 def state(data_rows: int, sources: dict[str, SourceState] | None) -> RunState:
@@ -51,7 +51,7 @@ def state(data_rows: int, sources: dict[str, SourceState] | None) -> RunState:
 
 
 def test_counts_that_changed_are_told_by_source() -> None:
-    """The numbers of all rows together may be the same."""
+    """The number of all rows together may be the same."""
     before = {
         "data.train.sums": SourceState("a", 16, "b"),
         "data.train.pages": SourceState("a", 1, "c"),
@@ -64,15 +64,15 @@ def test_counts_that_changed_are_told_by_source() -> None:
         "data.eval": SourceState("a", 5, "f"),
     }
     order = "and some of this epoch may come twice or not at all"
-    assert list(changed_counts(state(17, before), 17, now)) == [
+    assert list(row_count_changes(state(17, before), 17, now)) == [
         "data.train.sums had 16 usable rows, and has 15 now: the order from here on is that of "
         f"15 rows, {order}",
         "data.train.pages had 1 usable row, and has 2 now: the order from here on is that of "
         f"2 rows, {order}",
         "data.eval had 4 usable rows, and has 5 now: evaluations are of other rows than before",
     ]
-    assert list(changed_counts(state(17, before), 17, before)) == []
-    [old] = changed_counts(state(2, None), 1, now)
+    assert list(row_count_changes(state(17, before), 17, before)) == []
+    [old] = row_count_changes(state(2, None), 1, now)
     assert old == (
         "data.train had 2 usable rows, and has 1 now: the order from here on is that of 1 row, "
         f"{order}"
@@ -80,19 +80,19 @@ def test_counts_that_changed_are_told_by_source() -> None:
 
 
 def test_settings_at_their_defaults_are_no_part_of_what_a_checkpoint_says_was_asked_for() -> None:
-    """So a key that is added later changes nothing of it."""
+    """So a key that is added later does not change the checkpoint's hash."""
     source = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
     config = {
         "run": {"directory": "run", "steps": 2},
         "data": {"train": source, "max_tokens": 8, "shuffle": False},
         "actor": {"model": {"path": "model"}},
     }
-    found = sources_of(spec_of(SftConfig.model_validate(config)), {"data.train": [ONE]})
-    asked = {
+    sources = sources_of(spec_of(SftConfig.model_validate(config)), {"data.train": [ONE]})
+    settings = {
         "source": source,
         "data": {"max_tokens": 8},
         "model": ["model", False],
         "learned": "assistant",
     }
-    content = xxhash.xxh3_64_hexdigest(json.dumps(asked, sort_keys=True).encode())
-    assert found == {"data.train": SourceState(content, 1, fingerprint([ONE]))}
+    content = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
+    assert sources == {"data.train": SourceState(content, 1, fingerprint([ONE]))}

@@ -1,4 +1,4 @@
-"""`run.epochs`: how long a run is, where its rows say so."""
+"""`run.epochs`: the length of a run, given by its rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(7)]
 
 
 def spec(**settings: Any) -> RunSpec[SftConfig]:
-    """Of 3 rows a step."""
+    """Return a run with 3 rows a step."""
     sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
     run = {"directory": "run", "tensorboard": False, **settings.pop("run")}
     config = {
@@ -36,9 +36,9 @@ def spec(**settings: Any) -> RunSpec[SftConfig]:
     return spec_of(SftConfig.model_validate(config))
 
 
-def read(model_home: Path, found: RunSpec[SftConfig]) -> Session:
+def read(model_home: Path, run: RunSpec[SftConfig]) -> Session:
     (model_home / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
-    with open_session(found, Planned()) as session:
+    with open_session(run, Planned()) as session:
         return session.with_rows(len(load_data(session, load_samples).train))
 
 
@@ -46,23 +46,23 @@ def read(model_home: Path, found: RunSpec[SftConfig]) -> Session:
 def test_epochs_are_steps_once_the_rows_are_read(
     model_home: Path, epochs: float, steps: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """7 rows, 3 a step: the last step goes into the next epoch where rows are left over."""
-    found = spec(run={"epochs": epochs})
-    check_agreement(found)
-    assert found.known_steps is None
-    session = read(model_home, found)
+    """7 rows, 3 a step: if rows are left over, the last step goes into the next epoch."""
+    run = spec(run={"epochs": epochs})
+    check_agreement(run)
+    assert run.known_steps is None
+    session = read(model_home, run)
     assert session.spec.steps == steps
-    assert session.due(5, steps) and not session.due(5, 1)
+    assert session.is_due(5, steps) and not session.is_due(5, 1)
     assert f"run.epochs: {epochs:g} of 7 rows: {steps} steps" in capsys.readouterr().out
 
 
 def test_what_does_not_go_with_the_steps_is_refused_before_anything_is_loaded(
     model_home: Path,
 ) -> None:
-    found = spec(run={"epochs": 1}, optimizer={"warmup_steps": 4})
-    check_agreement(found)  # not known yet
+    run = spec(run={"epochs": 1}, optimizer={"warmup_steps": 4})
+    check_agreement(run)  # the number of steps is not known yet
     with pytest.raises(ConfigError, match="The actor takes 3 optimizer steps, so the peak would"):
-        read(model_home, found)
+        read(model_home, run)
 
 
 def test_the_length_of_a_run_is_given_one_way() -> None:

@@ -1,4 +1,4 @@
-"""GSM8K and MATH-500 as sets of a config: read as they are, with references that a rule takes."""
+"""GSM8K and MATH-500 as sets of a config: read as published, with references that a rule takes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def config(**sets: dict[str, Any]) -> RlConfig:
-    """The problems of school to learn from; both to evaluate on, the harder one by votes."""
+    """Return a run that learns from GSM8K and evaluates on both sets, on MATH-500 by votes."""
     grade: dict[str, Any] = {
         "path": str(DATA / "gsm8k"),
         "prompt": "question",
@@ -42,7 +42,7 @@ def config(**sets: dict[str, Any]) -> RlConfig:
     }
     math |= {"responses": 8, "sampling": {"temperature": 0.6}, "limit": 20}
     held_out = {"grade": {**grade, "split": "test"}, "math": math}
-    changed = {name: own | sets.get(name, {}) for name, own in held_out.items()}
+    changed = {name: keys | sets.get(name, {}) for name, keys in held_out.items()}
     best = {"metric": "eval/math/maj@8", "goal": "highest"}
     return RlConfig.model_validate(
         {
@@ -58,21 +58,21 @@ def config(**sets: dict[str, Any]) -> RlConfig:
     )
 
 
-def loaded(found: RlConfig) -> RlData:
-    spec = spec_of(found)
+def loaded(config: RlConfig) -> RlData:
+    spec = spec_of(config)
     check_agreement(spec)
-    with open_rewards(found.rewards) as scorer, open_session(spec, Planned()) as session:
+    with open_rewards(config.rewards) as scorer, open_session(spec, Planned()) as session:
         return load_prompt_data(session, spec, scorer.check_reference)
 
 
 @pytest.mark.usefixtures("model_home")
 def test_they_load_by_config_alone() -> None:
     data = loaded(config())
-    assert {key: len(own) for key, own in data.held_out.items()} == {
+    assert {key: len(rows) for key, rows in data.held_out.items()} == {
         "data.eval.grade": 20,
         "data.eval.math": 20,
     }
-    grade, math = (own[0] for own in data.held_out.values())
+    grade, math = (rows[0] for rows in data.held_out.values())
     assert (grade.source, math.source) == ("grade", "math")
     assert grade.reference is not None and grade.reference.endswith("#### 18")
     assert math.reference == r"\left( 3, \frac{\pi}{2} \right)"

@@ -1,4 +1,4 @@
-"""The commands that a run ends with are ones that the command line takes."""
+"""The commands that a run prints at its end are valid command lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of each process against the nodes and cards that a run has got; sizes are made up."""
+"""The plan of each process is compared with the nodes and cards of the run; sizes are made up."""
 
 from __future__ import annotations
 

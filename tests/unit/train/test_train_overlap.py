@@ -1,4 +1,4 @@
-"""Held-out rows that are learned from too, with real files and a real session of each job."""
+"""Held-out rows that are learned from, too, with real files and a real session of each job."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ JOBS: dict[str, tuple[type[JobConfig], LoadRows[Any] | None, dict[str, Any], dic
 
 @pytest.fixture(autouse=True)
 def home(model_home: Path) -> Path:
-    """Rows to learn from in two files, of which held-out ones are none, some or all."""
+    """Write rows to learn from in two files, which share none, some or all of the held-out ones."""
     write("first", [row | {"good": True} for row in ROWS[:3]])
     write("second", [row | {"good": True} for row in ROWS[3:6]])
     write("other", [row | {"good": True} for row in ROWS[6:]])
@@ -61,10 +61,10 @@ def write(name: str, rows: list[dict[str, Any]]) -> None:
     Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def told(
+def overlap_lines(
     capsys: pytest.CaptureFixture[str], job: str, held_out: str, **columns: str | None
 ) -> list[str]:
-    """What a job says of a held-out file, beginning with its name and without the way out."""
+    """Return a job's warnings on a held-out file, without their names and remedies."""
     kind, load, named, rest = JOBS[job]
     sources = {name: {"path": f"{name}.jsonl", **named} for name in ("first", "second")}
     config = kind.model_validate(
@@ -94,33 +94,33 @@ def told(
 def test_held_out_rows_that_are_learned_from_are_counted(
     job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each of them, also where one is there twice; whatever else the row says."""
+    """Rows that come twice count twice. Other columns do not matter."""
     rows = "prompts" if job == "ppo" else "rows"
-    [line] = told(capsys, job, "some")
+    [line] = overlap_lines(capsys, job, "some")
     assert line == (
         f"data.eval (some.jsonl) shares 2 of its 4 {rows} with data.train.first (first.jsonl)"
     )
-    assert told(capsys, job, "other") == []
-    [line] = told(capsys, job, "second")
+    assert overlap_lines(capsys, job, "other") == []
+    [line] = overlap_lines(capsys, job, "second")
     assert line.endswith(f" shares 3 of its 3 {rows} with data.train.second (second.jsonl)")
 
 
 def test_a_pair_with_its_responses_the_other_way_round_is_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert len(told(capsys, "dpo", "some", chosen="b", rejected="a")) == 1
+    assert len(overlap_lines(capsys, "dpo", "some", chosen="b", rejected="a")) == 1
 
 
 def test_another_answer_to_the_same_prompt_is_another_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert told(capsys, "sft", "some", response="b") == []
+    assert overlap_lines(capsys, "sft", "some", response="b") == []
 
 
 def test_pairs_held_out_of_labelled_responses_are_looked_into(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each pair is two responses, of which the better ones are those to learn from."""
+    """Each pair is two responses; the better ones are those to learn from."""
     pairs = {"response": None, "label": None, "chosen": "a", "rejected": "b"}
-    [line] = told(capsys, "kto", "some", **pairs)
+    [line] = overlap_lines(capsys, "kto", "some", **pairs)
     assert " shares 2 of its 8 rows with " in line

@@ -1,4 +1,4 @@
-"""What is said of a run that goes on with other settings, and of the disk that it has already."""
+"""Messages of a run that resumes with other settings, and on the disk space that it has already."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ actor:
 
 
 def sft(*flags: str) -> SftConfig:
-    """What it says to this version, with flags over it."""
+    """Return the config as this version reads it, with flags."""
     return validate(SftConfig, apply_flags(read_tree(OLD, "config.yaml"), parse_flags(flags)))
 
 
@@ -50,12 +50,12 @@ def test_changed_settings_are_told_by_their_keys() -> None:
 
 def test_keys_that_an_older_version_did_not_know_are_told_where_they_are_set() -> None:
     assert changed_settings(OLD, sft()) == []
-    found = changed_settings(OLD, sft("--batch.sequences=4", "--actor.optimizer.beta1=0.9"))
-    assert found == ["batch.sequences: not given -> 4"]  # 0.9 is beta1's default
+    changes = changed_settings(OLD, sft("--batch.sequences=4", "--actor.optimizer.beta1=0.9"))
+    assert changes == ["batch.sequences: not given -> 4"]  # 0.9 is beta1's default
 
 
 def test_a_new_section_of_defaults_is_told() -> None:
-    """Whether the older version knew it, as `data.eval`, or not, as `run.best`."""
+    """The older version may know the section (`data.eval`) or not (`run.best`)."""
     held_out = changed_settings(OLD, sft("--data.eval={path: c.jsonl, text: d}"))
     assert {"data.eval: null -> not given", "data.eval.split: not given -> train"} < {*held_out}
     assert "run.best.goal: not given -> lowest" in changed_settings(OLD, sft("--run.best={}"))

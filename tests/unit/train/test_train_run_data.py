@@ -28,7 +28,7 @@ from plimsoll.run.now import read_current_phase
 from plimsoll.run.readings import Planned
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.resuming import fingerprint
-from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeats
+from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeat_warnings
 from plimsoll.train.session import open_session
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]
@@ -37,7 +37,7 @@ PAGES = [{"body": "1234567890"}, {"body": ""}, {"body": "12"}]
 
 @pytest.fixture
 def home(model_home: Path) -> Path:
-    """A current directory with a model, and data."""
+    """Return a current directory with a model, and data."""
     for name, rows in (("sums", SUMS), ("pages", PAGES)):
         (model_home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return model_home
@@ -60,7 +60,7 @@ def load(train: dict[str, Any], **data: Any) -> RunData[Sample]:
 
 
 def test_a_source_may_have_a_chat_template_of_its_own(home: Path) -> None:
-    """The model's tokenizer has none, so `data.chat_template` would be needed for the other."""
+    """The model's tokenizer has none, so the other source would need `data.chat_template`."""
     sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
     marked = {**sums, "chat_template": "{% for m in messages %}={{ m.content }}{% endfor %}"}
     data = load({"plain": {**sums, "chat_template": "none"}, "marked": marked}, max_tokens=16)
@@ -74,7 +74,7 @@ def test_a_source_may_have_a_chat_template_of_its_own(home: Path) -> None:
 
 
 def refusal_of(train: dict[str, Any]) -> str:
-    """What is said of a config before anything is loaded."""
+    """Return the refusal of a config before anything is loaded."""
     spec = spec_of(sft(train))
     with pytest.raises(ConfigError) as refused:
         check_agreement(spec)
@@ -83,7 +83,7 @@ def refusal_of(train: dict[str, Any]) -> str:
 
 
 def test_several_sources_are_numbered_through(home: Path) -> None:
-    """Of the pages the first gives 2 samples, the last 1, and the middle one is bad."""
+    """The first page gives 2 samples, the last 1, and the middle one is bad."""
     sums = {"path": "sums.jsonl", "prompt": "q", "response": "a", "weight": 3}
     pages = {"path": "pages.jsonl", "text": "body"}
     data = load({"sums": sums, "pages": pages}, chat_template="none", eval=pages_alone())
@@ -106,10 +106,10 @@ def test_the_bad_rows_of_all_sources_are_told_at_once() -> None:
     train = {"pages": pages_alone(), "none": {"path": str(nothing), "text": "body"}}
     with pytest.raises(DataError) as refusal:
         load(train, eval=pages_alone(), on_bad_row="stop")
-    told = str(refusal.value)
-    assert told.count("1 of 3 rows of pages.jsonl cannot be used") == 2
-    assert told.count("pages.jsonl:2: body: is empty") == 2
-    assert "nothing.jsonl holds no rows" in told
+    message = str(refusal.value)
+    assert message.count("1 of 3 rows of pages.jsonl cannot be used") == 2
+    assert message.count("pages.jsonl:2: body: is empty") == 2
+    assert "nothing.jsonl holds no rows" in message
 
 
 def pages_alone() -> dict[str, str]:
@@ -131,8 +131,8 @@ def test_one_source_has_one_epoch_and_plain_text_needs_no_template() -> None:
 def test_a_step_that_draws_more_rows_than_there_are_is_told() -> None:
     sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
     order = load({"sums": sums, "pages": pages_alone()}, chat_template="none").order
-    assert list(repeats(order, 6)) == []
-    assert list(repeats(order, 8)) == [
+    assert list(repeat_warnings(order, 6)) == []
+    assert list(repeat_warnings(order, 8)) == [
         "data.train.pages has 3 usable rows, and a step draws 4 of them: each step sees some more "
         "than once"
     ]
@@ -156,7 +156,7 @@ def test_ctrl_c_ends_loading_at_once(phases: tuple[TimedPhase, ...]) -> None:
 
 @pytest.mark.usefixtures("home")
 def test_ctrl_c_lets_a_step_end() -> None:
-    """Also its sync, which is no part of loading any more."""
+    """This includes its sync, which is no longer part of loading."""
     phases: tuple[TimedPhase, ...] = ("load", "rollout", "sync")
     with open_session(spec_of(sft(pages_alone())), Planned()) as session:
         for phase in phases:
@@ -191,13 +191,13 @@ def test_a_token_that_the_model_has_no_row_for_is_refused(home: Path) -> None:
 
 @pytest.mark.usefixtures("home")
 def test_rows_that_are_cut_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """The samples have 7 tokens; of documents nothing is cut off."""
+    """The samples have 7 tokens. Documents are divided, not cut."""
     sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
     train = {"sums": sums, "pages": pages_alone()}
     load(train, chat_template="none", max_tokens=6, over_long="truncate", eval=sums)
-    told = "to data.max_tokens: 6, as data.over_long: truncate says"
+    reason = "to data.max_tokens: 6, as data.over_long: truncate says"
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cut ")]
-    assert lines == [f"cut 6 rows of data.train.sums {told}", f"cut 6 rows of data.eval {told}"]
+    assert lines == [f"cut 6 rows of data.train.sums {reason}", f"cut 6 rows of data.eval {reason}"]
     load(train, chat_template="none", max_tokens=8, over_long="truncate")
     assert "cut " not in capsys.readouterr().out
 
@@ -213,15 +213,15 @@ def test_reasoning_that_a_template_leaves_out_is_told(capsys: pytest.CaptureFixt
     Path("turns.jsonl").write_text("".join(json.dumps({"t": row}) + "\n" for row in rows))
     train = {"path": "turns.jsonl", "messages": "t"}
     load(train, chat_template=forgets, max_tokens=200)
-    told = [line for line in capsys.readouterr().out.splitlines() if "reasoning" in line]
-    assert len(told) == 1 and told[0].startswith(
+    lines = [line for line in capsys.readouterr().out.splitlines() if "reasoning" in line]
+    assert len(lines) == 1 and lines[0].startswith(
         "the chat template leaves reasoning of the assistant's earlier turns out of 2 rows of "
         "data.train, the first turns.jsonl:2: "
     )
 
 
 def asking(*answers: str, **data: Any) -> RlConfig:
-    """With these references to learn from, and to evaluate with."""
+    """Return settings with these references to learn from, and to evaluate with."""
     rows = [{"q": "1+1=", "r": answer} for answer in answers]
     Path("asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = {"path": "asked.jsonl", "prompt": "q", "reference": "r"}
@@ -260,7 +260,7 @@ def test_an_evaluation_needs_references_too(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("home")
 def test_ctrl_c_ends_the_checking_of_references() -> None:
-    """Before the next reference; there is one part of rows."""
+    """It stops before the next reference; there is one batch of rows."""
     checked = []
 
     def check(reference: object) -> None:
@@ -300,7 +300,7 @@ def load_prompts(prompts: int, weight: float) -> RlData:
 
 @pytest.mark.usefixtures("home")
 def test_prompts_of_a_mixture_have_numbers_of_their_own() -> None:
-    """Responses are grouped by them."""
+    """Responses are grouped by these numbers."""
     data = load_prompts(prompts=4, weight=1.0)
     assert [prompt.index for prompt in data.train] == list(range(8))
 
@@ -321,9 +321,9 @@ def test_prompts_of_a_source_come_by_their_numbers_and_those_of_another_as_they_
     config = ppo({"plain": plain, "levels": levels}, 2, shuffle=False)
     with open_session(spec_of(config), Planned()) as session:
         data = load_prompt_data(session, spec_of(config), lambda reference: None)
-    drawn = [data.train[row].text for row in data.order.indices(0, 8)]
-    assert drawn[0::2] == ["0+1=", "1+1=", "2+1=", "0+1="]
-    assert drawn[1::2] == ["1+1=", "2+1=", "3+1=", "1+1="]
+    texts = [data.train[row].text for row in data.order.indices(0, 8)]
+    assert texts[0::2] == ["0+1=", "1+1=", "2+1=", "0+1="]
+    assert texts[1::2] == ["1+1=", "2+1=", "3+1=", "1+1="]
     edited = [replace(prompt, order_by=9.0) for prompt in data.train[3:]]
     assert fingerprint(edited) != data.sources["data.train.levels"].content
 
@@ -332,5 +332,5 @@ def test_only_what_is_learned_from_is_ordered() -> None:
     levels = {"path": "levels.jsonl", "prompt": "q", "order_by": "level"}
     with pytest.raises(ConfigError) as caught:
         check_agreement(spec_of(ppo(levels, 2, eval=levels)))
-    told = str(caught.value)
-    assert "data.eval.order_by: level" in told and "data.train" not in told
+    message = str(caught.value)
+    assert "data.eval.order_by: level" in message and "data.train" not in message

@@ -1,4 +1,4 @@
-"""What a reward model's inputs may be padded with."""
+"""The padding tokens that a reward model's inputs may have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sample(tokens: Sequence[int], loss_mask: Sequence[int]) -> Sample:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Pads with the token that ends a response, as many do."""
+    """Return a tokenizer that pads with the token that ends a response, as many do."""
     return make_tokenizer()
 
 

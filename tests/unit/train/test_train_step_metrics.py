@@ -1,4 +1,4 @@
-"""What is written of a step: sums over the ranks, and whether it was left out."""
+"""The metrics of a step: sums over the ranks, and whether it was skipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_step_that_was_left_out_is_counted(norm: float, left_out: float) -> No
 
 
 def test_a_metric_that_not_every_rank_or_update_has_is_neither_lost_nor_an_error() -> None:
-    """A loss of one's own may tell something of some micro-batches alone."""
+    """A user's own loss may report something for some micro-batches only."""
     first = [StepResult({"loss": 0.25}, 1.0), StepResult({"loss": 0.5, "rare": 0.25}, 1.0)]
     second = [StepResult({"loss": 0.25}, 1.0), StepResult({"loss": 0.5}, 1.0)]
     assert step_metrics(first, rate=0.1)["rare"] == 0.25

@@ -25,7 +25,7 @@ DIGIT = min(token for text, token in ENTRIES.items() if text.isdigit())
 
 
 def written(home: Path, job: type[JobConfig], role: str, rows: int) -> RunSpec[Any]:
-    """A job whose actor has 32 rows, and another role so many."""
+    """Return a job whose actor has 32 rows, and another role with this many."""
     for name, vocabulary in (("actor", 32), (role, rows)):
         model = tiny_config("llama", True, vocab=vocabulary)
         write_tiny_model(home / name, model, 0, make_tokenizer())
@@ -57,7 +57,7 @@ def reference(home: Path, rows: int) -> RunSpec[Any]:
 
 
 def rename(directory: Path, text: str, token: int) -> None:
-    """Let a token of a written tokenizer be another text."""
+    """Give a token of a saved tokenizer another text."""
     file = directory / "tokenizer.json"
     file.write_text(file.read_text().replace(f'"{TEXT}": {token}', f'"{text}": {token}'))
 

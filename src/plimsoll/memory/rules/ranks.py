@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import BFLOAT16_UNITS
-from plimsoll.machine.tools import FOR_TRITON, system_tools, way_to_have
+from plimsoll.machine.tools import FOR_TRITON, how_to_install, system_tools
 from plimsoll.machine.versions import LIGER, cards_have_liger, installed_version
 from plimsoll.memory.contents.contents import Job
 from plimsoll.rollout.price import rollout_price
@@ -61,7 +61,7 @@ def triton(job: Job) -> Iterator[Problem]:
             "error",
             f"{LIGER} is installed, and this machine lacks {' and '.join(missing)}",
             "Triton compiles Liger's kernels with them: the first norm on a card would end the run",
-            f"{way_to_have(missing)}; or `pip uninstall {LIGER}`, for slower functions of our own",
+            f"{how_to_install(missing)}; or `pip uninstall {LIGER}`, for our own slower functions",
         )
 
 

@@ -25,7 +25,7 @@ from plimsoll.engine.meter import read_memory
 from plimsoll.engine.process_group import kernel_limits, suit_cards
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.errors import WeightSyncError
-from plimsoll.machine.host import waiting
+from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
 from plimsoll.model.load import quiet
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
@@ -204,7 +204,7 @@ def _left_padded(prompts: Sequence[TokenIds], pad: int, device: str) -> tuple[Te
 
 def environment(spec: EngineSpec) -> dict[str, str]:
     """Return what torch reads from the environment; set before the engine's process starts."""
-    common = {"TOKENIZERS_PARALLELISM": "false", **waiting()}
+    common = {"TOKENIZERS_PARALLELISM": "false", **thread_wait_settings()}
     if spec.device == "cuda":
         return common | card_order()
     return common | {"OMP_NUM_THREADS": str(spec.threads)} | kernel_limits()

@@ -20,7 +20,7 @@ from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
-from plimsoll.machine.host import waiting
+from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order
 from plimsoll.model.adapter_files import WEIGHTS
@@ -51,7 +51,7 @@ def environment(spec: EngineSpec) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **waiting(),
+        **thread_wait_settings(),
     }
     if spec.device == "cuda":
         # Its sampler serves no seeds and no processed log-probs, so it would only be compiled.

@@ -14,8 +14,8 @@ from typing import Any
 from plimsoll.config.problems import Problem, find, invalid, show
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.machine.tools import (
+    how_to_install,
     system_tools,
-    way_to_have,
 )
 from plimsoll.machine.versions import PACKAGES, check_version
 from plimsoll.spec.engine_rules import (
@@ -122,7 +122,7 @@ def _lacking(compiled: Iterator[ToolNeed]) -> Iterator[Problem]:
         tools = system_tools()
         if missing := [tool for tool in needed if tools[tool] is None]:
             why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
-            fix = f"{way_to_have(missing)}, or write {other}"
+            fix = f"{how_to_install(missing)}, or write {other}"
             yield invalid(key, value, why, fix, code="package-missing")
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from plimsoll.data.continuation import Message
-from plimsoll.data.pieces import Messages
+from plimsoll.data.pieces import Messages, Turn
 from plimsoll.data.template import Template, make_template
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -25,34 +24,37 @@ _CORPUS = (
 
 @dataclass(frozen=True, repr=False)
 class Family:
-    """What a model of the family does, and what its template takes.
-
-    ends: the tokens at which it stops; the first is what its template ends a turn with, unless the
-        next turn's first token does.
-    opens: what it writes between the prompt and its text. closes: how the template ends a turn.
-    thinks: how it writes reasoning before its text, if it does; `{}` is the reasoning.
-    system, calls, tools: whether the template takes system messages, calls with their results, and
-        what may be called.
-    argument_text: a call's arguments are text, not an object.
-    pieces: a space is a `▁` in its tokens, as SentencePiece has it.
-    """
+    """A family of models: what they write, and what their template takes."""
 
     name: str
     ends: tuple[str, ...]
+    """The tokens at which a model stops. The template ends a turn with the first, unless the next
+    turn's first token does that.
+    """
     specials: tuple[str, ...]
     bos: str | None = None
     opens: str = ""
+    """What a model writes between the prompt and its text."""
     closes: str = ""
+    """How the template ends a turn."""
     thinks: str | None = None
+    """How a model writes reasoning before its text, with `{}` for the reasoning; None if it does
+    not.
+    """
     system: bool = True
+    """Whether the template takes system messages."""
     calls: bool = False
+    """Whether the template takes calls with their results."""
     tools: bool = False
+    """Whether the template takes the tools that may be called."""
     argument_text: bool = False
+    """Whether a call's arguments are text, and not an object."""
     pieces: bool = False
+    """Whether a space is a `▁` in the tokens, as in SentencePiece."""
 
     @functools.cached_property
     def template(self) -> Template:
-        """As `make_template` makes it of the family's file."""
+        """Return the template that `make_template` makes of the family's file."""
         jinja = (TEMPLATES / f"{self.name}.jinja").read_text(encoding="utf-8")
         return make_template(_tokenizer(self), jinja, None)
 
@@ -162,7 +164,7 @@ def _tokenizer(family: Family) -> PreTrainedTokenizerFast:
 
 
 def _byte_tokenizer() -> Tokenizer:
-    """Of bytes, some of which are merged to parts of words."""
+    """Return a tokenizer of bytes, some of which are merged to parts of words."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -175,8 +177,11 @@ def _byte_tokenizer() -> Tokenizer:
 
 
 def spaced_tokenizer(prepend: str) -> Tokenizer:
-    """As SentencePiece's: a space is a `▁`, which a text begins with, too; characters that are no
-    tokens are bytes. prepend: `first`, or `always` for every text between special tokens."""
+    """Return a tokenizer like SentencePiece's: a space is a `▁`, and so is the beginning of a text.
+
+    Characters that are no tokens become bytes. `prepend` is `first`, or `always` for every text
+    between special tokens.
+    """
     letters = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁t", "▁i", "is", "▁is"]
     tokens = [f"<0x{byte:02X}>" for byte in range(256)] + letters
     model = models.BPE(
@@ -194,7 +199,7 @@ def spaced_tokenizer(prepend: str) -> Tokenizer:
 
 
 def said(family: Family, prompt: str, content: str, thought: str | None) -> str:
-    """A reply's content with reasoning, as the family writes it after a prompt."""
+    """Return a reply's content with reasoning, as the family writes it after a prompt."""
     opened = prompt.endswith("<think>\n")
     if family.thinks is None or (thought is None and not opened and family.name != "glm-4.5"):
         return content
@@ -203,8 +208,8 @@ def said(family: Family, prompt: str, content: str, thought: str | None) -> str:
     return family.thinks.format(thought or "") + content
 
 
-def spoken(family: Family, template: Template, before: Messages, reply: Message) -> str:
-    """What the model writes to say a reply; calls as the template writes them."""
+def spoken(family: Family, template: Template, before: Messages, reply: Turn) -> str:
+    """Return what the model writes as a reply. Calls are as the template writes them."""
     if "tool_calls" not in reply:
         return family.opens + str(reply["content"])
     [prompt], [whole] = template.render_prompt(before), template.render_whole([*before, reply])
@@ -218,8 +223,10 @@ def spoken(family: Family, template: Template, before: Messages, reply: Message)
 
 
 def sampled(family: Family, text: str) -> list[int]:
-    """Tokens that read as the text, but not those that the tokenizer would choose: each character
-    is tokenized by itself, behind a special token, so that no space comes before it."""
+    """Return tokens that read as the text, but differ from those that the tokenizer would choose.
+
+    Each character is tokenized by itself, behind a special token, so that no space comes before it.
+    """
     tokenizer = family.template.tokenizer
     letters = (f"{tokenizer.eos_token}{letter}" for letter in text)
     ids = (tokenizer(letter, add_special_tokens=False)["input_ids"][1:] for letter in letters)
@@ -227,15 +234,15 @@ def sampled(family: Family, text: str) -> list[int]:
 
 
 def end_tokens(family: Family) -> list[int]:
-    """The tokens at which sampling stops."""
+    """Return the tokens at which sampling stops."""
     return [token_of(family, end) for end in family.ends]
 
 
 def token_of(family: Family, special: str) -> int:
-    """Its number."""
+    """Return the number of a token."""
     return int(family.template.tokenizer.convert_tokens_to_ids(special))
 
 
 def read(family: Family, ids: Sequence[int]) -> str:
-    """All of the text, special tokens too."""
+    """Return the whole text, with special tokens."""
     return str(family.template.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
