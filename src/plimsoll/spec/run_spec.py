@@ -31,10 +31,12 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class RunSpec(Generic[ConfigT]):
     """A run. roles: by name, in the order in which they are loaded. sampling: None where the job
     learns from data. rows: to learn from, of all sources; None until they are read. decisions: what
-    the config left to `auto`."""
+    the config left to `auto`. written: the config before these decisions; only another run, with
+    changes to it, is made of it."""
 
     job: Job[ConfigT]
     config: ConfigT
+    written: ConfigT
     roles: Mapping[RoleName, Role]
     workload: Workload
     sampling: Sampling | None
@@ -171,12 +173,14 @@ def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
     Raises ConfigError for a loss whose name cannot be used, where it decides which roles there are,
     and as `decide`.
     """
-    config, decisions = decide(config)
+    written = config
+    config, decisions = decide(written)
     roles = {role.name: role for role in job.roles(config)}
     ordered = {name: roles[name] for name in sorted(roles, key=load_order)}
     return RunSpec(
         job,
         config,
+        written,
         ordered,
         job.workload(config),
         job.sampling(config),

@@ -19,6 +19,7 @@ from plimsoll.commands.planning import hardware_of
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.load import validate
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import load_any, spec_of
 from plimsoll.machine.hardware import parse_cluster
@@ -93,6 +94,15 @@ def after(one: Suggestion) -> dict[str, Any]:
 def scenario_advice(path: Path) -> Advice:
     spec = load_any(str(path))
     return advise(spec, Ground(hardware_of(spec.cluster)))
+
+
+def test_a_change_decides_anew_what_the_config_leaves_open() -> None:
+    """At stage 0 DeepSpeed adds gradients up in bfloat16, at stage 2 in float32."""
+    spec = config_of(stage=0)
+    made = changed(spec, [Change("actor.zero.stage", 0, 2)])
+    assert made is not None
+    dtypes = [one.actor.settings_of(ZeroConfig).gradient_dtype for one in (spec, made)]
+    assert dtypes == ["bfloat16", "float32"]
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)

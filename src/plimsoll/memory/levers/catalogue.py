@@ -82,11 +82,8 @@ def in_section(spec: RunSpec[Any], role: RoleName, move: Move) -> Move:
 def _written_reference(spec: RunSpec[Any]) -> Mapping[str, Any]:
     """Return the model of a reference that the config leaves to its default, the actor's: it must
     stand beside any other key of the reference."""
-    model = spec.actor.model
     left_out = {"gradient_checkpointing", "checkpoint_every", "activation_offload"}  # of learning
-    if model.dtype == fast_dtype(spec.cluster)[0]:  # as it is decided for the reference
+    if spec.actor.model.dtype == fast_dtype(spec.cluster)[0]:  # as it is decided for the reference
         left_out.add("dtype")
-    decided = {made.key: made.value for made in spec.decisions}
-    left_out |= {key for key, value in decided.items() if getattr(model, key, None) == value}
-    fields = model.model_dump(exclude_defaults=True, exclude=left_out)
+    fields = spec.written.actor.model.model_dump(exclude_defaults=True, exclude=left_out)
     return {f"reference.model.{key}": value for key, value in fields.items()}

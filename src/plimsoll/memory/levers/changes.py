@@ -60,12 +60,12 @@ def flags_of(changes: Iterable[Change]) -> list[Flag]:
 
 
 def changed(spec: RunSpec[Any], changes: Iterable[Change]) -> RunSpec[Any] | None:
-    """Return the run with the changes made in its config; None if its settings then contradict one
-    another. Sections without a change are checked already, and stay."""
+    """Return the run with the changes made in its config as it is written; None if its settings
+    then contradict one another. Sections without a change are checked already, and stay."""
     flags = flags_of(changes)
-    sections = spec.config.model_dump(include={flag.path[0] for flag in flags})
+    sections = spec.written.model_dump(include={flag.path[0] for flag in flags})
     try:
-        tree = apply_flags(Tree({**dict(spec.config), **sections}, {}), flags)
+        tree = apply_flags(Tree({**dict(spec.written), **sections}, {}), flags)
         made = resolve(spec.job, spec.job.config.model_validate(tree.values))
         check_agreement(made)
     except (ValidationError, ConfigError, SettingsConflict):
