@@ -18,7 +18,7 @@ from typing import Any
 
 from plimsoll.config.data import GenerateConfig, SourceConfig
 from plimsoll.config.problems import Problem, Section
-from plimsoll.data.report import BadRow, Row
+from plimsoll.data.report import BadRow, RawRow
 from plimsoll.errors import ConfigError
 
 LIBRARY = "reasoning_gym"
@@ -56,7 +56,7 @@ def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
         yield at.invalid("generate.tasks", refusal, fix)
 
 
-def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
+def generated_rows(source: SourceConfig) -> Iterator[RawRow | BadRow]:
     """Yield rows of all tasks, one of each task in turn.
 
     An item that a task fails to generate gives a bad row.
@@ -68,7 +68,7 @@ def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
     with closing(_ask_generator(source.generate, rows=True)) as messages:
         for line, message in enumerate(messages, start=1):
             if "values" in message:
-                yield Row(source.path, line, message["values"])
+                yield RawRow(source.path, line, message["values"])
             elif "problem" in message:
                 yield BadRow(source.path, line, message["task"], message["problem"])
             else:
