@@ -12,7 +12,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.data import generated
 from plimsoll.data.first_rows import first_columns
 from plimsoll.data.generated import LIBRARY, check_generated
-from plimsoll.data.report import Row
+from plimsoll.data.report import RawRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError
 
@@ -34,9 +34,9 @@ def problems_of(given: SourceConfig) -> list[tuple[str, str, str]]:
     return [(p.key, p.why, p.fix) for p in check_generated("data.train", given)]
 
 
-def rows(given: SourceConfig) -> list[Row]:
+def rows(given: SourceConfig) -> list[RawRow]:
     read_back = list(read_rows(given, whole=True))
-    assert all(isinstance(row, Row) for row in read_back), read_back
+    assert all(isinstance(row, RawRow) for row in read_back), read_back
     return read_back  # type: ignore[return-value]
 
 
