@@ -138,7 +138,7 @@ def advantage(
         _advantages_and_returns_L if "values_L" in needs else _advantages_L,
         arguments=1 + len(needs),
     )
-    return lambda inputs, given: estimate(inputs, *(given[name] for name in needs))
+    return lambda inputs, tensors: estimate(inputs, *(tensors[name] for name in needs))
 
 
 def _loss_L(inputs: PolicyLossInputs, *_: object) -> Shapes:
@@ -251,9 +251,9 @@ class _Checked(Generic[Output]):
         for name, value in metrics.items():
             is_number = not shape and isinstance(value, Real)
             if not isinstance(name, str) or not (is_number or _shape(value) == shape):
-                wanted = "a number for each token" if shape else "one number"
+                form = "a number for each token" if shape else "one number"
                 raise ConfigError(
-                    f"{self} gave the metric {name!r} as {_describe(value)}. A metric is {wanted}, "
+                    f"{self} gave the metric {name!r} as {_describe(value)}. A metric is {form}, "
                     f"a tensor of shape {list(shape)}, and its name is a string."
                 )
             if is_run_metric(self.package, name):

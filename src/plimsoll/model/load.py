@@ -39,7 +39,7 @@ from plimsoll.model.value import ValueModel, initialise_score
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Return the tokenizer beside the model; ConfigError if its files are missing or broken."""
     checks.check_tokenizer_files(path)
-    # A tokenizer that calls itself generic is what its tokenizer.json says. AutoTokenizer would
+    # tokenizer.json alone defines a tokenizer of a generic class. AutoTokenizer would
     # replace its pre-tokenizer by the model family's, and could silently split text differently.
     kind = PreTrainedTokenizerFast if checks.has_generic_tokenizer(path) else AutoTokenizer
     with checks.as_config_error(path, "tokenizer"):
