@@ -74,12 +74,7 @@ class PreferenceLoss:
 
 @dataclass(frozen=True)
 class _PolicyLoss:
-    """A policy loss that is given what it asks for; it crosses processes.
-
-    Attributes:
-        compute: the loss.
-        compares: whether its second argument is the sampler's log-probs.
-    """
+    """A policy loss that crosses processes; `compares`: it takes the sampler's log-probs too."""
 
     compute: Callable[..., TokenLoss]
     compares: bool
@@ -292,10 +287,8 @@ def _shape(value: object) -> torch.Size | None:
 
 
 def _list_shapes(shapes: Mapping[str, torch.Size | None]) -> str:
-    descriptions = {
-        name: "no tensor" if s is None else f"shape {list(s)}" for name, s in shapes.items()
-    }
-    return ", ".join(f"{name}: {text}" for name, text in descriptions.items())
+    forms = ("no tensor" if s is None else f"shape {list(s)}" for s in shapes.values())
+    return ", ".join(map("{}: {}".format, shapes, forms))
 
 
 def _resolve(

@@ -161,15 +161,7 @@ def _load(
     """Check a frame without weights, then map the weights from the checkpoint's files.
 
     Mapping costs page cache, which all ranks of a machine share; only a cast copies weights into
-    memory.
-
-    Args:
-        auto_class: transformers' class that loads the model.
-        hf_config: its config.json.
-        config: the model's settings.
-        device: where the model will run.
-        may_be_new: the only names that the checkpoint may lack.
-        cast: as for `load_policy`.
+    memory. `may_be_new` are the only names that the checkpoint may lack.
 
     Returns:
         The model, what `prepare_layers` returns, and the names that the checkpoint lacks.

@@ -82,14 +82,7 @@ def packed_attention(
 
 
 class _Batch(NamedTuple):
-    """Sequences of one shape.
-
-    Attributes:
-        spans: their places in the pack.
-        before: the keys before the first query of each.
-        queries: the queries of each, filled up.
-        keys: the keys of each, filled up.
-    """
+    """Sequences with equally many keys `before` the first query, and filled up to one shape."""
 
     spans: Sequence[Span]
     before: int

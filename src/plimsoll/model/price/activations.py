@@ -213,11 +213,7 @@ class _Heights:
         return every is not None and (self.layer.shape.layers - 1) % every == 0
 
     def _kept(self, undoing: bool) -> tuple[UnownedItem, ...]:
-        """Return the tensors that checkpointed layers keep.
-
-        Args:
-            undoing: whether the backward pass is in the last layer.
-        """
+        """Return the tensors of checkpointed layers; `undoing`: in the last layer's backward."""
         again = undoing and self._last_is_checkpointed
         return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
 
