@@ -204,7 +204,7 @@ class DivergenceInputs:
 
 @dataclass(frozen=True)
 class DivergenceOutput:
-    """The divergence of each row (nats), and its gradient by the student's logits, in own memory."""
+    """The divergence of each row (nats), and its gradient by the student's logits."""
 
     values_N: Tensor
     gradient_NV: Tensor
