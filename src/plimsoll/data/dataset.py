@@ -269,10 +269,12 @@ def load_prompts(
     prompt_sampling = sampling or SamplingConfig()
 
     def check(row: RawRow, index: int, template: Template) -> CheckedRow:
-        messages = mark_unlearned(prompt_of(row, source))
+        messages = prompt_of(row, source)
         reference = reference_of(row, source.reference)
         environment = environment_of(row, source.environment, environments)
-        pieces, stripped = _render(template, template.render_prompt, messages, field)
+        pieces, stripped = _render(
+            template, template.render_prompt, mark_unlearned(messages), field
+        )
         if check_reference is not None and reference is not None:
             run_for_field(partial(check_reference, reference), source.reference or "")
         prompt = Prompt(
@@ -281,7 +283,7 @@ def load_prompts(
             readable_text(messages),
             None if reference is None else reference_text(reference),
             reference_value=None if isinstance(reference, str) else reference,
-            messages=tuple(prompt_of(row, source)),
+            messages=tuple(messages),
             max_new_tokens=limit_of(row, source.max_new_tokens, prompt_sampling),
             order_by=order_of(row, source.order_by),
             environment=environment,

@@ -98,13 +98,13 @@ def test_the_same_seed_gives_the_same_rows_and_another_one_others() -> None:
         ({"chain_sum": {"min_terms": 5, "max_terms": 2}}, "max_terms must be >= min_terms"),
     ],
 )
-def test_what_the_library_does_not_take_is_told(tasks: Any, said: str) -> None:
+def test_what_the_library_does_not_take_is_told(tasks: Any, refusal: str) -> None:
     from plimsoll.data.generator import rows_at
 
     options = GenerateConfig(tasks=tasks, size=1, seed=0).options()
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as caught:
         rows_at({"tasks": options, "size": 1, "seed": 0})
-    assert said in str(refusal.value)
+    assert refusal in str(caught.value)
 
 
 @needs_library
