@@ -22,7 +22,7 @@ import numpy as np
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.pairs import PairColumns, pair_of
-from plimsoll.data.report import BadRow, Row, RowProblem, settle
+from plimsoll.data.report import BadRow, RawRow, RowProblem, settle
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import PlimsollError
 from plimsoll.model.tiny import train_tokenizer, write_scratch_model
@@ -96,7 +96,7 @@ def read_pairs(path: str) -> tuple[list[TextPair], list[BadRow]]:
     return [row for row in read if isinstance(row, TextPair)], bad
 
 
-def _pair(row: Row | BadRow) -> TextPair | BadRow:
+def _pair(row: RawRow | BadRow) -> TextPair | BadRow:
     if isinstance(row, BadRow):
         return row
     try:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.report import BadRow, Row, settle
+from plimsoll.data.report import BadRow, RawRow, settle
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.tiny import train_tokenizer, write_scratch_model
@@ -104,7 +104,7 @@ def read_split(data: str, split: str) -> list[Problem]:
     return [row for row in read if isinstance(row, Problem)]
 
 
-def _problem(row: Row | BadRow) -> Problem | BadRow:
+def _problem(row: RawRow | BadRow) -> Problem | BadRow:
     if isinstance(row, BadRow):
         return row
     question, answer = row.values.get("question"), row.values.get("answer")

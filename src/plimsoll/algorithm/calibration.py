@@ -16,12 +16,9 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Calibration:
-    """Predictions in K bins of equal width; empty bins are left out.
+    """The mean prediction, the mean outcome and the count of predictions of K bins of equal width.
 
-    Attributes:
-        predicted_K: the mean prediction of each bin.
-        observed_K: the mean outcome of each bin.
-        counts_K: the number of predictions in each bin.
+    Empty bins are left out.
     """
 
     predicted_K: Floats

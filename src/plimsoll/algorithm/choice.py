@@ -74,12 +74,7 @@ class PreferenceLoss:
 
 @dataclass(frozen=True)
 class _PolicyLoss:
-    """A policy loss that is given what it asks for; it crosses processes.
-
-    Attributes:
-        compute: the loss.
-        compares: whether its second argument is the sampler's log-probs.
-    """
+    """A policy loss that crosses processes; `compares`: it takes the sampler's log-probs too."""
 
     compute: Callable[..., TokenLoss]
     compares: bool
@@ -138,7 +133,7 @@ def advantage(
         _advantages_and_returns_L if "values_L" in needs else _advantages_L,
         arguments=1 + len(needs),
     )
-    return lambda inputs, given: estimate(inputs, *(given[name] for name in needs))
+    return lambda inputs, tensors: estimate(inputs, *(tensors[name] for name in needs))
 
 
 def _loss_L(inputs: PolicyLossInputs, *_: object) -> Shapes:
@@ -251,9 +246,9 @@ class _Checked(Generic[Output]):
         for name, value in metrics.items():
             is_number = not shape and isinstance(value, Real)
             if not isinstance(name, str) or not (is_number or _shape(value) == shape):
-                wanted = "a number for each token" if shape else "one number"
+                form = "a number for each token" if shape else "one number"
                 raise ConfigError(
-                    f"{self} gave the metric {name!r} as {_describe(value)}. A metric is {wanted}, "
+                    f"{self} gave the metric {name!r} as {_describe(value)}. A metric is {form}, "
                     f"a tensor of shape {list(shape)}, and its name is a string."
                 )
             if is_run_metric(self.package, name):
@@ -292,10 +287,8 @@ def _shape(value: object) -> torch.Size | None:
 
 
 def _list_shapes(shapes: Mapping[str, torch.Size | None]) -> str:
-    descriptions = {
-        name: "no tensor" if s is None else f"shape {list(s)}" for name, s in shapes.items()
-    }
-    return ", ".join(f"{name}: {text}" for name, text in descriptions.items())
+    forms = ("no tensor" if s is None else f"shape {list(s)}" for s in shapes.values())
+    return ", ".join(map("{}: {}".format, shapes, forms))
 
 
 def _resolve(

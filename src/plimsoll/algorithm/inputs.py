@@ -204,12 +204,7 @@ class DivergenceInputs:
 
 @dataclass(frozen=True)
 class DivergenceOutput:
-    """The divergence of each row of a block, with its gradient.
-
-    Attributes:
-        values_N: the divergence of each row, nats.
-        gradient_NV: the gradient of each row's value by the student's logits, in its own memory.
-    """
+    """The divergence of each row (nats), and its gradient by the student's logits."""
 
     values_N: Tensor
     gradient_NV: Tensor

@@ -37,7 +37,7 @@ def majority(
             first earlier answer that is the same.
     """
     votes: dict[str, int] = {}
-    for answer, count in Counter(one for one in answers if one is not None).items():
+    for answer, count in Counter(text for text in answers if text is not None).items():
         joined = next((earlier for earlier in votes if same(earlier, answer)), answer)
         votes[joined] = votes.get(joined, 0) + count
     return answers.index(max(votes, key=votes.__getitem__)) if votes else None

@@ -86,16 +86,10 @@ class PolicyObjectiveInputs:
 
 @dataclass(frozen=True)
 class PolicyTerms:
-    """The terms of the objective; see `policy_objective`.
+    """The terms of the objective; see `policy_objective`, `aggregate` and `kl`.
 
-    Attributes:
-        aggregation: see `aggregate`.
-        constant: see `aggregate`.
-        kl_estimator: see `kl`.
-        kl_coefficient: the factor of the KL.
-        ratio_corrected: whether the KL of each token is multiplied by its importance ratio, and has
-            the gradient of the KL.
-        entropy_bonus: the factor of the entropy.
+    `ratio_corrected`: the KL of each token is multiplied by its importance ratio, and has the
+    gradient of the KL.
     """
 
     aggregation: Aggregation = "tokens"

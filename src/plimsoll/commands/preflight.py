@@ -20,7 +20,7 @@ from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.first_rows import first_columns, first_rows
 from plimsoll.data.generated import check_generated
 from plimsoll.data.read import read_row
-from plimsoll.data.report import BadRow, Row, RowProblem, nearest
+from plimsoll.data.report import BadRow, RawRow, RowProblem, nearest
 from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.jobs.which import named_job
@@ -149,7 +149,9 @@ def _rows(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield Section(key, source).invalid("path", why, fix)
 
 
-def _read(spec: RunSpec[Any], key: str, source: SourceConfig, row: Row | BadRow) -> BadRow | None:
+def _read(
+    spec: RunSpec[Any], key: str, source: SourceConfig, row: RawRow | BadRow
+) -> BadRow | None:
     """Return what is wrong with a row, or None."""
     if isinstance(row, BadRow):
         return row

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from plimsoll.data.pieces import (
+    ChatTurn,
     Messages,
     TextPiece,
     Tools,
-    Turn,
     dense_text,
     join_plain,
     quote,
@@ -40,7 +40,7 @@ from plimsoll.records import Ints, TokenIds
 def following(
     template: Template,
     before: Messages,
-    reply: Turn,
+    reply: ChatTurn,
     after: Messages,
     sampled: TokenIds | Sequence[int],
     ends: Collection[int],
@@ -99,7 +99,7 @@ def rewrites(template: Template, tools: Tools | None = None) -> str | None:
     return f"{_title(template)} rewrites earlier turns as a conversation goes on: {listing}."
 
 
-def is_rewritten(template: Template, before: Messages, reply: Turn, after: Messages) -> bool:
+def is_rewritten(template: Template, before: Messages, reply: ChatTurn, after: Messages) -> bool:
     """Return whether the new messages change how the template writes the prompt and the reply.
 
     White space within the reply does not count, as many templates trim it. Arguments and errors as
@@ -145,7 +145,7 @@ class _MarkedText:
 
 
 def _render_reply(
-    template: Template, before: Messages, reply: Turn, after: Messages
+    template: Template, before: Messages, reply: ChatTurn, after: Messages
 ) -> _MarkedText:
     stem = _free_letters(template, before, reply, after)
     mark = f"{stem}R"
@@ -167,7 +167,7 @@ def _free_letters(template: Template, *conversation: object) -> str:
     return next(stem for i in itertools.count() if (stem := f"MARK{i}K") not in used)
 
 
-def _mark_reply(reply: Turn, mark: str) -> Turn:
+def _mark_reply(reply: ChatTurn, mark: str) -> ChatTurn:
     """Return the reply with the mark at the end of its content and of its calls' arguments.
 
     The arguments have the mark because some templates write no content beside calls. A turn with
@@ -180,7 +180,7 @@ def _mark_reply(reply: Turn, mark: str) -> Turn:
     return {**reply, "content": content + mark if content else content, "tool_calls": calls}
 
 
-def _mark_call(call: Turn, mark: str) -> Turn:
+def _mark_call(call: ChatTurn, mark: str) -> ChatTurn:
     function = call.get("function", call)
     arguments = function.get("arguments") or {}
     # Some templates take text and some an object: keep the type.
@@ -281,7 +281,9 @@ def _turn_end(template: Template, reply: _MarkedText, ends: Collection[int]) -> 
     return reply.behind[start:] if start >= 0 else ""
 
 
-def _find_change(template: Template, before: Messages, reply: Turn, after: Messages) -> str | None:
+def _find_change(
+    template: Template, before: Messages, reply: ChatTurn, after: Messages
+) -> str | None:
     """Describe what changes in prompt and reply once the conversation goes on; None if nothing."""
     rendered = _render_reply(template, before, reply, after)
     [piece] = template.render_prompt(template.with_system(before))
@@ -320,14 +322,14 @@ def _encode(template: Template, pieces: Sequence[TextPiece]) -> Ints:
     return tokens.astype(np.int64)
 
 
-_ASKED: Turn = {"role": "user", "content": "How much is 2+2?"}
-_ANSWERED: Turn = {"role": "assistant", "content": "It is 4."}
-_AGAIN: Turn = {"role": "user", "content": "And 3+3?"}
-_SYSTEM: Turn = {"role": "system", "content": "Be brief."}
+_ASKED: ChatTurn = {"role": "user", "content": "How much is 2+2?"}
+_ANSWERED: ChatTurn = {"role": "assistant", "content": "It is 4."}
+_AGAIN: ChatTurn = {"role": "user", "content": "And 3+3?"}
+_SYSTEM: ChatTurn = {"role": "system", "content": "Be brief."}
 _RESULT = "8152"
 _REASONED = "<think>\nTwice two.\n</think>\n\nIt is 4."
 
-_Probe = tuple[Template, Messages, Turn, Messages]
+_Probe = tuple[Template, Messages, ChatTurn, Messages]
 """A template, and a conversation in three parts: before the reply, the reply, after it."""
 
 
@@ -355,7 +357,7 @@ def _tool_probes(template: Template, tools: Tools) -> Iterator[_Probe]:
 
 def _call_turns(
     ids: Sequence[str], name: str, content: str | None, arguments: object
-) -> list[Turn]:
+) -> list[ChatTurn]:
     """Return a turn with calls of a tool, and the turns with their results."""
     function = {"name": name, "arguments": arguments}
     calls = [{"type": "function", "id": call_id, "function": function} for call_id in ids]

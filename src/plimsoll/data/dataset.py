@@ -27,7 +27,7 @@ from plimsoll.data.loading import (
 )
 from plimsoll.data.pairs import PairColumns, margin_of, pair_of
 from plimsoll.data.pieces import Messages, TextPiece, mark_unlearned, prompt_number, readable_text
-from plimsoll.data.report import Row, RowProblem
+from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.rows import (
     answer_of,
     check_answered,
@@ -78,7 +78,7 @@ def load_samples(
         return _load_documents(data, source, template.plain(), source.text, count_rows)
     field = turns_field(source)
 
-    def check(row: Row, index: int, template: Template) -> CheckedRow:
+    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
         prompt, answer = conversation_of(row, source)
         if learned == "all":
             check_unmarked(answer, field)
@@ -126,7 +126,7 @@ def _render(
 def _load_documents(
     data: DataConfig, source: SourceConfig, template: Template, column: str, count_rows: CountRows
 ) -> Loaded[Sample]:
-    def check(row: Row, index: int, template: Template) -> CheckedRow:
+    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
         document = [{"role": "assistant", "content": text_of(row.values, column)}]
         return CheckedRow(row, index, "", (template.render_whole(document),))
 
@@ -162,7 +162,7 @@ def load_pairs(
     assert source.chosen is not None and source.rejected is not None
     columns = PairColumns(source.prompt, source.chosen, source.rejected)
 
-    def check(row: Row, index: int, template: Template) -> CheckedRow:
+    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
         pair = pair_of(row, columns, plain=template.jinja is None)
         prompt, render = mark_unlearned(pair.prompt), template.render_conversation
         answers = ((columns.chosen, pair.chosen), (columns.rejected, pair.rejected))
@@ -188,7 +188,7 @@ def load_steps(
     steps_column, labels_column = source.steps, source.labels
     assert steps_column is not None and labels_column is not None
 
-    def check(row: Row, index: int, template: Template) -> CheckedRow:
+    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
         prompt, steps = prompt_of(row, source), steps_of(row, steps_column)
 
         def render(prompt: Messages) -> tuple[TextPiece, ...]:
@@ -226,7 +226,7 @@ def load_responses(
     field, label_column = turns_field(source), source.label
     assert label_column is not None
 
-    def check(row: Row, index: int, template: Template) -> CheckedRow:
+    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
         label_of(row, label_column)
         prompt, answer = answer_of(row, source)
         turns, render = [*mark_unlearned(prompt), *answer], template.render_conversation
@@ -268,11 +268,13 @@ def load_prompts(
     field, name = turns_field(source), source_name(data, source)
     prompt_sampling = sampling or SamplingConfig()
 
-    def check(row: Row, index: int, template: Template) -> CheckedRow:
-        messages = mark_unlearned(prompt_of(row, source))
+    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
+        messages = prompt_of(row, source)
         reference = reference_of(row, source.reference)
         environment = environment_of(row, source.environment, environments)
-        pieces, stripped = _render(template, template.render_prompt, messages, field)
+        pieces, stripped = _render(
+            template, template.render_prompt, mark_unlearned(messages), field
+        )
         if check_reference is not None and reference is not None:
             run_for_field(partial(check_reference, reference), source.reference or "")
         prompt = Prompt(
@@ -281,7 +283,7 @@ def load_prompts(
             readable_text(messages),
             None if reference is None else reference_text(reference),
             reference_value=None if isinstance(reference, str) else reference,
-            messages=tuple(prompt_of(row, source)),
+            messages=tuple(messages),
             max_new_tokens=limit_of(row, source.max_new_tokens, prompt_sampling),
             order_by=order_of(row, source.order_by),
             environment=environment,

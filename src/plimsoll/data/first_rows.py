@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.generated import COLUMNS
-from plimsoll.data.report import BadRow, Row
+from plimsoll.data.report import BadRow, RawRow
 from plimsoll.data.sources import (
     Columns,
     add_nested,
@@ -68,7 +68,7 @@ def first_columns(source: SourceConfig) -> FirstColumns | None:
 
 def _columns_of_rows(source: SourceConfig, file: str) -> FirstColumns | None:
     read = list(islice(read_rows(source), ROWS))
-    rows = [row.values for row in read if isinstance(row, Row)]
+    rows = [row.values for row in read if isinstance(row, RawRow)]
     names = dict.fromkeys(name for values in rows for name in (*values, *names_of(values)))
     return FirstColumns(tuple(names), file, all=len(read) < ROWS) if names else None
 
@@ -88,7 +88,7 @@ def _first_saved(path: Path, split: str) -> Path | None:
     return files[0] if files else None
 
 
-def first_rows(source: SourceConfig) -> list[Row | BadRow]:
+def first_rows(source: SourceConfig) -> list[RawRow | BadRow]:
     """Return the first rows of a source, with the columns that the source names.
 
     The list is empty for data sets of the hub, for generated rows, and for data that cannot be
@@ -106,7 +106,7 @@ def first_rows(source: SourceConfig) -> list[Row | BadRow]:
         return []
 
 
-def _rows_of_saved(source: SourceConfig, path: Path) -> list[Row | BadRow]:
+def _rows_of_saved(source: SourceConfig, path: Path) -> list[RawRow | BadRow]:
     """Return the first rows of a saved data set without `datasets`, which is slow to import."""
     file, columns = _first_saved(path, source.split), Columns.of(source)
     if file is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from plimsoll.config.data import GenerateConfig, SourceConfig
 from plimsoll.config.problems import Problem, Section
-from plimsoll.data.report import BadRow, Row
+from plimsoll.data.report import BadRow, RawRow
 from plimsoll.errors import ConfigError
 from plimsoll.process.child import ChildEnded, Program, our_environment
 from plimsoll.process.pool import Pool
@@ -55,7 +55,7 @@ def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
         yield at.invalid("generate.tasks", refusal, fix)
 
 
-def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
+def generated_rows(source: SourceConfig) -> Iterator[RawRow | BadRow]:
     """Yield rows of all tasks, one of each task in turn.
 
     An item that a task fails to generate gives a bad row.
@@ -76,9 +76,9 @@ def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
                 yield _row(source.path, next(lines), entry)
 
 
-def _row(path: str, line: int, entry: dict[str, Any]) -> Row | BadRow:
+def _row(path: str, line: int, entry: dict[str, Any]) -> RawRow | BadRow:
     if "values" in entry:
-        return Row(path, line, entry["values"])
+        return RawRow(path, line, entry["values"])
     return BadRow(path, line, entry["task"], entry["problem"])
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from plimsoll.data.report import BadRow, Row
+from plimsoll.data.report import BadRow, RawRow
 from plimsoll.errors import ConfigError
 
 _READ_AT_ONCE = 2**20
@@ -21,7 +21,7 @@ _READ_AT_ONCE = 2**20
 _SPACE = " \t\n\r"
 
 
-def read_json(path: Path) -> Iterator[Row | BadRow]:
+def read_json(path: Path) -> Iterator[RawRow | BadRow]:
     """Yield the rows of a file, numbered by line, or by item in an array.
 
     Raises:
@@ -40,7 +40,7 @@ def _is_array(path: Path) -> bool:
     return False
 
 
-def _read_lines(path: Path) -> Iterator[Row | BadRow]:
+def _read_lines(path: Path) -> Iterator[RawRow | BadRow]:
     for line, raw in enumerate(_raw_lines(path), start=1):
         content = raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw
         if content.strip():
@@ -61,7 +61,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _parse_line(file: str, line: int, content: bytes) -> Row | BadRow:
+def _parse_line(file: str, line: int, content: bytes) -> RawRow | BadRow:
     try:
         values = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
@@ -73,9 +73,9 @@ def _parse_line(file: str, line: int, content: bytes) -> Row | BadRow:
     return _row(file, line, values)
 
 
-def _row(file: str, line: int, values: object) -> Row | BadRow:
+def _row(file: str, line: int, values: object) -> RawRow | BadRow:
     if isinstance(values, Mapping):
-        return Row(file, line, values)
+        return RawRow(file, line, values)
     return BadRow(file, line, "", f"is a JSON {type(values).__name__}, not an object")
 
 
@@ -92,7 +92,7 @@ def not_utf8(error: UnicodeDecodeError) -> str:
     return f"is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
 
 
-def _read_array(path: Path) -> Iterator[Row | BadRow]:
+def _read_array(path: Path) -> Iterator[RawRow | BadRow]:
     text = _ArrayText(path)
     text.skip("[")
     number = 0
@@ -134,7 +134,7 @@ class _ArrayText:
             raise self.broken(f"expecting {character!r}, found {actual!r}" if actual else "it ends")
         self._place += 1
 
-    def row(self, number: int) -> Row | BadRow:
+    def row(self, number: int) -> RawRow | BadRow:
         """Return the next item as a row."""
         self.next_character()
         try:

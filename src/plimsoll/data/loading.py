@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from plimsoll.config.data import DataConfig, SourceConfig, set_name
 from plimsoll.data.pieces import TextPiece
-from plimsoll.data.report import BadRow, Row, RowProblem, settle
+from plimsoll.data.report import BadRow, RawRow, RowProblem, settle
 from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
 from plimsoll.data.sources import names_of, read_rows
 from plimsoll.data.template import Template
@@ -65,7 +65,7 @@ class Loaded(Generic[T]):
 class CheckedRow:
     """A row whose fields are checked and rendered, but not yet tokenized."""
 
-    row: Row
+    row: RawRow
     index: int
     """The number of the row in its source, from 0, bad rows included."""
     text: str
@@ -78,7 +78,7 @@ class CheckedRow:
     """Whether the chat template leaves out reasoning that would not be learned."""
 
 
-Check = Callable[[Row, int, Template], CheckedRow]
+CheckRow = Callable[[RawRow, int, Template], CheckedRow]
 """Checks and renders a row. Takes the row, its number, and the template with its tools."""
 
 
@@ -86,7 +86,7 @@ def load_rows(
     data: DataConfig,
     source: SourceConfig,
     template: Template,
-    check: Check,
+    check: CheckRow,
     finish: Callable[[CheckedRow, Sequence[Tokenized]], T],
     count_rows: CountRows,
     *,
@@ -140,9 +140,9 @@ def source_name(data: DataConfig, source: SourceConfig) -> str:
     return set_name(source_key(data, source))
 
 
-def _columns_of(part: Sequence[Row | BadRow]) -> dict[str, None]:
+def _columns_of(part: Sequence[RawRow | BadRow]) -> dict[str, None]:
     """Return the columns of rows, with the nested columns of the first row."""
-    rows = [row.values for row in part if isinstance(row, Row)]
+    rows = [row.values for row in part if isinstance(row, RawRow)]
     names = dict.fromkeys(name for values in rows for name in values)
     return names | dict.fromkeys(name for values in rows[:1] for name in names_of(values))
 
@@ -161,11 +161,11 @@ class _FinishedRow(Generic[T]):
 
 
 def _finish_rows(
-    rows: Sequence[Row | BadRow],
+    rows: Sequence[RawRow | BadRow],
     first: int,
     tools: str | None,
     template: Template,
-    check: Check,
+    check: CheckRow,
     finish: Callable[[CheckedRow, Sequence[Tokenized]], T],
 ) -> Iterator[_FinishedRow[T]]:
     """Yield the result of each row, in order.
@@ -173,7 +173,7 @@ def _finish_rows(
     `first` is the number of the first of these rows in the source, `tools` the column with tools.
     """
 
-    def check_row(row: Row, index: int) -> CheckedRow:
+    def check_row(row: RawRow, index: int) -> CheckedRow:
         add_tools = partial(template.with_tools, tools_of(row.values, tools))
         return _check_length(check(row, index, run_for_field(add_tools, tools or "")))
 
@@ -194,7 +194,7 @@ def _finish_rows(
             yield _FinishedRow(item, longest, f"{row.row.file}:{row.row.line}", row.stripped)
 
 
-def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:
+def _attempt(row: RawRow, work: Callable[[], T]) -> T | BadRow:
     try:
         return work()
     except RowProblem as error:

@@ -23,7 +23,7 @@ from math import inf
 
 from plimsoll.data.fields import kind_of, text_of
 from plimsoll.data.pieces import Messages
-from plimsoll.data.report import Row, RowProblem
+from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.rows import prompt_turns, response_turns, turns_of
 
 HUMAN = "\n\nHuman:"
@@ -48,7 +48,7 @@ class PairRow:
     rejected: Messages
 
 
-def pair_of(row: Row, columns: PairColumns, *, plain: bool) -> PairRow:
+def pair_of(row: RawRow, columns: PairColumns, *, plain: bool) -> PairRow:
     """Return the pair of a row. Its responses differ, and neither is empty.
 
     Args:
@@ -68,7 +68,7 @@ def pair_of(row: Row, columns: PairColumns, *, plain: bool) -> PairRow:
     return pair
 
 
-def margin_of(row: Row, column: str | None) -> float:
+def margin_of(row: RawRow, column: str | None) -> float:
     """Return a pair's margin; 0 if there is no column for it."""
     if column is None:
         return 0.0
@@ -80,7 +80,7 @@ def margin_of(row: Row, column: str | None) -> float:
     return float(value)
 
 
-def _pair_of_messages(row: Row, columns: PairColumns) -> PairRow:
+def _pair_of_messages(row: RawRow, columns: PairColumns) -> PairRow:
     chosen, rejected = turns_of(row, columns.chosen), turns_of(row, columns.rejected)
     shared = _count_alike(chosen, rejected)
     if shared == 0:
@@ -112,7 +112,7 @@ def _check_answer(messages: Messages, column: str, start: int) -> None:
         )
 
 
-def _pair_of_dialogues(row: Row, columns: PairColumns, *, plain: bool) -> PairRow:
+def _pair_of_dialogues(row: RawRow, columns: PairColumns, *, plain: bool) -> PairRow:
     chosen, rejected = (text_of(row.values, name) for name in (columns.chosen, columns.rejected))
     before, marker, _ = chosen[: _count_alike(chosen, rejected)].rpartition(ASSISTANT)
     if not marker:

@@ -12,10 +12,10 @@ import xxhash
 
 from plimsoll.errors import ConfigError, DataError
 
-Turn = Mapping[str, Any]
+ChatTurn = Mapping[str, Any]
 """A message in OpenAI's form: `role`, `content` as text, and further keys for the template."""
 
-Messages = Sequence[Turn]
+Messages = Sequence[ChatTurn]
 
 UNLEARNED: Mapping[str, bool] = MappingProxyType({"train": False})
 """The key of an assistant's turn that is not learned."""
@@ -40,7 +40,7 @@ class TextPiece:
     """Whether a score is read at the last token, which is then marked as if it were learned."""
 
 
-def is_learned(turn: Turn) -> bool:
+def is_learned(turn: ChatTurn) -> bool:
     """Return whether a turn is the assistant's and not marked as `UNLEARNED`."""
     return turn["role"] == "assistant" and not UNLEARNED.items() <= turn.items()
 

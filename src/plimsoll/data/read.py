@@ -12,7 +12,7 @@ from plimsoll.config.data import SourceConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.fields import text_of
 from plimsoll.data.pairs import PairColumns, margin_of, pair_of
-from plimsoll.data.report import Row
+from plimsoll.data.report import RawRow
 from plimsoll.data.rows import (
     answer_of,
     conversation_of,
@@ -27,7 +27,7 @@ from plimsoll.data.rows import (
 
 
 def read_row(
-    row: Row,
+    row: RawRow,
     source: SourceConfig,
     sampling: SamplingConfig | None,
     environments: Collection[str] = (),

@@ -13,7 +13,7 @@ from plimsoll.run.counting import counted
 
 
 @dataclass(frozen=True)
-class Row:
+class RawRow:
     """One row as read."""
 
     file: str

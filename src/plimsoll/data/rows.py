@@ -23,7 +23,7 @@ from plimsoll.data.fields import (
     text_of,
 )
 from plimsoll.data.pieces import Messages, Tools, drop_marks, is_learned, tool_name
-from plimsoll.data.report import Row, RowProblem, nearest
+from plimsoll.data.report import RawRow, RowProblem, nearest
 from plimsoll.data.turns import MARKS, messages_of
 from plimsoll.errors import ConfigError
 
@@ -68,7 +68,7 @@ def turns_field(source: SourceConfig) -> str:
     return source.messages or source.response or source.prompt or ""
 
 
-def conversation_of(row: Row, source: SourceConfig) -> tuple[Messages, Messages]:
+def conversation_of(row: RawRow, source: SourceConfig) -> tuple[Messages, Messages]:
     """Return the turns of an SFT row: the prompt, which is not learned, and the turns after it.
 
     A column of whole conversations gives an empty prompt.
@@ -99,7 +99,7 @@ def check_unmarked(messages: Messages, field: str) -> None:
             )
 
 
-def prompt_of(row: Row, source: SourceConfig) -> Messages:
+def prompt_of(row: RawRow, source: SourceConfig) -> Messages:
     """Return the messages of an RL row. The last is the user's (or a tool's)."""
     if source.messages is None:
         assert source.prompt is not None
@@ -107,7 +107,7 @@ def prompt_of(row: Row, source: SourceConfig) -> Messages:
     return _asking_turns(row, source.messages)
 
 
-def prompt_turns(row: Row, column: str) -> Messages:
+def prompt_turns(row: RawRow, column: str) -> Messages:
     """Return the turns of a column of prompts. Text becomes one turn of the user.
 
     A list of turns must end with the user's (or a tool's).
@@ -117,7 +117,7 @@ def prompt_turns(row: Row, column: str) -> Messages:
     return _asking_turns(row, column)
 
 
-def response_turns(row: Row, column: str) -> Messages:
+def response_turns(row: RawRow, column: str) -> Messages:
     """Return the turns of a column of responses. Text becomes one turn of the assistant.
 
     A list of turns must begin with the assistant's.
@@ -134,14 +134,14 @@ def response_turns(row: Row, column: str) -> Messages:
     return messages
 
 
-def _text_or_turns(row: Row, column: str) -> str:
+def _text_or_turns(row: RawRow, column: str) -> str:
     value = present(row.values, column)
     if not isinstance(value, str):
         raise RowProblem(column, f"must be text or a list of messages, but is {kind_of(value)}")
     return checked_text(value, column)
 
 
-def _asking_turns(row: Row, column: str) -> Messages:
+def _asking_turns(row: RawRow, column: str) -> Messages:
     messages = turns_of(row, column)
     last = messages[-1]["role"]
     if last not in ("user", "tool"):
@@ -152,11 +152,11 @@ def _asking_turns(row: Row, column: str) -> Messages:
     return drop_marks(messages)
 
 
-def _last_place(row: Row, column: str) -> str:
+def _last_place(row: RawRow, column: str) -> str:
     return f"{column}[{len(list_of(row.values, column, 'messages')) - 1}]"
 
 
-def turns_of(row: Row, column: str) -> Messages:
+def turns_of(row: RawRow, column: str) -> Messages:
     """Return the turns of a column, after the row's system message if the row has one."""
     messages = messages_of(row.values, column)
     system = row.values.get(SYSTEM)
@@ -172,7 +172,7 @@ def turns_of(row: Row, column: str) -> Messages:
     return messages
 
 
-def answer_of(row: Row, source: SourceConfig) -> tuple[Messages, Messages]:
+def answer_of(row: RawRow, source: SourceConfig) -> tuple[Messages, Messages]:
     """Return the prompt and the response that is labelled.
 
     In a column of whole conversations, the response is the assistant's turn at the end.
@@ -191,7 +191,7 @@ def answer_of(row: Row, source: SourceConfig) -> tuple[Messages, Messages]:
     return answer[:-1], answer[-1:]
 
 
-def reference_of(row: Row, column: str | None) -> object:
+def reference_of(row: RawRow, column: str | None) -> object:
     """Return the reference answer as the row has it; None if there is no column."""
     if column is None:
         return None
@@ -203,7 +203,7 @@ def reference_of(row: Row, column: str | None) -> object:
     return value
 
 
-def environment_of(row: Row, column: str | None, known: Collection[str]) -> str:
+def environment_of(row: RawRow, column: str | None, known: Collection[str]) -> str:
     """Return the name of a row's environment; "" if there is no column for it.
 
     Args:
@@ -223,7 +223,7 @@ def environment_of(row: Row, column: str | None, known: Collection[str]) -> str:
     return name
 
 
-def further_columns(row: Row, source: SourceConfig) -> Mapping[str, object]:
+def further_columns(row: RawRow, source: SourceConfig) -> Mapping[str, object]:
     """Return the columns that the source does not name, where JSON can hold their value.
 
     Dates, bytes and the like are left out, as a run keeps all its rows in memory.
@@ -236,7 +236,7 @@ def further_columns(row: Row, source: SourceConfig) -> Mapping[str, object]:
     }
 
 
-def label_of(row: Row, column: str) -> bool:
+def label_of(row: RawRow, column: str) -> bool:
     """Return a row's label: true or 1 if the response is desirable, false or 0 if it is not.
 
     pandas writes such a column as 1.0 and 0.0 if some rows have no label.
@@ -273,7 +273,7 @@ def _from_json(text: str, column: str) -> object:
         raise RowProblem(column, f"is text, and not valid JSON: {error}") from error
 
 
-def order_of(row: Row, column: str | None) -> float | None:
+def order_of(row: RawRow, column: str | None) -> float | None:
     """Return the number that a row is sorted by; None if there is no column for it."""
     if column is None:
         return None
@@ -283,7 +283,7 @@ def order_of(row: Row, column: str | None) -> float | None:
     return float(value)
 
 
-def limit_of(row: Row, column: str | None, sampling: SamplingConfig) -> int | None:
+def limit_of(row: RawRow, column: str | None, sampling: SamplingConfig) -> int | None:
     """Return the longest response to a prompt, in tokens; None if there is no column for it.
 
     The limit must be within what `sampling` allows. pandas writes whole numbers as 64.0 if some

@@ -21,7 +21,7 @@ from plimsoll.data.arrow_values import ReadValue, value_reader
 from plimsoll.data.fields import SYSTEM
 from plimsoll.data.generated import generated_rows
 from plimsoll.data.json_rows import not_utf8, read_json
-from plimsoll.data.report import BadRow, Row, RowProblem, nearest, nearest_file
+from plimsoll.data.report import BadRow, RawRow, RowProblem, nearest, nearest_file
 from plimsoll.errors import ConfigError
 
 LINES = (".jsonl", ".json", ".jsonl.gz")
@@ -60,7 +60,7 @@ class Columns:
         return [name for name in present if name in tops or name == SYSTEM]
 
 
-def read_rows(source: SourceConfig, *, whole: bool = False) -> Iterator[Row | BadRow]:
+def read_rows(source: SourceConfig, *, whole: bool = False) -> Iterator[RawRow | BadRow]:
     """Yield the source's rows in order, at most `source.limit` of them (bad ones count).
 
     Args:
@@ -75,17 +75,17 @@ def read_rows(source: SourceConfig, *, whole: bool = False) -> Iterator[Row | Ba
     return add_nested(islice(_read(source, columns), source.limit), columns)
 
 
-def add_nested(rows: Iterable[Row | BadRow], columns: Columns) -> Iterator[Row | BadRow]:
+def add_nested(rows: Iterable[RawRow | BadRow], columns: Columns) -> Iterator[RawRow | BadRow]:
     """Yield the rows, with the nested columns that the source names."""
     for row in rows:
-        if isinstance(row, Row):
+        if isinstance(row, RawRow):
             values = with_nested(row.values, columns.named)
             yield row if values is row.values else replace(row, values=values)
         else:
             yield row
 
 
-def _read(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
+def _read(source: SourceConfig, columns: Columns) -> Iterator[RawRow | BadRow]:
     if source.generate is not None:
         return generated_rows(source)
     path = Path(source.path)
@@ -119,7 +119,7 @@ def _missing(path: Path) -> str:
     )
 
 
-def _read_file(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
+def _read_file(path: Path, columns: Columns) -> Iterator[RawRow | BadRow]:
     name = path.name.lower()
     if name.endswith(LINES):
         return read_json(path)
@@ -168,7 +168,7 @@ def _files_of_split(path: Path, files: list[Path], split: str) -> list[Path]:
     return split_files or files
 
 
-def _read_parquet(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
+def _read_parquet(path: Path, columns: Columns) -> Iterator[RawRow | BadRow]:
     try:
         with pq.ParquetFile(path) as file:
             read = columns.among(file.schema_arrow.names)
@@ -180,7 +180,7 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
         pa.default_memory_pool().release_unused()  # Arrow would keep the memory for later reads.
 
 
-def arrow_rows(file: str, batches: Iterable[Any], columns: Columns) -> Iterator[Row | BadRow]:
+def arrow_rows(file: str, batches: Iterable[Any], columns: Columns) -> Iterator[RawRow | BadRow]:
     """Yield the rows of Arrow record batches or tables, numbered from 1."""
     line = 0
     for batch in batches:
@@ -189,7 +189,7 @@ def arrow_rows(file: str, batches: Iterable[Any], columns: Columns) -> Iterator[
             if isinstance(row, RowProblem):
                 yield BadRow(file, line, row.field, row.problem)
             else:
-                yield Row(file, line, row)
+                yield RawRow(file, line, row)
 
 
 def _batch_rows(batch: Any, columns: Columns) -> Iterable[dict[str, object] | RowProblem]:
@@ -222,7 +222,7 @@ def _single_row(row: Any, readers: Mapping[str, ReadValue]) -> dict[str, object]
     return values
 
 
-def _read_saved(path: Path, split: str, columns: Columns) -> Iterator[Row | BadRow]:
+def _read_saved(path: Path, split: str, columns: Columns) -> Iterator[RawRow | BadRow]:
     import datasets  # slow to import and needed only here
 
     try:
@@ -240,7 +240,7 @@ def _read_saved(path: Path, split: str, columns: Columns) -> Iterator[Row | BadR
     return _table_rows(str(path), saved, columns)
 
 
-def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
+def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[RawRow | BadRow]:
     import datasets  # slow to import and needed only here
 
     path, name, split = source.path, source.name, source.split
@@ -257,7 +257,7 @@ def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
     return _table_rows(path, loaded, columns)
 
 
-def _table_rows(file: str, table: Any, columns: Columns) -> Iterator[Row | BadRow]:
+def _table_rows(file: str, table: Any, columns: Columns) -> Iterator[RawRow | BadRow]:
     """Yield the rows of a data set of `datasets`."""
     read = table.select_columns(columns.among(table.column_names))
     return arrow_rows(file, read.with_format("arrow").iter(BATCH_ROWS), columns)

@@ -17,7 +17,7 @@ import numpy as np
 
 from plimsoll.data.fields import kind_of, list_of, text_of
 from plimsoll.data.pieces import Messages, TextPiece
-from plimsoll.data.report import Row, RowProblem
+from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.errors import DataError
 from plimsoll.records import Floats
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # slow to import, and a dry run reads steps, too
     from plimsoll.data.template import Template
 
 
-def steps_of(row: Row, column: str) -> list[str]:
+def steps_of(row: RawRow, column: str) -> list[str]:
     """Return the texts of the steps: at least one, none empty."""
     steps = list_of(row.values, column, "texts")
     return [text_of({place: step}, place) for place, step in _places(column, steps)]
 
 
-def labels_of(row: Row, column: str, steps_column: str) -> Floats:
+def labels_of(row: RawRow, column: str, steps_column: str) -> Floats:
     """Return the label of each step, from 0 (wrong) to 1 (right)."""
     labels = list_of(row.values, column, "labels")
     steps = len(list_of(row.values, steps_column, "texts"))

@@ -36,7 +36,7 @@ from plimsoll.train.update import OptimizerStep, Packs, log_probs, pack_rows
 
 DpoWork = Work[DpoConfig, Pair]
 
-HeldOut = tuple[Packs, Floats | None]
+ScoredPairs = tuple[Packs, Floats | None]
 """The held-out pairs in packs, and their sequences' log-probs under the reference, if there is one.
 They are the same in every evaluation.
 """
@@ -73,13 +73,13 @@ def learn(
     )
 
 
-def hold_out(work: DpoWork, reference: Reference | None) -> HeldOut:
+def hold_out(work: DpoWork, reference: Reference | None) -> ScoredPairs:
     """Pack the held-out pairs and score them with the reference, which does not change."""
     packs = pack_rows(work.spec, work.data.eval, work.cluster)
     return packs, None if reference is None else reference.log_probs(work.data.eval, packs, "eval")
 
 
-def evaluate(work: DpoWork, loss: PreferenceLoss, held_out: HeldOut | None) -> dict[str, float]:
+def evaluate(work: DpoWork, loss: PreferenceLoss, held_out: ScoredPairs | None) -> dict[str, float]:
     """Return the loss on the held-out pairs and its metrics."""
     assert held_out is not None, "evaluated without run.eval_every"
     packs, reference = held_out

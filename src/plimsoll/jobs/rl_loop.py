@@ -67,7 +67,7 @@ from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_measured, load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out_sets, row_counts
 from plimsoll.train.saving import is_finished, record_evaluation, restore, save_model, save_when_due
-from plimsoll.train.session import Session, evaluates_first
+from plimsoll.train.session import RunSession, evaluates_first
 from plimsoll.train.update import OptimizerStep
 
 
@@ -85,7 +85,7 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
 def _train(
     spec: RunSpec[RlConfig],
     planned: Planned,
-    load: Callable[[Session, RunSpec[RlConfig]], RlData],
+    load: Callable[[RunSession, RunSpec[RlConfig]], RlData],
     open_source: Callable[[RlWork], Source],
 ) -> None:
     with open_work(

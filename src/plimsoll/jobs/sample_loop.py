@@ -37,7 +37,7 @@ from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state
 from plimsoll.train.saving import is_finished, restore
-from plimsoll.train.session import Session
+from plimsoll.train.session import RunSession
 
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
@@ -95,7 +95,7 @@ def _sample_step(
         return replace(samples, trajectories=score_by_models(samples.trajectories, spec, cluster))
 
 
-def _save(session: Session, state: RunState) -> None:
+def _save(session: RunSession, state: RunState) -> None:
     """Write a checkpoint without weights, which says where the next step goes on."""
     session.directory.sync_rows()
     with whole_directory(session.directory.checkpoint_path(state.step)) as partial_path:

@@ -40,7 +40,7 @@ VARLEN = "plimsoll_varlen"
 _GROUPED: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 )
-"""The keyword by which torch from 2.12 on takes fewer key heads than query heads; 2.11 has none."""
+"""The keyword for fewer key heads than query heads; torch 2.11 needs none."""
 
 
 class Span(NamedTuple):

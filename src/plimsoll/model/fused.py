@@ -132,7 +132,7 @@ class _RmsNorm(torch.autograd.Function):
         of_input, of_weight, _ = ctx.needs_input_grad
         input_TH = input_XH.reshape(-1, input_XH.shape[-1])
         grad_TH = grad_XH.reshape(input_TH.shape)
-        # The gradients; of the input with no columns where it is not wanted.
+        # The gradients; the input's has no columns if it is not needed.
         made_TH = input_TH.new_empty(input_TH.shape if of_input else (len(input_TH), 0))
         wide_H = weight_H.float()
         made_H = torch.zeros_like(wide_H)
@@ -144,7 +144,7 @@ class _RmsNorm(torch.autograd.Function):
             if of_weight:
                 made_H.addmv_(both_NH.T, inverse_N1[:, 0])
             if of_input:
-                # grad * w / rms, less what of it lies along the input
+                # grad * w / rms, less its component along the input
                 along_N1 = (both_NH @ wide_H)[:, None] * inverse_N1.pow(3) / len(wide_H)
                 torch.mul(slope_NH, wide_H, out=both_NH).mul_(inverse_N1)
                 made_NH.copy_(both_NH.addcmul_(wide_NH, along_N1, value=-1))

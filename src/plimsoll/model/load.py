@@ -40,7 +40,7 @@ from plimsoll.spec.kernels import against_varlen
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Return the tokenizer beside the model; ConfigError if its files are missing or broken."""
     checks.check_tokenizer_files(path)
-    # A tokenizer that calls itself generic is what its tokenizer.json says. AutoTokenizer would
+    # tokenizer.json alone defines a tokenizer of a generic class. AutoTokenizer would
     # replace its pre-tokenizer by the model family's, and could silently split text differently.
     kind = PreTrainedTokenizerFast if checks.has_generic_tokenizer(path) else AutoTokenizer
     with checks.as_config_error(path, "tokenizer"):
@@ -162,15 +162,7 @@ def _load(
     """Check a frame without weights, then map the weights from the checkpoint's files.
 
     Mapping costs page cache, which all ranks of a machine share; only a cast copies weights into
-    memory.
-
-    Args:
-        auto_class: transformers' class that loads the model.
-        hf_config: its config.json.
-        config: the model's settings.
-        device: where the model will run.
-        may_be_new: the only names that the checkpoint may lack.
-        cast: as for `load_policy`.
+    memory. `may_be_new` are the only names that the checkpoint may lack.
 
     Returns:
         The model, what `prepare_layers` returns, and the names that the checkpoint lacks.

@@ -19,7 +19,7 @@ from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import read_trajectories
 from plimsoll.spec.rules.stored import stored
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.session import Session
+from plimsoll.train.session import RunSession
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Replay:
         return {}
 
 
-def load_replay_data(session: Session, spec: RunSpec[RlConfig]) -> RlData:
+def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:
     """The prompts of a run that replays. What it replays is held against them and the actor before
     anything is loaded.
 

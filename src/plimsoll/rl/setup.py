@@ -31,14 +31,14 @@ from plimsoll.spec.job import SOURCE, source_in
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work
 from plimsoll.train.run_data import LoadRows, RunData, load_data
-from plimsoll.train.session import Session
+from plimsoll.train.session import RunSession
 
 RlData = RunData[Prompt]
 RlWork = Work[RlConfig, Prompt]
 
 
 def load_prompt_data(
-    session: Session, spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
+    session: RunSession, spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
 ) -> RlData:
     """The prompts of all sources; at least as many to learn on as a step needs, with references
     that pass the check, and with a template whose end of turn ends a response."""

@@ -19,16 +19,7 @@ _GATED = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that every family has.
-
-    Attributes:
-        layers: the number of decoder layers.
-        hidden: the width of the residual stream.
-        heads: the number of query heads.
-        kv_heads: the number of key and value heads.
-        head_dim: the width of a head.
-        intermediate: the width of a dense layer's MLP.
-    """
+    """The sizes that every family has. `intermediate` is the width of a dense layer's MLP."""
 
     layers: int
     hidden: int
@@ -59,16 +50,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class DecoderParts:
-    """The parts of a family's decoder.
-
-    Attributes:
-        linears: the linear layers.
-        others: tensors that are neither linear, embedding nor head.
-        experts: the experts of a mixture.
-        gated: whether the MLP has a gate.
-        head_bias: whether the output head has a bias.
-        traits: how the family computes.
-    """
+    """The parts of a family's decoder. `others` are neither linear, embedding nor head."""
 
     linears: tuple[Linear, ...]
     others: tuple[ParameterTensors, ...]
@@ -81,14 +63,7 @@ class DecoderParts:
 def attention(
     sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, out: str = "o_proj"
 ) -> tuple[Linear, ...]:
-    """Return queries, keys, values and the output, each as a matrix of its own.
-
-    Args:
-        sizes: the decoder's sizes.
-        qkv_bias: whether queries, keys and values have biases.
-        out_bias: whether the output has a bias.
-        out: the name of the output.
-    """
+    """Return queries, keys, values and the output (named `out`), each as a matrix of its own."""
     hidden, layers = sizes.hidden, sizes.layers
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     return (
@@ -107,15 +82,9 @@ def mlp(
     names: tuple[str, str, str] = _GATED,
     experts: int = 0,
 ) -> tuple[Linear, ...]:
-    """Return gate, up and down of `count` gated MLPs.
+    """Return gate, up and down (with these `names`) of `count` gated MLPs.
 
-    Args:
-        hidden: the width of the residual stream.
-        width: the inner width.
-        count: the number of MLPs in the whole model.
-        bias: whether each matrix has a bias.
-        names: the names of gate, up and down.
-        experts: how many experts a layer stacks into one tensor; 0: none.
+    `experts` is how many of them a layer stacks into one tensor; 0: none.
     """
     gate, up, down = names
     kinds = (

@@ -12,9 +12,6 @@ class Linear:
 
     Attributes:
         name: the last part of its module name, such as q_proj; adapters choose by it.
-        inputs: the width of the input.
-        outputs: the width of the output.
-        bias: whether it has a bias.
         count: how many the whole model has (layers, times experts if it is an expert's).
         stacked: how many of their weights share one parameter tensor. 1, but for experts:
             transformers keeps all of a layer's as two tensors, gate with up in one and down in the
@@ -36,12 +33,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class ParameterTensors:
-    """Parameter tensors of one size.
-
-    Attributes:
-        elements: the elements of each tensor.
-        parameters: the elements of all of them together.
-    """
+    """Parameter tensors of one size: the elements of each, and the parameters of all together."""
 
     elements: int
     parameters: int

@@ -97,11 +97,7 @@ def lifetime(
 ) -> frozenset[Moment]:
     """Return the moments of the job at which a role's tensor of that lifetime exists.
 
-    Args:
-        life: the lifetime.
-        role: the role that holds the tensor.
-        phase: the phase that trains the role; None for a frozen role.
-        moments: all moments of the job.
+    `phase` trains the role (None for a frozen role); `moments` are all moments of the job.
     """
     before = _is_before(role, moments)
     role_moments = moments & _BEFORE.keys() if before else moments - _BEFORE.keys()
@@ -110,40 +106,27 @@ def lifetime(
 
 def _exists(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> bool:
     read, build = _load_moments(role)
-    trains = phase is not None and moment.phase == phase
-    backward = trains and moment.instant in ("backward", "reduce")
-    scoring = moment.phase == "score" or (role == "actor" and moment == Moment("sync", "forward"))
-    match life:
-        case "always":
-            return moment in (read, build) or _is_loaded_before(role, moment)
-        case "built":
-            return moment == build or _is_loaded_before(role, moment)
-        case "stepped":
-            return moment.phase != "load"
-        case "loading":
-            return moment == read
-        case "building":
-            return moment == build
-        case "scoring":
-            return scoring
-        case "computing":
-            return scoring or (trains and moment.instant not in ("norm", "step"))
-        case "backward":
-            return backward
-        case "reducing":
-            return trains and moment.instant == "reduce"
-        case "training":
-            return trains
-        case "norming":
-            return trains and moment.instant == "norm"
-        case "stepping":
-            return trains and moment.instant == "step"
-        case "sending":
-            return moment == Moment("sync", "gather")
-        case "saving":
-            return moment.phase == "save" and moment.instant == "gather"
-        case "writing":
-            return moment.phase == "save" and moment.instant == "write"
+    loaded = _is_loaded_before(role, moment)
+    scores = moment.phase == "score" or (role == "actor" and moment == Moment("sync", "forward"))
+    trains, saves = phase is not None and moment.phase == phase, moment.phase == "save"
+    lives: dict[Life, bool] = {
+        "always": loaded or moment in (read, build),
+        "built": loaded or moment == build,
+        "stepped": moment.phase != "load",
+        "loading": moment == read,
+        "building": moment == build,
+        "scoring": scores,
+        "computing": scores or (trains and moment.instant not in ("norm", "step")),
+        "backward": trains and moment.instant in ("backward", "reduce"),
+        "reducing": trains and moment.instant == "reduce",
+        "training": trains,
+        "norming": trains and moment.instant == "norm",
+        "stepping": trains and moment.instant == "step",
+        "sending": moment == Moment("sync", "gather"),
+        "saving": saves and moment.instant == "gather",
+        "writing": saves and moment.instant == "write",
+    }
+    return lives[life]
 
 
 def _is_loaded_before(role: str, moment: Moment) -> bool:

@@ -15,15 +15,11 @@ class Tensors:
     """Tensors of one kind on one rank.
 
     Attributes:
-        kind: the kind of their item.
-        name: the name of their item.
         of: the name of the elements in the formula.
         elements: elements of the whole role, or of the buffer.
         each: bytes of an element; not whole if scales come with a block of elements.
         source: the origin of the numbers.
         ranks: the number of ranks that share the elements.
-        where: the place of the tensors.
-        life: when the tensors exist.
         pinned: elements of each block of page-locked host memory (0: ordinary memory); PyTorch's
             allocator rounds every block up to a power of two.
     """
@@ -64,11 +60,7 @@ def state_items(
 ) -> Iterator[Allocation]:
     """Yield a role's tensors with the moments at which each exists; empty tensors are left out.
 
-    Args:
-        role: the role that keeps them.
-        kept: its tensors.
-        phase: the phase that trains the role; None for a frozen role.
-        moments: all moments of the job.
+    `phase` trains the role (None for a frozen role); `moments` are all moments of the job.
     """
     for tensors in kept:
         if tensors.elements:

@@ -34,7 +34,7 @@ from plimsoll.train.saving import (
     save_model,
     save_when_due,
 )
-from plimsoll.train.session import Session, open_session, step_metrics
+from plimsoll.train.session import RunSession, open_session, step_metrics
 from plimsoll.train.update import OptimizerStep, update
 
 ItemT = TypeVar("ItemT", bound=Row | Prompt)
@@ -47,7 +47,7 @@ class Work(Generic[ConfigT, ItemT]):
     """An open job."""
 
     spec: RunSpec[ConfigT]
-    session: Session
+    session: RunSession
     cluster: Cluster
     data: RunData[ItemT]
     """The rows to learn from, and the held-out rows."""
@@ -74,7 +74,7 @@ class Work(Generic[ConfigT, ItemT]):
 def open_work(
     spec: RunSpec[ConfigT],
     planned: Planned,
-    read: Callable[[Session], RunData[ItemT]],
+    read: Callable[[RunSession], RunData[ItemT]],
     start: Callable[[RunData[ItemT]], Cluster],
 ) -> Iterator[Work[ConfigT, ItemT]]:
     """Open the run directory, read the data, and start the processes; end them after the block."""

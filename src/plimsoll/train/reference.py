@@ -28,7 +28,7 @@ from plimsoll.run.stored_logprobs import LogprobStore, StoredLogprobs, read_logp
 from plimsoll.spec.job import ConfigT
 from plimsoll.train.from_data import RowT, Work
 from plimsoll.train.loading import load_role
-from plimsoll.train.session import Session
+from plimsoll.train.session import RunSession
 from plimsoll.train.update import Packs, log_probs, pack_rows
 
 ScoringPhase = Literal["score", "eval"]
@@ -57,7 +57,7 @@ class Reference(Protocol):
 class LiveReference:
     """A role beside the actor, which computes the numbers now."""
 
-    session: Session
+    session: RunSession
     cluster: Cluster
 
     def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:

@@ -23,7 +23,7 @@ from plimsoll.run.counting import counted
 from plimsoll.run.state import RunState, SourceState
 from plimsoll.run.stored_logprobs import sequence_key
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.session import Session
+from plimsoll.train.session import RunSession
 
 Sources = Mapping[str, SourceState]
 """What each source gave, by its key in the config."""
@@ -44,7 +44,7 @@ def sources_of(spec: RunSpec[Any], items: Items) -> Sources:
     }
 
 
-def check_rows(session: Session, items: Items, sources: Sources) -> None:
+def check_rows(session: RunSession, items: Items, sources: Sources) -> None:
     """Compare the rows that were read with the checkpoint's fingerprints.
 
     A source is compared if the settings that choose and make its rows are the same.

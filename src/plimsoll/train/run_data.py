@@ -22,7 +22,7 @@ from plimsoll.run.state import RunState
 from plimsoll.spec.model_files import read_model_json
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.resuming import Items, Sources, check_rows, row_count_changes, sources_of
-from plimsoll.train.session import Session
+from plimsoll.train.session import RunSession
 
 T = TypeVar("T", bound=Row | Prompt)
 
@@ -49,7 +49,7 @@ class RunData(Generic[T]):
         return tuple(chain.from_iterable(self.held_out.values()))
 
 
-def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
+def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
     """Read, template and tokenize the rows to learn from and the held-out rows, if there are any.
 
     `data.on_bad_row` decides whether bad rows are refused or listed in the run directory.
@@ -157,7 +157,7 @@ def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:
     return MixedOrder(tuple(portions), seed, data.shuffle)
 
 
-def first_state(session: Session, data: RunData[T]) -> RunState:
+def first_state(session: RunSession, data: RunData[T]) -> RunState:
     """Return the state that a run begins with. Report rows that were added or removed since."""
     now = sum(portion.rows for portion in data.order.portions)
     if session.resumed:

@@ -12,22 +12,24 @@ from plimsoll.run.files import whole_directory
 from plimsoll.run.state import RunState, after_evaluation, is_patience_out
 from plimsoll.train.how_to_use import trained_text
 from plimsoll.train.resuming import changed_settings
-from plimsoll.train.session import Session, config_text
+from plimsoll.train.session import RunSession, config_text
 
 
-def is_finished(session: Session, state: RunState) -> bool:
+def is_finished(session: RunSession, state: RunState) -> bool:
     """Return whether all steps are done, or evaluations have not improved for too long."""
     run = session.spec.run
     return state.step >= session.spec.steps or is_patience_out(run.best, state)
 
 
-def record_evaluation(session: Session, state: RunState, metrics: Mapping[str, float]) -> RunState:
+def record_evaluation(
+    session: RunSession, state: RunState, metrics: Mapping[str, float]
+) -> RunState:
     """Return the state after an evaluation, with the best one so far."""
     best = session.spec.run.best
     return state if best is None else after_evaluation(best, state, metrics)
 
 
-def save_when_due(session: Session, cluster: Cluster, state: RunState) -> None:
+def save_when_due(session: RunSession, cluster: Cluster, state: RunState) -> None:
     """Write a checkpoint if one is due, and remove the oldest.
 
     One is due every so many steps, at the best evaluation, at the end, and after Ctrl-C, which then
@@ -41,7 +43,7 @@ def save_when_due(session: Session, cluster: Cluster, state: RunState) -> None:
         session.stop_if_asked(state.step)
 
 
-def _save(session: Session, cluster: Cluster, state: RunState) -> None:
+def _save(session: RunSession, cluster: Cluster, state: RunState) -> None:
     directory = session.directory
     directory.sync_rows()
     with whole_directory(directory.checkpoint_path(state.step)) as partial:
@@ -51,11 +53,11 @@ def _save(session: Session, cluster: Cluster, state: RunState) -> None:
     _prune(session, state)
 
 
-def _prune(session: Session, state: RunState) -> None:
+def _prune(session: RunSession, state: RunState) -> None:
     session.directory.prune_checkpoints(session.spec.run.keep_checkpoints, state.best_step)
 
 
-def restore(session: Session, cluster: Cluster) -> None:
+def restore(session: RunSession, cluster: Cluster) -> None:
     """Load the checkpoint that the run resumes from."""
     if session.resumed is None:
         return
@@ -73,7 +75,7 @@ def restore(session: Session, cluster: Cluster) -> None:
         session.progress.note(f"no step is left of {session.spec.steps} ({key}): {rest}")
 
 
-def _keep_settings(session: Session) -> None:
+def _keep_settings(session: RunSession) -> None:
     """Write the settings of a resumed run to config.yaml, now that its checkpoint takes them."""
     settings, file = config_text(session.spec), session.directory.config_path
     saved = file.read_text(encoding="utf-8") if file.is_file() else settings
@@ -83,7 +85,7 @@ def _keep_settings(session: Session) -> None:
 
 
 @contextmanager
-def average_weights(session: Session, cluster: Cluster) -> Iterator[None]:
+def average_weights(session: RunSession, cluster: Cluster) -> Iterator[None]:
     """Replace the actor's weights in the block by their moving average, if the run keeps one."""
     if session.spec.actor.ema is None:
         yield
@@ -93,7 +95,7 @@ def average_weights(session: Session, cluster: Cluster) -> Iterator[None]:
     cluster.all(Worker.swap_average, "actor")
 
 
-def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
+def save_model(session: RunSession, cluster: Cluster, state: RunState) -> None:
     """Write the actor as the run's final model: its moving average, if the run keeps one.
 
     `run.best` decides between the best evaluation and the last step. With `run.save_model: false`
@@ -117,7 +119,7 @@ def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
     session.progress.note(trained_text(session.spec, directory.path, directory.model_path))
 
 
-def _no_model_text(session: Session) -> str:
+def _no_model_text(session: RunSession) -> str:
     """Return the last message of a run that writes no model."""
     latest = session.directory.latest_checkpoint()
     text = "no model is written (run.save_model: false)"
@@ -127,7 +129,7 @@ def _no_model_text(session: Session) -> str:
     return f"{text}; of the checkpoint `{export}` writes one"
 
 
-def _go_back_to_best(session: Session, cluster: Cluster, state: RunState) -> None:
+def _go_back_to_best(session: RunSession, cluster: Cluster, state: RunState) -> None:
     best = session.spec.run.best
     if best is None or best.final_model == "last" or state.best is None:
         return

@@ -57,7 +57,7 @@ _NEW_RUN = RunState(
 
 
 @dataclass(frozen=True)
-class Session:
+class RunSession:
     """A run that is open."""
 
     spec: RunSpec[Any]
@@ -79,7 +79,7 @@ class Session:
     started: float
     """The time at which this part of the run started, in seconds of the monotonic clock."""
 
-    def with_rows(self, rows: int) -> Session:
+    def with_rows(self, rows: int) -> RunSession:
         """Return the session once the rows to learn from are read.
 
         If `run.epochs` sets the length of the run, the session now has a number of steps.
@@ -244,7 +244,7 @@ class Session:
 
 
 @contextmanager
-def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
+def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
     """Open the run directory and all that watches the run; close everything after the block."""
     run, template = spec.run, given_template(spec.data)
     check_tokenizers(spec.actor.model, spec.roles.values())
@@ -272,7 +272,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
                 "the system does not let memory peaks start anew (/proc/self/clear_refs): those in "
                 "the ledger are of the time since each process began"
             )
-        session = Session(
+        session = RunSession(
             spec=spec,
             directory=directory,
             clock=PhaseClock(),

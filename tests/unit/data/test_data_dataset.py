@@ -18,7 +18,7 @@ from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data import loading
 from plimsoll.data.dataset import load_prompts, load_samples
 from plimsoll.data.pieces import Messages
-from plimsoll.data.report import BadRow, Row
+from plimsoll.data.report import BadRow, RawRow
 from plimsoll.data.rows import prompt_of
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError
@@ -478,7 +478,7 @@ def test_each_row_of_prompts_is_parsed_once(
 ) -> None:
     parsed: list[int] = []
 
-    def counting(row: Row, source: SourceConfig) -> Messages:
+    def counting(row: RawRow, source: SourceConfig) -> Messages:
         parsed.append(row.line)
         return prompt_of(row, source)
 

@@ -22,14 +22,14 @@ from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data import json_rows
 from plimsoll.data.dataset import load_prompts, load_samples
 from plimsoll.data.first_rows import first_columns
-from plimsoll.data.report import BadRow, Row
+from plimsoll.data.report import BadRow, RawRow
 from plimsoll.data.sources import read_rows
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt
 
 
-def rows(path: Path, **columns: Any) -> list[Row | BadRow]:
+def rows(path: Path, **columns: Any) -> list[RawRow | BadRow]:
     return list(read_rows(SourceConfig(path=str(path), **(columns or {"prompt": "q"}))))
 
 
@@ -59,14 +59,14 @@ def test_a_json_array_is_its_objects(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_rows, "_READ_AT_ONCE", read_at_once)
         actual = rows(file)
-    assert actual == [Row(str(file), i, values) for i, values in enumerate(objects, start=1)]
+    assert actual == [RawRow(str(file), i, values) for i, values in enumerate(objects, start=1)]
 
 
 def test_items_of_an_array_that_are_no_objects_are_bad_rows_in_their_place(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(b'\xef\xbb\xbf[{"q": 1}, 12, {"q": 1, "q": {"r": 2}}, {"q": 2}]\n')
     one, number, twice, two = rows(file)
-    assert one == Row(str(file), 1, {"q": 1}) and two == Row(str(file), 4, {"q": 2})
+    assert one == RawRow(str(file), 1, {"q": 1}) and two == RawRow(str(file), 4, {"q": 2})
     assert str(number) == f"{file}:2: is a JSON int, not an object"
     assert str(twice) == f"{file}:3: is not JSON: the key `q` is there twice"
 
@@ -98,7 +98,7 @@ def test_columns_within_columns(tmp_path: Path) -> None:
     assert actual == ["4", "5"]  # a column of that name comes first
     pq.write_table(pa.Table.from_pylist([{**nested, "more": 1}]), tmp_path / "a.parquet")
     [row] = rows(tmp_path / "a.parquet", prompt="q", reference="reward_model.style.kind")
-    assert isinstance(row, Row) and [*row.values] == [
+    assert isinstance(row, RawRow) and [*row.values] == [
         "q",
         "reward_model",
         "reward_model.style.kind",
@@ -109,7 +109,7 @@ def test_columns_within_columns(tmp_path: Path) -> None:
 def test_a_parquet_column_with_a_dot_in_its_name(tmp_path: Path) -> None:
     pq.write_table(pa.table({"q": ["hi"], "a.b": ["2"]}), tmp_path / "a.parquet")
     [row] = rows(tmp_path / "a.parquet", prompt="q", reference="a.b")
-    assert isinstance(row, Row) and row.values == {"q": "hi", "a.b": "2"}
+    assert isinstance(row, RawRow) and row.values == {"q": "hi", "a.b": "2"}
 
 
 def test_a_prompt_keeps_its_source_and_all_further_columns(

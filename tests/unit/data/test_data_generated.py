@@ -12,7 +12,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.data import generated
 from plimsoll.data.first_rows import first_columns
 from plimsoll.data.generated import LIBRARY, check_generated
-from plimsoll.data.report import Row
+from plimsoll.data.report import RawRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError
 
@@ -34,9 +34,9 @@ def problems_of(given: SourceConfig) -> list[tuple[str, str, str]]:
     return [(p.key, p.why, p.fix) for p in check_generated("data.train", given)]
 
 
-def rows(given: SourceConfig) -> list[Row]:
+def rows(given: SourceConfig) -> list[RawRow]:
     read_back = list(read_rows(given, whole=True))
-    assert all(isinstance(row, Row) for row in read_back), read_back
+    assert all(isinstance(row, RawRow) for row in read_back), read_back
     return read_back  # type: ignore[return-value]
 
 
@@ -98,13 +98,13 @@ def test_the_same_seed_gives_the_same_rows_and_another_one_others() -> None:
         ({"chain_sum": {"min_terms": 5, "max_terms": 2}}, "max_terms must be >= min_terms"),
     ],
 )
-def test_what_the_library_does_not_take_is_told(tasks: Any, said: str) -> None:
+def test_what_the_library_does_not_take_is_told(tasks: Any, refusal: str) -> None:
     from plimsoll.data.generator import rows_at
 
     options = GenerateConfig(tasks=tasks, size=1, seed=0).options()
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as caught:
         rows_at({"tasks": options, "size": 1, "seed": 0})
-    assert said in str(refusal.value)
+    assert refusal in str(caught.value)
 
 
 @needs_library

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.report import BadRow, Row
+from plimsoll.data.report import BadRow, RawRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError
 
 
-def rows(path: Path | str, split: str = "train", limit: int | None = None) -> list[Row | BadRow]:
+def rows(path: Path | str, split: str = "train", limit: int | None = None) -> list[RawRow | BadRow]:
     return list(read_rows(SourceConfig(path=str(path), split=split, prompt="q", limit=limit)))
 
 
@@ -36,9 +36,9 @@ def test_json_lines_are_numbered_as_an_editor_does(tmp_path: Path) -> None:
         b'\xef\xbb\xbf{"q": "one"}\r\n\n  \n{"q": "two \\u2028 \xe2\x80\xa8"}\n{"q": 3}'
     )
     assert rows(file) == [
-        Row(str(file), 1, {"q": "one"}),
-        Row(str(file), 4, {"q": "two \u2028 \u2028"}),
-        Row(str(file), 5, {"q": 3}),
+        RawRow(str(file), 1, {"q": "one"}),
+        RawRow(str(file), 4, {"q": "two \u2028 \u2028"}),
+        RawRow(str(file), 5, {"q": 3}),
     ]
 
 
@@ -48,7 +48,7 @@ def test_lines_that_cannot_be_read_are_bad_rows_in_their_place(tmp_path: Path) -
     file.write_bytes(b'{"q": 1}\n{"q": \n{"q": "\xff"}\n[1]\n' + deep + b'\n{"q": 2}\n')
     actual = rows(file)
     assert [row.line for row in actual] == [1, 2, 3, 4, 5, 6]
-    assert [type(row) for row in actual] == [Row, BadRow, BadRow, BadRow, BadRow, Row]
+    assert [type(row) for row in actual] == [RawRow, BadRow, BadRow, BadRow, BadRow, RawRow]
     problems = [row.problem for row in actual if isinstance(row, BadRow)]
     assert problems[0] == "is not JSON: Expecting value, at character 8"
     assert problems[1] == "is not UTF-8: byte 0xff at offset 7"
@@ -69,7 +69,7 @@ def test_packed_json_lines_are_those_within(tmp_path: Path) -> None:
     file = tmp_path / "a.JSONL.gz"
     file.write_bytes(gzip.compress(b'{"q": "one"}\n\n{"q":\n{"q": 3}'))
     one, broken, three = rows(file)
-    assert one == Row(str(file), 1, {"q": "one"}) and three == Row(str(file), 4, {"q": 3})
+    assert one == RawRow(str(file), 1, {"q": "one"}) and three == RawRow(str(file), 4, {"q": 3})
     assert isinstance(broken, BadRow) and broken.line == 3
     assert rows(tmp_path) == rows(file)
 
@@ -92,11 +92,11 @@ def test_parquet_rows(tmp_path: Path) -> None:
     pq.write_table(pa.table({"q": ["one", None], "messages": [turns, []], "n": [1, 2]}), file)
     named = SourceConfig(path=str(file), prompt="q", messages="messages")
     assert list(read_rows(named)) == [
-        Row(str(file), 1, {"q": "one", "messages": turns}),
-        Row(str(file), 2, {"q": None, "messages": []}),
+        RawRow(str(file), 1, {"q": "one", "messages": turns}),
+        RawRow(str(file), 2, {"q": None, "messages": []}),
     ]
     missing = SourceConfig(path=str(file), prompt="question")
-    assert [[*row.values] for row in read_rows(missing) if isinstance(row, Row)] == [
+    assert [[*row.values] for row in read_rows(missing) if isinstance(row, RawRow)] == [
         ["q", "messages", "n"],
         ["q", "messages", "n"],
     ]
@@ -109,7 +109,7 @@ def test_parquet_text_of_any_type(tmp_path: Path, kind: pa.DataType) -> None:
     coded = pa.array(["x", "y", "x"]).dictionary_encode()
     pq.write_table(pa.table({"q": words, "a": coded}), file)
     named = SourceConfig(path=str(file), prompt="q", response="a")
-    actual = [row.values for row in read_rows(named) if isinstance(row, Row)]
+    actual = [row.values for row in read_rows(named) if isinstance(row, RawRow)]
     assert actual == [{"q": "one", "a": "x"}, {"q": "two", "a": "y"}, {"q": "one", "a": "x"}]
 
 
@@ -117,7 +117,7 @@ def test_a_time_that_python_has_not_is_a_bad_row_where_it_is_read(tmp_path: Path
     file = tmp_path / "a.parquet"
     late = pa.array([0, 2**62], pa.timestamp("us"))
     pq.write_table(pa.table({"q": ["one", "two"], "late": late}), file)
-    assert [row.line for row in rows(file) if isinstance(row, Row)] == [1, 2]
+    assert [row.line for row in rows(file) if isinstance(row, RawRow)] == [1, 2]
     _, bad = read_rows(SourceConfig(path=str(file), prompt="q", reference="late"))
     assert isinstance(bad, BadRow) and (bad.line, bad.field) == (2, "late")
     assert bad.problem.startswith("cannot be read: ")
@@ -129,9 +129,9 @@ def test_parquet_text_that_is_not_utf8_is_a_bad_row(tmp_path: Path) -> None:
     text = pa.StringArray.from_buffers(3, binary.buffers()[1], binary.buffers()[2])
     pq.write_table(pa.table({"q": text}), file)
     assert rows(file) == [
-        Row(str(file), 1, {"q": "one"}),
+        RawRow(str(file), 1, {"q": "one"}),
         BadRow(str(file), 2, "q", "is not UTF-8: byte 0xfe at offset 0"),
-        Row(str(file), 3, {"q": "two"}),
+        RawRow(str(file), 3, {"q": "two"}),
     ]
 
 
@@ -167,8 +167,8 @@ def test_files_named_after_splits_are_not_mixed(tmp_path: Path) -> None:
     write_lines(tmp_path / "test.jsonl", {"q": "secret"})
     write_lines(tmp_path / "train-00000-of-00001.jsonl", {"q": "known"})
     actual = {split: rows(tmp_path, split) for split in ("train", "test")}
-    assert [row.values for row in actual["train"] if isinstance(row, Row)] == [{"q": "known"}]
-    assert [row.values for row in actual["test"] if isinstance(row, Row)] == [{"q": "secret"}]
+    assert [row.values for row in actual["train"] if isinstance(row, RawRow)] == [{"q": "known"}]
+    assert [row.values for row in actual["test"] if isinstance(row, RawRow)] == [{"q": "secret"}]
     with pytest.raises(ConfigError, match=r"belongs to the split `dev`; there are test\.jsonl"):
         rows(tmp_path, "dev")
 
@@ -185,7 +185,7 @@ def test_a_split_that_files_are_not_named_after_is_not_taken_for_all_of_them(
 def test_the_limit_counts_bad_rows_too(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"q": 1}\nbroken\n{"q": 2}\n')
-    assert [type(row) for row in rows(file, limit=2)] == [Row, BadRow]
+    assert [type(row) for row in rows(file, limit=2)] == [RawRow, BadRow]
 
 
 def test_a_saved_data_set(tmp_path: Path) -> None:
@@ -194,15 +194,15 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="without the split `test`"):
         rows(tmp_path / "one", "test")
     assert rows(tmp_path / "one") == [
-        Row(str(tmp_path / "one"), 1, {"q": "three"}),
-        Row(str(tmp_path / "one"), 2, {"q": "one"}),
+        RawRow(str(tmp_path / "one"), 1, {"q": "three"}),
+        RawRow(str(tmp_path / "one"), 2, {"q": "one"}),
     ]
 
 
 def test_a_saved_data_set_with_splits(tmp_path: Path) -> None:
     made = datasets.Dataset.from_dict({"q": ["one"]})
     datasets.DatasetDict({"train": made, "test": made}).save_to_disk(str(tmp_path / "all"))
-    assert rows(tmp_path / "all", "test") == [Row(str(tmp_path / "all"), 1, {"q": "one"})]
+    assert rows(tmp_path / "all", "test") == [RawRow(str(tmp_path / "all"), 1, {"q": "one"})]
     with pytest.raises(ConfigError, match=r"no split `tset`; it has train, test\. Did you mean"):
         rows(tmp_path / "all", "tset")
 
@@ -268,7 +268,7 @@ def test_a_hubs_data_set_is_asked_for_by_name_and_split(
     signature = inspect.signature(datasets.load_dataset)
     monkeypatch.setattr(datasets, "load_dataset", answer)
     [row] = read_rows(SourceConfig(path="openai/gsm8k", name="main", split="test", prompt="q"))
-    assert row == Row("openai/gsm8k", 1, {"q": "one"})
+    assert row == RawRow("openai/gsm8k", 1, {"q": "one"})
     [(arguments, named)] = asked
     bound = signature.bind(*arguments, **named).arguments
     assert bound == {"path": "openai/gsm8k", "name": "main", "split": "test"}

@@ -17,7 +17,7 @@ from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_steps
 from plimsoll.data.loading import Loaded
 from plimsoll.data.pairs import margin_of
-from plimsoll.data.report import Row, RowProblem
+from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledSteps
@@ -189,5 +189,5 @@ def test_pairs_have_their_margins(tokenizer: Tokenizer, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [None, True, "1", -0.1, float("nan"), float("inf")])
 def test_a_margin_that_is_none(value: object) -> None:
     with pytest.raises(RowProblem) as caught:
-        margin_of(Row("x", 1, {"m": value}), "m")
+        margin_of(RawRow("x", 1, {"m": value}), "m")
     assert caught.value.field == "m"

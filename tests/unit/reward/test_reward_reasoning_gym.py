@@ -10,7 +10,7 @@ import pytest
 
 from plimsoll.config.data import GenerateConfig, SourceConfig
 from plimsoll.data.generated import INSTALL, LIBRARY
-from plimsoll.data.report import Row
+from plimsoll.data.report import RawRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import DataError
 from plimsoll.records import Prompt, Trajectory, single_turn
@@ -60,7 +60,7 @@ def test_scores_are_the_tasks_own() -> None:
     found = list(read_rows(SourceConfig(path=LIBRARY, prompt="question", generate=generate)))
     assert len(found) == 10
     for row in found:
-        assert isinstance(row, Row)
+        assert isinstance(row, RawRow)
         columns = {LIBRARY: row.values[LIBRARY]}
         right = row.values["answer"]
         assert reward(said(f"I think <answer>{right}</answer>", columns)) == 1.0

@@ -17,7 +17,7 @@ from plimsoll.run.readings import Planned
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import load_data
-from plimsoll.train.session import Session, open_session
+from plimsoll.train.session import RunSession, open_session
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(7)]
 
@@ -36,7 +36,7 @@ def spec(**settings: Any) -> RunSpec[SftConfig]:
     return spec_of(SftConfig.model_validate(config))
 
 
-def read(model_home: Path, run: RunSpec[SftConfig]) -> Session:
+def read(model_home: Path, run: RunSpec[SftConfig]) -> RunSession:
     (model_home / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
     with open_session(run, Planned()) as session:
         return session.with_rows(len(load_data(session, load_samples).train))

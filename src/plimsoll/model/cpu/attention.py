@@ -82,14 +82,7 @@ def packed_attention(
 
 
 class _Batch(NamedTuple):
-    """Sequences of one shape.
-
-    Attributes:
-        spans: their places in the pack.
-        before: the keys before the first query of each.
-        queries: the queries of each, filled up.
-        keys: the keys of each, filled up.
-    """
+    """Sequences with equally many keys `before` the first query, and filled up to one shape."""
 
     spans: Sequence[Span]
     before: int
@@ -244,7 +237,7 @@ def _backward(
         by_head = weights.view(len(query_BQD), -1, seen.stop)
         torch.add(minus_BQ1[:, block], by_head, alpha=binary, out=by_head)
         by_head.exp2_().tril_(before + block.start)  # each query sees one key more
-        scores = torch.bmm(grad, value.mT)  # their gradient, once that of the weights is in it
+        scores = torch.bmm(grad, value.mT)  # their gradient, after the next line
         torch._softmax_backward_data(scores, weights, -1, scores.dtype, grad_input=scores)
         grad_query[:, block] = torch.bmm(scores, key).view_as(query_BQD[:, block])
         grad_key[:, seen].baddbmm_(scores.mT, query, alpha=scale)

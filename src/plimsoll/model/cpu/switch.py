@@ -30,7 +30,7 @@ def use_cpu_kernels(lm: PreTrainedModel, device: torch.device) -> int:
     """
     if device.type != "cpu":
         return 1
-    # The output has rows for what fills, too.
+    # The decoder's output keeps the rows of the filling.
     lm.get_decoder().register_forward_pre_hook(_fill, with_kwargs=True)
     use_packed_attention(lm)
     return OF_PACKS

@@ -85,10 +85,10 @@ def _width(layer: Layer, linear: Linear) -> int:
     adapter, element = layer.form.adapter, layer.element
     if adapter is None or not layer.form.adapts(linear.name):
         return element * linear.outputs
-    again = adapter.dora and adapter.dropout  # on the thinned input
+    again = adapter.dora and adapter.dropout  # on the dropped-out input
     thin = adapter.rank < layer.shape.hidden // 2  # then its second matrix is computed again
-    own = adapter.element * (adapter.rank + (0 if thin else linear.outputs))
-    return element * linear.outputs * (1 + again) + own
+    matrices = adapter.element * (adapter.rank + (0 if thin else linear.outputs))
+    return element * linear.outputs * (1 + again) + matrices
 
 
 _KEPT = 1024
@@ -213,11 +213,7 @@ class _Heights:
         return every is not None and (self.layer.shape.layers - 1) % every == 0
 
     def _kept(self, undoing: bool) -> tuple[UnownedItem, ...]:
-        """Return the tensors that checkpointed layers keep.
-
-        Args:
-            undoing: whether the backward pass is in the last layer.
-        """
+        """Return the tensors of checkpointed layers; `undoing`: in the last layer's backward."""
         again = undoing and self._last_is_checkpointed
         return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
 
@@ -228,7 +224,7 @@ class _Heights:
         if not self.layer.form.inputs_on_host:
             return (UnownedItem("layer inputs", self._checkpointed * stream, all_words, source),)
         on_host = self._checkpointed * pinned_block(stream)
-        two = min(2, self._checkpointed)  # one in use, one on its way
+        two = min(2, self._checkpointed)  # one is in use, one is being copied
         all_words += ", pinned blocks rounded up to powers of two"
         return (
             UnownedItem("layer inputs", two * stream, f"{two} x {words}", source),

@@ -29,12 +29,9 @@ Fused = Literal["none", "own", "liger"]
 
 @dataclass(frozen=True)
 class ChunkedHead:
-    """`token_logprobs`: logits of `rows` learned tokens at once.
+    """`token_logprobs`: logits of `rows` learned tokens at once, and their entropy.
 
-    Attributes:
-        rows: rows of logits that exist at once.
-        entropy: whether the entropy is computed too.
-        scaled: whether the logits are divided by a temperature that is not 1.
+    `scaled`: the logits are divided by a temperature that is not 1.
     """
 
     rows: int
@@ -59,10 +56,7 @@ class ScalarHead:
 class TeacherHead:
     """`distil`: logits of `rows` learned tokens at once, and the same of a teacher's.
 
-    Attributes:
-        rows: rows of logits that exist at once.
-        hidden: the teacher's hidden size.
-        element: bytes of a weight of the teacher.
+    `hidden` and `element` are the teacher's hidden size and the bytes of its weights.
     """
 
     rows: int

@@ -119,8 +119,8 @@ class Layer:
 
         Our functions hold a block, Liger's none.
         """
-        own = self.form.fused == "own"
-        return min(elements, BLOCK_ELEMENTS[self.form.device]) if own else 0
+        in_blocks = self.form.fused == "own"
+        return min(elements, BLOCK_ELEMENTS[self.form.device]) if in_blocks else 0
 
     def saves_input(self, names: tuple[str, ...]) -> bool:
         """Return whether any of these linears saves its input unchanged."""

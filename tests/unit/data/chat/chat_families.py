@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from plimsoll.data.pieces import Messages, Turn
+from plimsoll.data.pieces import ChatTurn, Messages
 from plimsoll.data.template import Template, make_template
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -208,7 +208,7 @@ def said(family: Family, prompt: str, content: str, thought: str | None) -> str:
     return family.thinks.format(thought or "") + content
 
 
-def spoken(family: Family, template: Template, before: Messages, reply: Turn) -> str:
+def spoken(family: Family, template: Template, before: Messages, reply: ChatTurn) -> str:
     """Return what the model writes as a reply. Calls are as the template writes them."""
     if "tool_calls" not in reply:
         return family.opens + str(reply["content"])

@@ -132,14 +132,14 @@ def first_row(path: str) -> Mapping[str, object] | None:
     if not Path(path).exists():
         return None
     from plimsoll.config.data import SourceConfig
-    from plimsoll.data.report import Row
+    from plimsoll.data.report import RawRow
     from plimsoll.data.sources import read_rows
 
     try:
         row = next(iter(read_rows(SourceConfig(path=path, limit=1), whole=True)), None)
     except (ConfigError, OSError):
         return None
-    return row.values if isinstance(row, Row) else None
+    return row.values if isinstance(row, RawRow) else None
 
 
 def _column(name: str, *flags: str) -> Sourced:
