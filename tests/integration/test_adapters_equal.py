@@ -12,6 +12,7 @@ import pytest
 import torch
 import xxhash
 from choice import pairwise_first, slow
+from decided import decided_model
 from engine_cases import BATCHES, RATES, SEED, Setting, own_packs, sft_step, zero_stage
 from engine_reference import (
     PlainRun,
@@ -30,7 +31,7 @@ from plimsoll.config.engine import AdapterConfig, FrozenRole
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import hash_bytes
 from plimsoll.engine.worker import StepResult, Worker
-from plimsoll.engine.zero.config import ZeroConfig
+from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 
 METRICS_BOUND = 1e-5
 WEIGHTS_BOUND = 1e-4
@@ -196,8 +197,8 @@ def test_other_kinds_of_adapters(
 def score_frozen(place: Place, model: Path, stage: int) -> list[bytes]:
     """What a frozen role in 4 bits gives for the whole first batch."""
     worker = Worker(place)
-    settings = {"path": str(model), "dtype": "bfloat16", "quantization": "nf4"}
-    role = FrozenRole.model_validate({"model": settings, "zero": {"stage": stage}})
+    settings = decided_model(str(model), dtype="bfloat16", quantization="nf4")
+    role = FrozenRole(model=settings).with_engine(FrozenZeroConfig(stage=stage))
     worker.load_policy("reference", role, 1.0)
     packs = own_packs(Place(0, 1, 0, "", 0, "cpu", 1), BATCHES[0], 31)
     return [array.tobytes() for array in worker.log_probs("reference", packs)]

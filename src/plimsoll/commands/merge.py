@@ -110,6 +110,7 @@ def padding_token(tokenizer: PreTrainedTokenizerBase, chat_template: str | None)
 
 
 def load_plain(model: ModelConfig, *, is_value: bool) -> PolicyModel | ValueModel:
-    """Load a model into host memory."""
+    """Load a model into host memory, with the attention and kernels of a CPU."""
     cpu = torch.device("cpu")
+    model = model.model_copy(update={"attention": "sdpa", "kernels": "own"})
     return load_value(model, cpu, seed=0) if is_value else load_policy(model, cpu)

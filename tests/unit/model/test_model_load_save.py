@@ -33,10 +33,11 @@ from transformers import (
     T5Config,
 )
 
+from plimsoll.commands.merge import load_plain
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.model.attention import VARLEN
+from plimsoll.model.attention import SDPA, VARLEN
 from plimsoll.model.checks import read_model_config
 from plimsoll.model.load import (
     attention_name,
@@ -223,6 +224,11 @@ def test_varlen_is_taken_where_its_kernel_has_the_heads(
         else:
             with pytest.raises(ConfigError, match=refused):
                 attention_name(varlen, config, torch.device("cuda"))
+
+
+def test_a_model_that_cards_train_is_merged_and_exported_on_the_cpu(model_path: Path) -> None:
+    model = model_settings(model_path, attention="varlen", kernels="liger")
+    assert load_plain(model, is_value=False).lm.config._attn_implementation == SDPA
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
