@@ -80,7 +80,9 @@ class Case:
                 "correction": None if self.correction is None else {"name": self.correction},
                 "mini_batches": self.mini_batches,
                 "critic_mini_batches": self.critic_mini_batches,
-                "kl": {
+                "kl": "none"
+                if self.kl == "none"
+                else {
                     "place": self.kl,
                     "estimator": "k3" if self.kl == "loss" else "k1",
                     "coefficient": KL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
@@ -16,8 +15,13 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def placement(spec: RunSpec[Any]) -> str:
-    """Return the processes of the run and the size of a step as text."""
-    return _table("Processes", _processes(spec)) + _table("A step", _step(spec))
+    """Return the processes of the run, what was left to `auto`, and the size of a step as text."""
+    decisions = [(made.key, f"{made.value}, since {made.why}") for made in spec.decisions]
+    return (
+        _table("Processes", _processes(spec))
+        + (_table("Left to auto", decisions) if decisions else "")
+        + _table("A step", _step(spec))
+    )
 
 
 def _step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
@@ -37,13 +41,11 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
             ("this process", "the controller with rank 0 of 1, no Ray"),
             *(("", role) for role in [*roles, *sampler]),
             ("device, threads", f"{cluster.device}, {cluster.threads or 'all cores'}"),
-            *_decisions(spec),
         ]
     where = "this machine" if cluster.address is None else cluster.address
     rows = [
         ("this process", f"the controller; Ray on {where}"),
         (_several("rank", cluster.ranks), f"device {cluster.device}"),
-        *_decisions(spec),
         *(("", role) for role in roles if role != critic or cluster.critic_ranks is None),
     ]
     if cluster.critic_ranks is not None and critic is not None:
@@ -54,12 +56,6 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
         engines = spec.engines.engines
     threads = cluster.threads or f"the machine's cores / {most_busy_processes(cluster, engines)}"
     return [*rows, ("threads of each", str(threads))]
-
-
-def _decisions(spec: RunSpec[Any]) -> Iterator[tuple[str, str]]:
-    """Yield a row for each key that was left to `auto`: what it is, and why."""
-    for one in spec.decisions:
-        yield f"{one.key}: auto", f"{one.value}, since {one.why}"
 
 
 def _roles(spec: RunSpec[Any]) -> list[str]:

@@ -97,6 +97,8 @@ def _decide_model(
 
 
 def _attention(path: str, dtype: str, ground: _Ground) -> tuple[str, str]:
+    if ground.device == "cpu":
+        return "sdpa", "varlen_attn is for GPUs"
     heads = head_sizes(path)
     obstacles = [
         *against_varlen(ground.device, ground.capability, dtype, heads.softcapped, heads.keys or 0)

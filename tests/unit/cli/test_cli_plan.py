@@ -243,6 +243,9 @@ def test_a_cluster_elsewhere_is_not_taken_for_this_machine(
     monkeypatch.setattr("plimsoll.jobs.sft_loop.run", lambda spec, planned: started.append(spec))
     words = ["sft", "sft.yaml", "--cluster.where=ray", "--cluster.address=head:6379"]
     assert main(words) == 0
-    assert "no plan of memory: what the cluster at head:6379 has" in capsys.readouterr().err
+    assert (
+        "no plan of memory: the hardware of the cluster at head:6379 is unknown"
+        in capsys.readouterr().err
+    )
     assert main([*words, "--cluster.hardware=cpu", "--cluster.host_memory=64GB"]) == 3
     assert len(started) == 1

@@ -47,7 +47,8 @@ def test_it_is_where_the_installed_vllm_runs_whatever_the_machine_has(
     monkeypatch.setattr("plimsoll.machine.versions.version", only(build))
     prepare(tmp_path, seed=1)
     for job in ("sft", "ppo", "grpo", "dpo"):
-        assert load_spec(JOBS[job], str(tmp_path / f"{job}.yaml")).cluster.device == device
+        spec = load_spec(JOBS[job], str(tmp_path / f"{job}.yaml"))
+        assert spec.written.cluster.device == device
 
 
 @pytest.mark.parametrize("cluster", ["RTX3090", "A100-40GB"])
@@ -58,7 +59,8 @@ def test_one_card_holds_each_of_its_runs(
     prepare(tmp_path, seed=1)
     copytree(tmp_path / "model", tmp_path / "sft" / "model")
     for job in ("sft", "ppo", "grpo", "dpo"):
-        spec = load_spec(JOBS[job], str(tmp_path / f"{job}.yaml"))
+        flag = f"--cluster.hardware={cluster}"
+        spec = load_spec(JOBS[job], str(tmp_path / f"{job}.yaml"), [flag])
         found = make_plan(spec, Ground(parse_cluster(cluster, 1, 32 * 10**9)))
         assert (found.verdict, [p for p in found.problems if p.severity == "error"]) == ("fits", [])
         assert found.job.device == "cuda" and len(found.devices) == 1

