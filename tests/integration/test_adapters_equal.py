@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -194,7 +195,7 @@ def test_other_kinds_of_adapters(
     check(two_ranks, untied, replace(quantised, zero=zero_stage(stage)), tmp_path)
 
 
-def score_frozen(place: Place, model: Path, stage: int) -> list[bytes]:
+def score_frozen(place: Place, model: Path, stage: Literal[0, 3]) -> list[bytes]:
     """What a frozen role in 4 bits gives for the whole first batch."""
     worker = Worker(place)
     settings = decided_model(str(model), dtype="bfloat16", quantization="nf4")

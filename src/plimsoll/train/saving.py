@@ -79,7 +79,7 @@ def _keep_settings(session: RunSession) -> None:
     """Write the settings of a resumed run to config.yaml, now that its checkpoint takes them."""
     settings, file = config_text(session.spec), session.directory.config_path
     saved = file.read_text(encoding="utf-8") if file.is_file() else settings
-    if changes := changed_settings(saved, session.spec.config):
+    if changes := changed_settings(saved, session.spec.written):
         session.progress.note(f"with other settings than before: {', '.join(changes)}")
     session.directory.write_config(settings, session.template)
 

@@ -347,8 +347,12 @@ def _add_phase_to_errors(phase: TimedPhase, step: int) -> Iterator[None]:
 
 
 def config_text(spec: RunSpec[Any]) -> str:
-    """Return the text of config.yaml: the job, and every setting."""
-    return f"# {spec.job.name}\n{dump_config(spec.config)}"
+    """Return the text of config.yaml: the job, what `auto` was decided to be, and every setting.
+
+    What is `auto` stays so: the model may be evaluated or trained on elsewhere.
+    """
+    decisions = [f"# {made.key}: auto is {made.value}, since {made.why}" for made in spec.decisions]
+    return "\n".join([f"# {spec.job.name}", *decisions, dump_config(spec.written)])
 
 
 def step_metrics(results: Sequence[StepResult], rate: float) -> dict[str, float]:
