@@ -52,7 +52,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_score_is_that_of_transformers_at_the_last_token(home: Path) -> None:
-    write_config(home, "judged", scored_ppo("judged", stage=3))
+    write_config(home, "judged", scored_ppo("judged", zero={"stage": 3}))
     outcome = run_here(home, "ppo", "judged.yaml")
     assert outcome.code == 0, outcome.err
     table = parquet.read_table(home / "judged" / "trajectories" / "step-000001.parquet").to_pylist()
