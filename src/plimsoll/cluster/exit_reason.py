@@ -1,4 +1,4 @@
-"""What a dead process is said to have died of: want of memory only where something shows that."""
+"""Errors for processes that died, hang or cannot start; they blame memory only with evidence."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from plimsoll.run.counting import gigabytes
 from plimsoll.spec.engine_rules import rollout_rules
 
 _FULL = 0.95
-"""Of a node's memory, from which on a process that is killed is held to be killed for it."""
+"""The share of a node's memory in use from which on a killed process counts as killed for it."""
 
 
 def exit_reason(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
-    """The error of a process that ended without being asked to.
+    """Return the error of a process that ended without a request to stop.
 
-    name: as messages call it. why: as `failure_logs` cut it down. log: see `failure_logs`.
+    Args:
+        name: The process, as messages call it.
+        why: The reason, as `failure_logs` cut it down.
+        log: The process's log; see `failure_logs`.
+        seen: What was around the process.
     """
     if tells_of_shortage(why):
         on_card = "CUDA" in why or "on device" in why
@@ -34,8 +38,13 @@ def exit_reason(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
 
 
 def hung(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerDied:
-    """The error of a run that hangs. stopped: processes that are, as `ask_for_stacks` gives them.
-    logs: of all ranks and engines, by what messages call them; see `failure_logs`."""
+    """Return the error of a run that hangs.
+
+    Args:
+        hang: What hangs, and for how long.
+        stopped: Stopped processes, as `ask_for_stacks` gives them.
+        logs: The logs of all ranks and engines, by what messages call them; see `failure_logs`.
+    """
     first, *others = hang.silent or ("the run",)
     if hang.silent:
         what = f"it has not answered for {hang.seconds:.0f} s"
@@ -58,9 +67,10 @@ def not_started(spec: EngineSpec, said: str, killed: bool, log: str) -> Plimsoll
     """Return the error of an engine that could not start.
 
     Args:
-        said: by the engine.
-        killed: whether the kernel killed a process for want of memory meanwhile.
-        log: see `failure_logs`.
+        spec: The engine.
+        said: The engine's own message.
+        killed: Whether the kernel killed a process for want of memory meanwhile.
+        log: The engine's log; see `failure_logs`.
     """
     title = rollout_rules(spec.rollout).title
     what = f"rollout engine {spec.index}: {title} could not start"
@@ -83,7 +93,7 @@ def _out_of_memory(
 
 
 def _evidence(seen: Sighting) -> str | None:
-    """What shows that the kernel, or someone who watches memory, killed a process."""
+    """Return what shows that the kernel, or a memory monitor, killed a process, or None."""
     if kills := _kills(seen):
         some = "a process" if kills == 1 else f"{kills} processes"
         return f"the kernel has killed {some} here for want of memory since the run began"
@@ -95,7 +105,7 @@ def _evidence(seen: Sighting) -> str | None:
 
 
 def _innocent(seen: Sighting) -> str:
-    """What speaks against memory, as far as it is known."""
+    """Return what speaks against memory as the reason, as far as it is known."""
     if _kills(seen) != 0:
         return ". Whether memory ran out is not known; `dmesg` on its node shows it"
     return ". The kernel has killed nothing here for want of memory since the run began"

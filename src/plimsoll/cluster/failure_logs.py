@@ -10,7 +10,7 @@ import re
 from plimsoll.run.log_tail import LONGEST_LINE, matches_from_the_end
 
 SILENT = "its process ended without a word: it was killed, or it crashed"
-"""What is told of a death of which nothing more is known."""
+"""The reason that is given for a death of which nothing more is known."""
 
 _DETAIL = re.compile(r"Worker exit detail: (.*)", re.DOTALL)
 _PROCESS = re.compile(r"\(pid=(\d+), ip=([^,)]+)")
@@ -27,12 +27,12 @@ _NODE_GONE = re.compile(r"because its node has died\. Node Id: \w+(.*)", re.DOTA
 
 
 def message(what: str, why: str, log: str) -> str:
-    """A message of several lines: what happened, why, and where more is to be read."""
+    """Return a message of several lines: what happened, why, and where more is to be read."""
     return f"{what}\n  Why: {why}\n  Logs: {log}.{{out,err}}"
 
 
 def why_dead(report: str) -> str:
-    """From Ray's report of a dead actor to the reason alone."""
+    """Return the reason alone from Ray's report of a dead actor."""
     if pressure := _PRESSURE.search(report):
         return f"Ray's memory monitor killed it: {pressure[0].strip()}"[:LONGEST_LINE]
     detail = _DETAIL.search(report)
@@ -50,16 +50,19 @@ def why_dead(report: str) -> str:
 
 
 def tells_of_shortage(why: str) -> bool:
-    """Whether Ray's memory monitor, vLLM or torch says that there was too little memory."""
+    """Return whether Ray's memory monitor, vLLM or torch says that there was too little memory."""
     return _PRESSURE.search(why) is not None or _SHORTAGE.search(why) is not None
 
 
 def failing_process(report: str) -> tuple[int, str] | None:
-    """(pid, node) that an error came from first, in Ray's report of a failed call."""
+    """Return (pid, node) of the process that failed first, from Ray's report of a failed call."""
     found = _PROCESS.findall(report)
     return (int(found[-1][0]), found[-1][1]) if found else None
 
 
 def crash_in(log: str) -> str | None:
-    """The last line in which the interpreter tells of its crash; None without one, or the log."""
+    """Return the last line in which the interpreter reports its crash.
+
+    Returns None if there is no such line, or no log.
+    """
     return next(matches_from_the_end(f"{log}.err", _CRASH), None)

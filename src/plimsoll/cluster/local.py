@@ -42,12 +42,15 @@ class LocalCluster:
         self.critics = self
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
+        """Call a method of `Worker` with each set of arguments."""
         return [self._do(task, *own) for own in arguments]
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        """Call a method of `Worker`."""
         return [self._do(task, *arguments)]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
+        """Yield each request's place and trajectories, one request after another."""
         for i, request in enumerate(requests):
             with self._looking("rollout"):
                 trajectories = asyncio.run(self._engines[i % self.engines].generate(request))
@@ -56,6 +59,7 @@ class LocalCluster:
     def converse(
         self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
     ) -> R:
+        """Run a coroutine in the loop; its requests are answered in this thread."""
         asked: SimpleQueue[tuple[Request, int, asyncio.Future[list[Trajectory]]] | None]
         asked = SimpleQueue()
 
@@ -75,6 +79,7 @@ class LocalCluster:
         return talking.result()
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
+        """Call a method of `RolloutEngine` on every engine."""
         method = task.__name__
         with self._looking("rollout"):
             return [asyncio.run(getattr(engine, method)(*arguments)) for engine in self._engines]
@@ -85,12 +90,15 @@ class LocalCluster:
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
     ) -> list[R]:
+        """Pass what the worker gathers to every engine, one set of arguments after the other."""
         return [self.engines_do(receive, self._do(gather, *own))[0] for own in arguments]
 
     def responses_per_request(self) -> int:
+        """Return how many responses an engine wants to be asked for at once."""
         return self._engines[0].responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:
+        """Return what this process holds, and its peaks since the last call, named `local`."""
         self._readings = {"local": self._worker.read_memory()}
         return self._readings
 
@@ -101,8 +109,11 @@ class LocalCluster:
 
     @contextmanager
     def _looking(self, role: str | None) -> Iterator[None]:
-        """Within: where memory runs out, what is around is told, too. role: None for the worker's
-        calls, which tell it themselves."""
+        """Add what is around to an OutOfMemory error that is raised inside the block.
+
+        Args:
+            role: The role to name, or None for the worker's calls, whose errors name it themselves.
+        """
         try:
             with telling_shortage(self._device, lambda: role):
                 yield
@@ -124,6 +135,7 @@ class LocalCluster:
         )
 
     def close(self) -> None:
+        """End the worker."""
         self._worker.stop()
 
 

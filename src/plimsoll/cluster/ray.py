@@ -1,4 +1,4 @@
-"""Ranks and engines as Ray actors, supervised: whoever dies is named, and nothing hangs."""
+"""Ranks and engines as Ray actors, supervised: errors name the process that died or hangs."""
 
 from __future__ import annotations
 
@@ -58,17 +58,24 @@ _STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RankGroup:
-    """A `Ranks` of Ray actors. wait: for the results of calls of a method; the cluster's, which
-    watches all."""
+    """A `Ranks` of Ray actors.
+
+    Attributes:
+        members: The actors.
+        wait: The cluster's function that waits for the results of calls of a method, and watches
+            all members meanwhile.
+    """
 
     members: Sequence[Member]
     wait: Callable[[str, Mapping[Any, Member]], list[Any]]
 
     @property
     def ranks(self) -> int:
+        """The number of ranks."""
         return len(self.members)
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
+        """Call a method of `Worker` on every rank, each with its own arguments."""
         calls = {
             member.actor.call.remote(task.__name__, *own): member
             for member, own in zip(self.members, arguments, strict=True)
@@ -76,20 +83,26 @@ class RankGroup:
         return self.wait(task.__name__, calls)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        """Call a method of `Worker` on every rank with the same arguments."""
         return self.each(task, [arguments] * self.ranks)
 
 
 @dataclass
 class _OpenCalls:
-    """Calls that the coroutines of another thread wait for. pending: who was called. failed: those
-    that the waiting thread is to tell of; who asked waits for ever."""
+    """Calls that the coroutines of another thread wait for.
+
+    Attributes:
+        pending: The member that each open call was made to.
+        failed: Calls that failed. The waiting thread is to raise their errors; the coroutines that
+            made them wait for ever.
+    """
 
     pending: dict[Any, Member] = field(default_factory=dict)
     failed: list[tuple[Any, Member]] = field(default_factory=list)
     _ended: bool = False
 
     async def answer(self, reference: Any, member: Member) -> Any:
-        """What a call gives."""
+        """Return the result of a call."""
         self.pending[reference] = member
         future = reference.future()
         future.add_done_callback(lambda _: self._end(reference))
@@ -104,8 +117,10 @@ class _OpenCalls:
         self.pending.pop(reference, None)
 
     def moved(self) -> bool:
-        """Whether a call has ended since the last time, or none is waited for: then environments
-        have the word."""
+        """Return whether a call has ended since the last time, or none is waited for.
+
+        If none is, the environments work.
+        """
         ended, self._ended = self._ended, False
         return ended or not self.pending
 
@@ -177,12 +192,15 @@ class RayCluster:
         self._watches |= {member.actor.watch.remote(): member for member in started}
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
+        """Call a method of `Worker` on every rank of the actor, each with its own arguments."""
         return self._actors.each(task, arguments)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        """Call a method of `Worker` on every rank of the actor with the same arguments."""
         return self._actors.all(task, *arguments)
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
+        """Yield each request's place and trajectories as they are complete."""
         sequences, per_call = self._engine_sequences, self._responses_per_request
         work = Dispatch(requests, self.engines, sequences, per_call)
         calls: dict[Any, Member] = {}
@@ -205,6 +223,7 @@ class RayCluster:
     def converse(
         self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
     ) -> R:
+        """Run a coroutine in the loop, whose requests go to the engines; return its result."""
         regulars, calls = Regulars(self.engines), _OpenCalls()
 
         async def ask(request: Request, episode: int) -> list[Trajectory]:
@@ -222,8 +241,10 @@ class RayCluster:
         return talking.result()
 
     def _look_after(self, talking: Future[Any], calls: _OpenCalls) -> None:
-        """Until the talk has ended, and with it all calls: who gave up an answer still has an
-        engine at work."""
+        """Watch members until the talk has ended, and with it all calls.
+
+        An engine is still at work on a call whose coroutine gave up.
+        """
         with self._hangs.looking("generate") as look:
             while not talking.done() or calls.pending:
                 first = look([*self._watches], calls.moved())
@@ -235,6 +256,7 @@ class RayCluster:
                     raise self._death(first)
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
+        """Call a method of `RolloutEngine` on every engine."""
         return self._wait(task.__name__, _calls(self._engines, task, *arguments))
 
     def hand_over(
@@ -243,6 +265,7 @@ class RayCluster:
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
     ) -> list[R]:
+        """Pass results of `gather` on the ranks to `receive` of all engines, one after another."""
         received: list[R] = []
         gathered: Any = None
         for own in [*arguments, None]:
@@ -259,9 +282,11 @@ class RayCluster:
         return received
 
     def responses_per_request(self) -> int:
+        """Return how many responses an engine wants to be asked for at once."""
         return self._responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:
+        """Return what every process of the run holds, and its peaks since the last call."""
         named, reading = self._named(), "read_memory"
         readings = self._wait(reading, {m.actor.call.remote(reading): m for m in named.values()})
         own = {"recipe": Reading(read_host())}
@@ -269,7 +294,7 @@ class RayCluster:
         return self._readings
 
     def _named(self) -> dict[str, Member]:
-        """Ranks and engines, as the plan and the ledger call them."""
+        """Return ranks and engines by their names in the plan and the ledger."""
         names = [
             *(f"rank {i}" for i in range(self.ranks)),
             *(f"critic rank {i}" for i in range(len(self._ranks) - self.ranks)),
@@ -278,19 +303,19 @@ class RayCluster:
         return dict(zip(names, (*self._ranks, *self._engines), strict=True))
 
     def _look_around(self, patience: float) -> dict[str, NodeState]:
-        """The nodes of all ranks, before anything is loaded; by Ray's names for them."""
+        """Read the nodes of all ranks, before anything is loaded; by Ray's names for them."""
         firsts = {member.host.node_id: member for member in reversed(self._ranks)}
         looks = {m.actor.look.remote(self._pids(node_id)): m for node_id, m in firsts.items()}
         return dict(zip(firsts, self._wait("look", looks, timeout=patience), strict=True))
 
     def _pids(self, node_id: str) -> list[int]:
-        """Of the run's processes on a node."""
+        """Return the pids of the run's processes on a node."""
         members = (*self._ranks, *self._engines)
         own = [os.getpid()] if node_id == self._node_id else []
         return own + [m.host.pid for m in members if m.host.node_id == node_id]
 
     def _seen(self, member: Member) -> Sighting:
-        """What is around a process that failed."""
+        """Return what is around a process that failed."""
         named, node_id = self._named(), member.host.node_id
         before = self._before.get(node_id)
         return Sighting(
@@ -304,13 +329,17 @@ class RayCluster:
         )
 
     def _look(self, node_id: str) -> NodeState | None:
-        """None where the node does not answer, or its driver fails: that is not the news now."""
+        """Read a node; return None if it does not answer, or its driver fails.
+
+        Another error is being reported then.
+        """
         try:
             return do_on(node_id, read_node, self._pids(node_id))
         except PlimsollError:
             return None
 
     def close(self) -> None:
+        """End all ranks and engines, and leave Ray."""
         self._watches.clear()
         stopping = [member.actor.call.remote("stop") for member in self._engines]
         if stopping:
@@ -334,7 +363,7 @@ class RayCluster:
     def _wait(
         self, call: str, calls: Mapping[Any, Member], timeout: float | None = None
     ) -> list[Any]:
-        """The results of all calls of a method, in their order."""
+        """Return the results of all calls of a method, in their order."""
         results = dict(self._as_done(call, dict(calls), timeout=timeout))
         return [results[reference] for reference in calls]
 
@@ -345,9 +374,18 @@ class RayCluster:
         keep: Any = None,
         timeout: float | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """(reference, result) of each call as it ends and leaves `pending`, to which more may be
-        added meanwhile; deaths of any member end it too, and so do hangs. timeout: instead, while
-        processes start, which give no signs of life yet."""
+        """Yield (reference, result) of each call as it ends and leaves `pending`.
+
+        More calls may be added to `pending` meanwhile. The death of any member ends the wait with
+        an error, and so does a hang.
+
+        Args:
+            call: The method's name.
+            pending: The calls, with their members.
+            keep: A reference whose result is not read.
+            timeout: Seconds to wait instead of watching for hangs, while processes start, which
+                give no signs of life yet.
+        """
         with self._hangs.watching(call) as watched:
             while pending:
                 awaited = [*pending, *self._watches]
@@ -362,7 +400,7 @@ class RayCluster:
                 yield first, None if first is keep else self._result(first, member)
 
     def _hung(self, hang: Hang) -> PlimsollError:
-        """What to say of a hang, once all have been asked for their stacks; ends who is silent."""
+        """Ask all members for their stacks, end the silent ones, and return the hang's error."""
         everyone = (*self._ranks, *self._engines)
         stopped = self._on_nodes(ask_for_stacks, everyone)
         time.sleep(_STACK_SECONDS)
@@ -389,13 +427,13 @@ class RayCluster:
             raise PlimsollError(message(f"{first.name} failed", why, first.host.log)) from error
 
     def _failing(self, error: RayTaskError, caller: Member) -> Member:
-        """Whose call failed first: another may have been given its result."""
+        """Return the member whose call failed first: the caller may have been given its result."""
         process = failing_process(str(error))
         everyone = (*self._ranks, *self._engines)
         return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
 
     def _death(self, watch: Any) -> PlimsollError:
-        """What to say when a member's watch ended."""
+        """Return the error of the member whose watch ended."""
         member = self._watches[watch]
         try:
             return self._died(member, str(ray.get(watch)))
@@ -414,12 +452,12 @@ class RayCluster:
 def _calls(
     members: Sequence[Member], task: Callable[..., Any], *arguments: object
 ) -> dict[Any, Member]:
-    """The references of one call of each member."""
+    """Call each member; return the references of the calls."""
     return {m.actor.call.remote(task.__name__, *arguments): m for m in members}
 
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
-    """Each rank's place in a process group of their own, which the first of them leads."""
+    """Yield each rank's place in a process group of their own, which the first of them leads."""
     on_nodes = Counter(member.host.node_id for member in group)
     # Ranks are numbered node by node: of nodes with unlike numbers, parts of one size are alike.
     per_node = gcd(*on_nodes.values())

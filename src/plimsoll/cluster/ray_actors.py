@@ -1,4 +1,4 @@
-"""What runs in Ray's processes: one actor hosts a training rank, or an engine that samples."""
+"""The Ray actors: each hosts one training rank, or one engine that samples."""
 
 from __future__ import annotations
 
@@ -38,22 +38,31 @@ from plimsoll.run.output import tell
 R = TypeVar("R")
 
 _LOOK_SECONDS = 20.0
+"""How long a call of a function on a node may take."""
 _SOON_SECONDS = 30.0
 """How long processes take to start where nothing else holds their cards."""
 _OWN_CARDS = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Ray is to say in CUDA_VISIBLE_DEVICES which cards it gave a process, and to leave the variable
-alone where it gave none, whatever the environment has for others."""
+"""Settings by which Ray writes the cards that it gave a process to CUDA_VISIBLE_DEVICES, and leaves
+the variable alone if it gave none, whatever the environment has for others."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Where an actor lives. port: free on its node. log: of its process; see `failure_logs`.
-    cards: the GPUs that Ray gave it, on the Ray node `node_id`, as CUDA_VISIBLE_DEVICES names them:
-    by numbers, or by UUIDs where the node's own variable does; of an engine on the ranks' cards,
-    those."""
+    """Where an actor lives.
+
+    Attributes:
+        pid: The actor's process.
+        node: The address of its node.
+        port: A port that is free on its node.
+        log: The log of its process; see `failure_logs`.
+        node_id: Ray's name of its node.
+        cards: The GPUs that Ray gave it, or the ranks' for an engine that shares them, as
+            CUDA_VISIBLE_DEVICES names them: by numbers, or by UUIDs where the node's own variable
+            does.
+    """
 
     pid: int
     node: str
@@ -63,7 +72,7 @@ class Host:
     cards: tuple[str, ...]
 
     def card(self, node: NodeState) -> int | None:
-        """The number of its first card on its node; None on CPU, or where it is not known."""
+        """Return the number of the actor's first card on its node; None on CPU, or if unknown."""
         return next((c.index for c in visible_cards(node.cards, ",".join(self.cards))), None)
 
 
@@ -77,16 +86,20 @@ class Member:
 
     @property
     def name(self) -> str:
+        """What messages call the actor."""
         return f"{self.role} (pid {self.host.pid} on node {self.host.node})"
 
 
 class RankActor:
-    """Hosts one `Worker`. directory: the command's.
+    """The actor that hosts one `Worker`.
 
     Consumes: calls of the controller, in order. Waits for: other ranks, inside collectives.
-    Unblocked by: the controller making the same call on every rank. Produces: results.
-    `watch` runs beside them and never returns: its reference fails when the process dies. `sign`
-    runs beside them, too.
+    Unblocked by: the controller making the same call on every rank. Produces: results. `watch` runs
+    beside them and never returns: its reference fails when the process dies. `sign` runs beside
+    them, too.
+
+    Args:
+        directory: The command's working directory.
     """
 
     def __init__(self, directory: str) -> None:
@@ -94,35 +107,42 @@ class RankActor:
         write_stacks_when_asked()
 
     def host(self) -> Host:
-        """Known before the process group is made."""
+        """Return where the actor lives; known before the process group is made."""
         return _own_host()
 
     def start(self, place: Place) -> None:
+        """Make the worker, which joins the process group."""
         self._worker = Worker(place)
 
     def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of the worker."""
         return self._worker.do(method, *arguments)
 
     def look(self, pids: Sequence[int]) -> NodeState:
-        """This node, of which these processes are the run's."""
+        """Read this node, on which these processes are the run's."""
         return read_node(pids)
 
     @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator]
     def watch(self) -> None:
+        """Wait until the process dies."""
         threading.Event().wait()
 
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     def sign(self) -> Pulse:
-        """Of life; given by a thread of its own."""
+        """Return a sign of life, from a thread of its own."""
         return read_pulse()
 
 
 class EngineActor:
-    """Hosts one `RolloutEngine`; many calls run at once. directory: the command's.
+    """The actor that hosts one `RolloutEngine`; many calls run at once.
 
     Consumes: requests and weights from the controller. Waits for: its engine. Unblocked by: its
     engine's progress. Produces: trajectories. `watch` returns or fails only when the engine died.
     `sign` runs in an event loop of its own, as an engine may keep the other one to itself.
+
+    Args:
+        spec: The engine to start.
+        directory: The command's working directory.
     """
 
     def __init__(self, spec: EngineSpec, directory: str) -> None:
@@ -131,35 +151,41 @@ class EngineActor:
         self._spec = spec
 
     async def host(self) -> Host:
+        """Return where the actor lives, and the cards that its engine uses."""
         host = _own_host()
         if host.cards or self._spec.device == "cpu":
             return host
         return replace(host, cards=tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
 
     async def start(self) -> int:
-        """Load the model; returns the engine's `responses_per_request`."""
+        """Load the model; return the engine's `responses_per_request`."""
         self._engine: Any = _start_engine(self._spec)
         return int(self._engine.responses_per_request)
 
     async def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of the engine."""
         with telling_shortage(torch.device(self._spec.device), lambda: "rollout"):
             return await getattr(self._engine, method)(*arguments)
 
     async def watch(self) -> str:
+        """Wait until the engine dies; return the reason."""
         reason = str(await self._engine.watch())
         said = rollout_build(self._spec.rollout).logged_error(_own_log())
         return f"{reason} after {said}" if said else reason
 
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     async def sign(self) -> Pulse:
-        """Of life; once the engine's own processes have given one."""
+        """Return a sign of life, once the engine's own processes have given one."""
         await self._engine.answer()
         return read_pulse()
 
 
 def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) -> list[Any]:
-    """Ask Ray for the actors of a group of training ranks: on CPU spread over the nodes (by Ray's
-    names for them), on GPUs wherever those are, on as few nodes as can be."""
+    """Ask Ray for the actors of a group of training ranks.
+
+    On CPU they are spread over the nodes (by Ray's names for them). On GPUs they are wherever those
+    are, on as few nodes as can be.
+    """
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
     environment |= thread_wait_settings() | card_order()
     environment |= preload_settings() if device == "cpu" else _OWN_CARDS
@@ -194,7 +220,7 @@ def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member
 
 
 def _create_engine(spec: EngineSpec, device: str, place: NodeCards | None) -> Any:
-    """Ask Ray for the actor of one engine; seat: None for GPUs of its own."""
+    """Ask Ray for the actor of one engine; place: None for GPUs of its own."""
     environment = dict(rollout_build(spec.rollout).environment(spec))
     environment |= _OWN_CARDS if device == "cuda" else preload_settings()
     actor = ray.remote(num_cpus=0, max_concurrency=10_000, concurrency_groups={"signs": 1})(
@@ -219,7 +245,7 @@ def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
 
 
 def do_on(node_id: str, function: Callable[[Sequence[int]], R], pids: Sequence[int]) -> R | None:
-    """Call a function on a node, with processes there; None where that cannot be done soon."""
+    """Call a function on a node, with processes there; return None if that cannot be done soon."""
     if node_id == ray.get_runtime_context().get_node_id():
         return function(pids)
     task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on(node_id))(function)
@@ -231,7 +257,7 @@ def do_on(node_id: str, function: Callable[[Sequence[int]], R], pids: Sequence[i
 
 
 def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
-    """Wait until all actors have a process; they are called by their role and number."""
+    """Wait until all actors have a process; return them, named by their role and number."""
     try:
         hosts = _hosts(role, [actor.host.remote() for actor in actors], timeout)
     except GetTimeoutError as error:
@@ -248,14 +274,17 @@ def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
 
 
 def rank_members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
-    """As `members`, numbered node by node."""
+    """Wait until all ranks have a process; return them, numbered node by node."""
     found = members(role, actors, timeout)
     order = side_by_side([member.host.node_id for member in found])
     return [replace(found[i], role=f"{role} {number}") for number, i in enumerate(order)]
 
 
 def _hosts(role: str, asked: Sequence[Any], timeout: float) -> list[Host]:
-    """Where actors live; while cards are waited for, which another job may hold, that is told."""
+    """Return where actors live; tell the user if the wait for cards takes long.
+
+    Another job may hold the cards.
+    """
     soon = min(timeout, _SOON_SECONDS)
     with suppress(GetTimeoutError):
         found: list[Host] = ray.get(asked, timeout=soon)
@@ -274,8 +303,11 @@ def _free_gpus() -> str:
 
 
 def _work_in(directory: str) -> None:
-    """Have paths mean here what they mean to the command; on a node that lacks its directory only
-    absolute ones do. In a cluster that is joined, processes begin where `ray start` was called."""
+    """Change to the command's directory, so that relative paths mean the same here.
+
+    On a node that lacks the directory only absolute paths do. In a cluster that is joined,
+    processes begin where `ray start` was called.
+    """
     with suppress(OSError):
         os.chdir(directory)
 

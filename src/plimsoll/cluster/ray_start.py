@@ -1,4 +1,4 @@
-"""Ray itself, quiet, and with the run's own way to end."""
+"""The start of Ray: quiet, and with the run's own way to end."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ from plimsoll.run.output import tell
 
 
 def start_ray(config: ClusterConfig) -> None:
-    """Start Ray on this machine, or join `cluster.address`; once.
+    """Start Ray on this machine, or join `cluster.address`; do nothing the second time.
 
-    Raises ConfigError where nothing answers there.
+    Raises:
+        ConfigError: Nothing answers at the address.
+        PlimsollError: Ray cannot start on this machine.
     """
     if ray.is_initialized():
         return
@@ -76,10 +78,13 @@ def start_ray(config: ClusterConfig) -> None:
 
 
 def joined_device(config: ClusterConfig) -> Device:
-    """Return the run's device, held against the GPUs that Ray counts in the cluster that the run
-    joins: this machine, which may be the cluster's head, need not have one.
+    """Return the run's device, compared with the GPUs that Ray counts in the joined cluster.
 
-    Raises ConfigError for CUDA that is not there; tells of GPUs that a run on CPUs leaves alone.
+    This machine, which may be the cluster's head, need not have one. Tells the user of GPUs that a
+    run on CPUs leaves alone.
+
+    Raises:
+        ConfigError: The config asks for CUDA, and the cluster has no GPU.
     """
     start_ray(config)
     wait_for_nodes(config)
@@ -95,9 +100,12 @@ def joined_device(config: ClusterConfig) -> Device:
 
 
 def wait_for_nodes(config: ClusterConfig) -> list[str]:
-    """Ray's names of the run's nodes: this one first, as the recipe is here, the others by address.
+    """Return Ray's names of the run's nodes: this one first, the others by address.
 
-    Raises PlimsollError where too few have joined within `cluster.start_timeout`.
+    This node is first because the command runs here.
+
+    Raises:
+        PlimsollError: Too few nodes have joined within `cluster.start_timeout`.
     """
     deadline, told = time.monotonic() + config.start_timeout, False
     while len(nodes := _live_nodes()) < config.nodes:
@@ -122,16 +130,21 @@ def _live_nodes() -> list[str]:
 
 
 def _bring_token() -> None:
-    """`ray start` turns token authentication on wherever Ray has ever made a token, and Ray brings
-    the token by itself only to clusters that it finds itself (`auto`). Others do not mind it."""
+    """Bring Ray's authentication token to a cluster that is given by its address.
+
+    `ray start` turns token authentication on wherever Ray has ever made a token, and Ray brings the
+    token by itself only to clusters that it finds itself (`auto`). Other clusters accept it.
+    """
     logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of the token
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 @contextmanager
 def _signal_handler_kept() -> Iterator[None]:
-    """Ray makes SIGTERM an exit at once before it starts, and has its C++ part abort on it once it
-    has; the run's own handler lets it save first."""
+    """Keep the run's own SIGTERM handler, which saves first.
+
+    Ray makes SIGTERM an exit at once before it starts, and has its C++ part abort on it afterwards.
+    """
     handle = utils.set_sigterm_handler
     utils.set_sigterm_handler = lambda handler: None
     try:
@@ -144,7 +157,10 @@ def _signal_handler_kept() -> Iterator[None]:
 
 @contextmanager
 def _whole_or_nothing() -> Iterator[None]:
-    """Ray forgets processes that it began where Ctrl-C comes between two of its lines."""
+    """End the processes that Ray has begun if the block is left by an error.
+
+    Ray forgets them if Ctrl-C comes between two of its lines.
+    """
     own = psutil.Process()
     before = set(own.children())
     try:
@@ -156,8 +172,11 @@ def _whole_or_nothing() -> Iterator[None]:
 
 @contextmanager
 def _process_groups_of_their_own() -> Iterator[None]:
-    """A signal to the command's whole process group (of `timeout`, Slurm, a terminal) is for the
-    command: Ray's processes, of which SIGTERM would end each, must be there until it has saved."""
+    """Start Ray's processes in process groups of their own.
+
+    A signal to the command's whole process group (of `timeout`, Slurm, a terminal) is for the
+    command: Ray's processes, of which SIGTERM would end each, must be there until it has saved.
+    """
     plain = services.ConsolePopen
     services.ConsolePopen = partial(plain, process_group=0)
     try:

@@ -14,12 +14,18 @@ from plimsoll.rollout.protocol import RolloutEngine
 
 _RECEIVE: Callable[..., int] = RolloutEngine.receive  # type: ignore[assignment]
 _TAKE_ADAPTER: Callable[..., int] = RolloutEngine.take_adapter  # type: ignore[assignment]
-"""As the cluster calls them: it awaits what they give."""
+"""The methods as the cluster calls them: it awaits their results."""
 
 
 class ActorRoute:
-    """A `WeightRoute` for the actor. as_published: the engines load weights as a model's files
-    have them, or as transformers' model does."""
+    """A `WeightRoute` for the actor.
+
+    Args:
+        cluster: The cluster.
+        largest_pack: The most tokens of a pack.
+        as_published: Whether the engines load weights as a model's files have them, or as
+            transformers' model does.
+    """
 
     def __init__(self, cluster: Cluster, largest_pack: int, as_published: bool) -> None:
         self._cluster = cluster
@@ -27,6 +33,7 @@ class ActorRoute:
         self._as_published = as_published
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
+        """Send all weights, bucket by bucket; return the bytes that an engine received."""
         cluster, published = self._cluster, self._as_published
         names = cluster.all(Worker.weight_names, "actor", published)[0]
         buckets = cluster.all(Worker.weight_plan, "actor", bucket_bytes)[0]
@@ -37,6 +44,7 @@ class ActorRoute:
         return sum(received)
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        """Return the trainer's log-probs of all tokens but the first, one array per sequence."""
         samples = [Sample(tokens, _all_but_first(len(tokens))) for tokens in sequences]
         packs = pack(samples, self._cluster.ranks, max(self._largest, *map(len, sequences)))
         found = self._cluster.each(Worker.probe_log_probs, [("actor", own) for own in packs])
@@ -44,6 +52,7 @@ class ActorRoute:
         return from_packed(flat, [x for own in found for x in own], len(samples))
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
+        """Return the log-probs of each engine, one array per sequence."""
         return self._cluster.engines_do(RolloutEngine.log_probs, tuple(sequences))
 
 
@@ -56,6 +65,7 @@ class AdapterRoute:
         self.engine_log_probs = actor.engine_log_probs
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
+        """Send the adapter; return the bytes that an engine received."""
         wanted = [("actor", version)]
         return sum(self._cluster.hand_over(Worker.adapter_files, wanted, _TAKE_ADAPTER))
 

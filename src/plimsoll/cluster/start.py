@@ -33,7 +33,8 @@ def thread_count(config: ClusterConfig, engines: int) -> int:
 def run_device(config: ClusterConfig) -> Device:
     """Return the device that ranks and engines compute on.
 
-    Raises ConfigError if the config asks for CUDA and there is none.
+    Raises:
+        ConfigError: The config asks for CUDA, and there is none.
     """
     if config.where == "local" or config.address is None:
         return check_device(decided_device(config))

@@ -32,11 +32,11 @@ class Stretch:
     """A stretch of one weight, within a tensor that a rank's optimizer updates (a master).
 
     Attributes:
-        name: of the weight in the module.
-        start: the first element, in the whole, flattened weight.
-        master: the index of the master that holds the stretch.
-        offset: the first element, in the master.
-        size: elements.
+        name: The weight's name in the module.
+        start: The first element, in the whole, flattened weight.
+        master: The index of the master that holds the stretch.
+        offset: The first element, in the master.
+        size: Elements.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Stretch:
 
 
 Rows = Mapping[str, Sequence[Tensor]]
-"""By what they are (master, exp_avg, ...): a flat tensor for each master of the rank."""
+"""A flat tensor for each master of the rank, by kind (master, exp_avg, ...)."""
 
 
 def write_rows(rows: Rows, parts: Sequence[Stretch], directory: Path, rank: int) -> None:
@@ -57,14 +57,16 @@ def write_rows(rows: Rows, parts: Sequence[Stretch], directory: Path, rank: int)
 
 
 def _write(tensors: dict[str, Tensor], path: Path) -> None:
-    """Tensors of this host, and in the file's metadata the checksum of each: what a disk or a copy
-    changed is not trained on."""
+    """Write tensors of this host, and in the file's metadata the checksum of each.
+
+    With the checksums, tensors that a disk or a copy changed are not trained on.
+    """
     with explained(path):
         save_file(tensors, path, {name: hash_bytes(tensor) for name, tensor in tensors.items()})
 
 
 def _stretches(rows: Rows, parts: Sequence[Stretch]) -> Iterator[tuple[str, Tensor]]:
-    """Cut so that each fits a file."""
+    """Yield (name in the file, elements), cut so that each fits a file."""
     for kind, tensors in rows.items():
         for part in parts:
             row = tensors[part.master]
@@ -90,7 +92,13 @@ def _files(stretches: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor
 
 @dataclass(frozen=True)
 class _Found:
-    """A tensor in an open file. checksum: None in a file of an earlier version."""
+    """A tensor in an open file.
+
+    Attributes:
+        file: The file.
+        key: The tensor's name in the file.
+        checksum: The hash of its bytes, or None in a file of an earlier version.
+    """
 
     file: Any
     key: str
@@ -98,14 +106,14 @@ class _Found:
 
     @property
     def elements(self) -> int:
-        """Of a flat tensor."""
+        """The elements of a flat tensor."""
         return int(self.file.get_slice(self.key).get_shape()[0])
 
     def read(self, begin: int = 0, end: int | None = None) -> Tensor:
-        """The elements of a flat tensor from one to another, or all of any tensor.
+        """Return the elements of a flat tensor from `begin` to `end`, or all of any tensor.
 
         Raises:
-            SafetensorError: a whole tensor is not what was written.
+            SafetensorError: A whole tensor is not what was written.
         """
         if end is not None and end - begin != self.elements:
             part: Tensor = self.file.get_slice(self.key)[begin:end]
@@ -124,8 +132,7 @@ def _tensors_in(path: Path) -> Iterator[_Found]:
 
 
 def _stretches_in(directory: Path) -> Iterator[tuple[str, int, str, _Found]]:
-    """What all ranks wrote: what it is, its first element in the whole weight, the weight's name,
-    and where the stretch is."""
+    """Yield (kind, first element in the whole weight, its name, stored tensor) from all files."""
     for path in sorted(directory.glob("rank-*-*.safetensors")):
         for found in _tensors_in(path):
             kind, start, name = found.key.split("/", 2)
@@ -134,7 +141,7 @@ def _stretches_in(directory: Path) -> Iterator[tuple[str, int, str, _Found]]:
 
 @contextmanager
 def _whole(directory: Path) -> Iterator[None]:
-    """Within: a file that cannot be read raises ConfigError."""
+    """Turn read errors inside the block into ConfigError."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -144,8 +151,13 @@ def _whole(directory: Path) -> Iterator[None]:
 def read_rows(rows: Rows, parts: Sequence[Stretch], directory: Path) -> None:
     """Fill this rank's stretches with what all ranks wrote.
 
+    Args:
+        rows: The tensors to fill.
+        parts: This rank's stretches.
+        directory: The role's directory in the checkpoint.
+
     Raises:
-        ConfigError: a file cannot be read, or an element is in none.
+        ConfigError: A file cannot be read, or an element is in none.
     """
     missing = len(rows) * sum(part.size for part in parts)
     by_name: dict[str, list[Stretch]] = {}
@@ -160,7 +172,14 @@ def read_rows(rows: Rows, parts: Sequence[Stretch], directory: Path) -> None:
 
 
 def _fill(row: Tensor, part: Stretch, start: int, found: _Found) -> int:
-    """How many elements of the part were in the stretch that begins at `start`."""
+    """Copy the elements that the part shares with the stored stretch; return how many.
+
+    Args:
+        row: The master that holds the part.
+        part: The part to fill.
+        start: The stored stretch's first element in the whole weight.
+        found: The stored stretch.
+    """
     begin, end = max(part.start, start), min(part.start + part.size, start + found.elements)
     if begin >= end:
         return 0
@@ -170,11 +189,13 @@ def _fill(row: Tensor, part: Stretch, start: int, found: _Found) -> int:
 
 
 def read_weights(directory: Path, kind: str) -> dict[str, Tensor]:
-    """Whole weights, flat, by their names in the module, of what all ranks wrote of a kind, such as
-    `master`; mapped from the files where one stretch holds all.
+    """Return whole weights, flat, by their names in the module.
+
+    They are put together from what all ranks wrote of a kind, such as `master`, and mapped from the
+    files if one stretch holds all.
 
     Raises:
-        ConfigError: a file cannot be read, a stretch is missing, or there are none of the kind.
+        ConfigError: A file cannot be read, a stretch is missing, or there are none of the kind.
     """
     pieces: dict[str, list[tuple[int, Tensor]]] = {}
     with _whole(directory):
@@ -208,7 +229,7 @@ def write_blocks(states: Sequence[Mapping[str, object]], directory: Path, rank: 
 
 
 def read_blocks(directory: Path, rank: int) -> dict[int, dict[str, Tensor]]:
-    """What `write_blocks` wrote, by the number of the master."""
+    """Return what `write_blocks` wrote, by the number of the master."""
     states: dict[int, dict[str, Tensor]] = {}
     with _whole(directory):
         for found in _tensors_in(directory / _blocks(rank)):
@@ -222,7 +243,7 @@ def _blocks(rank: int) -> str:
 
 
 def broken(directory: Path, why: str) -> ConfigError:
-    """The error of a checkpoint that lacks something."""
+    """Return the error of a checkpoint that lacks something."""
     return ConfigError(
         f"{directory} holds no whole checkpoint of this role ({why}). Resume from another "
         f"checkpoint (remove this one), or start a new run.directory."

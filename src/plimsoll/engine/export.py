@@ -1,4 +1,4 @@
-"""What training made, written for others: a whole model, or the adapter alone."""
+"""Files for others: the whole trained model, or the adapter alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_adapter(engine: Engine, beside: Companions, directory: Path, rank: int
 
 
 def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | None:
-    """The adapter for an engine that samples, on rank 0; the others give None."""
+    """Return the adapter for an engine that samples, on rank 0; None on the others."""
     with _trained(engine) as tensors:
         if rank > 0:
             return None

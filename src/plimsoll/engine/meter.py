@@ -1,5 +1,4 @@
-"""What this process holds, on its card too, and how much of each divided role, to be held against
-P / N."""
+"""Readings of this process's memory and of its card's, to be compared with the plan."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ from plimsoll.run.readings import CardReading, Reading
 
 
 def read_memory(device: torch.device) -> Reading:
-    """Read this process, and let its peaks start again."""
+    """Read this process, and restart the peaks of its card."""
     return Reading(read_host(), read_card(device) if device.type == "cuda" else None)
 
 
 def read_card(device: torch.device) -> CardReading:
-    """Read the card, and let torch's peaks start again."""
+    """Read the card, and restart torch's peaks."""
     free, whole = torch.cuda.mem_get_info(device)
     reading = CardReading(
         peak_allocated=torch.cuda.max_memory_allocated(device),

@@ -63,10 +63,12 @@ class ZeroEngine:
             self._average = Average(self._masters.flat(), role.ema.decay)
 
     def forward(self, *inputs: object, **options: object) -> Any:
+        """Return what the model gives for one micro-batch."""
         return self._engine(*inputs, **options)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
+        """Keep no gradients during the block."""
         self._engine.eval()
         with torch.no_grad():
             yield
@@ -77,10 +79,12 @@ class ZeroEngine:
             self._engine.optimizer.empty_partition_cache()
 
     def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this micro-batch's share of the global mean loss."""
         # DeepSpeed averages gradients over the ranks; shares of a global mean must be added.
         self._engine.backward(loss * self._place.ranks, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> float:
+        """Update the weights; return the gradient norm before clipping."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._update()
@@ -90,8 +94,10 @@ class ZeroEngine:
         return norm
 
     def _update(self) -> float:
-        """The gradient's norm, the same on all ranks; weights and moments stay as they are where it
-        is not finite."""
+        """Update the weights if the gradient is finite; return its norm, the same on all ranks.
+
+        If it is not, weights and moments stay as they are.
+        """
         norm = self._plain_norm()
         if norm is None:  # then DeepSpeed takes it, and leaves out a step that is not finite
             self._engine.step()
@@ -122,8 +128,10 @@ class ZeroEngine:
         return Share(role, what, each * trained, self._place.ranks, held)
 
     def _plain_norm(self) -> float | None:
-        """The gradient norm at stage 0 in fp32, where DeepSpeed leaves the optimizer as it is and
-        reports none: taken once the gradients are reduced, just before the update.
+        """Return the gradient norm at stage 0 in fp32; None for all other settings.
+
+        There DeepSpeed leaves the optimizer as it is and reports no norm: it is taken once the
+        gradients are reduced, just before the update.
         """
         if self._zero.stage > 0 or self._role.model.dtype != "float32":
             return None
@@ -134,15 +142,18 @@ class ZeroEngine:
         return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        """Return a context manager that gives these parameters whole, by name."""
         return gathered(self.module, names, self._zero.stage)
 
     @torch.no_grad()
     def swap_average(self) -> None:
+        """Exchange the weights with their moving average, if one is kept."""
         if self._average is not None:
             self._average.swap(self._masters.flat())
             self._masters.spread()
 
     def save(self, directory: Path) -> None:
+        """Write masters, moments and moving average, and what the checkpoint is of."""
         directory.mkdir(parents=True, exist_ok=True)
         if self._place.rank == 0:
             write_form(self._form, self.steps, directory)
@@ -158,6 +169,7 @@ class ZeroEngine:
 
     @torch.no_grad()
     def restore(self, directory: Path) -> None:
+        """Read masters, moments and moving average back, if this role can go on from them."""
         self.steps = read_form(self._form, directory)
         check_shapes(self.module, directory)
         masters = self._masters

@@ -1,5 +1,7 @@
-"""The optimizer of a trained role, and the moments that it keeps of each master: made, counted, and
-seen as flat rows."""
+"""The optimizer of a trained role, and its moments of each master.
+
+Moments are made, counted, and seen as flat rows.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
-    """AdamW over the module. The rate is set at every step; it starts at 0 because DeepSpeed may
-    take a dry step to allocate the states, which must not decay the weights.
+    """Return AdamW over the module.
+
+    The rate is set at every step; it starts at 0 because DeepSpeed may take a dry step to allocate
+    the states, which must not decay the weights.
     """
     settings = role.optimizer
     groups, betas = parameter_groups(module, settings), (settings.beta1, settings.beta2)
@@ -40,7 +44,11 @@ def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimize
 def _offloaded(
     groups: Sequence[Mapping[str, object]], given: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
-    """DeepSpeed's Adam on the CPU. Raises PlimsollError where it cannot be compiled or loaded."""
+    """Return DeepSpeed's Adam on the CPU.
+
+    Raises:
+        PlimsollError: It cannot be compiled or loaded.
+    """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     offer_ninja()
@@ -58,8 +66,10 @@ def _offloaded(
 
 
 def forget_dry_step(optimizer: Any) -> None:
-    """Start Adam's bias correction at step 0: at stage 0 in bf16 DeepSpeed allocates the moments by
-    a step on zero gradients, which Adam would count and take its first real step too short.
+    """Start Adam's bias correction at step 0.
+
+    At stage 0 in bf16 DeepSpeed allocates the moments by a step on zero gradients, which Adam would
+    count and take its first real step too short.
     """
     for state in optimizer.optimizer.state.values() if hasattr(optimizer, "optimizer") else ():
         if "step" in state:
@@ -69,8 +79,10 @@ def forget_dry_step(optimizer: Any) -> None:
 
 
 def forget_gradients(optimizer: Any) -> None:
-    """Drop the gradients of a step that was left out: with its optimizer on the host, DeepSpeed
-    0.19.8 would add the next step's to them (zero/stage_1_and_2.py, `step`).
+    """Drop the gradients of a step that was left out.
+
+    With its optimizer on the host, DeepSpeed 0.19.8 would add the next step's to them
+    (zero/stage_1_and_2.py, `step`).
     """
     if getattr(optimizer, "cpu_offload", False):
         optimizer.averaged_gradients = dict.fromkeys(optimizer.averaged_gradients)
@@ -79,8 +91,10 @@ def forget_gradients(optimizer: Any) -> None:
 def moment_rows(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor]
 ) -> dict[str, list[Tensor]]:
-    """Both moments of every master, zeros where no gradient ever came; nothing before the first
-    update, which makes them."""
+    """Return both moments of every master, zeros for one that never had a gradient.
+
+    Returns nothing before the first update, which makes them.
+    """
     states = [optimizer.state.get(master, {}) for master in masters]
     if not any(MOMENTS[0] in state for state in states):
         return {}
@@ -95,7 +109,7 @@ def _row(moment: Tensor | None, master: Tensor) -> Tensor:
 def begin_moments(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], updates: int
 ) -> dict[str, list[Tensor]]:
-    """Have moments to write into, as AdamW makes them, after so many updates; none after 0."""
+    """Make moments to write into, as AdamW makes them, after so many updates; none after 0."""
     wide = getattr(optimizer, "fp32_optimizer_states", False)  # of DeepSpeedCPUAdam
     for master in masters:
         state, dtype = optimizer.state[master], torch.float32 if wide else master.dtype
@@ -109,7 +123,7 @@ def begin_moments(
 
 
 def _count(optimizer: torch.optim.Optimizer, master: Tensor, updates: int) -> Any:
-    """The count of updates, which the bias correction needs, as the optimizer keeps it."""
+    """Return the count of updates, which the bias correction needs, as the optimizer keeps it."""
     if isinstance(optimizer, torch.optim.AdamW):
         return torch.tensor(float(updates), device=master.device)
     return updates

@@ -1,4 +1,4 @@
-"""What ZeRO holds on one rank: of a role that learns, and of one that only scores."""
+"""What ZeRO holds on one rank, for a role that learns and for one that only scores."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ def _outgoing(counts: Counts, sizes: ZeroSizes, adapted: bool) -> Outgoing:
 def _beside(
     counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole
 ) -> Iterator[Tensors]:
-    """A moving average, in fp32, where the masters are and divided as they are; a second copy of
-    the weights; and what is written."""
+    """Yield a moving average, a second copy of the weights, and what is written.
+
+    The average is in fp32, on the masters' device and divided as they are.
+    """
     ranks = sizes.ranks if sizes.stage > 0 else 1
     each = 4 if role.ema is not None else 0
     if each:
@@ -95,7 +97,10 @@ def _frozen(role: FrozenRole, own: RoleWork) -> tuple[Tensors, ...]:
 
 
 def _whole_model(role: FrozenRole, counts: Counts, own: RoleWork) -> Iterator[Tensors]:
-    """A copy on every rank; offloaded, in host memory with one on the device while it scores."""
+    """Yield a copy on every rank.
+
+    Offloaded, it is in host memory, with one on the device while it scores.
+    """
     made = weights(counts, _WHOLE)
     if own.device == "cpu":
         yield from (replace(one, where="host") for one in made)

@@ -1,4 +1,4 @@
-"""What ZeRO asks of a config and of a machine, and how it is said."""
+"""What ZeRO requires of a config and of a machine, and the messages that say so."""
 
 from __future__ import annotations
 
@@ -97,8 +97,11 @@ def _narrow_states(spec: RunSpec[Any]) -> Iterator[Problem]:
 def _against_narrow_states(
     name: str, role: TrainedRole, zero: ZeroConfig
 ) -> Iterator[tuple[str, str]]:
-    """Yield why states cannot be bfloat16, and what to write instead; as DeepSpeed 0.19 has it
-    (runtime/config.py, runtime/engine.py, _do_optimizer_sanity_check)."""
+    """Yield why states cannot be bfloat16, and what to write instead.
+
+    The reasons are those of DeepSpeed 0.19 (runtime/config.py, runtime/engine.py,
+    _do_optimizer_sanity_check).
+    """
     if zero.state_dtype == "float32":
         return
     if role.model.dtype == "float32":
@@ -144,8 +147,10 @@ def _plus_plus_keys(zero: ZeroConfig) -> Iterator[str]:
 
 
 def _one_group(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Refuse hpZ for two roles of a process: DeepSpeed makes its groups once
-    (deepspeed/utils/groups.py, _create_zero_param_parallel_group)."""
+    """Refuse hpZ for two roles of a process: DeepSpeed makes its groups once.
+
+    See deepspeed/utils/groups.py, _create_zero_param_parallel_group.
+    """
     at_3 = {name: own for name, own in _trained(spec).items() if own[1].stage == 3}
     if len(at_3) < 2 or spec.cluster.critic_ranks is not None:
         return
@@ -267,8 +272,10 @@ def _describe(role: TrainedRole | FrozenRole) -> str:
 
 
 def _decide(role: TrainedRole) -> ZeroConfig:
-    """Return the settings with the dtype decided that micro-batches' gradients are added up in: at
-    stage 0 with bfloat16 weights DeepSpeed has only bfloat16."""
+    """Return the settings with the dtype decided that micro-batches' gradients are added up in.
+
+    At stage 0 with bfloat16 weights DeepSpeed has only bfloat16.
+    """
     zero = role.settings_of(ZeroConfig)
     if zero.gradient_dtype != AUTO:
         return zero

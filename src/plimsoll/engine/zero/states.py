@@ -39,7 +39,7 @@ _ALLREDUCE = 500_000_000  # elements: DeepSpeedEngine.buffered_allreduce_fallbac
 
 
 def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Tensors, ...]:
-    """Everything of the role on one rank; in host memory all of it where that is the device.
+    """Return everything of the role on one rank; in host memory if that is the device.
 
     There a bucket weighs what is written to it: the system gives pages at their first use.
     """
@@ -51,7 +51,7 @@ def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Tenso
 
 
 def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
-    """The weights themselves: whole, or a share and what is gathered of the others' shares."""
+    """Yield the weights: whole, or a share and what is gathered of the others' shares."""
     divided = sizes.stage == 3
     ranks = sizes.ranks if divided else 1
     where: Where = "host" if sizes.offload_weights else "device"
@@ -103,23 +103,35 @@ def _trained(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What a stage keeps of a role. source: where that was read."""
+    """What a stage keeps of a role.
+
+    Attributes:
+        source: Where that was read.
+    """
 
     counts: Counts
     sizes: ZeroSizes
     source: str
 
     def whole(self, kind: Kind, name: str, each: float, life: Life) -> Tensors:
-        """Of every trained parameter, on every rank."""
+        """Return tensors of every trained parameter, on every rank."""
         of, elements = "trained parameters", self.counts.trained
         return Tensors(kind, name, of, elements, each, self.source, life=life)
 
     def share(self, kind: Kind, name: str, each: float, life: Life) -> Tensors:
-        """Of the trained parameters that are a rank's."""
+        """Return tensors of the trained parameters that are a rank's."""
         return replace(self.whole(kind, name, each, life), ranks=self.sizes.ranks)
 
     def on_host(self, kind: Kind, name: str, each: float, life: Life, block: int) -> Tensors:
-        """The same in host memory; block: elements that are pinned together, where any are."""
+        """Return a share in host memory.
+
+        Args:
+            kind: The kind of the tensors.
+            name: Their name.
+            each: Bytes of an element.
+            life: When they are alive.
+            block: Elements that are pinned together, if any are.
+        """
         pinned = block if self.sizes.pinned else 0
         return replace(self.share(kind, name, each, life), where="host", pinned=pinned)
 
@@ -205,8 +217,10 @@ class _Stage:
         yield self._incoming(element)
 
     def _optimizer(self) -> Iterator[Tensors]:
-        """Masters and moments; offloaded, also the gradients that DeepSpeedCPUAdam reads. Stage 3
-        does not pin its masters."""
+        """Yield masters and moments; offloaded, also the gradients that DeepSpeedCPUAdam reads.
+
+        Stage 3 does not pin its masters.
+        """
         sizes, moments = self.sizes, self.counts.moments
         each, dtype = sizes.master, "fp32" if sizes.master == 4 else "bf16"
         masters = f"{dtype} masters"
@@ -223,8 +237,10 @@ class _Stage:
         yield self.on_host("gradients", name, each, "built", block)
 
     def _staging(self) -> Iterator[Tensors]:
-        """Stages 1 and 2 with the optimizer on the host: updated weights on their way to the
-        device, and two buffers of one gradient."""
+        """Yield the buffers of stages 1 and 2 with the optimizer on the host.
+
+        They are updated weights on their way to the device, and two buffers of one gradient.
+        """
         each, largest = self.counts.element, self.counts.largest
         share = -(-self.counts.trained // self.sizes.ranks)
         yield self.on_host("buffers", "staging buffer", each, "built", share)
@@ -233,17 +249,17 @@ class _Stage:
         yield replace(buffer, where="host", pinned=largest if self.sizes.pinned else 0)
 
     def _incoming(self, each: int) -> Tensors:
-        """A gradient that autograd has just made, before it is added or reduced."""
+        """Return a gradient that autograd has just made, before it is added or reduced."""
         return self.buffer("incoming gradient", _LARGEST, self.counts.largest, each, "reducing")
 
     def _widened(self) -> Tensors:
-        """A rank's share of one reduced gradient, as it is added to those that are accumulated."""
+        """Return a rank's share of one reduced gradient, as it is added to the accumulated ones."""
         largest, each = largest_share(self.counts, self.sizes), self.sizes.accumulate
         widened = self.buffer("widened gradient", _LARGEST, largest, each, "reducing")
         return replace(widened, kind="gradients")
 
     def _reduce_copy(self) -> Tensors:
-        """The bucket, or one tensor that is larger, flattened for the collective."""
+        """Return the bucket, or one tensor that is larger, flattened for the collective."""
         counts = self.counts
         elements = max(min(self.sizes.bucket, counts.trained), counts.largest)
         return self.buffer("copy to reduce", "gradients", elements, counts.element, "reducing")
