@@ -168,8 +168,8 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         per_token = (self.loss_mask, self.sampler_logprobs, self.weight_versions)
-        for own in (*per_token, *([] if self.token_rewards is None else [self.token_rewards])):
-            assert own.shape == self.response_tokens.shape
+        for array in (*per_token, *([] if self.token_rewards is None else [self.token_rewards])):
+            assert array.shape == self.response_tokens.shape
 
     @property
     def reward(self) -> float:
@@ -398,12 +398,12 @@ def to_packed(pack: Pack, per_sample: Sequence[Floats]) -> Floats:
 
 def from_packed(packs: Sequence[Pack], values: Sequence[Floats], samples: int) -> list[Floats]:
     """Return one array per sample, in batch order; the inverse of `to_packed` for several packs."""
-    found: list[Floats | None] = [None] * samples
+    arrays: list[Floats | None] = [None] * samples
     for pack, values_L in zip(packs, values, strict=True):
         assert len(values_L) == pack.loss_tokens
         for i, sample in enumerate(pack.samples_S):
             if sample >= 0:
-                found[sample] = values_L[pack.cu_loss_tokens[i] : pack.cu_loss_tokens[i + 1]]
-    missing = [i for i, array in enumerate(found) if array is None]
+                arrays[sample] = values_L[pack.cu_loss_tokens[i] : pack.cu_loss_tokens[i + 1]]
+    missing = [i for i, array in enumerate(arrays) if array is None]
     assert not missing, f"samples {missing} are in no pack"
-    return [array for array in found if array is not None]
+    return [array for array in arrays if array is not None]

@@ -22,10 +22,10 @@ def check_reachable(address: str) -> None:
         ValueError: The address is not host:port.
     """
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as there:
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
         if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
             return
-        there.sendall(_PREFACE)
-        answer = there.recv(64)
+        connection.sendall(_PREFACE)
+        answer = connection.recv(64)
     if len(answer) < 4 or answer[3] != _SETTINGS:
         raise OSError("what listens there is not Ray's head")

@@ -70,7 +70,7 @@ class Dispatch:
                 self._owed[engine] += call.responses
                 yield call
 
-    def done(self, call: Call, answers: Sequence[Trajectory]) -> list[Trajectory] | None:
+    def note_answers(self, call: Call, answers: Sequence[Trajectory]) -> list[Trajectory] | None:
         """Note the answers to a call; return all answers to its request if these were the last.
 
         They are sorted by prompt, then by number. Returns None if answers to the request are
@@ -78,15 +78,19 @@ class Dispatch:
         """
         self._owed[call.engine] -= call.responses
         request = self._requests[call.place]
-        kept = self._answers.setdefault(call.place, [[] for _ in request.prompts])
-        for i, own in enumerate(kept):
-            these = answers[i * call.request.responses : (i + 1) * call.request.responses]
+        by_prompt = self._answers.setdefault(call.place, [[] for _ in request.prompts])
+        for i, collected in enumerate(by_prompt):
+            new_answers = answers[i * call.request.responses : (i + 1) * call.request.responses]
             # One prompt for all, and not a copy with each.
-            own += [replace(answer, prompt=request.prompts[i]) for answer in these]
-        if any(len(own) < request.responses for own in kept):
+            collected += [replace(answer, prompt=request.prompts[i]) for answer in new_answers]
+        if any(len(collected) < request.responses for collected in by_prompt):
             return None
         del self._answers[call.place]
-        return [answer for own in kept for answer in sorted(own, key=lambda t: t.sample_index)]
+        return [
+            answer
+            for collected in by_prompt
+            for answer in sorted(collected, key=lambda t: t.sample_index)
+        ]
 
 
 def _owed_for(request: Request) -> int:
@@ -106,7 +110,7 @@ def _parts(request: Request, per_call: int) -> Iterator[Request]:
         yield replace(request, responses=1, first=request.first + number)
 
 
-class Regulars:
+class EpisodeEngines:
     """The engine that serves each episode.
 
     At its first turn that is the engine that owes the fewest responses. It stays the same
@@ -118,7 +122,7 @@ class Regulars:
         self._engine_of: dict[int, int] = {}
 
     @contextmanager
-    def served(self, episode: int, request: Request) -> Iterator[int]:
+    def serve(self, episode: int, request: Request) -> Iterator[int]:
         """Yield an episode's engine, which owes the answers to the request during the block."""
         engine = self._engine_of.setdefault(episode, _least_busy(self._owed))
         responses = _owed_for(request)

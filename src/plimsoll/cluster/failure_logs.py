@@ -31,7 +31,7 @@ def message(what: str, why: str, log: str) -> str:
     return f"{what}\n  Why: {why}\n  Logs: {log}.{{out,err}}"
 
 
-def why_dead(report: str) -> str:
+def death_reason(report: str) -> str:
     """Return the reason alone from Ray's report of a dead actor."""
     if pressure := _PRESSURE.search(report):
         return f"Ray's memory monitor killed it: {pressure[0].strip()}"[:LONGEST_LINE]
@@ -49,18 +49,18 @@ def why_dead(report: str) -> str:
     return " ".join(detail[1].split())[:LONGEST_LINE]
 
 
-def tells_of_shortage(why: str) -> bool:
+def says_out_of_memory(why: str) -> bool:
     """Return whether Ray's memory monitor, vLLM or torch says that there was too little memory."""
     return _PRESSURE.search(why) is not None or _SHORTAGE.search(why) is not None
 
 
 def failing_process(report: str) -> tuple[int, str] | None:
     """Return (pid, node) of the process that failed first, from Ray's report of a failed call."""
-    found = _PROCESS.findall(report)
-    return (int(found[-1][0]), found[-1][1]) if found else None
+    processes = _PROCESS.findall(report)
+    return (int(processes[-1][0]), processes[-1][1]) if processes else None
 
 
-def crash_in(log: str) -> str | None:
+def last_crash_line(log: str) -> str | None:
     """Return the last line in which the interpreter reports its crash.
 
     Returns None if there is no such line, or no log.

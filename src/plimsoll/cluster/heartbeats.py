@@ -94,7 +94,7 @@ class Heartbeats:
         used = pulse.cpu_seconds - before.cpu_seconds
         answered = replace(
             self,
-            asked={other: since for other, since in self.asked.items() if other != name},
+            asked={waiting: since for waiting, since in self.asked.items() if waiting != name},
             pulses={**self.pulses, name: (self.now, pulse)},
             longest=max(self.longest, self.now - self.asked.get(name, self.now)),
         )
@@ -137,8 +137,8 @@ def allowance(hang_timeout: float | None, call: str, longest: float | None) -> f
 
 def read_pulse() -> Pulse:
     """Return the pulse of this process and its descendants."""
-    own = psutil.Process()
-    pulses = [_pulse(process) for process in (own, *own.children(recursive=True))]
+    this_process = psutil.Process()
+    pulses = [_pulse(process) for process in (this_process, *this_process.children(recursive=True))]
     return Pulse(sum(p.cpu_seconds for p in pulses), any(p.on_disk for p in pulses))
 
 

@@ -23,7 +23,7 @@ def spread(nodes: Sequence[str], count: int) -> list[NodeCards]:
     return [NodeCards(nodes[i * len(nodes) // count], ()) for i in range(count)]
 
 
-def side_by_side(nodes: Sequence[str]) -> list[int]:
+def order_by_node(nodes: Sequence[str]) -> list[int]:
     """Return the order in which processes are numbered, given the node of each.
 
     Processes of a node come one after another, the nodes as they first come.

@@ -17,16 +17,16 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from plimsoll.cluster.conversing import conversing
-from plimsoll.cluster.dispatch import Call, Dispatch, Regulars
-from plimsoll.cluster.exit_reason import exit_reason, hung
-from plimsoll.cluster.failure_logs import crash_in, failing_process, message, why_dead
+from plimsoll.cluster.dispatch import Call, Dispatch, EpisodeEngines
+from plimsoll.cluster.exit_reason import exit_reason, hang_error
+from plimsoll.cluster.failure_logs import death_reason, failing_process, last_crash_line, message
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import (
     Member,
+    call_on_node,
     create_engines,
     create_ranks,
-    do_on,
     members,
     rank_members,
     share_cards,
@@ -77,8 +77,8 @@ class RankGroup:
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
         """Call a method of `Worker` on every rank, each with its own arguments."""
         calls = {
-            member.actor.call.remote(task.__name__, *own): member
-            for member, own in zip(self.members, arguments, strict=True)
+            member.actor.call.remote(task.__name__, *call_arguments): member
+            for member, call_arguments in zip(self.members, arguments, strict=True)
         }
         return self.wait(task.__name__, calls)
 
@@ -101,7 +101,7 @@ class _OpenCalls:
     failed: list[tuple[Any, Member]] = field(default_factory=list)
     _ended: bool = False
 
-    async def answer(self, reference: Any, member: Member) -> Any:
+    async def await_result(self, reference: Any, member: Member) -> Any:
         """Return the result of a call."""
         self.pending[reference] = member
         future = reference.future()
@@ -116,7 +116,7 @@ class _OpenCalls:
         self._ended = True
         self.pending.pop(reference, None)
 
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         """Return whether a call has ended since the last time, or none is waited for.
 
         If none is, the environments work.
@@ -150,8 +150,8 @@ class RayCluster:
             self.close()
             raise
         self._actors = RankGroup(self._ranks[: config.ranks], self._wait)
-        own = self._ranks[config.ranks :]
-        self.critics: Ranks = RankGroup(own, self._wait) if own else self
+        critic_ranks = self._ranks[config.ranks :]
+        self.critics: Ranks = RankGroup(critic_ranks, self._wait) if critic_ranks else self
 
     def _start_members(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
@@ -168,7 +168,7 @@ class RayCluster:
         ]
         self._ranks = [member for group in groups for member in group]
         self._watch(self._ranks)
-        self._before = self._look_around(patience)
+        self._before = self._read_nodes(patience)
         if shared:
             engines = share_cards(specs, device, self._ranks)
         elif device == "cuda":  # only now: the ranks are to have cards side by side
@@ -204,56 +204,57 @@ class RayCluster:
         sequences, per_call = self._engine_sequences, self._responses_per_request
         work = Dispatch(requests, self.engines, sequences, per_call)
         calls: dict[Any, Member] = {}
-        asked: dict[Any, Call] = {}
+        open_calls: dict[Any, Call] = {}
 
         def ask() -> None:
             for call in work.calls():
                 member = self._engines[call.engine]
                 reference = member.actor.call.remote("generate", call.request)
-                calls[reference], asked[reference] = member, call
+                calls[reference], open_calls[reference] = member, call
 
         ask()
         for reference, answers in self._as_done("generate", calls):
-            call = asked.pop(reference)
-            whole = work.done(call, answers)
+            call = open_calls.pop(reference)
+            all_answers = work.note_answers(call, answers)
             ask()
-            if whole is not None:
-                yield call.place, whole
+            if all_answers is not None:
+                yield call.place, all_answers
 
     def converse(
         self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
     ) -> R:
         """Run a coroutine in the loop, whose requests go to the engines; return its result."""
-        regulars, calls = Regulars(self.engines), _OpenCalls()
+        episode_engines, calls = EpisodeEngines(self.engines), _OpenCalls()
 
         async def ask(request: Request, episode: int) -> list[Trajectory]:
-            with regulars.served(episode, request) as engine:
+            with episode_engines.serve(episode, request) as engine:
                 member = self._engines[engine]
                 reference = member.actor.call.remote("generate", request)
-                found: list[Trajectory] = await calls.answer(reference, member)
+                trajectories: list[Trajectory] = await calls.await_result(reference, member)
                 # One prompt for all, and not a copy with each.
                 return [
-                    replace(t, prompt=p) for t, p in zip(found, request.each_prompt(), strict=True)
+                    replace(t, prompt=p)
+                    for t, p in zip(trajectories, request.each_prompt(), strict=True)
                 ]
 
         with conversing(loop, talk(ask)) as talking:
-            self._look_after(talking, calls)
+            self._watch_calls(talking, calls)
         return talking.result()
 
-    def _look_after(self, talking: Future[Any], calls: _OpenCalls) -> None:
+    def _watch_calls(self, talking: Future[Any], calls: _OpenCalls) -> None:
         """Watch members until the talk has ended, and with it all calls.
 
         An engine is still at work on a call whose coroutine gave up.
         """
         with self._hangs.looking("generate") as look:
             while not talking.done() or calls.pending:
-                first = look([*self._watches], calls.moved())
+                first = look([*self._watches], calls.has_moved())
                 if calls.failed:
                     self._result(*calls.failed[0])
                 if isinstance(first, Hang):
-                    raise self._hung(first)
+                    raise self._hang_error(first)
                 if first is not None:
-                    raise self._death(first)
+                    raise self._death_error(first)
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         """Call a method of `RolloutEngine` on every engine."""
@@ -268,12 +269,12 @@ class RayCluster:
         """Pass results of `gather` on the ranks to `receive` of all engines, one after another."""
         received: list[R] = []
         gathered: Any = None
-        for own in [*arguments, None]:
+        for gather_arguments in [*arguments, None]:
             receiving, gathering = dict[Any, Member](), dict[Any, Member]()
             if gathered is not None:
                 receiving = _calls(self._engines, receive, gathered)
-            if own is not None:
-                gathering = _calls(self._actors.members, gather, *own)
+            if gather_arguments is not None:
+                gathering = _calls(self._actors.members, gather, *gather_arguments)
             # The result stays in the object store: engines fetch it from there, not from here.
             gathered = next(iter(gathering), None)
             calls = gathering | receiving
@@ -287,13 +288,13 @@ class RayCluster:
 
     def read_memory(self) -> dict[str, Reading]:
         """Return what every process of the run holds, and its peaks since the last call."""
-        named, reading = self._named(), "read_memory"
-        readings = self._wait(reading, {m.actor.call.remote(reading): m for m in named.values()})
-        own = {"recipe": Reading(read_host())}
-        self._readings = own | dict(zip(named, readings, strict=True))
+        members, method = self._members_by_name(), "read_memory"
+        readings = self._wait(method, {m.actor.call.remote(method): m for m in members.values()})
+        here = {"recipe": Reading(read_host())}
+        self._readings = here | dict(zip(members, readings, strict=True))
         return self._readings
 
-    def _named(self) -> dict[str, Member]:
+    def _members_by_name(self) -> dict[str, Member]:
         """Return ranks and engines by their names in the plan and the ledger."""
         names = [
             *(f"rank {i}" for i in range(self.ranks)),
@@ -302,7 +303,7 @@ class RayCluster:
         ]
         return dict(zip(names, (*self._ranks, *self._engines), strict=True))
 
-    def _look_around(self, patience: float) -> dict[str, NodeState]:
+    def _read_nodes(self, patience: float) -> dict[str, NodeState]:
         """Read the nodes of all ranks, before anything is loaded; by Ray's names for them."""
         firsts = {member.host.node_id: member for member in reversed(self._ranks)}
         looks = {m.actor.look.remote(self._pids(node_id)): m for node_id, m in firsts.items()}
@@ -311,20 +312,20 @@ class RayCluster:
     def _pids(self, node_id: str) -> list[int]:
         """Return the pids of the run's processes on a node."""
         members = (*self._ranks, *self._engines)
-        own = [os.getpid()] if node_id == self._node_id else []
-        return own + [m.host.pid for m in members if m.host.node_id == node_id]
+        here = [os.getpid()] if node_id == self._node_id else []
+        return here + [m.host.pid for m in members if m.host.node_id == node_id]
 
-    def _seen(self, member: Member) -> Sighting:
+    def _sighting(self, member: Member) -> Sighting:
         """Return what is around a process that failed."""
-        named, node_id = self._named(), member.host.node_id
+        members, node_id = self._members_by_name(), member.host.node_id
         before = self._before.get(node_id)
         return Sighting(
-            process=next(name for name, one in named.items() if one is member),
+            process=next(name for name, m in members.items() if m is member),
             node=member.host.node,
             card=None if before is None else member.host.card(before),
             before=before,
             after=self._look(node_id),
-            nodes={name: one.host.node for name, one in named.items()},
+            nodes={name: m.host.node for name, m in members.items()},
             readings=self._readings,
         )
 
@@ -334,7 +335,7 @@ class RayCluster:
         Another error is being reported then.
         """
         try:
-            return do_on(node_id, read_node, self._pids(node_id))
+            return call_on_node(node_id, read_node, self._pids(node_id))
         except PlimsollError:
             return None
 
@@ -358,7 +359,7 @@ class RayCluster:
         pids: dict[str, list[int]] = {}
         for member in members:
             pids.setdefault(member.host.node_id, []).append(member.host.pid)
-        return [do_on(node_id, function, own) for node_id, own in pids.items()]
+        return [call_on_node(node_id, function, node_pids) for node_id, node_pids in pids.items()]
 
     def _wait(
         self, call: str, calls: Mapping[Any, Member], timeout: float | None = None
@@ -393,20 +394,20 @@ class RayCluster:
                 if first is None:
                     raise PlimsollError(_no_answer(list(pending.values()), timeout))
                 if isinstance(first, Hang):
-                    raise self._hung(first)
+                    raise self._hang_error(first)
                 if first in self._watches:
-                    raise self._death(first)
+                    raise self._death_error(first)
                 member = pending.pop(first)
                 yield first, None if first is keep else self._result(first, member)
 
-    def _hung(self, hang: Hang) -> PlimsollError:
+    def _hang_error(self, hang: Hang) -> PlimsollError:
         """Ask all members for their stacks, end the silent ones, and return the hang's error."""
         everyone = (*self._ranks, *self._engines)
         stopped = self._on_nodes(ask_for_stacks, everyone)
         time.sleep(_STACK_SECONDS)
         self._on_nodes(end_processes, [m for m in everyone if m.name in hang.silent])
         logs = {member.name: member.host.log for member in everyone}
-        return hung(hang, [*chain(*filter(None, stopped))], logs)
+        return hang_error(hang, [*chain(*filter(None, stopped))], logs)
 
     def _result(self, reference: Any, member: Member) -> Any:
         try:
@@ -414,39 +415,39 @@ class RayCluster:
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, OutOfMemory):
-                raise self._ran_out(member, cause) from error
+                raise self._memory_error(member, cause) from error
             if isinstance(cause, PlimsollError):
                 raise type(cause)(f"{cause}\n  Told by: {member.name}") from error
             # A call also fails when one dies whose result or whose part in it it needs.
             ended, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CULPRIT_SECONDS)
             if ended:
-                raise self._death(ended[0]) from error
+                raise self._death_error(ended[0]) from error
             if not isinstance(error, RayTaskError):
-                raise self._died(member, _why(member, error)) from error
-            first, why = self._failing(error, member), f"{type(cause).__name__}: {cause}"
+                raise self._exit_error(member, _why(member, error)) from error
+            first, why = self._first_failed(error, member), f"{type(cause).__name__}: {cause}"
             raise PlimsollError(message(f"{first.name} failed", why, first.host.log)) from error
 
-    def _failing(self, error: RayTaskError, caller: Member) -> Member:
+    def _first_failed(self, error: RayTaskError, caller: Member) -> Member:
         """Return the member whose call failed first: the caller may have been given its result."""
         process = failing_process(str(error))
         everyone = (*self._ranks, *self._engines)
         return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
 
-    def _death(self, watch: Any) -> PlimsollError:
+    def _death_error(self, watch: Any) -> PlimsollError:
         """Return the error of the member whose watch ended."""
         member = self._watches[watch]
         try:
-            return self._died(member, str(ray.get(watch)))
+            return self._exit_error(member, str(ray.get(watch)))
         except RayError as error:
-            return self._died(member, _why(member, error))
+            return self._exit_error(member, _why(member, error))
 
-    def _died(self, member: Member, why: str) -> PlimsollError:
-        return exit_reason(member.name, why, member.host.log, self._seen(member))
+    def _exit_error(self, member: Member, why: str) -> PlimsollError:
+        return exit_reason(member.name, why, member.host.log, self._sighting(member))
 
-    def _ran_out(self, member: Member, error: OutOfMemory) -> OutOfMemory:
+    def _memory_error(self, member: Member, error: OutOfMemory) -> OutOfMemory:
         what = f"{member.name} ran out of {error.incident.where} memory"
         text = message(what, error.incident.why, member.host.log)
-        return error.with_sighting(text, self._seen(member))
+        return error.with_sighting(text, self._sighting(member))
 
 
 def _calls(
@@ -467,7 +468,7 @@ def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[P
 
 
 def _why(member: Member, error: RayError) -> str:
-    return crash_in(member.host.log) or why_dead(str(error))
+    return last_crash_line(member.host.log) or death_reason(str(error))
 
 
 def _no_answer(late: Sequence[Member], timeout: float | None) -> str:

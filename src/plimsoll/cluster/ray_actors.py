@@ -18,12 +18,12 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from plimsoll.cluster.exit_reason import not_started
-from plimsoll.cluster.failure_logs import why_dead
+from plimsoll.cluster.exit_reason import start_error
+from plimsoll.cluster.failure_logs import death_reason
 from plimsoll.cluster.heartbeats import Pulse, read_pulse
-from plimsoll.cluster.placement import NodeCards, shared_placement, side_by_side, spread
+from plimsoll.cluster.placement import NodeCards, order_by_node, shared_placement, spread
 from plimsoll.engine.process_group import Place, free_port
-from plimsoll.engine.shortage import telling_shortage
+from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import oom_kills
@@ -164,14 +164,14 @@ class EngineActor:
 
     async def call(self, method: str, *arguments: object) -> Any:
         """Call a method of the engine."""
-        with telling_shortage(torch.device(self._spec.device), lambda: "rollout"):
+        with explain_shortage(torch.device(self._spec.device), lambda: "rollout"):
             return await getattr(self._engine, method)(*arguments)
 
     async def watch(self) -> str:
         """Wait until the engine dies; return the reason."""
         reason = str(await self._engine.watch())
-        said = rollout_build(self._spec.rollout).logged_error(_own_log())
-        return f"{reason} after {said}" if said else reason
+        logged = rollout_build(self._spec.rollout).logged_error(_own_log())
+        return f"{reason} after {logged}" if logged else reason
 
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     async def sign(self) -> Pulse:
@@ -195,8 +195,10 @@ def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) ->
         runtime_env={"env_vars": environment},
     )(RankActor)
     if device == "cpu" or count == 0:
-        placed = (actor.options(scheduling_strategy=_on(s.node_id)) for s in spread(nodes, count))
-        return [one.remote(os.getcwd()) for one in placed]
+        placed_actors = (
+            actor.options(scheduling_strategy=_on_node(s.node_id)) for s in spread(nodes, count)
+        )
+        return [placed.remote(os.getcwd()) for placed in placed_actors]
     cards = placement_group([{"GPU": 1}] * count, strategy="PACK")
     bundles = [PlacementGroupSchedulingStrategy(cards, i) for i in range(count)]
     return [actor.options(num_gpus=1, scheduling_strategy=b).remote(os.getcwd()) for b in bundles]
@@ -212,8 +214,8 @@ def create_engines(specs: Sequence[EngineSpec], device: str, nodes: Sequence[str
 
 def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member]) -> list[Any]:
     """Ask Ray for the actors of engines on the cards of ranks that have theirs already."""
-    own = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
-    placement = shared_placement(own, len(specs), specs[0].rollout.parts)
+    rank_cards = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
+    placement = shared_placement(rank_cards, len(specs), specs[0].rollout.parts)
     return [
         _create_engine(spec, device, place) for spec, place in zip(specs, placement, strict=True)
     ]
@@ -228,27 +230,29 @@ def _create_engine(spec: EngineSpec, device: str, place: NodeCards | None) -> An
     )
     if place is None:
         gpus = spec.rollout.parts
-        placed = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment})
+        placed_actor = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment})
     else:
         # Ray has given the cards to the ranks, and would not give them again.
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(place.cards)}
-        placed = actor.options(
+        placed_actor = actor.options(
             num_gpus=0,
-            scheduling_strategy=_on(place.node_id),
+            scheduling_strategy=_on_node(place.node_id),
             runtime_env={"env_vars": environment | visible},
         )
-    return placed.remote(spec, os.getcwd())
+    return placed_actor.remote(spec, os.getcwd())
 
 
-def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
+def _on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
-def do_on(node_id: str, function: Callable[[Sequence[int]], R], pids: Sequence[int]) -> R | None:
+def call_on_node(
+    node_id: str, function: Callable[[Sequence[int]], R], pids: Sequence[int]
+) -> R | None:
     """Call a function on a node, with processes there; return None if that cannot be done soon."""
     if node_id == ray.get_runtime_context().get_node_id():
         return function(pids)
-    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on(node_id))(function)
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on_node(node_id))(function)
     try:
         result: R = ray.get(task.remote(pids), timeout=_LOOK_SECONDS)
     except RayError:  # the node is gone, or too busy
@@ -266,7 +270,7 @@ def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
             f"{_free_gpus()}. Ask for fewer ranks or engines, or wait for other jobs"
         ) from error
     except RayError as error:
-        raise PlimsollError(f"Ray could not start a process: {why_dead(str(error))}") from error
+        raise PlimsollError(f"Ray could not start a process: {death_reason(str(error))}") from error
     return [
         Member(f"{role} {i}", actor, host)
         for i, (actor, host) in enumerate(zip(actors, hosts, strict=True))
@@ -275,31 +279,31 @@ def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
 
 def rank_members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
     """Wait until all ranks have a process; return them, numbered node by node."""
-    found = members(role, actors, timeout)
-    order = side_by_side([member.host.node_id for member in found])
-    return [replace(found[i], role=f"{role} {number}") for number, i in enumerate(order)]
+    unordered = members(role, actors, timeout)
+    order = order_by_node([member.host.node_id for member in unordered])
+    return [replace(unordered[i], role=f"{role} {number}") for number, i in enumerate(order)]
 
 
-def _hosts(role: str, asked: Sequence[Any], timeout: float) -> list[Host]:
+def _hosts(role: str, references: Sequence[Any], timeout: float) -> list[Host]:
     """Return where actors live; tell the user if the wait for cards takes long.
 
     Another job may hold the cards.
     """
     soon = min(timeout, _SOON_SECONDS)
     with suppress(GetTimeoutError):
-        found: list[Host] = ray.get(asked, timeout=soon)
-        return found
+        hosts: list[Host] = ray.get(references, timeout=soon)
+        return hosts
     if ray.cluster_resources().get("GPU", 0) > 0:
         tell(f"waiting for Ray to start the {role}s: {_free_gpus()}")
-    found = ray.get(asked, timeout=timeout - soon)
-    return found
+    hosts = ray.get(references, timeout=timeout - soon)
+    return hosts
 
 
 def _free_gpus() -> str:
-    free, known = (r.get("GPU", 0) for r in (ray.available_resources(), ray.cluster_resources()))
-    if known == 0:
+    free, total = (r.get("GPU", 0) for r in (ray.available_resources(), ray.cluster_resources()))
+    if total == 0:
         return "they need no GPUs, so its nodes are slow"
-    return f"{free:.0f} of the cluster's {known:.0f} GPUs are free"
+    return f"{free:.0f} of the cluster's {total:.0f} GPUs are free"
 
 
 def _work_in(directory: str) -> None:
@@ -334,5 +338,5 @@ def _start_engine(spec: EngineSpec) -> RolloutEngine:
         return build.start(spec)
     except (RuntimeError, ValueError, OSError) as error:
         # What goes wrong in a process that an engine starts is only in the log that they share.
-        said = (isinstance(error, RuntimeError) and build.logged_error(_own_log())) or str(error)
-        raise not_started(spec, said, oom_kills() != kills, _own_log()) from error
+        reason = (isinstance(error, RuntimeError) and build.logged_error(_own_log())) or str(error)
+        raise start_error(spec, reason, oom_kills() != kills, _own_log()) from error

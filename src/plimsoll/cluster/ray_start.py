@@ -55,7 +55,7 @@ def start_ray(config: ClusterConfig) -> None:
         if config.address is not None and config.address != AUTO:
             check_reachable(config.address)
             _bring_token()
-        with _signal_handler_kept(), _process_groups_of_their_own(), _whole_or_nothing():
+        with _keep_signal_handler(), _start_own_process_groups(), _end_children_on_error():
             ray.init(
                 address=config.address or "local",
                 include_dashboard=None if config.address else False,
@@ -77,7 +77,7 @@ def start_ray(config: ClusterConfig) -> None:
         ) from error
 
 
-def joined_device(config: ClusterConfig) -> Device:
+def device_of_joined_cluster(config: ClusterConfig) -> Device:
     """Return the run's device, compared with the GPUs that Ray counts in the joined cluster.
 
     This machine, which may be the cluster's head, need not have one. Tells the user of GPUs that a
@@ -107,7 +107,7 @@ def wait_for_nodes(config: ClusterConfig) -> list[str]:
     Raises:
         PlimsollError: Too few nodes have joined within `cluster.start_timeout`.
     """
-    deadline, told = time.monotonic() + config.start_timeout, False
+    deadline, has_told_user = time.monotonic() + config.start_timeout, False
     while len(nodes := _live_nodes()) < config.nodes:
         here = f"the Ray cluster at {config.address} has {len(nodes)} of {config.nodes} nodes"
         if time.monotonic() > deadline:
@@ -115,17 +115,17 @@ def wait_for_nodes(config: ClusterConfig) -> list[str]:
                 f"{here} (cluster.nodes) after {config.start_timeout:.0f} s "
                 "(cluster.start_timeout). Start Ray on the others, or lower cluster.nodes"
             )
-        if not told:
+        if not has_told_user:
             tell(f"{here}: waiting for the others")
-            told = True
+            has_told_user = True
         time.sleep(0.5)
     return nodes[: config.nodes]
 
 
 def _live_nodes() -> list[str]:
-    own = ray.get_runtime_context().get_node_id()
+    this_node = ray.get_runtime_context().get_node_id()
     live = [node for node in ray.nodes() if node["Alive"]]
-    live.sort(key=lambda node: (node["NodeID"] != own, node["NodeManagerAddress"]))
+    live.sort(key=lambda node: (node["NodeID"] != this_node, node["NodeManagerAddress"]))
     return [node["NodeID"] for node in live]
 
 
@@ -140,7 +140,7 @@ def _bring_token() -> None:
 
 
 @contextmanager
-def _signal_handler_kept() -> Iterator[None]:
+def _keep_signal_handler() -> Iterator[None]:
     """Keep the run's own SIGTERM handler, which saves first.
 
     Ray makes SIGTERM an exit at once before it starts, and has its C++ part abort on it afterwards.
@@ -156,22 +156,22 @@ def _signal_handler_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _whole_or_nothing() -> Iterator[None]:
+def _end_children_on_error() -> Iterator[None]:
     """End the processes that Ray has begun if the block is left by an error.
 
     Ray forgets them if Ctrl-C comes between two of its lines.
     """
-    own = psutil.Process()
-    before = set(own.children())
+    this_process = psutil.Process()
+    before = set(this_process.children())
     try:
         yield
     except BaseException:
-        end_processes([child.pid for child in own.children() if child not in before])
+        end_processes([child.pid for child in this_process.children() if child not in before])
         raise
 
 
 @contextmanager
-def _process_groups_of_their_own() -> Iterator[None]:
+def _start_own_process_groups() -> Iterator[None]:
     """Start Ray's processes in process groups of their own.
 
     A signal to the command's whole process group (of `timeout`, Slurm, a terminal) is for the

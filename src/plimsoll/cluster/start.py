@@ -38,6 +38,6 @@ def run_device(config: ClusterConfig) -> Device:
     """
     if config.where == "local" or config.address is None:
         return check_device(decided_device(config))
-    from plimsoll.cluster.ray_start import joined_device
+    from plimsoll.cluster.ray_start import device_of_joined_cluster
 
-    return joined_device(config)
+    return device_of_joined_cluster(config)

@@ -38,9 +38,9 @@ class Average:
     def swap(self, masters: Sequence[Tensor]) -> None:
         """Exchange masters and average."""
         for row, master in self._pieces(masters):
-            kept = row.clone()
+            averaged = row.clone()
             row.copy_(master)
-            master.copy_(kept)
+            master.copy_(averaged)
 
     def _pieces(self, masters: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         for row, master in zip(self.rows, masters, strict=True):

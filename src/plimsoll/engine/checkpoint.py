@@ -91,7 +91,7 @@ def _files(stretches: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor
 
 
 @dataclass(frozen=True)
-class _Found:
+class _StoredTensor:
     """A tensor in an open file.
 
     Attributes:
@@ -124,28 +124,28 @@ class _Found:
         return whole
 
 
-def _tensors_in(path: Path) -> Iterator[_Found]:
+def _read_file(path: Path) -> Iterator[_StoredTensor]:
     with safe_open(path, "pt") as file:
-        written = file.metadata() or {}
+        checksums = file.metadata() or {}
         for key in file.keys():  # noqa: SIM118
-            yield _Found(file, key, written.get(key))
+            yield _StoredTensor(file, key, checksums.get(key))
 
 
-def _stretches_in(directory: Path) -> Iterator[tuple[str, int, str, _Found]]:
+def _read_stretches(directory: Path) -> Iterator[tuple[str, int, str, _StoredTensor]]:
     """Yield (kind, first element in the whole weight, its name, stored tensor) from all files."""
     for path in sorted(directory.glob("rank-*-*.safetensors")):
-        for found in _tensors_in(path):
-            kind, start, name = found.key.split("/", 2)
-            yield kind, int(start), name, found
+        for tensor in _read_file(path):
+            kind, start, name = tensor.key.split("/", 2)
+            yield kind, int(start), name, tensor
 
 
 @contextmanager
-def _whole(directory: Path) -> Iterator[None]:
+def _refuse_broken_files(directory: Path) -> Iterator[None]:
     """Turn read errors inside the block into ConfigError."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise broken(directory, str(error)) from error
+        raise broken_checkpoint(directory, str(error)) from error
 
 
 def read_rows(rows: Rows, parts: Sequence[Stretch], directory: Path) -> None:
@@ -163,15 +163,17 @@ def read_rows(rows: Rows, parts: Sequence[Stretch], directory: Path) -> None:
     by_name: dict[str, list[Stretch]] = {}
     for part in parts:
         by_name.setdefault(part.name, []).append(part)
-    with _whole(directory):
-        for kind, start, name, found in _stretches_in(directory):
+    with _refuse_broken_files(directory):
+        for kind, start, name, tensor in _read_stretches(directory):
             for part in by_name.get(name, ()) if kind in rows else ():
-                missing -= _fill(rows[kind][part.master], part, start, found)
+                missing -= _fill(rows[kind][part.master], part, start, tensor)
     if missing:
-        raise broken(directory, f"{missing} of the elements that this rank holds are in no file")
+        raise broken_checkpoint(
+            directory, f"{missing} of the elements that this rank holds are in no file"
+        )
 
 
-def _fill(row: Tensor, part: Stretch, start: int, found: _Found) -> int:
+def _fill(row: Tensor, part: Stretch, start: int, tensor: _StoredTensor) -> int:
     """Copy the elements that the part shares with the stored stretch; return how many.
 
     Args:
@@ -180,11 +182,11 @@ def _fill(row: Tensor, part: Stretch, start: int, found: _Found) -> int:
         start: The stored stretch's first element in the whole weight.
         found: The stored stretch.
     """
-    begin, end = max(part.start, start), min(part.start + part.size, start + found.elements)
+    begin, end = max(part.start, start), min(part.start + part.size, start + tensor.elements)
     if begin >= end:
         return 0
-    place = part.offset + begin - part.start
-    row.narrow(0, place, end - begin).copy_(found.read(begin - start, end - start))
+    offset = part.offset + begin - part.start
+    row.narrow(0, offset, end - begin).copy_(tensor.read(begin - start, end - start))
     return end - begin
 
 
@@ -198,21 +200,23 @@ def read_weights(directory: Path, kind: str) -> dict[str, Tensor]:
         ConfigError: A file cannot be read, a stretch is missing, or there are none of the kind.
     """
     pieces: dict[str, list[tuple[int, Tensor]]] = {}
-    with _whole(directory):
-        for its_kind, start, name, found in _stretches_in(directory):
-            if its_kind == kind:
-                pieces.setdefault(name, []).append((start, found.read()))
+    with _refuse_broken_files(directory):
+        for tensor_kind, start, name, tensor in _read_stretches(directory):
+            if tensor_kind == kind:
+                pieces.setdefault(name, []).append((start, tensor.read()))
     if not pieces:
-        raise broken(directory, f"no file holds a stretch of {kind}")
-    return {name: _joined(directory, name, own) for name, own in pieces.items()}
+        raise broken_checkpoint(directory, f"no file holds a stretch of {kind}")
+    return {
+        name: _join_pieces(directory, name, weight_pieces) for name, weight_pieces in pieces.items()
+    }
 
 
-def _joined(directory: Path, name: str, pieces: Sequence[tuple[int, Tensor]]) -> Tensor:
+def _join_pieces(directory: Path, name: str, pieces: Sequence[tuple[int, Tensor]]) -> Tensor:
     ordered = sorted(pieces, key=lambda piece: piece[0])
     expected = 0
     for start, piece in ordered:
         if start != expected:
-            raise broken(directory, f"{name} has no element {expected}")
+            raise broken_checkpoint(directory, f"{name} has no element {expected}")
         expected += piece.numel()
     return ordered[0][1] if len(ordered) == 1 else torch.cat([piece for _, piece in ordered])
 
@@ -231,10 +235,10 @@ def write_blocks(states: Sequence[Mapping[str, object]], directory: Path, rank: 
 def read_blocks(directory: Path, rank: int) -> dict[int, dict[str, Tensor]]:
     """Return what `write_blocks` wrote, by the number of the master."""
     states: dict[int, dict[str, Tensor]] = {}
-    with _whole(directory):
-        for found in _tensors_in(directory / _blocks(rank)):
-            number, name = found.key.split("/", 1)
-            states.setdefault(int(number), {})[name] = found.read()
+    with _refuse_broken_files(directory):
+        for tensor in _read_file(directory / _blocks(rank)):
+            number, name = tensor.key.split("/", 1)
+            states.setdefault(int(number), {})[name] = tensor.read()
     return states
 
 
@@ -242,7 +246,7 @@ def _blocks(rank: int) -> str:
     return f"blocks-{rank:05d}.safetensors"
 
 
-def broken(directory: Path, why: str) -> ConfigError:
+def broken_checkpoint(directory: Path, why: str) -> ConfigError:
     """Return the error of a checkpoint that lacks something."""
     return ConfigError(
         f"{directory} holds no whole checkpoint of this role ({why}). Resume from another "

@@ -41,20 +41,20 @@ class AdapterFiles:
 
 def write_adapter(engine: Engine, beside: Companions, directory: Path, rank: int) -> None:
     """Write a PEFT directory: what was trained, and nothing of the base."""
-    with _trained(engine) as tensors:
+    with _gather_trained(engine) as tensors:
         if rank == 0:
             save_adapter(_model(engine), tensors, beside, directory)
 
 
 def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | None:
     """Return the adapter for an engine that samples, on rank 0; None on the others."""
-    with _trained(engine) as tensors:
+    with _gather_trained(engine) as tensors:
         if rank > 0:
             return None
         return AdapterFiles(*adapter_bytes(_model(engine), tensors), version)
 
 
-def _trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:
+def _gather_trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:
     return engine.gathered([n for n, p in engine.module.named_parameters() if p.requires_grad])
 
 

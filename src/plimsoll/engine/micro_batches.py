@@ -29,9 +29,9 @@ def score(
     `forward` calls the engine's.
     """
     with engine.scoring():
-        found = [forward(PackTensors.from_pack(pack, device)).float() for pack in packs]
+        pack_scores = [forward(PackTensors.from_pack(pack, device)).float() for pack in packs]
     # Only after the last: see `_totals`.
-    return [scores.cpu().numpy() for scores in found]
+    return [pack_values.cpu().numpy() for pack_values in pack_scores]
 
 
 def losses(
@@ -61,7 +61,7 @@ def learn(engine: TrainedEngine, outputs: Iterable[LossOutput]) -> dict[str, flo
     shares: Shares = {}
     for output in outputs:
         engine.backward(output.loss)
-        _note(shares, output)
+        _add_shares(shares, output)
     return _totals(shares)
 
 
@@ -70,11 +70,11 @@ def measure(engine: Engine, outputs: Iterable[LossOutput]) -> dict[str, float]:
     shares: Shares = {}
     with engine.scoring():
         for output in outputs:
-            _note(shares, output)
+            _add_shares(shares, output)
     return _totals(shares)
 
 
-def _note(shares: Shares, output: LossOutput) -> None:
+def _add_shares(shares: Shares, output: LossOutput) -> None:
     """Keep a micro-batch's numbers on the device that they are on."""
     for name, share in ({"loss": output.loss} | output.metrics).items():
         value = share.detach() if isinstance(share, torch.Tensor) else share

@@ -97,8 +97,10 @@ class DistillationObjective:
                 nll_share=self.nll_share,
                 tokens=counts.tokens,
             )
-            found = Distilled(*engine.forward(pack, lesson=lesson))
-        return LossOutput(found.loss, {"divergence": found.divergence, "nll": found.nll})
+            distilled = Distilled(*engine.forward(pack, lesson=lesson))
+        return LossOutput(
+            distilled.loss, {"divergence": distilled.divergence, "nll": distilled.nll}
+        )
 
 
 @dataclass(frozen=True)

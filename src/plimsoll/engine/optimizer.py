@@ -23,13 +23,13 @@ def parameter_groups(module: nn.Module, settings: OptimizerConfig) -> list[dict[
     """
     trained = [p for p in module.parameters() if p.requires_grad]
     tables = [part.weight for part in module.modules() if isinstance(part, nn.Embedding)]
-    spared = set() if settings.decay_embeddings else set(map(id, tables))
-    decaying = [p for p in trained if p.ndim >= 2 and id(p) not in spared]
-    others = [p for p in trained if p.ndim < 2 or id(p) in spared]
+    undecayed = set() if settings.decay_embeddings else set(map(id, tables))
+    decaying = [p for p in trained if p.ndim >= 2 and id(p) not in undecayed]
+    never_decaying = [p for p in trained if p.ndim < 2 or id(p) in undecayed]
     most = _MOST_IN_8_BITS if settings.kind == "adamw_8bit" else inf
     return [
         {"params": part, "weight_decay": decay}
-        for parameters, decay in ((decaying, settings.weight_decay), (others, 0.0))
+        for parameters, decay in ((decaying, settings.weight_decay), (never_decaying, 0.0))
         for part in _parts(parameters, most)
     ]
 

@@ -102,12 +102,12 @@ def interface_to(address: str, port: int) -> str | None:
 
     Returns None if the system does not tell.
     """
-    family, kind, _, _, there = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(there)  # of datagrams: nothing is sent
-        own = probe.getsockname()[0]
-    addresses = ((name, a) for name, known in psutil.net_if_addrs().items() for a in known)
-    return next((name for name, a in addresses if a.address == own), None)
+        probe.connect(target)  # of datagrams: nothing is sent
+        own_address = probe.getsockname()[0]
+    addresses = ((name, a) for name, entries in psutil.net_if_addrs().items() for a in entries)
+    return next((name for name, a in addresses if a.address == own_address), None)
 
 
 def prepare_environment(place: Place) -> None:
@@ -139,12 +139,12 @@ def interface_settings(place: Place) -> dict[str, str]:
     several = place.ranks_per_node is not None and place.ranks_per_node < place.ranks
     if place.device == "cuda" and not several:
         return {}
-    reached = interface_to(place.address, place.port)
-    if reached is None:
+    interface = interface_to(place.address, place.port)
+    if interface is None:
         return {}
     if place.device == "cpu":
-        return {"GLOO_SOCKET_IFNAME": reached}
-    return {"NCCL_SOCKET_IFNAME": f"={reached}"}  # without the sign, any whose name begins so
+        return {"GLOO_SOCKET_IFNAME": interface}
+    return {"NCCL_SOCKET_IFNAME": f"={interface}"}  # without the sign, any whose name begins so
 
 
 def join(place: Place) -> torch.device:

@@ -157,7 +157,7 @@ class Objective(Protocol[StreamT]):
         ...
 
 
-def not_finite(norm: float, loss: float, in_a_row: int) -> PlimsollError:
+def not_finite_error(norm: float, loss: float, in_a_row: int) -> PlimsollError:
     """Return the error that ends a run whose gradient norm is not finite.
 
     Args:

@@ -16,8 +16,8 @@ from plimsoll.run.readings import Footprint, Share
 _CPU = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|could not create a primitive$"
 )
-"""Messages of torch's allocator, and of oneDNN without memory for a kernel's code. What oneDNN cannot
-compute at all it reports of a primitive *descriptor*."""
+"""Messages of torch's allocator, and of oneDNN without memory for a kernel's code. What oneDNN
+cannot compute at all it reports of a primitive *descriptor*."""
 _CARD = re.compile(
     r"CUDA (?:error|failure \d+).*out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
@@ -27,7 +27,7 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @contextmanager
-def telling_shortage(
+def explain_shortage(
     device: torch.device,
     role: Callable[[], str | None],
     shares: Callable[[], tuple[Share, ...]] = tuple,
@@ -49,13 +49,13 @@ def telling_shortage(
         if not isinstance(first, RuntimeError | MemoryError) or not is_shortage(first):
             raise
         text = f"{type(first).__name__}: {first}".splitlines()[0]
-        asked = _ASKED.search(text)
+        match = _ASKED.search(text)
         on_card = device.type == "cuda" and _is_of_card(first)
         incident = Incident(
             where="device" if on_card else "host",
             why=text,
             role=role(),
-            asked=None if asked is None else int(float(asked[1]) * _UNITS[asked[2]]),
+            asked=None if match is None else int(float(match[1]) * _UNITS[match[2]]),
             held=footprint(device),
             shares=shares(),
         )
@@ -64,8 +64,8 @@ def telling_shortage(
 
 def is_shortage(error: RuntimeError | MemoryError) -> bool:
     """Return whether the error says that memory, of a card or of the host, could not be had."""
-    known = isinstance(error, MemoryError) or _is_of_card(error)
-    return known or _CPU.search(str(error)) is not None
+    is_known_type = isinstance(error, MemoryError) or _is_of_card(error)
+    return is_known_type or _CPU.search(str(error)) is not None
 
 
 def _is_of_card(error: RuntimeError | MemoryError) -> bool:

@@ -25,9 +25,9 @@ from plimsoll.engine.protocol import (
     Objective,
     TrainedEngine,
     engine_build,
-    not_finite,
+    not_finite_error,
 )
-from plimsoll.engine.shortage import telling_shortage
+from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.teacher_forward import TeacherForward, teacher_forward
 from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
 from plimsoll.engine.without_adapter import WithoutAdapter
@@ -78,7 +78,7 @@ class Worker:
 
     def do(self, method: str, *arguments: object) -> Any:
         """Call a method; if memory runs out in it, raise OutOfMemory, which names the role."""
-        with telling_shortage(self._device, lambda: self._busy_with, self.shares):
+        with explain_shortage(self._device, lambda: self._busy_with, self.shares):
             return getattr(self, method)(*arguments)
 
     def load_policy(
@@ -200,13 +200,13 @@ class Worker:
         """
         engine = self._trained(role)
         self._seed_step(role, engine)
-        given: Sequence[Any] = self._distillation if streams is None else streams
-        outputs = losses(engine, packs, given, counts, objective, self._device)
+        pack_streams: Sequence[Any] = self._distillation if streams is None else streams
+        outputs = losses(engine, packs, pack_streams, counts, objective, self._device)
         metrics, norm = learn(engine, outputs), engine.step(rate)
         source, in_a_row = self._sources[role], engine.steps.in_a_row
         assert isinstance(source, TrainedRole), f"{role} is frozen"
         if in_a_row > source.optimizer.max_skipped_steps:
-            raise not_finite(norm, metrics["loss"], in_a_row)
+            raise not_finite_error(norm, metrics["loss"], in_a_row)
         return StepResult(metrics, norm)
 
     def teacher_forward(self, packs: Sequence[Pack]) -> None:

@@ -115,7 +115,7 @@ def trainer_price(role: TrainedRole | FrozenRole) -> TrainerPrice:
 @lru_cache(_KEPT)
 def trained_role(
     role: TrainedRole,
-    own: RoleWork,
+    role_work: RoleWork,
     phase: TrainPhase,
     *,
     entropy: bool = False,
@@ -132,45 +132,48 @@ def trained_role(
         sync_bucket: Bytes of a bucket of the actor's weights on their way to engines; 0 without.
         teacher: The teacher's head, for a student.
     """
-    name, shape, work, device = own.name, own.shape, own.work, own.device
-    held = trainer_price(role).trained(role, own, sync_bucket)
+    name, shape, work, device = role_work.name, role_work.shape, role_work.work, role_work.device
+    trained = trainer_price(role).trained(role, role_work, sync_bucket)
     form = activation_form(
-        *(role.model, role.adapter, shape, own.head, device, entropy, own.scaled),
-        own.capability,
+        *(role.model, role.adapter, shape, role_work.head, device, entropy, role_work.scaled),
+        role_work.capability,
     )
     form = form if teacher is None else replace(form, head=teacher)
     return (
-        *state_items(name, held.tensors, phase, own.moments),
+        *state_items(name, trained.tensors, phase, role_work.moments),
         *activation_items(name, shape, work, form, phase),
         *backward_items(name, shape, work, form, Moment(phase, "backward"), shape.layers),
-        *backward_items(name, shape, work, form, Moment(phase, "reduce"), held.layers_left),
-        *_forwards(own, replace(form, trained=False)),
+        *backward_items(name, shape, work, form, Moment(phase, "reduce"), trained.layers_left),
+        *_forwards(role_work, replace(form, trained=False)),
     )
 
 
-def _forwards(own: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
+def _forwards(role_work: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
     """Yield what forwards without a backward hold.
 
     They are those in which the role scores, and in which the actor's log-probs prove a sync.
     """
-    phases: list[Phase] = ["score"] if own.scores else []
-    phases += ["sync"] if own.name == "actor" else []
+    phases: list[Phase] = ["score"] if role_work.scores else []
+    phases += ["sync"] if role_work.name == "actor" else []
     for phase in phases:
-        if Moment(phase, "forward") in own.moments:
-            yield from activation_items(own.name, own.shape, own.work, form, phase)
+        if Moment(phase, "forward") in role_work.moments:
+            yield from activation_items(
+                role_work.name, role_work.shape, role_work.work, form, phase
+            )
 
 
 @lru_cache(_KEPT)
-def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Allocation, ...]:
+def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]:
     """Return what a role that only scores holds on one rank."""
-    name, shape, device, moments = own.name, own.shape, own.device, own.moments
-    tensors = trainer_price(role).frozen(role, own)
+    name, shape = role_work.name, role_work.shape
+    device, moments = role_work.device, role_work.moments
+    tensors = trainer_price(role).frozen(role, role_work)
     form = activation_form(
-        *(role.model, None, shape, own.head, device, False, own.scaled),
-        own.capability,
+        *(role.model, None, shape, role_work.head, device, False, role_work.scaled),
+        role_work.capability,
     )
     form, phase = replace(form, trained=False), scoring_phase(name, moments)
     return (
         *state_items(name, tensors, None, moments),
-        *activation_items(name, shape, own.work, form, phase),
+        *activation_items(name, shape, role_work.work, form, phase),
     )

@@ -22,7 +22,9 @@ CHECKPOINT_FILE = 2**28
 _COMPARED = frozenset({Moment("train_actor", "forward_backward"), Moment("score", "forward")})
 
 
-def loading(shape: ModelShape, element: int, quantized: int, device: Device) -> Iterator[Tensors]:
+def loading_tensors(
+    shape: ModelShape, element: int, quantized: int, device: Device
+) -> Iterator[Tensors]:
     """Yield what loading holds for a moment.
 
     The weights are mapped from the checkpoint's files, in page cache that gives way, and cast and
@@ -69,7 +71,9 @@ class Outgoing:
     gathers: bool
 
 
-def leaving(weights: Outgoing, device: Device, sync_bucket: int, first: bool) -> Iterator[Tensors]:
+def outgoing_tensors(
+    weights: Outgoing, device: Device, sync_bucket: int, first: bool
+) -> Iterator[Tensors]:
     """Yield the buffers of the actor's weights on their way to engines and to files.
 
     Args:

@@ -39,22 +39,24 @@ def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Te
     piece = largest_share(counts, sizes)
     if sizes.stage == 3 and sizes.offload:
         piece = min(piece, _AT_ONCE)
-    copy = _norming("norm of a gradient", piece, _DOUBLE)
-    made = [copy, *_brought_back(counts, sizes, device)]
-    yield from made if device == "cuda" else (replace(one, where="host") for one in made)
+    copy = _norm_tensors("norm of a gradient", piece, _DOUBLE)
+    copies = [copy, *_gradients_from_host(counts, sizes, device)]
+    yield from copies if device == "cuda" else (replace(c, where="host") for c in copies)
 
 
-def _brought_back(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
+def _gradients_from_host(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
     """Yield the copies of a gradient that waited in host memory."""
     if not sizes.offload:
         return
     if sizes.stage == 3 and device == "cuda":
-        yield _norming("gradient from the host", largest_share(counts, sizes), sizes.accumulate)
+        yield _norm_tensors(
+            "gradient from the host", largest_share(counts, sizes), sizes.accumulate
+        )
     if sizes.stage < 3 and not is_compact(counts, sizes):
-        yield _norming("gradient from the host", counts.largest, counts.element)
+        yield _norm_tensors("gradient from the host", counts.largest, counts.element)
 
 
-def _norming(name: str, elements: int, each: int) -> Tensors:
+def _norm_tensors(name: str, elements: int, each: int) -> Tensors:
     return Tensors(
         "gradients", name, "of the largest tensor", elements, each, _SOURCE, life="norming"
     )
@@ -79,7 +81,7 @@ def second_copy(counts: Counts, ranks: int) -> Tensors:
     )
 
 
-def made_on_cpu(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> Iterator[Tensors]:
+def cpu_copies(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> Iterator[Tensors]:
     """Yield copies that a rank makes on CPU only, while it trains and while its engine is built.
 
     GPU kernels and NCCL do without them.

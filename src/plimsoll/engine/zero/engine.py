@@ -163,7 +163,7 @@ class ZeroEngine:
         masters = self._masters
         rows = self._rows() | moment_rows(masters.optimizer, masters.tensors)
         write_rows(rows, masters.parts, directory, self._place.rank)
-        if self._in_blocks:
+        if self._has_block_moments:
             states = [masters.optimizer.state[master] for master in masters.tensors]
             write_blocks(states, directory, self._place.rank)
 
@@ -174,7 +174,7 @@ class ZeroEngine:
         check_shapes(self.module, directory)
         masters = self._masters
         rows = self._rows()
-        if self._in_blocks:
+        if self._has_block_moments:
             self._restore_blocks(directory)
         else:
             rows |= begin_moments(masters.optimizer, masters.tensors, self.steps.taken)
@@ -186,7 +186,7 @@ class ZeroEngine:
         return rows if self._average is None else rows | {"average": self._average.rows}
 
     @property
-    def _in_blocks(self) -> bool:
+    def _has_block_moments(self) -> bool:
         """Whether moments are in 8 bits, with scales of blocks."""
         return self._role.optimizer.kind == "adamw_8bit"
 

@@ -78,8 +78,8 @@ def _await(lock: Path, name: str) -> None:
 def compiler_errors(output: str) -> str:
     """Return the first lines of a failed build that say why, without the commands around them."""
     lines = [line.strip() for line in output.splitlines()]
-    telling = [line for line in lines if "error" in line or "not found" in line]
-    return "\n  ".join(telling[:_SHOWN_LINES]) or output
+    error_lines = [line for line in lines if "error" in line or "not found" in line]
+    return "\n  ".join(error_lines[:_SHOWN_LINES]) or output
 
 
 def _age(file: Path) -> float | None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import show
-from plimsoll.engine.checkpoint import broken
+from plimsoll.engine.checkpoint import broken_checkpoint
 from plimsoll.engine.protocol import Steps
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.errors import ConfigError
@@ -60,19 +60,19 @@ class Form:
             role.ema is not None,
         )
 
-    def unlike(self, written: Form) -> list[str]:
+    def differences(self, written: Form) -> list[str]:
         """Return the settings that keep a role of this form from going on from the written one.
 
         Each is `key: then -> now`.
         """
-        then, now = self._divided_anew(written)._settings(), self._settings()
+        then, now = self._redivide(written)._settings(), self._settings()
         return [
             f"{key}: {show(then[key])} -> {show(value)}"
             for key, value in now.items()
             if key in then and then[key] != value
         ]
 
-    def _divided_anew(self, written: Form) -> Form:
+    def _redivide(self, written: Form) -> Form:
         """Return the written form, divided as this one; moments in 8 bits cannot be."""
         if self.optimizer == "adamw_8bit":
             return written
@@ -104,20 +104,21 @@ def read_form(form: Form, directory: Path) -> Steps:
         ConfigError: The form is not there, or a role of this form cannot go on from it.
     """
     try:
-        found = json.loads((directory / _FORM).read_text(encoding="utf-8"))
-        written, steps = Form(**found["form"]), Steps(**found["steps"])
+        content = json.loads((directory / _FORM).read_text(encoding="utf-8"))
+        written, steps = Form(**content["form"]), Steps(**content["steps"])
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise broken(directory, f"{_FORM}: {error}") from error
-    if unlike := form.unlike(written):
+        raise broken_checkpoint(directory, f"{_FORM}: {error}") from error
+    if differences := form.differences(written):
         raise ConfigError(
             f"The checkpoint {directory} was written with other settings (then -> now): "
-            f"{', '.join(unlike)}. {_why_not(form)} Give these as they were then to go on with the "
-            f"run, or begin another run.directory from a saved model ({directory.name}.model.path)."
+            f"{', '.join(differences)}. {_reason(form)} Give these as they were then to go on with "
+            "the run, or begin another run.directory from a saved model "
+            f"({directory.name}.model.path)."
         )
     return steps
 
 
-def _why_not(form: Form) -> str:
+def _reason(form: Form) -> str:
     if form.optimizer == "adamw_8bit":
         return "Moments in 8 bits are quantised in blocks, and cannot be divided anew."
     return (
@@ -140,17 +141,18 @@ def check_shapes(module: nn.Module, directory: Path) -> None:
     try:
         written = dict(json.loads((directory / _WEIGHTS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise broken(directory, f"{_WEIGHTS}: {error}") from error
+        raise broken_checkpoint(directory, f"{_WEIGHTS}: {error}") from error
     now = _shapes(module)
-    unlike = [
+    differences = [
         f"{name}: {written.get(name, 'none')} -> {now.get(name, 'none')}"
         for name in written | now
         if written.get(name) != now.get(name)
     ]
-    if unlike:
+    if differences:
+        more = " and more" if len(differences) > _SHOWN else ""
         raise ConfigError(
             f"The checkpoint {directory} is of another model (shapes, then -> now): "
-            f"{', '.join(unlike[:_SHOWN])}{' and more' if len(unlike) > _SHOWN else ''}. Give as "
+            f"{', '.join(differences[:_SHOWN])}{more}. Give as "
             f"{directory.name}.model.path what the run began with, or begin another run.directory."
         )
 

@@ -41,7 +41,7 @@ class FrozenZeroEngine:
         if zero.stage == 0 and zero.offload == "cpu":
             self._visit = partial(
                 _visit,
-                _parked(module, role.model, place),
+                _park_on_host(module, role.model, place),
                 partial(Tensor.to, device=place.torch_device, non_blocking=True),
             )
         elif zero.stage == 0:
@@ -88,7 +88,7 @@ class FrozenZeroEngine:
         return gathered(self.module, names, self._stage)
 
 
-def _parked(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
+def _park_on_host(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
     """Settle the parameters in host memory, and return them.
 
     They are pinned if that makes the way to a GPU faster.

@@ -59,7 +59,7 @@ def _stage_0(names: dict[int, str], optimizer: Any) -> Masters:
     """
     if not hasattr(optimizer, "fp32_groups"):
         weights = [p for group in optimizer.param_groups for p in group["params"]]
-        return Masters(weights, _whole(names, weights), optimizer, lambda: None)
+        return Masters(weights, _whole_stretches(names, weights), optimizer, lambda: None)
     weights = [p for group in optimizer.fp16_groups for p in group]
     copies = [p for group in optimizer.fp32_groups for p in group]
 
@@ -67,10 +67,10 @@ def _stage_0(names: dict[int, str], optimizer: Any) -> Masters:
         for weight, copy in zip(weights, copies, strict=True):
             weight.data.copy_(copy.data)
 
-    return Masters(copies, _whole(names, weights), optimizer.optimizer, spread)
+    return Masters(copies, _whole_stretches(names, weights), optimizer.optimizer, spread)
 
 
-def _whole(names: dict[int, str], weights: Sequence[Tensor]) -> list[Stretch]:
+def _whole_stretches(names: dict[int, str], weights: Sequence[Tensor]) -> list[Stretch]:
     return [Stretch(names[id(w)], 0, i, 0, w.numel()) for i, w in enumerate(weights)]
 
 

@@ -28,21 +28,21 @@ def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimize
     """
     settings = role.optimizer
     groups, betas = parameter_groups(module, settings), (settings.beta1, settings.beta2)
-    given: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": settings.eps}
+    arguments: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": settings.eps}
     zero = role.settings_of(ZeroConfig)
     if zero.optimizer_offload == "cpu":
         wide = zero.state_dtype == "float32"
-        return _offloaded(groups, given | {"fp32_optimizer_states": wide, "adamw_mode": True})
+        return _cpu_adam(groups, arguments | {"fp32_optimizer_states": wide, "adamw_mode": True})
     if settings.kind == "adamw_8bit":
         from bitsandbytes.optim import AdamW8bit
 
-        small: torch.optim.Optimizer = AdamW8bit(groups, **given)
-        return small
-    return torch.optim.AdamW(groups, **given, fused=True)
+        optimizer: torch.optim.Optimizer = AdamW8bit(groups, **arguments)
+        return optimizer
+    return torch.optim.AdamW(groups, **arguments, fused=True)
 
 
-def _offloaded(
-    groups: Sequence[Mapping[str, object]], given: Mapping[str, Any]
+def _cpu_adam(
+    groups: Sequence[Mapping[str, object]], arguments: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
     """Return DeepSpeed's Adam on the CPU.
 
@@ -54,7 +54,7 @@ def _offloaded(
     offer_ninja()
     try:
         with building("cpu_adam"):
-            made: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, **given)
+            optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, **arguments)
     except (RuntimeError, OSError, ImportError) as error:
         raise PlimsollError(
             "DeepSpeed's Adam for the CPU (optimizer_offload: cpu) cannot be compiled or loaded: "
@@ -62,7 +62,7 @@ def _offloaded(
             "compiler, ninja or Python's headers are missing. It is compiled into "
             "TORCH_EXTENSIONS_DIR, ~/.cache/torch_extensions by default, which must be writable."
         ) from error
-    return made
+    return optimizer
 
 
 def forget_dry_step(optimizer: Any) -> None:

@@ -50,9 +50,9 @@ def move_buffers(module: nn.Module, device: torch.device) -> None:
 @contextmanager
 def gathered(module: nn.Module, names: Sequence[str], stage: int) -> Iterator[dict[str, Tensor]]:
     """Yield these parameters whole, by name; collective at stage 3."""
-    wanted = set(names)
-    parameters = {n: p for n, p in module.named_parameters() if n in wanted}
-    assert len(parameters) == len(wanted), f"no such parameters: {wanted - parameters.keys()}"
+    requested = set(names)
+    parameters = {n: p for n, p in module.named_parameters() if n in requested}
+    assert len(parameters) == len(requested), f"no such parameters: {requested - parameters.keys()}"
     if stage < 3:
         yield {name: parameters[name].detach() for name in names}
         return

@@ -44,10 +44,10 @@ def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Tenso
     There a bucket weighs what is written to it: the system gives pages at their first use.
     """
     if device == "cuda":
-        return (*weights(counts, sizes), *_trained(counts, sizes))
+        return (*weights(counts, sizes), *_training_tensors(counts, sizes))
     touched = replace(sizes, bucket=min(sizes.bucket, counts.trained))
-    made = (*weights(counts, touched), *_trained(counts, touched))
-    return tuple(replace(one, where="host", pinned=0) for one in made)
+    tensors = (*weights(counts, touched), *_training_tensors(counts, touched))
+    return tuple(replace(item, where="host", pinned=0) for item in tensors)
 
 
 def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
@@ -74,10 +74,10 @@ def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
         "QLoRA, arXiv 2305.14314, section 3: scales of blocks of 64, not divided by ZeRO",
     )
     if divided and (ranks > 1 or sizes.offload_weights):
-        yield from _gathered(counts, sizes)
+        yield from _gathered_weights(counts, sizes)
 
 
-def _gathered(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
+def _gathered_weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     stage = _Stage(counts, sizes, "DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py")
     rest, each = counts.stored - counts.small, counts.element
     live = min(rest, max(sizes.live, counts.largest))
@@ -88,7 +88,7 @@ def _gathered(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     yield stage.buffer("prefetch bucket", "on their way", ahead, each, "computing")
 
 
-def _trained(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
+def _training_tensors(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     if not counts.trained:
         return
     if sizes.stage == 0:
@@ -156,7 +156,7 @@ class _Stage:
         yield self.whole("gradients", "fp32 gradients", 4, "built")
         yield self.share("optimizer states", "moments", self.counts.moments, "stepped")
         yield self.whole("gradients", "gradients", 2, "training")
-        yield replace(self._incoming(4), life="backward")
+        yield replace(self._incoming_gradient(4), life="backward")
         copied = min(self.counts.trained, _ALLREDUCE)
         yield self.buffer("copies to reduce", "gradients in fp32, bf16", copied, 6, "stepping")
         yield self.whole("buffers", "flat copy of weights", 2, "building")
@@ -174,7 +174,7 @@ class _Stage:
         else:
             yield from self._stage_2_gradients()
         yield self._reduce_copy()
-        yield self._incoming(self.counts.element)
+        yield self._incoming_gradient(self.counts.element)
         yield self.whole("buffers", "flat copy of weights", self.counts.element, "building")
 
     def _stage_2_gradients(self) -> Iterator[Tensors]:
@@ -187,7 +187,7 @@ class _Stage:
             yield self.share("gradients", "fp32 gradients", 4, "training")
             if sizes.master < 4 and not sizes.offload:
                 yield self.share("gradients", "narrowed gradients", sizes.master, "stepping")
-            yield self._widened()
+            yield self._widened_gradient()
         elif sizes.offload and sizes.master < 4:
             return  # they are added up in those of the optimizer
         elif sizes.offload:
@@ -213,8 +213,8 @@ class _Stage:
         yield self.buffer("reduce bucket", "elements", sizes.bucket, element, "built")
         yield self._reduce_copy()
         if each != element:
-            yield self._widened()
-        yield self._incoming(element)
+            yield self._widened_gradient()
+        yield self._incoming_gradient(element)
 
     def _optimizer(self) -> Iterator[Tensors]:
         """Yield masters and moments; offloaded, also the gradients that DeepSpeedCPUAdam reads.
@@ -248,11 +248,11 @@ class _Stage:
         yield buffer
         yield replace(buffer, where="host", pinned=largest if self.sizes.pinned else 0)
 
-    def _incoming(self, each: int) -> Tensors:
+    def _incoming_gradient(self, each: int) -> Tensors:
         """Return a gradient that autograd has just made, before it is added or reduced."""
         return self.buffer("incoming gradient", _LARGEST, self.counts.largest, each, "reducing")
 
-    def _widened(self) -> Tensors:
+    def _widened_gradient(self) -> Tensors:
         """Return a rank's share of one reduced gradient, as it is added to the accumulated ones."""
         largest, each = largest_share(self.counts, self.sizes), self.sizes.accumulate
         widened = self.buffer("widened gradient", _LARGEST, largest, each, "reducing")
