@@ -19,13 +19,13 @@ def conversing(loop: AbstractEventLoop, talk: Coroutine[Any, Any, R]) -> Iterato
     """
     ended: Future[None] = Future()
 
-    async def watched() -> R:
+    async def run_talk() -> R:
         try:
             return await talk
         finally:
             ended.set_result(None)
 
-    talking = run_coroutine_threadsafe(watched(), loop)
+    talking = run_coroutine_threadsafe(run_talk(), loop)
     try:
         yield talking
     except BaseException:

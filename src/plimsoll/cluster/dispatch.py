@@ -81,7 +81,7 @@ class Dispatch:
         by_prompt = self._answers.setdefault(call.place, [[] for _ in request.prompts])
         for i, collected in enumerate(by_prompt):
             new_answers = answers[i * call.request.responses : (i + 1) * call.request.responses]
-            # One prompt for all, and not a copy with each.
+            # All answers share the request's prompt instead of a copy each.
             collected += [replace(answer, prompt=request.prompts[i]) for answer in new_answers]
         if any(len(collected) < request.responses for collected in by_prompt):
             return None

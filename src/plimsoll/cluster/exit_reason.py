@@ -24,7 +24,7 @@ def exit_reason(name: str, why: str, log: str, sighting: Sighting) -> PlimsollEr
         name: The process, as messages call it.
         why: The reason, as `failure_logs` cut it down.
         log: The process's log; see `failure_logs`.
-        seen: What was around the process.
+        sighting: What was around the process.
     """
     if says_out_of_memory(why):
         on_card = "CUDA" in why or "on device" in why
@@ -70,7 +70,7 @@ def start_error(spec: EngineSpec, reason: str, killed: bool, log: str) -> Plimso
 
     Args:
         spec: The engine.
-        said: The engine's own message.
+        reason: The engine's own message.
         killed: Whether the kernel killed a process for want of memory meanwhile.
         log: The engine's log; see `failure_logs`.
     """

@@ -42,7 +42,7 @@ def death_reason(report: str) -> str:
         return "it cannot be reached: Ray's process on its node (raylet), or all of it, is gone"
     if node := _NODE_GONE.search(report):
         return " ".join(f"its node is gone: {node[1]}".split()).rstrip(":")[:LONGEST_LINE]
-    if detail is None:  # Ray itself: its last lines say so
+    if detail is None:  # Ray itself failed: the report's last lines say why
         return " ".join(report.split())[-LONGEST_LINE:]
     if "unexpectedly exits with a connection error" in detail[1]:
         return SILENT

@@ -148,7 +148,7 @@ def _pulse(process: psutil.Process) -> Pulse:
         states = [_state(task) for task in Path(f"/proc/{process.pid}/task").glob("*/stat")]
     except (psutil.Error, OSError):  # it has just ended
         return Pulse(0.0, False)
-    ended = times.children_user + times.children_system  # compilers, say
+    ended = times.children_user + times.children_system  # such as compilers
     return Pulse(times.user + times.system + ended, "D" in states)
 
 

@@ -143,5 +143,5 @@ class LocalCluster:
 
 
 def _settle(answer: asyncio.Future[list[Trajectory]], trajectories: list[Trajectory]) -> None:
-    if not answer.done():  # who asked may have given up
+    if not answer.done():  # the coroutine that asked may have given up
         answer.set_result(trajectories)

@@ -145,7 +145,7 @@ class RayCluster:
         try:
             self._start_members(config, specs, threads, device)
         except BaseException:
-            # Engines that load cannot be asked to stop.
+            # Engines cannot answer a call while they load.
             self._on_nodes(end_processes, (*self._ranks, *self._engines))
             self.close()
             raise
@@ -171,7 +171,7 @@ class RayCluster:
         self._before = self._read_nodes(patience)
         if shared:
             engines = share_cards(specs, device, self._ranks)
-        elif device == "cuda":  # only now: the ranks are to have cards side by side
+        elif device == "cuda":  # only now, so that the ranks get cards side by side
             engines = create_engines(specs, device, nodes)
         self._engines = members("rollout engine", engines, patience)
         starting = {
@@ -179,7 +179,7 @@ class RayCluster:
             for group in groups
             for member, place in zip(group, _places(group, device, threads), strict=True)
         }
-        if shared:  # vLLM takes for its own what the ranks put on its card while it measures
+        if shared:  # vLLM counts as its own what the ranks put on its card while it measures
             self._wait("start", starting, timeout=patience)
             starting = {}
         starting |= {m.actor.start.remote(): m for m in self._engines}
@@ -231,7 +231,7 @@ class RayCluster:
                 member = self._engines[engine]
                 reference = member.actor.call.remote("generate", request)
                 trajectories: list[Trajectory] = await calls.await_result(reference, member)
-                # One prompt for all, and not a copy with each.
+                # All answers share the request's prompt instead of a copy each.
                 return [
                     replace(t, prompt=p)
                     for t, p in zip(trajectories, request.each_prompt(), strict=True)
@@ -348,9 +348,9 @@ class RayCluster:
         everyone = (*self._engines, *self._ranks)
         for member in everyone:
             ray.kill(member.actor)
-        # Those that are stopped, too, which Ray cannot end.
+        # This ends stopped processes, too, which Ray cannot end.
         end_processes([m.host.pid for m in everyone if m.host.node_id == self._node_id])
-        ray.shutdown()  # of a joined cluster, only this run's part: Ray then frees its GPUs
+        ray.shutdown()  # in a joined cluster this ends the run's part and frees its GPUs
 
     def _on_nodes(
         self, function: Callable[[Sequence[int]], R], members: Sequence[Member]
@@ -387,10 +387,12 @@ class RayCluster:
             timeout: Seconds to wait instead of watching for hangs, while processes start, which
                 give no signs of life yet.
         """
-        with self._hangs.watching(call) as watched:
+        with self._hangs.watching(call) as wait_for_first:
             while pending:
                 awaited = [*pending, *self._watches]
-                first = watched(awaited) if timeout is None else first_ended(awaited, timeout)
+                first = (
+                    wait_for_first(awaited) if timeout is None else first_ended(awaited, timeout)
+                )
                 if first is None:
                     raise PlimsollError(_no_answer(list(pending.values()), timeout))
                 if isinstance(first, Hang):
@@ -418,7 +420,7 @@ class RayCluster:
                 raise self._memory_error(member, cause) from error
             if isinstance(cause, PlimsollError):
                 raise type(cause)(f"{cause}\n  Told by: {member.name}") from error
-            # A call also fails when one dies whose result or whose part in it it needs.
+            # A call also fails if another member dies whose result, or whose part, it needs.
             ended, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CULPRIT_SECONDS)
             if ended:
                 raise self._death_error(ended[0]) from error
@@ -460,7 +462,8 @@ def _calls(
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
     """Yield each rank's place in a process group of their own, which the first of them leads."""
     on_nodes = Counter(member.host.node_id for member in group)
-    # Ranks are numbered node by node: of nodes with unlike numbers, parts of one size are alike.
+    # Ranks are numbered node by node. If nodes have different numbers of ranks, they are seen as
+    # parts of one size, none of which is on two nodes.
     per_node = gcd(*on_nodes.values())
     for rank in range(len(group)):
         first = group[0].host

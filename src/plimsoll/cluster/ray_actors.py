@@ -222,7 +222,7 @@ def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member
 
 
 def _create_engine(spec: EngineSpec, device: str, place: NodeCards | None) -> Any:
-    """Ask Ray for the actor of one engine; place: None for GPUs of its own."""
+    """Ask Ray for the actor of one engine, on GPUs of its own if it has no place."""
     environment = dict(rollout_build(spec.rollout).environment(spec))
     environment |= _OWN_CARDS if device == "cuda" else preload_settings()
     actor = ray.remote(num_cpus=0, max_concurrency=10_000, concurrency_groups={"signs": 1})(
@@ -337,6 +337,6 @@ def _start_engine(spec: EngineSpec) -> RolloutEngine:
     try:
         return build.start(spec)
     except (RuntimeError, ValueError, OSError) as error:
-        # What goes wrong in a process that an engine starts is only in the log that they share.
+        # An error in a process that the engine starts is only in the log that they share.
         reason = (isinstance(error, RuntimeError) and build.logged_error(_own_log())) or str(error)
         raise start_error(spec, reason, oom_kills() != kills, _own_log()) from error

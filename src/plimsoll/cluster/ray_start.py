@@ -37,19 +37,19 @@ def start_ray(config: ClusterConfig) -> None:
     """
     if ray.is_initialized():
         return
-    # Handles of an earlier Ray of this process give their actors up when Python collects them: then
-    # those of this Ray, whose actors get the same ids.
+    # Collect handles of an earlier Ray of this process now. Collected later, they would give up
+    # actors of this Ray, which get the same ids.
     gc.collect()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if config.address is None:
-        # Ray keeps 3.6 KB of each of the last 100,000 calls, for a dashboard that is not there.
+        # Ray would keep 3.6 KB for each of the last 100,000 calls, for a dashboard that is off.
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-        # A process for every core that waits for tasks, of which a run has none.
+        # Ray would start a process for every core, to wait for tasks; a run has none.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        # Ray would write a new one to ~/.ray, which two runs may do at once, and a HOME may refuse.
+        # Ray would write a new token to ~/.ray: two runs may do so at once, and HOME may refuse it.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    # Ray prints its reports of dead workers whatever log_to_driver says; ours name them.
+    # Ray prints reports of dead workers whatever log_to_driver says; Plimsoll's errors name them.
     ray._private.worker._worker_logs_enabled = False
     try:
         if config.address is not None and config.address != AUTO:
@@ -62,7 +62,7 @@ def start_ray(config: ClusterConfig) -> None:
                 log_to_driver=False,
                 logging_level="ERROR",
             )
-    except Exception as error:  # Ray raises plain ones, too
+    except Exception as error:  # Ray raises plain exceptions, too
         if config.address is None:
             raise PlimsollError(
                 f"Ray cannot start on this machine: {error}\n"
@@ -135,7 +135,7 @@ def _bring_token() -> None:
     `ray start` turns token authentication on wherever Ray has ever made a token, and Ray brings the
     token by itself only to clusters that it finds itself (`auto`). Other clusters accept it.
     """
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of the token
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it logs a line about the token
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 

@@ -48,7 +48,7 @@ class HangWatch:
         The calls are of one method; the function takes their references. The longest silence inside
         the block decides how long one may last the next time.
         """
-        with self._allowing(call) as allowed:
+        with self._allow_silence(call) as allowed:
             yield partial(self._first, allowed)
 
     @contextmanager
@@ -58,11 +58,11 @@ class HangWatch:
         The function is to be called now and then, with references that must not end, and whether a
         call has ended since. It returns the first such reference that ended, a Hang, or None.
         """
-        with self._allowing(call) as allowed:
+        with self._allow_silence(call) as allowed:
             yield partial(self._look, allowed)
 
     @contextmanager
-    def _allowing(self, call: str) -> Iterator[float]:
+    def _allow_silence(self, call: str) -> Iterator[float]:
         """Yield the seconds that a silence may last while calls of a method are waited for."""
         self._heartbeats = self._heartbeats.begin()
         yield allowance(self._timeout, call, self._longest.get(call))
@@ -104,7 +104,7 @@ class HangWatch:
         ready, _ = ray.wait([*self._asked], num_returns=max(1, len(self._asked)), timeout=0)
         for reference in ready:
             member = self._asked.pop(reference)
-            with suppress(RayError):  # it has died: others tell that
+            with suppress(RayError):  # it has died, which other calls report
                 self._heartbeats = self._heartbeats.answer(member.name, ray.get(reference))
 
     def _ask(self) -> None:

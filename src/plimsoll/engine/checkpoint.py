@@ -180,7 +180,7 @@ def _fill(row: Tensor, part: Stretch, start: int, tensor: _StoredTensor) -> int:
         row: The master that holds the part.
         part: The part to fill.
         start: The stored stretch's first element in the whole weight.
-        found: The stored stretch.
+        tensor: The stored stretch.
     """
     begin, end = max(part.start, start), min(part.start + part.size, start + tensor.elements)
     if begin >= end:

@@ -16,14 +16,14 @@ def read_memory(device: torch.device) -> Reading:
 
 def read_card(device: torch.device) -> CardReading:
     """Read the card, and restart torch's peaks."""
-    free, whole = torch.cuda.mem_get_info(device)
+    free, total = torch.cuda.mem_get_info(device)
     reading = CardReading(
         peak_allocated=torch.cuda.max_memory_allocated(device),
         peak_reserved=torch.cuda.max_memory_reserved(device),
         allocated=torch.cuda.memory_allocated(device),
         reserved=torch.cuda.memory_reserved(device),
-        used=whole - free,
-        capacity=whole,
+        used=total - free,
+        capacity=total,
         busy=busy_meter(f"GPU-{torch.cuda.get_device_properties(device).uuid}").read(),
     )
     torch.cuda.reset_peak_memory_stats(device)

@@ -30,7 +30,7 @@ def score(
     """
     with engine.scoring():
         pack_scores = [forward(PackTensors.from_pack(pack, device)).float() for pack in packs]
-    # Only after the last: see `_totals`.
+    # Read scores only after the last forward: see `_totals`.
     return [pack_values.cpu().numpy() for pack_values in pack_scores]
 
 

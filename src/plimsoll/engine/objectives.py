@@ -203,7 +203,9 @@ class FeedbackObjective:
         logprobs_S = sums(engine.forward(pack)[0], pack.cu_loss_tokens)
         sent = send(vars(stream), logprobs_S.device)
         reference_S = sent["reference_logprobs_S"]
-        logratios_S = logprobs_S[: len(reference_S)] - reference_S  # a filler stands alone
+        logratios_S = (
+            logprobs_S[: len(reference_S)] - reference_S
+        )  # a filler is the only sequence of its pack
         inputs = FeedbackLossInputs(logratios_S, sent["desirable_S"], self.kl, self.labels)
         return feedback_loss(self.feedback_loss)(inputs)
 

@@ -35,12 +35,8 @@ class Place:
     """Where one training rank runs.
 
     Attributes:
-        rank: The rank's number.
-        ranks: The number of ranks.
         local_rank: The number of the rank's GPU, among those that its process sees.
-        address: The address of rank 0's rendezvous.
-        port: The port of rank 0's rendezvous.
-        device: The device that the rank computes on.
+        address, port: The rendezvous of rank 0.
         threads: CPU threads of the process.
         ranks_per_node: How many consecutive ranks share a node, the same number everywhere; None if
             all do.
@@ -104,7 +100,7 @@ def interface_to(address: str, port: int) -> str | None:
     """
     family, kind, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(target)  # of datagrams: nothing is sent
+        probe.connect(target)  # a socket of datagrams: nothing is sent
         own_address = probe.getsockname()[0]
     addresses = ((name, a) for name, entries in psutil.net_if_addrs().items() for a in entries)
     return next((name for name, a in addresses if a.address == own_address), None)
@@ -144,7 +140,9 @@ def interface_settings(place: Place) -> dict[str, str]:
         return {}
     if place.device == "cpu":
         return {"GLOO_SOCKET_IFNAME": interface}
-    return {"NCCL_SOCKET_IFNAME": f"={interface}"}  # without the sign, any whose name begins so
+    return {
+        "NCCL_SOCKET_IFNAME": f"={interface}"
+    }  # without "=", any interface whose name begins so
 
 
 def join(place: Place) -> torch.device:
@@ -166,8 +164,8 @@ def join(place: Place) -> torch.device:
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     import deepspeed
 
-    # Its shared-memory collectives for CPU take half a minute of g++ at first use and are meant for
-    # inference; gloo serves training.
+    # DeepSpeed's shared-memory collectives for CPU take half a minute of g++ at first use and are
+    # meant for inference; training uses gloo.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if place.device == "cuda":
         accelerator = deepspeed.accelerator.get_accelerator()
@@ -200,8 +198,8 @@ def suit_cards() -> None:
     """Set PyTorch's process-wide settings for a process that computes on a card."""
     # cuDNN's attention, which PyTorch prefers on H100, builds a graph for each new length.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    # DeepSpeed's groups are new ones, for which it gives no time (comm/torch.py, new_group).
-    groups: Any = dist.distributed_c10d  # whose types leave this out
+    # DeepSpeed makes new groups without a timeout (comm/torch.py, new_group): set the default.
+    groups: Any = dist.distributed_c10d  # its types leave this attribute out
     groups.default_pg_nccl_timeout = _PATIENCE
 
 
@@ -210,4 +208,5 @@ def leave() -> None:
     if dist.is_initialized():
         import deepspeed
 
-        deepspeed.comm.destroy_process_group()  # torch's alone leaves DeepSpeed with dead groups
+        # torch's function alone would leave DeepSpeed with dead groups
+        deepspeed.comm.destroy_process_group()

@@ -82,6 +82,8 @@ def footprint(device: torch.device) -> Footprint | None:
         return Footprint(process_bytes())
     if not torch.cuda.is_initialized():
         return None
-    free, whole = torch.cuda.mem_get_info(device)
+    free, capacity = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
-    return Footprint(process_bytes(), allocated, torch.cuda.memory_reserved(device), whole - free)
+    return Footprint(
+        process_bytes(), allocated, torch.cuda.memory_reserved(device), capacity - free
+    )

@@ -133,8 +133,8 @@ def _with_ties(
     policy: PolicyModel, weights: Mapping[str, Tensor], as_published: bool
 ) -> dict[str, Tensor]:
     tied = {name: weights[of] for name, of in policy.tied_names().items() if of in weights}
-    every = {**weights, **tied}
-    return dict(published_weights(policy.lm, every)) if as_published else every
+    all_weights = {**weights, **tied}
+    return dict(published_weights(policy.lm, all_weights)) if as_published else all_weights
 
 
 def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:

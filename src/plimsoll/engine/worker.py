@@ -123,7 +123,8 @@ class Worker:
         self._sources[name] = role
         self._seeds[name] = seed
         if self._device.type == "cpu":
-            release_free_blocks()  # the next role is loaded within the second they are kept for
+            # The heap keeps blocks for a second, in which the next role is loaded.
+            release_free_blocks()
         return size
 
     def load_teacher(self, role: FrozenRole) -> int:
@@ -144,10 +145,10 @@ class Worker:
         """Return the log-prob of each sequence's learned tokens, one array [S] per pack; nats."""
         engine = self._engine(role)
 
-        def summed(pack: PackTensors) -> Tensor:
+        def sum_log_probs(pack: PackTensors) -> Tensor:
             return sums(engine.forward(pack)[0], pack.cu_loss_tokens)
 
-        return score(engine, packs, summed, self._device)
+        return score(engine, packs, sum_log_probs, self._device)
 
     def probe_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """Return what `log_probs` does, but at temperature 1 whatever the role samples with."""
@@ -198,7 +199,7 @@ class Worker:
             PlimsollError: The gradient was not finite in more steps in a row than the settings
                 allow.
         """
-        engine = self._trained(role)
+        engine = self._trained_engine(role)
         self._seed_step(role, engine)
         pack_streams: Sequence[Any] = self._distillation if streams is None else streams
         outputs = losses(engine, packs, pack_streams, counts, objective, self._device)
@@ -255,18 +256,18 @@ class Worker:
 
     def save_checkpoint(self, role: RoleName, directory: Path) -> None:
         """Write a trained role's masters, moments and moving average below the directory."""
-        self._trained(role).save(directory)
+        self._trained_engine(role).save(directory)
 
     def load_checkpoint(self, role: RoleName, directory: Path) -> None:
         """Read a role's checkpoint back, whatever division of ranks wrote it.
 
         In the same division it comes back bit for bit.
         """
-        self._trained(role).restore(directory)
+        self._trained_engine(role).restore(directory)
 
     def swap_average(self, role: RoleName) -> None:
         """Exchange a role's weights with their moving average; a second call undoes it."""
-        self._trained(role).swap_average()
+        self._trained_engine(role).swap_average()
 
     def save_model(self, role: RoleName, directory: Path, template: str | None = None) -> None:
         """Write a role in Hugging Face format, or only its adapter, as PEFT does.
@@ -328,6 +329,6 @@ class Worker:
         assert isinstance(module, PolicyModel), f"{role} is not a policy"
         return module
 
-    def _trained(self, role: RoleName) -> TrainedEngine:
+    def _trained_engine(self, role: RoleName) -> TrainedEngine:
         assert isinstance(self._sources[role], TrainedRole), f"{role} is frozen"
         return cast(TrainedEngine, self._engine(role))

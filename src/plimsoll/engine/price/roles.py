@@ -34,12 +34,8 @@ class RoleWork:
     """A role's model, and what one rank does with it.
 
     Attributes:
-        name: The role's name.
-        shape: The model's shape.
-        head: What the model ends in.
         work: The role's largest forward.
         ranks: The number of ranks that the role is divided over.
-        device: The device that the ranks compute on.
         moments: All moments of the job (`job_moments`).
         scaled: Whether the sampling temperature is not 1.
         capability: The lowest compute capability of the run's cards; None if unknown.
@@ -126,7 +122,7 @@ def trained_role(
 
     Args:
         role: The role's config.
-        own: Its model, and what the rank does with it.
+        role_work: The role's model, and what the rank does with it.
         phase: The phase that trains it.
         entropy: Whether the head computes the entropy.
         sync_bucket: Bytes of a bucket of the actor's weights on their way to engines; 0 without.

@@ -85,21 +85,25 @@ def outgoing_tensors(
     """
     saved = weights.trained if weights.adapted else weights.every
 
-    def passing(name: str, size: int, source: str, where: Where) -> Tensors:
+    def outgoing_buffer(name: str, size: int, source: str, where: Where) -> Tensors:
         return Tensors("buffers", name, "bytes", size, 1, source, where=where)
 
     if weights.gathers:
         where: Where = "device" if device == "cuda" else "host"
         source = "engine/protocol.py: gathered"
-        gathered = passing("gathered weights", min(sync_bucket, weights.every), source, where)
+        gathered = outgoing_buffer(
+            "gathered weights", min(sync_bucket, weights.every), source, where
+        )
         yield replace(gathered, life="sending")
         yield replace(gathered, elements=min(SAVE_BUCKET, saved), life="saving")
     if first:
         bucket = sync_bucket if weights.adapted else min(sync_bucket, weights.every)
-        sent = passing("bucket of weights", bucket, "engine/weights.py: make_bucket", "host")
+        sent = outgoing_buffer(
+            "bucket of weights", bucket, "engine/weights.py: make_bucket", "host"
+        )
         source = "engine/export.py: write_model collects on rank 0"
         yield replace(sent, life="sending")
-        yield replace(passing("model to save", saved, source, "host"), life="saving")
+        yield replace(outgoing_buffer("model to save", saved, source, "host"), life="saving")
 
 
 def teacher_items(

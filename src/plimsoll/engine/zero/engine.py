@@ -27,7 +27,7 @@ from plimsoll.engine.zero.optimizer import (
     make_optimizer,
     moment_rows,
 )
-from plimsoll.engine.zero.placing import divide, gathered, settle, share_of_weights
+from plimsoll.engine.zero.placing import divide, gather_weights, settle, share_of_weights
 from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.run.readings import Share
 
@@ -46,7 +46,9 @@ class ZeroEngine:
         self._place = place
         self._form = Form.of(role, place.ranks)
         settings = deepspeed_settings(role, place.device, place.ranks)
-        optimizer = make_optimizer(module, role)  # groups by shapes, so before dividing
+        optimizer = make_optimizer(
+            module, role
+        )  # it groups weights by shape, so call it before dividing
         if self._zero.stage == 3:
             divide(module, role.model, settings, place)
         else:
@@ -75,7 +77,7 @@ class ZeroEngine:
         self._engine.train()
         if self._zero.stage == 3:
             # After training, DeepSpeed keeps up to stage3_max_reuse_distance weights whole for a
-            # backward pass, which scoring has none of.
+            # backward pass, and scoring has none.
             self._engine.optimizer.empty_partition_cache()
 
     def backward(self, loss: Tensor) -> None:
@@ -99,7 +101,7 @@ class ZeroEngine:
         If it is not, weights and moments stay as they are.
         """
         norm = self._plain_norm()
-        if norm is None:  # then DeepSpeed takes it, and leaves out a step that is not finite
+        if norm is None:  # DeepSpeed takes the norm, and leaves out a step that is not finite
             self._engine.step()
             norm = float(self._engine.get_global_grad_norm())
             if not math.isfinite(norm):
@@ -123,9 +125,9 @@ class ZeroEngine:
             return share_of_weights(role, self.module, self._place.ranks)
         trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
         masters = self.masters()
-        each, held = masters[0].element_size(), sum(master.nbytes for master in masters)
+        each, held_bytes = masters[0].element_size(), sum(master.nbytes for master in masters)
         what = f"{_DTYPE_NAMES[each]} masters"
-        return Share(role, what, each * trained, self._place.ranks, held)
+        return Share(role, what, each * trained, self._place.ranks, held_bytes)
 
     def _plain_norm(self) -> float | None:
         """Return the gradient norm at stage 0 in fp32; None for all other settings.
@@ -143,7 +145,7 @@ class ZeroEngine:
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that gives these parameters whole, by name."""
-        return gathered(self.module, names, self._zero.stage)
+        return gather_weights(self.module, names, self._zero.stage)
 
     @torch.no_grad()
     def swap_average(self) -> None:

@@ -16,7 +16,7 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.zero.config import FrozenZeroConfig
 from plimsoll.engine.zero.placing import (
     divide,
-    gathered,
+    gather_weights,
     move_buffers,
     settle,
     share_of_weights,
@@ -85,7 +85,7 @@ class FrozenZeroEngine:
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that gives these parameters whole, by name."""
-        return gathered(self.module, names, self._stage)
+        return gather_weights(self.module, names, self._stage)
 
 
 def _park_on_host(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:

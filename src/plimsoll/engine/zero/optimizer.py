@@ -110,7 +110,7 @@ def begin_moments(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], updates: int
 ) -> dict[str, list[Tensor]]:
     """Make moments to write into, as AdamW makes them, after so many updates; none after 0."""
-    wide = getattr(optimizer, "fp32_optimizer_states", False)  # of DeepSpeedCPUAdam
+    wide = getattr(optimizer, "fp32_optimizer_states", False)  # an attribute of DeepSpeedCPUAdam
     for master in masters:
         state, dtype = optimizer.state[master], torch.float32 if wide else master.dtype
         if updates == 0:

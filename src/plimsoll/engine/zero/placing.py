@@ -48,7 +48,9 @@ def move_buffers(module: nn.Module, device: torch.device) -> None:
 
 
 @contextmanager
-def gathered(module: nn.Module, names: Sequence[str], stage: int) -> Iterator[dict[str, Tensor]]:
+def gather_weights(
+    module: nn.Module, names: Sequence[str], stage: int
+) -> Iterator[dict[str, Tensor]]:
     """Yield these parameters whole, by name; collective at stage 3."""
     requested = set(names)
     parameters = {n: p for n, p in module.named_parameters() if n in requested}
@@ -68,6 +70,6 @@ def share_of_weights(role: str, module: nn.Module, ranks: int) -> Share:
     The tensors that ZeRO keeps whole, being small, count as their shares.
     """
     parameters: list[Any] = list(module.parameters())
-    whole = sum(p.ds_numel * p.element_size() for p in parameters)
-    held = sum(p.ds_tensor.numel() * p.element_size() for p in parameters)
-    return Share(role, "weights", whole, ranks, held)
+    whole_bytes = sum(p.ds_numel * p.element_size() for p in parameters)
+    held_bytes = sum(p.ds_tensor.numel() * p.element_size() for p in parameters)
+    return Share(role, "weights", whole_bytes, ranks, held_bytes)

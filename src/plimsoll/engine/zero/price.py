@@ -57,8 +57,8 @@ def _trained_tensors(role: TrainedRole, work: RoleWork, sync_bucket: int) -> Tra
 
 def _outgoing(counts: Counts, sizes: ZeroSizes, adapted: bool) -> Outgoing:
     trained = counts.trained * counts.element
-    every = trained + counts.frozen * counts.element + counts.quantized // 2
-    return Outgoing(trained, every, adapted, gathers=sizes.stage == 3 and sizes.ranks > 1)
+    all_bytes = trained + counts.frozen * counts.element + counts.quantized // 2
+    return Outgoing(trained, all_bytes, adapted, gathers=sizes.stage == 3 and sizes.ranks > 1)
 
 
 def _average_and_buffers(

@@ -86,6 +86,6 @@ def _common(ranks: int) -> dict[str, object]:
         "gradient_accumulation_steps": 1,
         "train_batch_size": ranks,
         "steps_per_print": 1_000_000_000,
-        # Its clock has the host wait for the card in front of every forward pass (utils/timer.py).
+        # This clock makes the host wait for the card before every forward pass (utils/timer.py).
         "timers": {"throughput": {"enabled": False}},
     }

@@ -22,8 +22,6 @@ class ZeroSizes:
     """The settings of a role's engine that memory depends on; elements if not said otherwise.
 
     Attributes:
-        stage: The stage of ZeRO.
-        ranks: The number of ranks.
         accumulate: Bytes of an accumulated gradient.
         bucket: Elements of a bucket that is reduced.
         prefetch: Elements that stage 3 gathers ahead.

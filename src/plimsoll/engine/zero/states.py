@@ -189,7 +189,7 @@ class _Stage:
                 yield self.share("gradients", "narrowed gradients", sizes.master, "stepping")
             yield self._widened_gradient()
         elif sizes.offload and sizes.master < 4:
-            return  # they are added up in those of the optimizer
+            return  # they are added up in the optimizer's gradients
         elif sizes.offload:
             block = -(-counts.largest // sizes.ranks)
             yield self.on_host("gradients", "gradients", each, "stepped", block)
