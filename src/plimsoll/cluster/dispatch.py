@@ -35,9 +35,8 @@ class Dispatch:
     """Deals requests out, in their order, as engines get through them.
 
     The next request goes to the engine that owes the fewest responses; all of it, so that its
-    prompt is read once and then found in that engine's prefix cache.
-
-    The engine changes no seed: a response's seed follows from its request and its number.
+    prompt is read once and then found in that engine's prefix cache. The engine changes no seed: a
+    response's seed follows from its request and its number.
 
     Args:
         requests: All requests.

@@ -42,10 +42,8 @@ def exit_reason(name: str, why: str, log: str, sighting: Sighting) -> PlimsollEr
 def hang_error(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerDied:
     """Return the error of a run that hangs.
 
-    Args:
-        hang: What hangs, and for how long.
-        stopped: Stopped processes, as `ask_for_stacks` gives them.
-        logs: The logs of all ranks and engines, by what messages call them; see `failure_logs`.
+    Stopped processes are given as by `ask_for_stacks`. The logs are those of all ranks and engines,
+    by what messages call them; see `failure_logs`.
     """
     first, *other_names = hang.silent or ("the run",)
     if hang.silent:

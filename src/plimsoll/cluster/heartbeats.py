@@ -106,12 +106,9 @@ class Heartbeats:
         return replace(self, moved=self.now, longest=max(self.longest, self.now - self.moved))
 
     def hang(self, allowed: float) -> Hang | None:
-        """Return what hangs, or None if nothing does.
+        """Return what hangs, if a silence lasts longer than the allowed seconds; else None.
 
         A process that does not answer may work: only if all answer is it known that none works.
-
-        Args:
-            allowed: The seconds that a silence may last.
         """
         late = {name: self.now - since for name, since in self.asked.items()}
         if not late and self.now - self.moved > allowed:

@@ -114,8 +114,7 @@ class LocalCluster:
     def _add_sighting(self, role: str | None) -> Iterator[None]:
         """Add what is around to an OutOfMemory error that is raised inside the block.
 
-        Args:
-            role: The role to name, or None for the worker's calls, whose errors name it themselves.
+        The role is None for the worker's calls, whose errors name it themselves.
         """
         try:
             with explain_shortage(self._device, lambda: role):

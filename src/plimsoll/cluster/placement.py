@@ -37,10 +37,7 @@ def order_by_node(nodes: Sequence[str]) -> list[int]:
 def shared_placement(ranks: Sequence[NodeCards], engines: int, parts: int) -> list[NodeCards]:
     """Return cards for each engine, `parts` of one node, in the order of the ranks; no card twice.
 
-    Args:
-        ranks: Each rank's own cards.
-        engines: The number of engines.
-        parts: Cards per engine.
+    `ranks` are each rank's own cards.
 
     Raises:
         SettingsConflict: The ranks' cards are too few.

@@ -91,15 +91,12 @@ class Member:
 
 
 class RankActor:
-    """The actor that hosts one `Worker`.
+    """The actor that hosts one `Worker`, in the command's directory.
 
     Consumes: calls of the controller, in order. Waits for: other ranks, inside collectives.
     Unblocked by: the controller making the same call on every rank. Produces: results. `watch` runs
     beside them and never returns: its reference fails when the process dies. `sign` runs beside
     them, too.
-
-    Args:
-        directory: The command's working directory.
     """
 
     def __init__(self, directory: str) -> None:
@@ -134,15 +131,11 @@ class RankActor:
 
 
 class EngineActor:
-    """The actor that hosts one `RolloutEngine`; many calls run at once.
+    """The actor that hosts one `RolloutEngine`, in the command's directory; many calls run at once.
 
     Consumes: requests and weights from the controller. Waits for: its engine. Unblocked by: its
     engine's progress. Produces: trajectories. `watch` returns or fails only when the engine died.
     `sign` runs in an event loop of its own, as an engine may keep the other one to itself.
-
-    Args:
-        spec: The engine to start.
-        directory: The command's working directory.
     """
 
     def __init__(self, spec: EngineSpec, directory: str) -> None:

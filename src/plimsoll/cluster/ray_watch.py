@@ -21,11 +21,7 @@ _LOOK_SECONDS = 0.1
 
 
 class HangWatch:
-    """Watches ranks and engines from `add` on.
-
-    Args:
-        hang_timeout: `cluster.hang_timeout`.
-    """
+    """Watches ranks and engines from `add` on, as `cluster.hang_timeout` says."""
 
     def __init__(self, hang_timeout: float | None) -> None:
         self._timeout = hang_timeout

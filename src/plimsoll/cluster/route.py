@@ -20,11 +20,8 @@ _TAKE_ADAPTER: Callable[..., int] = RolloutEngine.take_adapter  # type: ignore[a
 class ActorRoute:
     """A `WeightRoute` for the actor.
 
-    Args:
-        cluster: The cluster.
-        largest_pack: The most tokens of a pack.
-        as_published: Whether the engines load weights as a model's files have them, or as
-            transformers' model does.
+    A pack has at most `largest_pack` tokens. `as_published`: the engines load weights as a model's
+    files have them, or as transformers' model does.
     """
 
     def __init__(self, cluster: Cluster, largest_pack: int, as_published: bool) -> None:

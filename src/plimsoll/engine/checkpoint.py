@@ -151,11 +151,6 @@ def _refuse_broken_files(directory: Path) -> Iterator[None]:
 def read_rows(rows: Rows, parts: Sequence[Stretch], directory: Path) -> None:
     """Fill this rank's stretches with what all ranks wrote.
 
-    Args:
-        rows: The tensors to fill.
-        parts: This rank's stretches.
-        directory: The role's directory in the checkpoint.
-
     Raises:
         ConfigError: A file cannot be read, or an element is in none.
     """
@@ -174,13 +169,9 @@ def read_rows(rows: Rows, parts: Sequence[Stretch], directory: Path) -> None:
 
 
 def _fill(row: Tensor, part: Stretch, start: int, tensor: _StoredTensor) -> int:
-    """Copy the elements that the part shares with the stored stretch; return how many.
+    """Copy the elements that the part shares with a stored stretch; return how many.
 
-    Args:
-        row: The master that holds the part.
-        part: The part to fill.
-        start: The stored stretch's first element in the whole weight.
-        tensor: The stored stretch.
+    `start` is the stored stretch's first element in the whole weight.
     """
     begin, end = max(part.start, start), min(part.start + part.size, start + tensor.elements)
     if begin >= end:

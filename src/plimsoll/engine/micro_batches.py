@@ -44,13 +44,7 @@ def losses(
 ) -> Iterator[LossOutput]:
     """Yield the loss of each pack as it is asked for.
 
-    Args:
-        engine: The engine of the role.
-        packs: The rank's packs.
-        streams: One per pack.
-        counts: The counts of the step, over all ranks.
-        objective: The loss.
-        device: The device that packs are sent to.
+    Each pack has one of the streams. The counts are those of the step, over all ranks.
     """
     for pack, stream in zip(packs, streams, strict=True):
         yield objective.loss(engine, PackTensors.from_pack(pack, device), stream, counts)

@@ -43,8 +43,7 @@ class Engine(Protocol):
     def share(self, role: str) -> Share | None:
         """Return what this rank holds of what the ranks divide; None if nothing is divided.
 
-        Args:
-            role: The name of the role that the engine serves.
+        The role is the one that the engine serves.
         """
         ...
 
@@ -72,11 +71,7 @@ class Steps:
     in_a_row: int = 0
 
     def after(self, finite: bool) -> Steps:
-        """Return the count after one more step.
-
-        Args:
-            finite: Whether the step's gradient was finite.
-        """
+        """Return the count after one more step, whose gradient was finite or not."""
         if finite:
             return Steps(self.taken + 1, self.skipped)
         return Steps(self.taken, self.skipped + 1, self.in_a_row + 1)
@@ -148,11 +143,8 @@ class Objective(Protocol[StreamT]):
     ) -> LossOutput:
         """Return the micro-batch's share of the loss.
 
-        Args:
-            engine: The engine of the role.
-            pack: The micro-batch.
-            stream: What the micro-batch carries besides its tokens.
-            counts: The counts of the whole step, over all ranks.
+        The stream is what the micro-batch carries besides its tokens. The counts are those of the
+        whole step, over all ranks.
         """
         ...
 
@@ -160,10 +152,7 @@ class Objective(Protocol[StreamT]):
 def not_finite_error(norm: float, loss: float, in_a_row: int) -> PlimsollError:
     """Return the error that ends a run whose gradient norm is not finite.
 
-    Args:
-        norm: The gradient norm.
-        loss: This rank's share of the step's loss.
-        in_a_row: How many steps have been so, one after the other.
+    `loss` is this rank's share of the step's; `in_a_row` counts such steps, one after the other.
     """
     times = "" if in_a_row == 1 else f", not finite in {in_a_row} steps in a row"
     return PlimsollError(

@@ -72,10 +72,8 @@ def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ..
 def _blocks(hf_names: Mapping[str, str]) -> Iterator[list[str]]:
     """Yield names in the module, together if they belong together.
 
-    That is a part of a decoder's layer (attention, MLP, norms), or elsewhere a module.
-
-    Args:
-        hf_names: Hugging Face names by names in the module, as `hf_state_names` gives them.
+    That is a part of a decoder's layer (attention, MLP, norms), or elsewhere a module. The names
+    come with their Hugging Face names, as `hf_state_names` gives them.
     """
     blocks: dict[str, list[str]] = {}
     for name, hf_name in hf_names.items():
@@ -114,14 +112,7 @@ def gather_bucket(
     """Return a bucket of these weights of a policy on rank 0, None on others.
 
     All ranks must call it. Weights that are tied to one of these are in the bucket too, under their
-    own names.
-
-    Args:
-        engine: The policy's engine.
-        names: The weights, by their names in the module.
-        as_published: Whether weights are as the model's files have them, or as transformers' model
-            does.
-        rank: This rank.
+    own names. `as_published`: as the model's files have them, or as transformers' model does.
     """
     policy = engine.module
     assert isinstance(policy, PolicyModel)

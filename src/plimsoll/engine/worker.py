@@ -187,13 +187,8 @@ class Worker:
     ) -> StepResult:
         """Take one optimizer step of a role on an objective.
 
-        Args:
-            role: The role that learns.
-            packs: The rank's packs.
-            streams: One per pack, or None for what the teacher made of these packs.
-            counts: The counts of the step, over all ranks.
-            objective: The loss.
-            rate: The learning rate.
+        There is one stream per pack; None stands for what the teacher made of these packs. The
+        counts are those of the step, over all ranks.
 
         Raises:
             PlimsollError: The gradient was not finite in more steps in a row than the settings
@@ -272,10 +267,7 @@ class Worker:
     def save_model(self, role: RoleName, directory: Path, template: str | None = None) -> None:
         """Write a role in Hugging Face format, or only its adapter, as PEFT does.
 
-        Args:
-            role: The role.
-            directory: The directory to write.
-            template: The chat template; see `companions`.
+        The template is a chat template, as for `companions`.
         """
         engine = self._engine(role)
         source = self._sources[role]

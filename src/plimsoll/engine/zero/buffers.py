@@ -150,12 +150,7 @@ def layers_left(shape: ModelShape, trained: int, sizes: ZeroSizes, adapted: bool
 
     Gradients come from the head down, an embedding's last (a tied head's with it). A bucket that
     takes them all is reduced after the last of them, when nothing is left; at stage 0 all are.
-
-    Args:
-        shape: The model's shape.
-        trained: Elements of all gradients.
-        sizes: The sizes of the settings.
-        adapted: Whether only adapters have gradients.
+    `trained` counts the elements of all gradients; if `adapted`, only adapters have gradients.
     """
     if sizes.stage == 0 or sizes.bucket >= trained:
         return 0

@@ -38,14 +38,7 @@ class Masters:
 
 
 def find_masters(module: nn.Module, optimizer: Any, stage: int, rank: int) -> Masters:
-    """Return this rank's masters.
-
-    Args:
-        module: The model.
-        optimizer: The optimizer that DeepSpeed made around AdamW.
-        stage: The stage of ZeRO.
-        rank: This rank.
-    """
+    """Return this rank's masters, given the optimizer that DeepSpeed made around AdamW."""
     names = {id(p): name for name, p in module.named_parameters()}
     if stage == 0:
         return _stage_0(names, optimizer)

@@ -123,15 +123,7 @@ class _Stage:
         return replace(self.whole(kind, name, each, life), ranks=self.sizes.ranks)
 
     def on_host(self, kind: Kind, name: str, each: float, life: Life, block: int) -> Tensors:
-        """Return a share in host memory.
-
-        Args:
-            kind: The kind of the tensors.
-            name: Their name.
-            each: Bytes of an element.
-            life: When they are alive.
-            block: Elements that are pinned together, if any are.
-        """
+        """Return a share in host memory; block: elements that are pinned together, if any are."""
         pinned = block if self.sizes.pinned else 0
         return replace(self.share(kind, name, each, life), where="host", pinned=pinned)
 
