@@ -94,7 +94,7 @@ def _out_of_memory(
 
 def _evidence(sighting: Sighting) -> str | None:
     """Return what shows that the kernel, or a memory monitor, killed a process, or None."""
-    if kills := _kills(sighting):
+    if kills := _new_kills(sighting):
         some = "a process" if kills == 1 else f"{kills} processes"
         return f"the kernel has killed {some} here for want of memory since the run began"
     host = None if sighting.last is None else sighting.last.host
@@ -106,12 +106,12 @@ def _evidence(sighting: Sighting) -> str | None:
 
 def _doubt(sighting: Sighting) -> str:
     """Return what speaks against memory as the reason, as far as it is known."""
-    if _kills(sighting) != 0:
+    if _new_kills(sighting) != 0:
         return ". Whether memory ran out is not known; `dmesg` on its node shows it"
     return ". The kernel has killed nothing here for want of memory since the run began"
 
 
-def _kills(sighting: Sighting) -> int | None:
+def _new_kills(sighting: Sighting) -> int | None:
     counts = [state.kills for state in (sighting.before, sighting.after) if state is not None]
     if len(counts) < 2 or counts[0] is None or counts[1] is None:
         return None

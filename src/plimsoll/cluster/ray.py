@@ -146,7 +146,7 @@ class RayCluster:
             self._start_members(config, specs, threads, device)
         except BaseException:
             # Engines cannot answer a call while they load.
-            self._on_nodes(end_processes, (*self._ranks, *self._engines))
+            self._call_on_nodes(end_processes, (*self._ranks, *self._engines))
             self.close()
             raise
         self._actors = RankGroup(self._ranks[: config.ranks], self._wait)
@@ -352,7 +352,7 @@ class RayCluster:
         end_processes([m.host.pid for m in everyone if m.host.node_id == self._node_id])
         ray.shutdown()  # in a joined cluster this ends the run's part and frees its GPUs
 
-    def _on_nodes(
+    def _call_on_nodes(
         self, function: Callable[[Sequence[int]], R], members: Sequence[Member]
     ) -> list[R | None]:
         """Call a function with the processes of members, on each of their nodes."""
@@ -394,7 +394,7 @@ class RayCluster:
                     wait_for_first(awaited) if timeout is None else first_ended(awaited, timeout)
                 )
                 if first is None:
-                    raise PlimsollError(_no_answer(list(pending.values()), timeout))
+                    raise PlimsollError(_no_answer_message(list(pending.values()), timeout))
                 if isinstance(first, Hang):
                     raise self._hang_error(first)
                 if first in self._watches:
@@ -405,9 +405,9 @@ class RayCluster:
     def _hang_error(self, hang: Hang) -> PlimsollError:
         """Ask all members for their stacks, end the silent ones, and return the hang's error."""
         everyone = (*self._ranks, *self._engines)
-        stopped = self._on_nodes(ask_for_stacks, everyone)
+        stopped = self._call_on_nodes(ask_for_stacks, everyone)
         time.sleep(_STACK_SECONDS)
-        self._on_nodes(end_processes, [m for m in everyone if m.name in hang.silent])
+        self._call_on_nodes(end_processes, [m for m in everyone if m.name in hang.silent])
         logs = {member.name: member.host.log for member in everyone}
         return hang_error(hang, [*chain(*filter(None, stopped))], logs)
 
@@ -425,7 +425,7 @@ class RayCluster:
             if ended:
                 raise self._death_error(ended[0]) from error
             if not isinstance(error, RayTaskError):
-                raise self._exit_error(member, _why(member, error)) from error
+                raise self._exit_error(member, _death_cause(member, error)) from error
             first, why = self._first_failed(error, member), f"{type(cause).__name__}: {cause}"
             raise PlimsollError(message(f"{first.name} failed", why, first.host.log)) from error
 
@@ -441,7 +441,7 @@ class RayCluster:
         try:
             return self._exit_error(member, str(ray.get(watch)))
         except RayError as error:
-            return self._exit_error(member, _why(member, error))
+            return self._exit_error(member, _death_cause(member, error))
 
     def _exit_error(self, member: Member, why: str) -> PlimsollError:
         return exit_reason(member.name, why, member.host.log, self._sighting(member))
@@ -470,11 +470,11 @@ def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[P
         yield Place(rank, len(group), 0, first.node, first.port, device, threads, per_node)
 
 
-def _why(member: Member, error: RayError) -> str:
+def _death_cause(member: Member, error: RayError) -> str:
     return last_crash_line(member.host.log) or death_reason(str(error))
 
 
-def _no_answer(late: Sequence[Member], timeout: float | None) -> str:
+def _no_answer_message(late: Sequence[Member], timeout: float | None) -> str:
     names = ", ".join(member.name for member in late)
     logs = ", ".join(f"{member.host.log}.{{out,err}}" for member in late)
     return f"{names}: no answer within {timeout} s (cluster.start_timeout)\n  Logs: {logs}"

@@ -273,10 +273,10 @@ class Worker:
         source = self._sources[role]
         assert isinstance(engine.module, PolicyModel | ValueModel), f"{role} is not saved"
         tokenizer = load_tokenizer(source.model.path, source.model.trust_remote_code)
-        beside = companions(engine.module.lm, tokenizer, template)
+        companion_files = companions(engine.module.lm, tokenizer, template)
         adapted = isinstance(source, TrainedRole) and source.adapter is not None
         write = write_adapter if adapted else write_model
-        write(engine, beside, directory, self._place.rank)
+        write(engine, companion_files, directory, self._place.rank)
 
     def release(self, role: RoleName) -> None:
         """Forget a role that only scores, and free what it held."""
