@@ -1,14 +1,14 @@
 """The errors that Plimsoll raises on purpose, and the exit code each ends the command with.
 
-Every one says what is wrong, the value, why, and what to do. They cross process boundaries,
-so each is built from plain strings alone and pickles as it is.
+Each message says what is wrong, the value, why, and what to do. The errors cross process
+boundaries, so each is built from plain strings alone and pickles as it is.
 """
 
 from __future__ import annotations
 
 
 class PlimsollError(Exception):
-    """Anything that Plimsoll stops for knowingly. The command ends with exit code 1."""
+    """Any error that Plimsoll stops for knowingly. The command ends with exit code 1."""
 
     exit_code = 1
 
@@ -24,7 +24,7 @@ class DataError(ConfigError):
 
 
 class DoesNotFit(PlimsollError):
-    """The plan says that the run does not fit the machine. Exit code 3."""
+    """A plan that says that the run does not fit the machine. Exit code 3."""
 
     exit_code = 3
 
@@ -36,19 +36,21 @@ class SettingsConflict(PlimsollError):
 
 
 class FunctionFailed(PlimsollError):
-    """A function that the config chooses (a loss, an advantage, a reward), most often the user's
-    own, raised something. The message has the lines of its traceback."""
+    """An error that a function chosen by the config raised: a loss, an advantage or a reward.
+
+    Most often the function is the user's own. The message has the lines of its traceback.
+    """
 
 
 class WorkerDied(PlimsollError):
-    """A training rank or a rollout engine ended without being asked to."""
+    """A training rank or a rollout engine that ended without a request to stop."""
 
 
 class WeightSyncError(PlimsollError):
-    """The weights that a rollout engine samples with are not the trainer's."""
+    """A rollout engine that samples with weights other than the trainer's."""
 
 
 class Interrupted(PlimsollError):
-    """The user asked to stop (Ctrl-C); what there is to save is. Exit code 130, as in shells."""
+    """The user's request to stop (Ctrl-C), raised once the run is saved. Exit code 130."""
 
     exit_code = 130

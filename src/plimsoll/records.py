@@ -1,6 +1,7 @@
-"""The records that cross rooms: what a row, a trajectory and a micro-batch are.
+"""The records that cross rooms: prompts, trajectories, training rows and micro-batches.
 
-Plain numpy, no torch, so that any process may hold them and Ray moves them without a copy.
+They hold plain numpy, no torch, so that any process may hold them and Ray moves them without a
+copy.
 
 Shape suffixes used in the whole project:
 
@@ -26,34 +27,36 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 TokenIds = NDArray[np.integer[Any]]
-"""Tokens by their numbers: int32 in data, as a run holds all its rows; int64 in packs."""
+"""Token ids: int32 in data, as a run holds all its rows; int64 in packs."""
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length", "turns", "time"]
-"""Why an episode ended: by itself; at its longest; after its last turn; at its time limit."""
+"""Why an episode ended: by itself, at its length limit, after its last turn, at its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt to sample from.
 
-    index: the row's number in the data (of several sources, the place among all their prompts),
-        the same in every epoch and after a resume.
-    tokens: the prompt after the chat template, ready for the engine, shape [P].
-    text: the prompt as a person reads it (before the template).
-    reference: the reference answer as text, where the data has one.
-    source: what its row is of: the name of one of several sources in the config, or what the row
-        itself says; empty of a single source.
-    columns: what else its row holds, for rewards and environments: text, numbers, true and false,
-        lists and objects of these, by the columns' names.
-    messages: the conversation before the template, for who renders it by another.
-    max_new_tokens: the longest response to it, where it has a limit of its own.
-    order_by: a number that the prompts of its source are drawn by, the lowest first.
-    environment: the name of its own in the config, where there are several.
-    is_text: whether its row holds it as text, not as messages.
-    reference_value: the reference as the row has it, where that is no text: a number, true or
-        false, a list or an object.
+    Attributes:
+        index: The row's number in the data (with several sources, the number among all their
+            prompts). It is the same in every epoch and after a resume.
+        tokens: The prompt after the chat template, ready for the engine; shape [P].
+        text: The prompt as a person reads it (before the template).
+        reference: The reference answer as text, or None if the data has none.
+        source: The name of the source in the config if there are several, or the name that the row
+            itself gives; empty for a single source.
+        columns: Everything else in the row, by column name, for rewards and environments: text,
+            numbers, true and false, and lists and objects of these.
+        messages: The conversation before the template, for code that renders it with another
+            template.
+        max_new_tokens: The longest response to this prompt, or None if it has no limit of its own.
+        order_by: The sort key within the source: prompts are drawn in ascending order of it.
+        environment: The name of the prompt's environment in the config, if there are several.
+        is_text: Whether the row holds the prompt as text, not as messages.
+        reference_value: The reference as the row has it, if that is no text: a number, true or
+            false, a list or an object.
     """
 
     index: int
@@ -71,8 +74,7 @@ class Prompt:
 
     @property
     def given_reference(self) -> object:
-        """The reference as the row has it, for functions that other systems call so; None without
-        one."""
+        """The reference as the row has it, for functions of other systems; None without one."""
         return self.reference if self.reference_value is None else self.reference_value
 
 
@@ -87,14 +89,15 @@ class RewardPart:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side said in an episode of several turns.
+    """One side's message in an episode of several turns.
 
-    role: `assistant` for what was sampled; else who answered, such as `tool` or `user`.
-    begin, end: its tokens are response_tokens[begin:end], with what the chat template puts around
-        them.
-    text: as a person reads it.
-    reward: that the environment gave for it.
-    problem: what is wrong with a tool call in it.
+    Attributes:
+        role: `assistant` for sampled tokens; else the side that answered, such as `tool` or `user`.
+        begin: The first of the turn's tokens in `response_tokens`, with the template's around them.
+        end: One past the last of these tokens.
+        text: The message as a person reads it.
+        reward: The reward that the environment gave for the turn.
+        problem: What is wrong with a tool call in the turn; empty if nothing is.
     """
 
     role: str
@@ -107,9 +110,16 @@ class Turn:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What is left of an episode with an environment until it is scored, in the process that it was
-    played in. environment: the object; None: it is in another process, or an agent played it.
-    messages: that followed the prompt, as chat templates take them; of an agent by their texts."""
+    """The messages of an episode with an environment, kept in the process that played it.
+
+    A transcript lives until the episode is scored.
+
+    Attributes:
+        environment: The environment object, or None if it is in another process or an agent played
+            the episode.
+        messages: The messages that followed the prompt, as chat templates take them; for an agent,
+            their texts.
+    """
 
     environment: object
     messages: Sequence[Mapping[str, Any]]
@@ -119,23 +129,25 @@ class Transcript:
 class Trajectory:
     """One sampled episode; a response to a prompt is the special case of one turn.
 
-    group: the trajectories of one prompt in one step share it, and no others do; a prompt that
-        comes twice in a step has two.
-    sample_index: which of its group this is, 0 <= sample_index < group size.
-    response_tokens: all that follows the prompt, shape [R].
-    loss_mask: True where a token was sampled, and so can be learned; shape [R].
-    sampler_logprobs: of the distribution that was sampled from (after temperature), by the engine
-        that sampled; 0 where a token was not sampled; shape [R].
-    weight_versions: of the weights that sampled each token; shape [R].
-    response_text: what was sampled; of several turns the last thing.
-    turns: of an episode with an environment, in their order; they cover all tokens.
-    token_rewards: what an environment gave for single tokens, shape [R]; None: it gave one number.
-    figures: what an environment measured of it, such as seconds, by name.
-    earlier: of an episode in which what came before was written anew, or which went on from an
-        earlier place: its branches before this one, each with the prompt that it began with. A
-        sampled token is learned in the branch that it was sampled in. Rewards of the whole episode
-        are this one's.
-    transcript: of an episode, for rewards that look at it; never written.
+    Attributes:
+        group: A number that exactly the trajectories of one prompt in one step share. A prompt that
+            comes twice in a step has two groups.
+        sample_index: The number within the group, 0 <= sample_index < group size.
+        response_tokens: All tokens that follow the prompt, shape [R].
+        loss_mask: True where a token was sampled, and so can be learned; shape [R].
+        sampler_logprobs: Log-probs under the distribution that was sampled from (after
+            temperature), by the engine that sampled; 0 where a token was not sampled; shape [R].
+        weight_versions: The version of the weights that sampled each token; shape [R].
+        response_text: The sampled text; with several turns, that of the last turn.
+        turns: The turns of an episode with an environment, in order; they cover all tokens.
+        token_rewards: Rewards that an environment gave for single tokens, shape [R]; None if it
+            gave one number.
+        figures: Measurements by an environment, such as seconds, by name.
+        earlier: The branches before this one, each with the prompt that it began with, if the
+            history was rewritten or the episode went on from an earlier place. A sampled token is
+            learned in the branch that it was sampled in. Rewards of the whole episode belong to the
+            last branch.
+        transcript: The transcript, for rewards that look at it; never written to a file.
     """
 
     prompt: Prompt
@@ -156,8 +168,8 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         per_token = (self.loss_mask, self.sampler_logprobs, self.weight_versions)
-        for own in (*per_token, *([] if self.token_rewards is None else [self.token_rewards])):
-            assert own.shape == self.response_tokens.shape
+        for array in (*per_token, *([] if self.token_rewards is None else [self.token_rewards])):
+            assert array.shape == self.response_tokens.shape
 
     @property
     def reward(self) -> float:
@@ -170,7 +182,7 @@ class Trajectory:
 
     @property
     def branches(self) -> tuple[Trajectory, ...]:
-        """All of the episode's, in the order in which they were sampled."""
+        """All branches of the episode, in the order in which they were sampled."""
         return (*self.earlier, self)
 
 
@@ -186,7 +198,7 @@ def single_turn(
     *,
     group: int = 0,
 ) -> Trajectory:
-    """A response, all of whose tokens were sampled with weights of one version."""
+    """Return a response, all of whose tokens were sampled with weights of one version."""
     shape = response_tokens.shape
     return Trajectory(
         prompt,
@@ -207,7 +219,7 @@ class Row(Protocol):
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """Its sequences; of a pair the chosen one first."""
+        """The row's sequences; for a pair, the chosen one first."""
         ...
 
 
@@ -215,8 +227,10 @@ class Row(Protocol):
 class Sample:
     """One training sequence.
 
-    tokens: shape [n]. loss_mask: shape [n], True where the token is to be learned; the first
-    token can never be (nothing predicts it).
+    Attributes:
+        tokens: The token ids, shape [n].
+        loss_mask: True where the token is to be learned, shape [n]. The first token can never be:
+            nothing predicts it.
     """
 
     tokens: TokenIds
@@ -228,14 +242,20 @@ class Sample:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
+        """The sample itself, as the only sequence of its row."""
         return (self,)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A better and a worse response to the same prompt; each sample holds the prompt too, of which
-    nothing is learned. margin: by how much the better one's score should be ahead. prompt: a number
-    that rows of the same prompt share."""
+    """A better and a worse response to the same prompt.
+
+    Each sample holds the prompt too, of which nothing is learned.
+
+    Attributes:
+        margin: How far the better response's score should be ahead.
+        prompt: A number that rows of the same prompt share.
+    """
 
     chosen: Sample
     rejected: Sample
@@ -244,13 +264,19 @@ class Pair:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
+        """The chosen sequence, then the rejected one."""
         return (self.chosen, self.rejected)
 
 
 @dataclass(frozen=True)
 class LabelledResponse:
-    """A response that is desirable or undesirable by itself; the sample holds the prompt too, of
-    which nothing is learned. prompt: as in `Pair`."""
+    """A response that is desirable or undesirable by itself.
+
+    The sample holds the prompt too, of which nothing is learned.
+
+    Attributes:
+        prompt: A number that rows of the same prompt share.
+    """
 
     sample: Sample
     desirable: bool
@@ -258,14 +284,20 @@ class LabelledResponse:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
+        """The one sequence of the row."""
         return (self.sample,)
 
 
 @dataclass(frozen=True)
 class LabelledSteps:
-    """A response in steps. sample: what is marked as learned is each step's last token, at which
-    its score is read. labels: one for each step, from 0 (wrong) to 1 (right). prompt: as in
-    `Pair`."""
+    """A response in steps, each with a label.
+
+    Attributes:
+        sample: The sequence. The tokens that are marked as learned are the last ones of the steps;
+            the score is read there.
+        labels: One label for each step, from 0 (wrong) to 1 (right).
+        prompt: A number that rows of the same prompt share.
+    """
 
     sample: Sample
     labels: Floats
@@ -276,11 +308,12 @@ class LabelledSteps:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
+        """The one sequence of the row."""
         return (self.sample,)
 
 
 def samples_of(rows: Sequence[Row]) -> list[Sample]:
-    """The sequences of all rows, row by row."""
+    """Return the sequences of all rows, row by row."""
     return [sample for row in rows for sample in row.samples]
 
 
@@ -297,11 +330,13 @@ class Pack:
     f, at position 2, and b predicts both: tokens_T = [a b c f], positions_T = [0 1 2 2],
     cu_seqlens = [0 3 4], shared_S = [0 2], predictor_L = [1 1].
 
-    cu_seqlens: the borders of the tokens that the pack holds for each sequence.
-    shared_S: how many tokens come before these, the first ones of the nearest sequence before that
-        shares none; 0 for a sequence that is whole by itself.
-    samples_S: which sample of the batch each sequence is; -1 for a filler, a sequence without
-        learned tokens that only keeps the number of micro-batches equal on every rank.
+    Attributes:
+        cu_seqlens: The borders of the tokens that the pack holds for each sequence.
+        shared_S: How many tokens each sequence shares with its leader, the nearest sequence before
+            it that shares none. These tokens come before its own; 0 if the sequence is whole by
+            itself.
+        samples_S: The sample's number in the batch for each sequence; -1 for a filler, a sequence
+            without learned tokens that only keeps the number of micro-batches equal on every rank.
     """
 
     tokens_T: Ints
@@ -315,19 +350,25 @@ class Pack:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the pack holds (T)."""
+        """The number of tokens in the pack (T)."""
         return len(self.tokens_T)
 
     @property
     def loss_tokens(self) -> int:
-        """How many of them are learned (L)."""
+        """The number of learned tokens in the pack (L)."""
         return len(self.targets_L)
 
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """What one optimizer step sees over all ranks: losses are divided by these, never by a
-    micro-batch's own count, so no split into micro-batches or ranks can change the gradient.
+    """What one optimizer step sees over all ranks.
+
+    Losses are divided by these counts, never by a micro-batch's own, so no split into micro-batches
+    or ranks can change the gradient.
+
+    Attributes:
+        tokens: Learned tokens.
+        sequences: Sequences.
     """
 
     tokens: int
@@ -335,13 +376,15 @@ class BatchCounts:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> BatchCounts:
-        """Of a step that learns from these samples."""
+        """Count the learned tokens and sequences of a step that learns from these samples."""
         return cls(sum(int(sample.loss_mask.sum()) for sample in samples), len(samples))
 
 
 def leaders(shared_S: Ints) -> Ints:
-    """For each sequence of a pack, which sequence its first tokens are of: itself, or the nearest
-    one before it that shares none."""
+    """Return, for each sequence of a pack, the number of the sequence that holds its first tokens.
+
+    That is the sequence itself, or the nearest one before it that shares none.
+    """
     return np.maximum.accumulate(np.where(shared_S == 0, np.arange(len(shared_S)), 0))
 
 
@@ -354,13 +397,13 @@ def to_packed(pack: Pack, per_sample: Sequence[Floats]) -> Floats:
 
 
 def from_packed(packs: Sequence[Pack], values: Sequence[Floats], samples: int) -> list[Floats]:
-    """The inverse of `to_packed` over several packs: one array per sample, in batch order."""
-    found: list[Floats | None] = [None] * samples
+    """Return one array per sample, in batch order; the inverse of `to_packed` for several packs."""
+    arrays: list[Floats | None] = [None] * samples
     for pack, values_L in zip(packs, values, strict=True):
         assert len(values_L) == pack.loss_tokens
         for i, sample in enumerate(pack.samples_S):
             if sample >= 0:
-                found[sample] = values_L[pack.cu_loss_tokens[i] : pack.cu_loss_tokens[i + 1]]
-    missing = [i for i, array in enumerate(found) if array is None]
+                arrays[sample] = values_L[pack.cu_loss_tokens[i] : pack.cu_loss_tokens[i + 1]]
+    missing = [i for i, array in enumerate(arrays) if array is None]
     assert not missing, f"samples {missing} are in no pack"
-    return [array for array in found if array is not None]
+    return [array for array in arrays if array is not None]

@@ -43,7 +43,7 @@ from safetensors.torch import load_file
 from plimsoll.config.engine import AdapterConfig, FrozenRole
 from plimsoll.engine.meter import read_card
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.shortage import telling_shortage
+from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import Worker
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
@@ -247,7 +247,7 @@ def test_a_card_is_seen_to_be_busy(card_rank: RankProcesses) -> None:
 def run_out(place: Place) -> Incident:
     with (
         pytest.raises(OutOfMemory) as raised,
-        telling_shortage(place.torch_device, lambda: "actor"),
+        explain_shortage(place.torch_device, lambda: "actor"),
     ):
         torch.empty(2**50, dtype=torch.uint8, device=place.torch_device)
     return raised.value.incident

@@ -1,0 +1,1 @@
+"""Training ranks and rollout engines: in one process, or as supervised Ray actors."""

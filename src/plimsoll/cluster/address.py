@@ -1,4 +1,4 @@
-"""Whether a Ray cluster is at an address at all; needs no Ray."""
+"""A check whether a Ray cluster listens at an address; needs no Ray."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 """How a client begins HTTP/2, with empty settings; the server's settings are its first answer
 (RFC 9113, section 3.4). Ray's head speaks gRPC, which is HTTP/2."""
 _SETTINGS = 4
+"""The type of a settings frame in HTTP/2."""
 
 
 def check_reachable(address: str) -> None:
-    """Fail soon where nothing listens, or something else does: Ray itself tries again for minutes.
+    """Raise an error soon if nothing listens at the address, or something that is not Ray.
 
-    Raises OSError where no Ray answers, ValueError where it is not host:port.
+    Ray itself would try again for minutes.
+
+    Raises:
+        OSError: No Ray answers.
+        ValueError: The address is not host:port.
     """
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as there:
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
         if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
             return
-        there.sendall(_PREFACE)
-        answer = there.recv(64)
+        connection.sendall(_PREFACE)
+        answer = connection.recv(64)
     if len(answer) < 4 or answer[3] != _SETTINGS:
         raise OSError("what listens there is not Ray's head")

@@ -1,4 +1,4 @@
-"""A coroutine in the event loop of another thread, which never outlives who waits for it."""
+"""A coroutine in the event loop of another thread, which ends before its caller goes on."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ R = TypeVar("R")
 
 @contextmanager
 def conversing(loop: AbstractEventLoop, talk: Coroutine[Any, Any, R]) -> Iterator[Future[R]]:
-    """Within: the coroutine runs in the loop. Where the block is left by an error, Ctrl-C too, it
-    is cancelled, and its end is waited for."""
+    """Run the coroutine in the loop during the block.
+
+    If an error, or Ctrl-C, leaves the block, the coroutine is cancelled, and its end is waited for.
+    """
     ended: Future[None] = Future()
 
-    async def watched() -> R:
+    async def run_talk() -> R:
         try:
             return await talk
         finally:
             ended.set_result(None)
 
-    talking = run_coroutine_threadsafe(watched(), loop)
+    talking = run_coroutine_threadsafe(run_talk(), loop)
     try:
         yield talking
     except BaseException:

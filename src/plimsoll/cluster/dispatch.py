@@ -1,4 +1,4 @@
-"""Which engine answers which request, and when it is asked."""
+"""The choice of the engine that answers a request, and of the time when it is asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from plimsoll.rollout.protocol import Request
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an engine's `generate`. place: of what it is a part of, among all requests."""
+    """One call of an engine's `generate`.
+
+    Attributes:
+        place: The number of the whole request, among all requests.
+        engine: The engine's number.
+        request: The request, or a part of it.
+    """
 
     place: int
     engine: int
@@ -21,7 +27,7 @@ class Call:
 
     @property
     def responses(self) -> int:
-        """That the engine owes for it."""
+        """The number of responses that the engine owes for the call."""
         return _owed_for(self.request)
 
 
@@ -29,12 +35,16 @@ class Dispatch:
     """Deals requests out, in their order, as engines get through them.
 
     The next request goes to the engine that owes the fewest responses; all of it, so that its
-    prompt is read once and then found in that engine's prefix cache. at_once: responses that an
-    engine works on at once; it is asked for more until it owes so many and one request beyond them,
-    for it not to wait for the next. per_call: responses that an engine wants in one call; where
-    that is 1, each comes by itself, and counts as done when it comes.
+    prompt is read once and then found in that engine's prefix cache. The engine changes no seed: a
+    response's seed follows from its request and its number.
 
-    Which engine answers changes no seed: a response's is its request's and its number's.
+    Args:
+        requests: All requests.
+        engines: The number of engines.
+        at_once: The responses that an engine works on at once. It is given requests until it owes
+            more than that, so that it need not wait for the next.
+        per_call: The responses that an engine wants in one call. If it is 1, each response is a
+            call by itself, and counts as done when it comes.
     """
 
     def __init__(
@@ -48,7 +58,7 @@ class Dispatch:
         self._answers: dict[int, list[list[Trajectory]]] = {}
 
     def calls(self) -> Iterator[Call]:
-        """What is to be asked for now."""
+        """Yield the calls that are to be made now."""
         while self._waiting:
             engine = _least_busy(self._owed)
             if self._owed[engine] > self._at_once:
@@ -59,20 +69,27 @@ class Dispatch:
                 self._owed[engine] += call.responses
                 yield call
 
-    def done(self, call: Call, answers: Sequence[Trajectory]) -> list[Trajectory] | None:
-        """Note the answers to a call. Those to the whole request, by prompt and then by number,
-        where these were the last of them."""
+    def note_answers(self, call: Call, answers: Sequence[Trajectory]) -> list[Trajectory] | None:
+        """Note the answers to a call; return all answers to its request if these were the last.
+
+        They are sorted by prompt, then by number. Returns None if answers to the request are
+        missing.
+        """
         self._owed[call.engine] -= call.responses
         request = self._requests[call.place]
-        kept = self._answers.setdefault(call.place, [[] for _ in request.prompts])
-        for i, own in enumerate(kept):
-            these = answers[i * call.request.responses : (i + 1) * call.request.responses]
-            # One prompt for all, and not a copy with each.
-            own += [replace(answer, prompt=request.prompts[i]) for answer in these]
-        if any(len(own) < request.responses for own in kept):
+        by_prompt = self._answers.setdefault(call.place, [[] for _ in request.prompts])
+        for i, collected in enumerate(by_prompt):
+            new_answers = answers[i * call.request.responses : (i + 1) * call.request.responses]
+            # All answers share the request's prompt instead of a copy each.
+            collected += [replace(answer, prompt=request.prompts[i]) for answer in new_answers]
+        if any(len(collected) < request.responses for collected in by_prompt):
             return None
         del self._answers[call.place]
-        return [answer for own in kept for answer in sorted(own, key=lambda t: t.sample_index)]
+        return [
+            answer
+            for collected in by_prompt
+            for answer in sorted(collected, key=lambda t: t.sample_index)
+        ]
 
 
 def _owed_for(request: Request) -> int:
@@ -80,7 +97,7 @@ def _owed_for(request: Request) -> int:
 
 
 def _least_busy(owed: Sequence[int]) -> int:
-    """The first engine that owes the fewest responses."""
+    """Return the first engine that owes the fewest responses."""
     return min(range(len(owed)), key=owed.__getitem__)
 
 
@@ -92,17 +109,20 @@ def _parts(request: Request, per_call: int) -> Iterator[Request]:
         yield replace(request, responses=1, first=request.first + number)
 
 
-class Regulars:
-    """Which engine serves which episode: at its first turn the one that owes the fewest responses,
-    from then on the same one, whose prefix cache has what was said."""
+class EpisodeEngines:
+    """The engine that serves each episode.
+
+    At its first turn that is the engine that owes the fewest responses. It stays the same
+    afterwards, because its prefix cache holds the earlier turns.
+    """
 
     def __init__(self, engines: int) -> None:
         self._owed = [0] * engines
         self._engine_of: dict[int, int] = {}
 
     @contextmanager
-    def served(self, episode: int, request: Request) -> Iterator[int]:
-        """Within: an engine owes the answers to a request."""
+    def serve(self, episode: int, request: Request) -> Iterator[int]:
+        """Yield an episode's engine, which owes the answers to the request during the block."""
         engine = self._engine_of.setdefault(episode, _least_busy(self._owed))
         responses = _owed_for(request)
         self._owed[engine] += responses

@@ -1,11 +1,11 @@
-"""What a dead process is said to have died of: want of memory only where something shows that."""
+"""Errors for processes that died, hang or cannot start; they blame memory only with evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from plimsoll.cluster.failure_logs import SILENT, message, tells_of_shortage
+from plimsoll.cluster.failure_logs import SILENT, message, says_out_of_memory
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.machine.incident import Incident, OutOfMemory, Sighting
@@ -14,29 +14,38 @@ from plimsoll.run.counting import gigabytes
 from plimsoll.spec.engine_rules import rollout_rules
 
 _FULL = 0.95
-"""Of a node's memory, from which on a process that is killed is held to be killed for it."""
+"""The share of a node's memory in use from which on a killed process counts as killed for it."""
 
 
-def exit_reason(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
-    """The error of a process that ended without being asked to.
+def exit_reason(name: str, why: str, log: str, sighting: Sighting) -> PlimsollError:
+    """Return the error of a process that ended without a request to stop.
 
-    name: as messages call it. why: as `failure_logs` cut it down. log: see `failure_logs`.
+    Args:
+        name: The process, as messages call it.
+        why: The reason, as `failure_logs` cut it down.
+        log: The process's log; see `failure_logs`.
+        sighting: What was around the process.
     """
-    if tells_of_shortage(why):
+    if says_out_of_memory(why):
         on_card = "CUDA" in why or "on device" in why
-        return _out_of_memory(name, why, log, Incident("device" if on_card else "host", why), seen)
+        return _out_of_memory(
+            name, why, log, Incident("device" if on_card else "host", why), sighting
+        )
     if why not in (SILENT, ENGINE_ENDED):
         return WorkerDied(message(f"{name} died", why, log))
-    if evidence := _evidence(seen):
+    if evidence := _evidence(sighting):
         full = f"it was killed: {evidence}"
-        return _out_of_memory(name, full, log, Incident("host", full), seen)
-    return WorkerDied(message(f"{name} died", f"{why}{_innocent(seen)}", log))
+        return _out_of_memory(name, full, log, Incident("host", full), sighting)
+    return WorkerDied(message(f"{name} died", f"{why}{_doubt(sighting)}", log))
 
 
-def hung(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerDied:
-    """The error of a run that hangs. stopped: processes that are, as `ask_for_stacks` gives them.
-    logs: of all ranks and engines, by what messages call them; see `failure_logs`."""
-    first, *others = hang.silent or ("the run",)
+def hang_error(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerDied:
+    """Return the error of a run that hangs.
+
+    Stopped processes are given as by `ask_for_stacks`. The logs are those of all ranks and engines,
+    by what messages call them; see `failure_logs`.
+    """
+    first, *other_names = hang.silent or ("the run",)
     if hang.silent:
         what = f"it has not answered for {hang.seconds:.0f} s"
     else:
@@ -45,64 +54,65 @@ def hung(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerD
             "or written; whom they wait for is not known"
         )
     parts = [f"{what} ({hang.allowed:.0f} s are allowed: cluster.hang_timeout)"]
-    parts += [f"nor has {other}" for other in others]
-    parts += [f"process {one} is stopped, as by `kill -STOP`" for one in stopped]
-    shown = "".join(f"\n    {name}: {log}.err" for name, log in logs.items())
+    parts += [f"nor has {name}" for name in other_names]
+    parts += [f"process {process} is stopped, as by `kill -STOP`" for process in stopped]
+    log_lines = "".join(f"\n    {name}: {log}.err" for name, log in logs.items())
     return WorkerDied(
         f"{first} hangs\n  Why: {'; '.join(parts)}\n  Logs, which end with where their threads "
-        f"are (but for what is stopped):{shown}"
+        f"are (but for what is stopped):{log_lines}"
     )
 
 
-def not_started(spec: EngineSpec, said: str, killed: bool, log: str) -> PlimsollError:
+def start_error(spec: EngineSpec, reason: str, killed: bool, log: str) -> PlimsollError:
     """Return the error of an engine that could not start.
 
     Args:
-        said: by the engine.
-        killed: whether the kernel killed a process for want of memory meanwhile.
-        log: see `failure_logs`.
+        spec: The engine.
+        reason: The engine's own message.
+        killed: Whether the kernel killed a process for want of memory meanwhile.
+        log: The engine's log; see `failure_logs`.
     """
     title = rollout_rules(spec.rollout).title
     what = f"rollout engine {spec.index}: {title} could not start"
     if killed:
-        said = f"the kernel has killed a process here for want of memory; {title} says: {said}"
+        reason = f"the kernel has killed a process here for want of memory; {title} says: {reason}"
     settings = rollout_build(spec.rollout).memory_settings(spec)
     settings += f", longest prompt and response {spec.max_tokens} tokens, model {spec.model}"
-    why = f"{said}\n  Settings: {settings}"
-    if not killed and not tells_of_shortage(said):
+    why = f"{reason}\n  Settings: {settings}"
+    if not killed and not says_out_of_memory(reason):
         return PlimsollError(message(what, why, log))
     where: Literal["device", "host"] = "device" if spec.device == "cuda" and not killed else "host"
     return OutOfMemory(what, Incident(where, f"{title} could not start: {why}", "rollout"))
 
 
 def _out_of_memory(
-    name: str, why: str, log: str, incident: Incident, seen: Sighting
+    name: str, why: str, log: str, incident: Incident, sighting: Sighting
 ) -> OutOfMemory:
     text = message(f"{name} died for want of {incident.where} memory", why, log)
-    return OutOfMemory(text, incident).with_sighting(text, seen)
+    return OutOfMemory(text, incident).with_sighting(text, sighting)
 
 
-def _evidence(seen: Sighting) -> str | None:
-    """What shows that the kernel, or someone who watches memory, killed a process."""
-    if kills := _kills(seen):
+def _evidence(sighting: Sighting) -> str | None:
+    """Return what shows that the kernel, or a memory monitor, killed a process, or None."""
+    if kills := _new_kills(sighting):
         some = "a process" if kills == 1 else f"{kills} processes"
         return f"the kernel has killed {some} here for want of memory since the run began"
-    host = None if seen.last is None else seen.last.host
+    host = None if sighting.last is None else sighting.last.host
     if host is None or host.used < _FULL * host.capacity:
         return None
     full = f"{gigabytes(host.used)} of {gigabytes(host.capacity)} GB"
     return f"{full} of its node's memory were in use when it was last read"
 
 
-def _innocent(seen: Sighting) -> str:
-    """What speaks against memory, as far as it is known."""
-    if _kills(seen) != 0:
+def _doubt(sighting: Sighting) -> str:
+    """Return what speaks against memory as the reason, as far as it is known."""
+    if _new_kills(sighting) != 0:
         return ". Whether memory ran out is not known; `dmesg` on its node shows it"
     return ". The kernel has killed nothing here for want of memory since the run began"
 
 
-def _kills(seen: Sighting) -> int | None:
-    counts = [state.kills for state in (seen.before, seen.after) if state is not None]
+def _new_kills(sighting: Sighting) -> int | None:
+    counts = [state.kills for state in (sighting.before, sighting.after) if state is not None]
     if len(counts) < 2 or counts[0] is None or counts[1] is None:
         return None
     return counts[1] - counts[0]

@@ -10,7 +10,7 @@ import re
 from plimsoll.run.log_tail import LONGEST_LINE, matches_from_the_end
 
 SILENT = "its process ended without a word: it was killed, or it crashed"
-"""What is told of a death of which nothing more is known."""
+"""The reason that is given for a death of which nothing more is known."""
 
 _DETAIL = re.compile(r"Worker exit detail: (.*)", re.DOTALL)
 _PROCESS = re.compile(r"\(pid=(\d+), ip=([^,)]+)")
@@ -27,12 +27,12 @@ _NODE_GONE = re.compile(r"because its node has died\. Node Id: \w+(.*)", re.DOTA
 
 
 def message(what: str, why: str, log: str) -> str:
-    """A message of several lines: what happened, why, and where more is to be read."""
+    """Return a message of several lines: what happened, why, and where more is to be read."""
     return f"{what}\n  Why: {why}\n  Logs: {log}.{{out,err}}"
 
 
-def why_dead(report: str) -> str:
-    """From Ray's report of a dead actor to the reason alone."""
+def death_reason(report: str) -> str:
+    """Return the reason alone from Ray's report of a dead actor."""
     if pressure := _PRESSURE.search(report):
         return f"Ray's memory monitor killed it: {pressure[0].strip()}"[:LONGEST_LINE]
     detail = _DETAIL.search(report)
@@ -42,24 +42,27 @@ def why_dead(report: str) -> str:
         return "it cannot be reached: Ray's process on its node (raylet), or all of it, is gone"
     if node := _NODE_GONE.search(report):
         return " ".join(f"its node is gone: {node[1]}".split()).rstrip(":")[:LONGEST_LINE]
-    if detail is None:  # Ray itself: its last lines say so
+    if detail is None:  # Ray itself failed: the report's last lines say why
         return " ".join(report.split())[-LONGEST_LINE:]
     if "unexpectedly exits with a connection error" in detail[1]:
         return SILENT
     return " ".join(detail[1].split())[:LONGEST_LINE]
 
 
-def tells_of_shortage(why: str) -> bool:
-    """Whether Ray's memory monitor, vLLM or torch says that there was too little memory."""
+def says_out_of_memory(why: str) -> bool:
+    """Return whether Ray's memory monitor, vLLM or torch says that there was too little memory."""
     return _PRESSURE.search(why) is not None or _SHORTAGE.search(why) is not None
 
 
 def failing_process(report: str) -> tuple[int, str] | None:
-    """(pid, node) that an error came from first, in Ray's report of a failed call."""
-    found = _PROCESS.findall(report)
-    return (int(found[-1][0]), found[-1][1]) if found else None
+    """Return (pid, node) of the process that failed first, from Ray's report of a failed call."""
+    processes = _PROCESS.findall(report)
+    return (int(processes[-1][0]), processes[-1][1]) if processes else None
 
 
-def crash_in(log: str) -> str | None:
-    """The last line in which the interpreter tells of its crash; None without one, or the log."""
+def last_crash_line(log: str) -> str | None:
+    """Return the last line in which the interpreter reports its crash.
+
+    Returns None if there is no such line, or no log.
+    """
     return next(matches_from_the_end(f"{log}.err", _CRASH), None)

@@ -1,5 +1,6 @@
-"""Whether a run hangs: a process that does not answer, or nobody who works. Decided from signs of
-life alone, by a clock that stands still while nobody watches.
+"""The decision whether a run hangs: a process that does not answer, or no process that works.
+
+It is taken from signs of life alone, by a clock that stands still while nobody watches.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ from pathlib import Path
 import psutil
 
 LEAST_SECONDS = 60.0
+"""The shortest allowed silence."""
 FIRST_SECONDS = 600.0
-"""Where there is no history yet, and of what reads and writes whole models."""
+"""The shortest allowed silence of first calls, and of calls that read or write whole models."""
 _SEVERAL = 5.0
-"""How many times as long as ever before a silence may be."""
+"""How many times as long as the longest silence before a silence may be."""
 _IDLE = 0.03
-"""Of one core: what a process of Ray's takes that only waits is a third of it."""
+"""The share of one core above which a process works; a process of Ray's that only waits takes a
+third of it."""
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a process answers, of itself and those below it. cpu_seconds: used since they began.
-    on_disk: one of their threads waits for a disk."""
+    """A process's answer about itself and its descendants.
+
+    Attributes:
+        cpu_seconds: CPU time used since they began.
+        on_disk: Whether one of their threads waits for a disk.
+    """
 
     cpu_seconds: float
     on_disk: bool
@@ -31,8 +38,14 @@ class Pulse:
 
 @dataclass(frozen=True)
 class Hang:
-    """silent: who does not answer, the longest first; none: all answer, and nobody works. seconds:
-    for how long; allowed: and how long they could have."""
+    """What hangs, and for how long.
+
+    Attributes:
+        silent: The processes that do not answer, the longest silence first; empty if all answer and
+            none works.
+        seconds: How long the silence has lasted.
+        allowed: How long it could have lasted, in seconds.
+    """
 
     silent: tuple[str, ...]
     seconds: float
@@ -41,12 +54,16 @@ class Hang:
 
 @dataclass(frozen=True)
 class Heartbeats:
-    """What was seen of processes, by their names, while calls were waited for. Times are seconds
-    of watching.
+    """What was seen of processes, by their names, while calls were waited for.
 
-    asked: when each that has not answered yet was asked. pulses: when each answered last, and
-    what. moved: when one was last seen to work, or a call ended. longest: of the silences that
-    ended since `begin`.
+    Times are seconds of watching.
+
+    Attributes:
+        now: The time now.
+        asked: When each process that has not answered yet was asked.
+        pulses: When each process answered last, and its answer.
+        moved: When a process was last seen to work, or a call ended.
+        longest: The longest silence that ended since `begin`.
     """
 
     now: float = 0.0
@@ -56,25 +73,28 @@ class Heartbeats:
     longest: float = 0.0
 
     def begin(self) -> Heartbeats:
-        """Other calls are waited for from now on."""
+        """Return the state in which other calls are waited for from now on."""
         return replace(self, moved=self.now, longest=0.0)
 
     def later(self, seconds: float, at_most: float) -> Heartbeats:
-        """So many seconds have gone by. More than `at_most` are not the processes' silence: whoever
-        watches was stopped itself, or the machine slept."""
+        """Return the state after so many seconds.
+
+        Seconds above `at_most` are not the processes' silence: the watching process was stopped
+        itself, or the machine slept.
+        """
         return replace(self, now=self.now + min(seconds, at_most))
 
     def ask(self, name: str) -> Heartbeats:
-        """A process is asked, or still is."""
+        """Return the state in which the process is asked, or still is."""
         return replace(self, asked={name: self.now, **self.asked})
 
     def answer(self, name: str, pulse: Pulse) -> Heartbeats:
-        """A process that was asked has answered."""
+        """Return the state after the answer of a process that was asked."""
         then, before = self.pulses.get(name, (self.now, pulse))
         used = pulse.cpu_seconds - before.cpu_seconds
         answered = replace(
             self,
-            asked={other: since for other, since in self.asked.items() if other != name},
+            asked={waiting: since for waiting, since in self.asked.items() if waiting != name},
             pulses={**self.pulses, name: (self.now, pulse)},
             longest=max(self.longest, self.now - self.asked.get(name, self.now)),
         )
@@ -82,13 +102,13 @@ class Heartbeats:
         return answered.move() if works else answered
 
     def move(self) -> Heartbeats:
-        """A call has ended, or somebody works."""
+        """Return the state after a call has ended, or a process was seen to work."""
         return replace(self, moved=self.now, longest=max(self.longest, self.now - self.moved))
 
     def hang(self, allowed: float) -> Hang | None:
-        """What hangs, if anything does. allowed: the seconds that a silence may last.
+        """Return what hangs, if a silence lasts longer than the allowed seconds; else None.
 
-        One that does not answer may work: only where all answer is it known that nobody does.
+        A process that does not answer may work: only if all answer is it known that none works.
         """
         late = {name: self.now - since for name, since in self.asked.items()}
         if not late and self.now - self.moved > allowed:
@@ -98,10 +118,12 @@ class Heartbeats:
 
 
 def allowance(hang_timeout: float | None, call: str, longest: float | None) -> float:
-    """The seconds that a silence may last in calls of a method of `Worker` or `RolloutEngine`.
+    """Return the seconds that a silence may last in calls of a `Worker` or `RolloutEngine` method.
 
-    hang_timeout: `cluster.hang_timeout`. longest: the longest silence in such calls before; None:
-    these are the first.
+    Args:
+        hang_timeout: `cluster.hang_timeout`.
+        call: The method's name.
+        longest: The longest silence in such calls before, or None if these are the first.
     """
     if hang_timeout is not None:
         return hang_timeout or inf
@@ -111,9 +133,9 @@ def allowance(hang_timeout: float | None, call: str, longest: float | None) -> f
 
 
 def read_pulse() -> Pulse:
-    """Of this process."""
-    own = psutil.Process()
-    pulses = [_pulse(process) for process in (own, *own.children(recursive=True))]
+    """Return the pulse of this process and its descendants."""
+    this_process = psutil.Process()
+    pulses = [_pulse(process) for process in (this_process, *this_process.children(recursive=True))]
     return Pulse(sum(p.cpu_seconds for p in pulses), any(p.on_disk for p in pulses))
 
 
@@ -123,10 +145,10 @@ def _pulse(process: psutil.Process) -> Pulse:
         states = [_state(task) for task in Path(f"/proc/{process.pid}/task").glob("*/stat")]
     except (psutil.Error, OSError):  # it has just ended
         return Pulse(0.0, False)
-    ended = times.children_user + times.children_system  # compilers, say
+    ended = times.children_user + times.children_system  # such as compilers
     return Pulse(times.user + times.system + ended, "D" in states)
 
 
 def _state(stat: Path) -> str:
-    """A thread's state by its letter in proc(5); the name before it may hold anything."""
+    """Return a thread's state by its letter in proc(5); the name before it may hold anything."""
     return stat.read_text(errors="replace").rpartition(")")[2].split()[0]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from plimsoll.cluster.conversing import conversing
 from plimsoll.config.cluster import ClusterConfig, decided_device
 from plimsoll.engine.process_group import Place, check_device, free_port
-from plimsoll.engine.shortage import telling_shortage
+from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.machine.incident import OutOfMemory, Sighting
 from plimsoll.machine.node_state import read_node
@@ -42,41 +42,46 @@ class LocalCluster:
         self.critics = self
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        return [self._do(task, *own) for own in arguments]
+        """Call a method of `Worker` with each set of arguments."""
+        return [self._do(task, *call_arguments) for call_arguments in arguments]
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        """Call a method of `Worker`."""
         return [self._do(task, *arguments)]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
+        """Yield each request's place and trajectories, one request after another."""
         for i, request in enumerate(requests):
-            with self._looking("rollout"):
+            with self._add_sighting("rollout"):
                 trajectories = asyncio.run(self._engines[i % self.engines].generate(request))
             yield i, trajectories
 
     def converse(
         self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
     ) -> R:
-        asked: SimpleQueue[tuple[Request, int, asyncio.Future[list[Trajectory]]] | None]
-        asked = SimpleQueue()
+        """Run a coroutine in the loop; its requests are answered in this thread."""
+        questions: SimpleQueue[tuple[Request, int, asyncio.Future[list[Trajectory]]] | None]
+        questions = SimpleQueue()
 
         async def ask(request: Request, episode: int) -> list[Trajectory]:
             answer: asyncio.Future[list[Trajectory]] = loop.create_future()
-            asked.put((request, episode, answer))
+            questions.put((request, episode, answer))
             return await answer
 
         with conversing(loop, talk(ask)) as talking:
-            talking.add_done_callback(lambda _: asked.put(None))
-            while (one := asked.get()) is not None:  # Ctrl-C ends the wait, too
-                request, episode, answer = one
+            talking.add_done_callback(lambda _: questions.put(None))
+            while (question := questions.get()) is not None:  # Ctrl-C ends the wait, too
+                request, episode, answer = question
                 engine = self._engines[episode % self.engines]
-                with self._looking("rollout"):
-                    found = asyncio.run(engine.generate(request))
-                loop.call_soon_threadsafe(_settle, answer, found)
+                with self._add_sighting("rollout"):
+                    trajectories = asyncio.run(engine.generate(request))
+                loop.call_soon_threadsafe(_settle, answer, trajectories)
         return talking.result()
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
+        """Call a method of `RolloutEngine` on every engine."""
         method = task.__name__
-        with self._looking("rollout"):
+        with self._add_sighting("rollout"):
             return [asyncio.run(getattr(engine, method)(*arguments)) for engine in self._engines]
 
     def hand_over(
@@ -85,33 +90,41 @@ class LocalCluster:
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
     ) -> list[R]:
-        return [self.engines_do(receive, self._do(gather, *own))[0] for own in arguments]
+        """Pass what the worker gathers to every engine, one set of arguments after the other."""
+        return [
+            self.engines_do(receive, self._do(gather, *gather_arguments))[0]
+            for gather_arguments in arguments
+        ]
 
     def responses_per_request(self) -> int:
+        """Return how many responses an engine wants to be asked for at once."""
         return self._engines[0].responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:
+        """Return what this process holds, and its peaks since the last call, named `local`."""
         self._readings = {"local": self._worker.read_memory()}
         return self._readings
 
     def _do(self, task: Callable[..., R], *arguments: object) -> R:
-        with self._looking(None):
+        with self._add_sighting(None):
             result: R = self._worker.do(task.__name__, *arguments)
             return result
 
     @contextmanager
-    def _looking(self, role: str | None) -> Iterator[None]:
-        """Within: where memory runs out, what is around is told, too. role: None for the worker's
-        calls, which tell it themselves."""
+    def _add_sighting(self, role: str | None) -> Iterator[None]:
+        """Add what is around to an OutOfMemory error that is raised inside the block.
+
+        The role is None for the worker's calls, whose errors name it themselves.
+        """
         try:
-            with telling_shortage(self._device, lambda: role):
+            with explain_shortage(self._device, lambda: role):
                 yield
         except OutOfMemory as error:
             what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
             text = f"{what}\n  Why: {error.incident.why}"
-            raise error.with_sighting(text, self._seen()) from error
+            raise error.with_sighting(text, self._sighting()) from error
 
-    def _seen(self) -> Sighting:
+    def _sighting(self) -> Sighting:
         visible = own_cards()
         return Sighting(
             process="local",
@@ -124,9 +137,10 @@ class LocalCluster:
         )
 
     def close(self) -> None:
+        """End the worker."""
         self._worker.stop()
 
 
-def _settle(answer: asyncio.Future[list[Trajectory]], found: list[Trajectory]) -> None:
-    if not answer.done():  # who asked may have given up
-        answer.set_result(found)
+def _settle(answer: asyncio.Future[list[Trajectory]], trajectories: list[Trajectory]) -> None:
+    if not answer.done():  # the coroutine that asked may have given up
+        answer.set_result(trajectories)

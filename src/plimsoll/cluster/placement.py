@@ -1,4 +1,4 @@
-"""Which node each CPU process is on, and which cards engines use that share the ranks' cards."""
+"""The node of each CPU process, and the cards of engines that share the ranks' cards."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class NodeCards:
 
 
 def spread(nodes: Sequence[str], count: int) -> list[NodeCards]:
-    """Seats on CPU, spread evenly over the nodes, in their order: as the plan has it."""
+    """Return seats on CPU, spread evenly over the nodes, in their order, as the plan has it."""
     return [NodeCards(nodes[i * len(nodes) // count], ()) for i in range(count)]
 
 
-def side_by_side(nodes: Sequence[str]) -> list[int]:
-    """The order in which processes are numbered, by the nodes that they are on: those of a node one
-    after another, the nodes as they first come.
+def order_by_node(nodes: Sequence[str]) -> list[int]:
+    """Return the order in which processes are numbered, given the node of each.
+
+    Processes of a node come one after another, the nodes as they first come.
 
     Ray mixes them up on more than two nodes of 8 cards (it sorts bundles that are alike by
     std::sort), and DeepSpeed takes neighbours for ranks of one node (`zero.hpz_partition_size`).
@@ -34,12 +35,12 @@ def side_by_side(nodes: Sequence[str]) -> list[int]:
 
 
 def shared_placement(ranks: Sequence[NodeCards], engines: int, parts: int) -> list[NodeCards]:
-    """Cards for each engine, `parts` of one node, in the order of the ranks; no card twice.
+    """Return cards for each engine, `parts` of one node, in the order of the ranks; no card twice.
 
-    ranks: each rank's own cards.
+    `ranks` are each rank's own cards.
 
     Raises:
-        SettingsConflict: the ranks' cards are too few.
+        SettingsConflict: The ranks' cards are too few.
     """
     placement = list(islice(_placement(ranks, parts), engines))
     if len(placement) < engines:

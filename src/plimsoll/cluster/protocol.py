@@ -1,4 +1,4 @@
-"""Where roles live, behind one interface: the recipe does not know whether there is a Ray."""
+"""Where roles live, behind one interface: a run does not know whether there is a Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ranks(Protocol):
 
     @property
     def ranks(self) -> int:
-        """How many they are."""
+        """The number of ranks."""
         ...
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
@@ -36,8 +36,11 @@ class Ranks(Protocol):
 
 
 class Cluster(Ranks, Protocol):
-    """The training ranks of the actor, and with it of all roles but a critic that has ranks of its
-    own; and the engines that sample."""
+    """The training ranks and the engines that sample.
+
+    The ranks are those of the actor, and with it of all roles but a critic that has ranks of its
+    own.
+    """
 
     engines: int
 
@@ -47,16 +50,18 @@ class Cluster(Ranks, Protocol):
         ...
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Spread the requests over the engines; yields each one's place among the requests and
-        its trajectories as it ends."""
+        """Spread the requests over the engines; yield each one's place and trajectories as it ends.
+
+        The place is that among the requests.
+        """
         ...
 
     def converse(self, loop: AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]) -> R:
-        """Run a coroutine in an event loop of another thread; it asks the engines as often as it
-        likes, in its own time. Returns its result.
+        """Run a coroutine in an event loop of another thread, and return its result.
 
-        An engine that dies or fails meanwhile ends the call as it ends others; what ends the call
-        ends the coroutine first.
+        The coroutine asks the engines as often as it likes, in its own time. An engine that dies or
+        fails meanwhile ends the call as it ends others. An error that ends the call ends the
+        coroutine first.
         """
         ...
 
@@ -70,23 +75,30 @@ class Cluster(Ranks, Protocol):
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
     ) -> list[R]:
-        """Call `gather` of Worker on every rank, with one set of arguments after the other; rank
-        0's result goes to `receive` of every engine, without passing through this process where
-        that can be avoided, while the ranks gather the next. At most two results are alive.
-        Returns what the first engine made of each."""
+        """Pass results of `gather` on the ranks to `receive` of every engine, one after the other.
+
+        `gather` of Worker is called on every rank, with one set of arguments after the other. Rank
+        0's result goes to every engine, without passing through this process where that can be
+        avoided, while the ranks gather the next. At most two results are alive.
+
+        Returns:
+            What the first engine made of each result.
+        """
         ...
 
     def responses_per_request(self) -> int:
-        """How many responses an engine wants to be asked for at once."""
+        """Return how many responses an engine wants to be asked for at once."""
         ...
 
     def read_memory(self) -> dict[str, Reading]:
-        """What every process of the run holds, this one first, and its peaks since the last call;
-        by the names that the plan has for them, such as `rank 0`."""
+        """Return what every process of the run holds, and its peaks since the last call.
+
+        The keys are the plan's names of the processes, such as `rank 0`; this process comes first.
+        """
         ...
 
     def close(self) -> None:
-        """End all ranks and engines; leaves no process behind."""
+        """End all ranks and engines, and leave no process behind."""
         ...
 
 
@@ -98,5 +110,5 @@ def on_all_ranks(cluster: Cluster, task: Callable[..., object]) -> None:
 
 
 def ranks_of(cluster: Cluster, role: RoleName) -> Ranks:
-    """The group that hosts a role."""
+    """Return the group of ranks that hosts a role."""
     return cluster.critics if role == "critic" else cluster

@@ -1,4 +1,4 @@
-"""Ranks and engines as Ray actors, supervised: whoever dies is named, and nothing hangs."""
+"""Ranks and engines as Ray actors, supervised: errors name the process that died or hangs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from plimsoll.cluster.conversing import conversing
-from plimsoll.cluster.dispatch import Call, Dispatch, Regulars
-from plimsoll.cluster.exit_reason import exit_reason, hung
-from plimsoll.cluster.failure_logs import crash_in, failing_process, message, why_dead
+from plimsoll.cluster.dispatch import Call, Dispatch, EpisodeEngines
+from plimsoll.cluster.exit_reason import exit_reason, hang_error
+from plimsoll.cluster.failure_logs import death_reason, failing_process, last_crash_line, message
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import (
     Member,
+    call_on_node,
     create_engines,
     create_ranks,
-    do_on,
     members,
     rank_members,
     share_cards,
@@ -58,38 +58,51 @@ _STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RankGroup:
-    """A `Ranks` of Ray actors. wait: for the results of calls of a method; the cluster's, which
-    watches all."""
+    """A `Ranks` of Ray actors.
+
+    Attributes:
+        members: The actors.
+        wait: The cluster's function that waits for the results of calls of a method, and watches
+            all members meanwhile.
+    """
 
     members: Sequence[Member]
     wait: Callable[[str, Mapping[Any, Member]], list[Any]]
 
     @property
     def ranks(self) -> int:
+        """The number of ranks."""
         return len(self.members)
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
+        """Call a method of `Worker` on every rank, each with its own arguments."""
         calls = {
-            member.actor.call.remote(task.__name__, *own): member
-            for member, own in zip(self.members, arguments, strict=True)
+            member.actor.call.remote(task.__name__, *call_arguments): member
+            for member, call_arguments in zip(self.members, arguments, strict=True)
         }
         return self.wait(task.__name__, calls)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        """Call a method of `Worker` on every rank with the same arguments."""
         return self.each(task, [arguments] * self.ranks)
 
 
 @dataclass
 class _OpenCalls:
-    """Calls that the coroutines of another thread wait for. pending: who was called. failed: those
-    that the waiting thread is to tell of; who asked waits for ever."""
+    """Calls that the coroutines of another thread wait for.
+
+    Attributes:
+        pending: The member that each open call was made to.
+        failed: Calls that failed. The waiting thread is to raise their errors; the coroutines that
+            made them wait for ever.
+    """
 
     pending: dict[Any, Member] = field(default_factory=dict)
     failed: list[tuple[Any, Member]] = field(default_factory=list)
     _ended: bool = False
 
-    async def answer(self, reference: Any, member: Member) -> Any:
-        """What a call gives."""
+    async def await_result(self, reference: Any, member: Member) -> Any:
+        """Return the result of a call."""
         self.pending[reference] = member
         future = reference.future()
         future.add_done_callback(lambda _: self._end(reference))
@@ -103,9 +116,11 @@ class _OpenCalls:
         self._ended = True
         self.pending.pop(reference, None)
 
-    def moved(self) -> bool:
-        """Whether a call has ended since the last time, or none is waited for: then environments
-        have the word."""
+    def has_moved(self) -> bool:
+        """Return whether a call has ended since the last time, or none is waited for.
+
+        If none is, the environments work.
+        """
         ended, self._ended = self._ended, False
         return ended or not self.pending
 
@@ -130,13 +145,13 @@ class RayCluster:
         try:
             self._start_members(config, specs, threads, device)
         except BaseException:
-            # Engines that load cannot be asked to stop.
-            self._on_nodes(end_processes, (*self._ranks, *self._engines))
+            # Engines cannot answer a call while they load.
+            self._call_on_nodes(end_processes, (*self._ranks, *self._engines))
             self.close()
             raise
         self._actors = RankGroup(self._ranks[: config.ranks], self._wait)
-        own = self._ranks[config.ranks :]
-        self.critics: Ranks = RankGroup(own, self._wait) if own else self
+        critic_ranks = self._ranks[config.ranks :]
+        self.critics: Ranks = RankGroup(critic_ranks, self._wait) if critic_ranks else self
 
     def _start_members(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
@@ -153,10 +168,10 @@ class RayCluster:
         ]
         self._ranks = [member for group in groups for member in group]
         self._watch(self._ranks)
-        self._before = self._look_around(patience)
+        self._before = self._read_nodes(patience)
         if shared:
             engines = share_cards(specs, device, self._ranks)
-        elif device == "cuda":  # only now: the ranks are to have cards side by side
+        elif device == "cuda":  # only now, so that the ranks get cards side by side
             engines = create_engines(specs, device, nodes)
         self._engines = members("rollout engine", engines, patience)
         starting = {
@@ -164,7 +179,7 @@ class RayCluster:
             for group in groups
             for member, place in zip(group, _places(group, device, threads), strict=True)
         }
-        if shared:  # vLLM takes for its own what the ranks put on its card while it measures
+        if shared:  # vLLM counts as its own what the ranks put on its card while it measures
             self._wait("start", starting, timeout=patience)
             starting = {}
         starting |= {m.actor.start.remote(): m for m in self._engines}
@@ -177,64 +192,72 @@ class RayCluster:
         self._watches |= {member.actor.watch.remote(): member for member in started}
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
+        """Call a method of `Worker` on every rank of the actor, each with its own arguments."""
         return self._actors.each(task, arguments)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        """Call a method of `Worker` on every rank of the actor with the same arguments."""
         return self._actors.all(task, *arguments)
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
+        """Yield each request's place and trajectories as they are complete."""
         sequences, per_call = self._engine_sequences, self._responses_per_request
         work = Dispatch(requests, self.engines, sequences, per_call)
         calls: dict[Any, Member] = {}
-        asked: dict[Any, Call] = {}
+        open_calls: dict[Any, Call] = {}
 
         def ask() -> None:
             for call in work.calls():
                 member = self._engines[call.engine]
                 reference = member.actor.call.remote("generate", call.request)
-                calls[reference], asked[reference] = member, call
+                calls[reference], open_calls[reference] = member, call
 
         ask()
         for reference, answers in self._as_done("generate", calls):
-            call = asked.pop(reference)
-            whole = work.done(call, answers)
+            call = open_calls.pop(reference)
+            all_answers = work.note_answers(call, answers)
             ask()
-            if whole is not None:
-                yield call.place, whole
+            if all_answers is not None:
+                yield call.place, all_answers
 
     def converse(
         self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
     ) -> R:
-        regulars, calls = Regulars(self.engines), _OpenCalls()
+        """Run a coroutine in the loop, whose requests go to the engines; return its result."""
+        episode_engines, calls = EpisodeEngines(self.engines), _OpenCalls()
 
         async def ask(request: Request, episode: int) -> list[Trajectory]:
-            with regulars.served(episode, request) as engine:
+            with episode_engines.serve(episode, request) as engine:
                 member = self._engines[engine]
                 reference = member.actor.call.remote("generate", request)
-                found: list[Trajectory] = await calls.answer(reference, member)
-                # One prompt for all, and not a copy with each.
+                trajectories: list[Trajectory] = await calls.await_result(reference, member)
+                # All answers share the request's prompt instead of a copy each.
                 return [
-                    replace(t, prompt=p) for t, p in zip(found, request.each_prompt(), strict=True)
+                    replace(t, prompt=p)
+                    for t, p in zip(trajectories, request.each_prompt(), strict=True)
                 ]
 
         with conversing(loop, talk(ask)) as talking:
-            self._look_after(talking, calls)
+            self._watch_calls(talking, calls)
         return talking.result()
 
-    def _look_after(self, talking: Future[Any], calls: _OpenCalls) -> None:
-        """Until the talk has ended, and with it all calls: who gave up an answer still has an
-        engine at work."""
+    def _watch_calls(self, talking: Future[Any], calls: _OpenCalls) -> None:
+        """Watch members until the talk has ended, and with it all calls.
+
+        An engine is still at work on a call whose coroutine gave up.
+        """
         with self._hangs.looking("generate") as look:
             while not talking.done() or calls.pending:
-                first = look([*self._watches], calls.moved())
+                first = look([*self._watches], calls.has_moved())
                 if calls.failed:
                     self._result(*calls.failed[0])
                 if isinstance(first, Hang):
-                    raise self._hung(first)
+                    raise self._hang_error(first)
                 if first is not None:
-                    raise self._death(first)
+                    raise self._death_error(first)
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
+        """Call a method of `RolloutEngine` on every engine."""
         return self._wait(task.__name__, _calls(self._engines, task, *arguments))
 
     def hand_over(
@@ -243,14 +266,15 @@ class RayCluster:
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
     ) -> list[R]:
+        """Pass results of `gather` on the ranks to `receive` of all engines, one after another."""
         received: list[R] = []
         gathered: Any = None
-        for own in [*arguments, None]:
+        for gather_arguments in [*arguments, None]:
             receiving, gathering = dict[Any, Member](), dict[Any, Member]()
             if gathered is not None:
                 receiving = _calls(self._engines, receive, gathered)
-            if own is not None:
-                gathering = _calls(self._actors.members, gather, *own)
+            if gather_arguments is not None:
+                gathering = _calls(self._actors.members, gather, *gather_arguments)
             # The result stays in the object store: engines fetch it from there, not from here.
             gathered = next(iter(gathering), None)
             calls = gathering | receiving
@@ -259,17 +283,19 @@ class RayCluster:
         return received
 
     def responses_per_request(self) -> int:
+        """Return how many responses an engine wants to be asked for at once."""
         return self._responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:
-        named, reading = self._named(), "read_memory"
-        readings = self._wait(reading, {m.actor.call.remote(reading): m for m in named.values()})
-        own = {"recipe": Reading(read_host())}
-        self._readings = own | dict(zip(named, readings, strict=True))
+        """Return what every process of the run holds, and its peaks since the last call."""
+        members, method = self._members_by_name(), "read_memory"
+        readings = self._wait(method, {m.actor.call.remote(method): m for m in members.values()})
+        here = {"recipe": Reading(read_host())}
+        self._readings = here | dict(zip(members, readings, strict=True))
         return self._readings
 
-    def _named(self) -> dict[str, Member]:
-        """Ranks and engines, as the plan and the ledger call them."""
+    def _members_by_name(self) -> dict[str, Member]:
+        """Return ranks and engines by their names in the plan and the ledger."""
         names = [
             *(f"rank {i}" for i in range(self.ranks)),
             *(f"critic rank {i}" for i in range(len(self._ranks) - self.ranks)),
@@ -277,40 +303,44 @@ class RayCluster:
         ]
         return dict(zip(names, (*self._ranks, *self._engines), strict=True))
 
-    def _look_around(self, patience: float) -> dict[str, NodeState]:
-        """The nodes of all ranks, before anything is loaded; by Ray's names for them."""
+    def _read_nodes(self, patience: float) -> dict[str, NodeState]:
+        """Read the nodes of all ranks, before anything is loaded; by Ray's names for them."""
         firsts = {member.host.node_id: member for member in reversed(self._ranks)}
         looks = {m.actor.look.remote(self._pids(node_id)): m for node_id, m in firsts.items()}
         return dict(zip(firsts, self._wait("look", looks, timeout=patience), strict=True))
 
     def _pids(self, node_id: str) -> list[int]:
-        """Of the run's processes on a node."""
+        """Return the pids of the run's processes on a node."""
         members = (*self._ranks, *self._engines)
-        own = [os.getpid()] if node_id == self._node_id else []
-        return own + [m.host.pid for m in members if m.host.node_id == node_id]
+        here = [os.getpid()] if node_id == self._node_id else []
+        return here + [m.host.pid for m in members if m.host.node_id == node_id]
 
-    def _seen(self, member: Member) -> Sighting:
-        """What is around a process that failed."""
-        named, node_id = self._named(), member.host.node_id
+    def _sighting(self, member: Member) -> Sighting:
+        """Return what is around a process that failed."""
+        members, node_id = self._members_by_name(), member.host.node_id
         before = self._before.get(node_id)
         return Sighting(
-            process=next(name for name, one in named.items() if one is member),
+            process=next(name for name, m in members.items() if m is member),
             node=member.host.node,
             card=None if before is None else member.host.card(before),
             before=before,
             after=self._look(node_id),
-            nodes={name: one.host.node for name, one in named.items()},
+            nodes={name: m.host.node for name, m in members.items()},
             readings=self._readings,
         )
 
     def _look(self, node_id: str) -> NodeState | None:
-        """None where the node does not answer, or its driver fails: that is not the news now."""
+        """Read a node; return None if it does not answer, or its driver fails.
+
+        Another error is being reported then.
+        """
         try:
-            return do_on(node_id, read_node, self._pids(node_id))
+            return call_on_node(node_id, read_node, self._pids(node_id))
         except PlimsollError:
             return None
 
     def close(self) -> None:
+        """End all ranks and engines, and leave Ray."""
         self._watches.clear()
         stopping = [member.actor.call.remote("stop") for member in self._engines]
         if stopping:
@@ -318,23 +348,23 @@ class RayCluster:
         everyone = (*self._engines, *self._ranks)
         for member in everyone:
             ray.kill(member.actor)
-        # Those that are stopped, too, which Ray cannot end.
+        # This ends stopped processes, too, which Ray cannot end.
         end_processes([m.host.pid for m in everyone if m.host.node_id == self._node_id])
-        ray.shutdown()  # of a joined cluster, only this run's part: Ray then frees its GPUs
+        ray.shutdown()  # in a joined cluster this ends the run's part and frees its GPUs
 
-    def _on_nodes(
+    def _call_on_nodes(
         self, function: Callable[[Sequence[int]], R], members: Sequence[Member]
     ) -> list[R | None]:
         """Call a function with the processes of members, on each of their nodes."""
         pids: dict[str, list[int]] = {}
         for member in members:
             pids.setdefault(member.host.node_id, []).append(member.host.pid)
-        return [do_on(node_id, function, own) for node_id, own in pids.items()]
+        return [call_on_node(node_id, function, node_pids) for node_id, node_pids in pids.items()]
 
     def _wait(
         self, call: str, calls: Mapping[Any, Member], timeout: float | None = None
     ) -> list[Any]:
-        """The results of all calls of a method, in their order."""
+        """Return the results of all calls of a method, in their order."""
         results = dict(self._as_done(call, dict(calls), timeout=timeout))
         return [results[reference] for reference in calls]
 
@@ -345,30 +375,41 @@ class RayCluster:
         keep: Any = None,
         timeout: float | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """(reference, result) of each call as it ends and leaves `pending`, to which more may be
-        added meanwhile; deaths of any member end it too, and so do hangs. timeout: instead, while
-        processes start, which give no signs of life yet."""
-        with self._hangs.watching(call) as watched:
+        """Yield (reference, result) of each call as it ends and leaves `pending`.
+
+        More calls may be added to `pending` meanwhile. The death of any member ends the wait with
+        an error, and so does a hang.
+
+        Args:
+            call: The method's name.
+            pending: The calls, with their members.
+            keep: A reference whose result is not read.
+            timeout: Seconds to wait instead of watching for hangs, while processes start, which
+                give no signs of life yet.
+        """
+        with self._hangs.watching(call) as wait_for_first:
             while pending:
                 awaited = [*pending, *self._watches]
-                first = watched(awaited) if timeout is None else first_ended(awaited, timeout)
+                first = (
+                    wait_for_first(awaited) if timeout is None else first_ended(awaited, timeout)
+                )
                 if first is None:
-                    raise PlimsollError(_no_answer(list(pending.values()), timeout))
+                    raise PlimsollError(_no_answer_message(list(pending.values()), timeout))
                 if isinstance(first, Hang):
-                    raise self._hung(first)
+                    raise self._hang_error(first)
                 if first in self._watches:
-                    raise self._death(first)
+                    raise self._death_error(first)
                 member = pending.pop(first)
                 yield first, None if first is keep else self._result(first, member)
 
-    def _hung(self, hang: Hang) -> PlimsollError:
-        """What to say of a hang, once all have been asked for their stacks; ends who is silent."""
+    def _hang_error(self, hang: Hang) -> PlimsollError:
+        """Ask all members for their stacks, end the silent ones, and return the hang's error."""
         everyone = (*self._ranks, *self._engines)
-        stopped = self._on_nodes(ask_for_stacks, everyone)
+        stopped = self._call_on_nodes(ask_for_stacks, everyone)
         time.sleep(_STACK_SECONDS)
-        self._on_nodes(end_processes, [m for m in everyone if m.name in hang.silent])
+        self._call_on_nodes(end_processes, [m for m in everyone if m.name in hang.silent])
         logs = {member.name: member.host.log for member in everyone}
-        return hung(hang, [*chain(*filter(None, stopped))], logs)
+        return hang_error(hang, [*chain(*filter(None, stopped))], logs)
 
     def _result(self, reference: Any, member: Member) -> Any:
         try:
@@ -376,63 +417,64 @@ class RayCluster:
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, OutOfMemory):
-                raise self._ran_out(member, cause) from error
+                raise self._memory_error(member, cause) from error
             if isinstance(cause, PlimsollError):
                 raise type(cause)(f"{cause}\n  Told by: {member.name}") from error
-            # A call also fails when one dies whose result or whose part in it it needs.
+            # A call also fails if another member dies whose result, or whose part, it needs.
             ended, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CULPRIT_SECONDS)
             if ended:
-                raise self._death(ended[0]) from error
+                raise self._death_error(ended[0]) from error
             if not isinstance(error, RayTaskError):
-                raise self._died(member, _why(member, error)) from error
-            first, why = self._failing(error, member), f"{type(cause).__name__}: {cause}"
+                raise self._exit_error(member, _death_cause(member, error)) from error
+            first, why = self._first_failed(error, member), f"{type(cause).__name__}: {cause}"
             raise PlimsollError(message(f"{first.name} failed", why, first.host.log)) from error
 
-    def _failing(self, error: RayTaskError, caller: Member) -> Member:
-        """Whose call failed first: another may have been given its result."""
+    def _first_failed(self, error: RayTaskError, caller: Member) -> Member:
+        """Return the member whose call failed first: the caller may have been given its result."""
         process = failing_process(str(error))
         everyone = (*self._ranks, *self._engines)
         return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
 
-    def _death(self, watch: Any) -> PlimsollError:
-        """What to say when a member's watch ended."""
+    def _death_error(self, watch: Any) -> PlimsollError:
+        """Return the error of the member whose watch ended."""
         member = self._watches[watch]
         try:
-            return self._died(member, str(ray.get(watch)))
+            return self._exit_error(member, str(ray.get(watch)))
         except RayError as error:
-            return self._died(member, _why(member, error))
+            return self._exit_error(member, _death_cause(member, error))
 
-    def _died(self, member: Member, why: str) -> PlimsollError:
-        return exit_reason(member.name, why, member.host.log, self._seen(member))
+    def _exit_error(self, member: Member, why: str) -> PlimsollError:
+        return exit_reason(member.name, why, member.host.log, self._sighting(member))
 
-    def _ran_out(self, member: Member, error: OutOfMemory) -> OutOfMemory:
+    def _memory_error(self, member: Member, error: OutOfMemory) -> OutOfMemory:
         what = f"{member.name} ran out of {error.incident.where} memory"
         text = message(what, error.incident.why, member.host.log)
-        return error.with_sighting(text, self._seen(member))
+        return error.with_sighting(text, self._sighting(member))
 
 
 def _calls(
     members: Sequence[Member], task: Callable[..., Any], *arguments: object
 ) -> dict[Any, Member]:
-    """The references of one call of each member."""
+    """Call each member; return the references of the calls."""
     return {m.actor.call.remote(task.__name__, *arguments): m for m in members}
 
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
-    """Each rank's place in a process group of their own, which the first of them leads."""
+    """Yield each rank's place in a process group of their own, which the first of them leads."""
     on_nodes = Counter(member.host.node_id for member in group)
-    # Ranks are numbered node by node: of nodes with unlike numbers, parts of one size are alike.
+    # Ranks are numbered node by node. If nodes have different numbers of ranks, they are seen as
+    # parts of one size, none of which is on two nodes.
     per_node = gcd(*on_nodes.values())
     for rank in range(len(group)):
         first = group[0].host
         yield Place(rank, len(group), 0, first.node, first.port, device, threads, per_node)
 
 
-def _why(member: Member, error: RayError) -> str:
-    return crash_in(member.host.log) or why_dead(str(error))
+def _death_cause(member: Member, error: RayError) -> str:
+    return last_crash_line(member.host.log) or death_reason(str(error))
 
 
-def _no_answer(late: Sequence[Member], timeout: float | None) -> str:
+def _no_answer_message(late: Sequence[Member], timeout: float | None) -> str:
     names = ", ".join(member.name for member in late)
     logs = ", ".join(f"{member.host.log}.{{out,err}}" for member in late)
     return f"{names}: no answer within {timeout} s (cluster.start_timeout)\n  Logs: {logs}"

@@ -1,4 +1,4 @@
-"""What runs in Ray's processes: one actor hosts a training rank, or an engine that samples."""
+"""The Ray actors: each hosts one training rank, or one engine that samples."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from plimsoll.cluster.exit_reason import not_started
-from plimsoll.cluster.failure_logs import why_dead
+from plimsoll.cluster.exit_reason import start_error
+from plimsoll.cluster.failure_logs import death_reason
 from plimsoll.cluster.heartbeats import Pulse, read_pulse
-from plimsoll.cluster.placement import NodeCards, shared_placement, side_by_side, spread
+from plimsoll.cluster.placement import NodeCards, order_by_node, shared_placement, spread
 from plimsoll.engine.process_group import Place, free_port
-from plimsoll.engine.shortage import telling_shortage
+from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import oom_kills
@@ -38,22 +38,31 @@ from plimsoll.run.output import tell
 R = TypeVar("R")
 
 _LOOK_SECONDS = 20.0
+"""How long a call of a function on a node may take."""
 _SOON_SECONDS = 30.0
 """How long processes take to start where nothing else holds their cards."""
 _OWN_CARDS = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Ray is to say in CUDA_VISIBLE_DEVICES which cards it gave a process, and to leave the variable
-alone where it gave none, whatever the environment has for others."""
+"""Settings by which Ray writes the cards that it gave a process to CUDA_VISIBLE_DEVICES, and leaves
+the variable alone if it gave none, whatever the environment has for others."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Where an actor lives. port: free on its node. log: of its process; see `failure_logs`.
-    cards: the GPUs that Ray gave it, on the Ray node `node_id`, as CUDA_VISIBLE_DEVICES names them:
-    by numbers, or by UUIDs where the node's own variable does; of an engine on the ranks' cards,
-    those."""
+    """Where an actor lives.
+
+    Attributes:
+        pid: The actor's process.
+        node: The address of its node.
+        port: A port that is free on its node.
+        log: The log of its process; see `failure_logs`.
+        node_id: Ray's name of its node.
+        cards: The GPUs that Ray gave it, or the ranks' for an engine that shares them, as
+            CUDA_VISIBLE_DEVICES names them: by numbers, or by UUIDs where the node's own variable
+            does.
+    """
 
     pid: int
     node: str
@@ -63,7 +72,7 @@ class Host:
     cards: tuple[str, ...]
 
     def card(self, node: NodeState) -> int | None:
-        """The number of its first card on its node; None on CPU, or where it is not known."""
+        """Return the number of the actor's first card on its node; None on CPU, or if unknown."""
         return next((c.index for c in visible_cards(node.cards, ",".join(self.cards))), None)
 
 
@@ -77,16 +86,17 @@ class Member:
 
     @property
     def name(self) -> str:
+        """What messages call the actor."""
         return f"{self.role} (pid {self.host.pid} on node {self.host.node})"
 
 
 class RankActor:
-    """Hosts one `Worker`. directory: the command's.
+    """The actor that hosts one `Worker`, in the command's directory.
 
     Consumes: calls of the controller, in order. Waits for: other ranks, inside collectives.
-    Unblocked by: the controller making the same call on every rank. Produces: results.
-    `watch` runs beside them and never returns: its reference fails when the process dies. `sign`
-    runs beside them, too.
+    Unblocked by: the controller making the same call on every rank. Produces: results. `watch` runs
+    beside them and never returns: its reference fails when the process dies. `sign` runs beside
+    them, too.
     """
 
     def __init__(self, directory: str) -> None:
@@ -94,31 +104,34 @@ class RankActor:
         write_stacks_when_asked()
 
     def host(self) -> Host:
-        """Known before the process group is made."""
+        """Return where the actor lives; known before the process group is made."""
         return _own_host()
 
     def start(self, place: Place) -> None:
+        """Make the worker, which joins the process group."""
         self._worker = Worker(place)
 
     def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of the worker."""
         return self._worker.do(method, *arguments)
 
     def look(self, pids: Sequence[int]) -> NodeState:
-        """This node, of which these processes are the run's."""
+        """Read this node, on which these processes are the run's."""
         return read_node(pids)
 
     @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator]
     def watch(self) -> None:
+        """Wait until the process dies."""
         threading.Event().wait()
 
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     def sign(self) -> Pulse:
-        """Of life; given by a thread of its own."""
+        """Return a sign of life, from a thread of its own."""
         return read_pulse()
 
 
 class EngineActor:
-    """Hosts one `RolloutEngine`; many calls run at once. directory: the command's.
+    """The actor that hosts one `RolloutEngine`, in the command's directory; many calls run at once.
 
     Consumes: requests and weights from the controller. Waits for: its engine. Unblocked by: its
     engine's progress. Produces: trajectories. `watch` returns or fails only when the engine died.
@@ -131,35 +144,41 @@ class EngineActor:
         self._spec = spec
 
     async def host(self) -> Host:
+        """Return where the actor lives, and the cards that its engine uses."""
         host = _own_host()
         if host.cards or self._spec.device == "cpu":
             return host
         return replace(host, cards=tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
 
     async def start(self) -> int:
-        """Load the model; returns the engine's `responses_per_request`."""
+        """Load the model; return the engine's `responses_per_request`."""
         self._engine: Any = _start_engine(self._spec)
         return int(self._engine.responses_per_request)
 
     async def call(self, method: str, *arguments: object) -> Any:
-        with telling_shortage(torch.device(self._spec.device), lambda: "rollout"):
+        """Call a method of the engine."""
+        with explain_shortage(torch.device(self._spec.device), lambda: "rollout"):
             return await getattr(self._engine, method)(*arguments)
 
     async def watch(self) -> str:
+        """Wait until the engine dies; return the reason."""
         reason = str(await self._engine.watch())
-        said = rollout_build(self._spec.rollout).logged_error(_own_log())
-        return f"{reason} after {said}" if said else reason
+        logged = rollout_build(self._spec.rollout).logged_error(_own_log())
+        return f"{reason} after {logged}" if logged else reason
 
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     async def sign(self) -> Pulse:
-        """Of life; once the engine's own processes have given one."""
+        """Return a sign of life, once the engine's own processes have given one."""
         await self._engine.answer()
         return read_pulse()
 
 
 def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) -> list[Any]:
-    """Ask Ray for the actors of a group of training ranks: on CPU spread over the nodes (by Ray's
-    names for them), on GPUs wherever those are, on as few nodes as can be."""
+    """Ask Ray for the actors of a group of training ranks.
+
+    On CPU they are spread over the nodes (by Ray's names for them). On GPUs they are wherever those
+    are, on as few nodes as can be.
+    """
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
     environment |= thread_wait_settings() | card_order()
     environment |= preload_settings() if device == "cpu" else _OWN_CARDS
@@ -169,8 +188,10 @@ def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) ->
         runtime_env={"env_vars": environment},
     )(RankActor)
     if device == "cpu" or count == 0:
-        placed = (actor.options(scheduling_strategy=_on(s.node_id)) for s in spread(nodes, count))
-        return [one.remote(os.getcwd()) for one in placed]
+        placed_actors = (
+            actor.options(scheduling_strategy=_on_node(s.node_id)) for s in spread(nodes, count)
+        )
+        return [placed.remote(os.getcwd()) for placed in placed_actors]
     cards = placement_group([{"GPU": 1}] * count, strategy="PACK")
     bundles = [PlacementGroupSchedulingStrategy(cards, i) for i in range(count)]
     return [actor.options(num_gpus=1, scheduling_strategy=b).remote(os.getcwd()) for b in bundles]
@@ -186,15 +207,15 @@ def create_engines(specs: Sequence[EngineSpec], device: str, nodes: Sequence[str
 
 def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member]) -> list[Any]:
     """Ask Ray for the actors of engines on the cards of ranks that have theirs already."""
-    own = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
-    placement = shared_placement(own, len(specs), specs[0].rollout.parts)
+    rank_cards = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
+    placement = shared_placement(rank_cards, len(specs), specs[0].rollout.parts)
     return [
         _create_engine(spec, device, place) for spec, place in zip(specs, placement, strict=True)
     ]
 
 
 def _create_engine(spec: EngineSpec, device: str, place: NodeCards | None) -> Any:
-    """Ask Ray for the actor of one engine; seat: None for GPUs of its own."""
+    """Ask Ray for the actor of one engine, on GPUs of its own if it has no place."""
     environment = dict(rollout_build(spec.rollout).environment(spec))
     environment |= _OWN_CARDS if device == "cuda" else preload_settings()
     actor = ray.remote(num_cpus=0, max_concurrency=10_000, concurrency_groups={"signs": 1})(
@@ -202,27 +223,29 @@ def _create_engine(spec: EngineSpec, device: str, place: NodeCards | None) -> An
     )
     if place is None:
         gpus = spec.rollout.parts
-        placed = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment})
+        placed_actor = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment})
     else:
         # Ray has given the cards to the ranks, and would not give them again.
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(place.cards)}
-        placed = actor.options(
+        placed_actor = actor.options(
             num_gpus=0,
-            scheduling_strategy=_on(place.node_id),
+            scheduling_strategy=_on_node(place.node_id),
             runtime_env={"env_vars": environment | visible},
         )
-    return placed.remote(spec, os.getcwd())
+    return placed_actor.remote(spec, os.getcwd())
 
 
-def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
+def _on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
-def do_on(node_id: str, function: Callable[[Sequence[int]], R], pids: Sequence[int]) -> R | None:
-    """Call a function on a node, with processes there; None where that cannot be done soon."""
+def call_on_node(
+    node_id: str, function: Callable[[Sequence[int]], R], pids: Sequence[int]
+) -> R | None:
+    """Call a function on a node, with processes there; return None if that cannot be done soon."""
     if node_id == ray.get_runtime_context().get_node_id():
         return function(pids)
-    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on(node_id))(function)
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on_node(node_id))(function)
     try:
         result: R = ray.get(task.remote(pids), timeout=_LOOK_SECONDS)
     except RayError:  # the node is gone, or too busy
@@ -231,7 +254,7 @@ def do_on(node_id: str, function: Callable[[Sequence[int]], R], pids: Sequence[i
 
 
 def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
-    """Wait until all actors have a process; they are called by their role and number."""
+    """Wait until all actors have a process; return them, named by their role and number."""
     try:
         hosts = _hosts(role, [actor.host.remote() for actor in actors], timeout)
     except GetTimeoutError as error:
@@ -240,7 +263,7 @@ def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
             f"{_free_gpus()}. Ask for fewer ranks or engines, or wait for other jobs"
         ) from error
     except RayError as error:
-        raise PlimsollError(f"Ray could not start a process: {why_dead(str(error))}") from error
+        raise PlimsollError(f"Ray could not start a process: {death_reason(str(error))}") from error
     return [
         Member(f"{role} {i}", actor, host)
         for i, (actor, host) in enumerate(zip(actors, hosts, strict=True))
@@ -248,34 +271,40 @@ def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
 
 
 def rank_members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
-    """As `members`, numbered node by node."""
-    found = members(role, actors, timeout)
-    order = side_by_side([member.host.node_id for member in found])
-    return [replace(found[i], role=f"{role} {number}") for number, i in enumerate(order)]
+    """Wait until all ranks have a process; return them, numbered node by node."""
+    unordered = members(role, actors, timeout)
+    order = order_by_node([member.host.node_id for member in unordered])
+    return [replace(unordered[i], role=f"{role} {number}") for number, i in enumerate(order)]
 
 
-def _hosts(role: str, asked: Sequence[Any], timeout: float) -> list[Host]:
-    """Where actors live; while cards are waited for, which another job may hold, that is told."""
+def _hosts(role: str, references: Sequence[Any], timeout: float) -> list[Host]:
+    """Return where actors live; tell the user if the wait for cards takes long.
+
+    Another job may hold the cards.
+    """
     soon = min(timeout, _SOON_SECONDS)
     with suppress(GetTimeoutError):
-        found: list[Host] = ray.get(asked, timeout=soon)
-        return found
+        hosts: list[Host] = ray.get(references, timeout=soon)
+        return hosts
     if ray.cluster_resources().get("GPU", 0) > 0:
         tell(f"waiting for Ray to start the {role}s: {_free_gpus()}")
-    found = ray.get(asked, timeout=timeout - soon)
-    return found
+    hosts = ray.get(references, timeout=timeout - soon)
+    return hosts
 
 
 def _free_gpus() -> str:
-    free, known = (r.get("GPU", 0) for r in (ray.available_resources(), ray.cluster_resources()))
-    if known == 0:
+    free, total = (r.get("GPU", 0) for r in (ray.available_resources(), ray.cluster_resources()))
+    if total == 0:
         return "they need no GPUs, so its nodes are slow"
-    return f"{free:.0f} of the cluster's {known:.0f} GPUs are free"
+    return f"{free:.0f} of the cluster's {total:.0f} GPUs are free"
 
 
 def _work_in(directory: str) -> None:
-    """Have paths mean here what they mean to the command; on a node that lacks its directory only
-    absolute ones do. In a cluster that is joined, processes begin where `ray start` was called."""
+    """Change to the command's directory, so that relative paths mean the same here.
+
+    On a node that lacks the directory only absolute paths do. In a cluster that is joined,
+    processes begin where `ray start` was called.
+    """
     with suppress(OSError):
         os.chdir(directory)
 
@@ -301,6 +330,6 @@ def _start_engine(spec: EngineSpec) -> RolloutEngine:
     try:
         return build.start(spec)
     except (RuntimeError, ValueError, OSError) as error:
-        # What goes wrong in a process that an engine starts is only in the log that they share.
-        said = (isinstance(error, RuntimeError) and build.logged_error(_own_log())) or str(error)
-        raise not_started(spec, said, oom_kills() != kills, _own_log()) from error
+        # An error in a process that the engine starts is only in the log that they share.
+        reason = (isinstance(error, RuntimeError) and build.logged_error(_own_log())) or str(error)
+        raise start_error(spec, reason, oom_kills() != kills, _own_log()) from error

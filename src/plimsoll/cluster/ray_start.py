@@ -1,4 +1,4 @@
-"""Ray itself, quiet, and with the run's own way to end."""
+"""The start of Ray: quiet, and with the run's own way to end."""
 
 from __future__ import annotations
 
@@ -29,38 +29,40 @@ from plimsoll.run.output import tell
 
 
 def start_ray(config: ClusterConfig) -> None:
-    """Start Ray on this machine, or join `cluster.address`; once.
+    """Start Ray on this machine, or join `cluster.address`; do nothing the second time.
 
-    Raises ConfigError where nothing answers there.
+    Raises:
+        ConfigError: Nothing answers at the address.
+        PlimsollError: Ray cannot start on this machine.
     """
     if ray.is_initialized():
         return
-    # Handles of an earlier Ray of this process give their actors up when Python collects them: then
-    # those of this Ray, whose actors get the same ids.
+    # Collect handles of an earlier Ray of this process now. Collected later, they would give up
+    # actors of this Ray, which get the same ids.
     gc.collect()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if config.address is None:
-        # Ray keeps 3.6 KB of each of the last 100,000 calls, for a dashboard that is not there.
+        # Ray would keep 3.6 KB for each of the last 100,000 calls, for a dashboard that is off.
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-        # A process for every core that waits for tasks, of which a run has none.
+        # Ray would start a process for every core, to wait for tasks; a run has none.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        # Ray would write a new one to ~/.ray, which two runs may do at once, and a HOME may refuse.
+        # Ray would write a new token to ~/.ray: two runs may do so at once, and HOME may refuse it.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    # Ray prints its reports of dead workers whatever log_to_driver says; ours name them.
+    # Ray prints reports of dead workers whatever log_to_driver says; Plimsoll's errors name them.
     ray._private.worker._worker_logs_enabled = False
     try:
         if config.address is not None and config.address != AUTO:
             check_reachable(config.address)
             _bring_token()
-        with _signal_handler_kept(), _process_groups_of_their_own(), _whole_or_nothing():
+        with _keep_signal_handler(), _start_own_process_groups(), _end_children_on_error():
             ray.init(
                 address=config.address or "local",
                 include_dashboard=None if config.address else False,
                 log_to_driver=False,
                 logging_level="ERROR",
             )
-    except Exception as error:  # Ray raises plain ones, too
+    except Exception as error:  # Ray raises plain exceptions, too
         if config.address is None:
             raise PlimsollError(
                 f"Ray cannot start on this machine: {error}\n"
@@ -75,11 +77,14 @@ def start_ray(config: ClusterConfig) -> None:
         ) from error
 
 
-def joined_device(config: ClusterConfig) -> Device:
-    """Return the run's device, held against the GPUs that Ray counts in the cluster that the run
-    joins: this machine, which may be the cluster's head, need not have one.
+def device_of_joined_cluster(config: ClusterConfig) -> Device:
+    """Return the run's device, compared with the GPUs that Ray counts in the joined cluster.
 
-    Raises ConfigError for CUDA that is not there; tells of GPUs that a run on CPUs leaves alone.
+    This machine, which may be the cluster's head, need not have one. Tells the user of GPUs that a
+    run on CPUs leaves alone.
+
+    Raises:
+        ConfigError: The config asks for CUDA, and the cluster has no GPU.
     """
     start_ray(config)
     wait_for_nodes(config)
@@ -95,11 +100,14 @@ def joined_device(config: ClusterConfig) -> Device:
 
 
 def wait_for_nodes(config: ClusterConfig) -> list[str]:
-    """Ray's names of the run's nodes: this one first, as the recipe is here, the others by address.
+    """Return Ray's names of the run's nodes: this one first, the others by address.
 
-    Raises PlimsollError where too few have joined within `cluster.start_timeout`.
+    This node is first because the command runs here.
+
+    Raises:
+        PlimsollError: Too few nodes have joined within `cluster.start_timeout`.
     """
-    deadline, told = time.monotonic() + config.start_timeout, False
+    deadline, has_told_user = time.monotonic() + config.start_timeout, False
     while len(nodes := _live_nodes()) < config.nodes:
         here = f"the Ray cluster at {config.address} has {len(nodes)} of {config.nodes} nodes"
         if time.monotonic() > deadline:
@@ -107,31 +115,36 @@ def wait_for_nodes(config: ClusterConfig) -> list[str]:
                 f"{here} (cluster.nodes) after {config.start_timeout:.0f} s "
                 "(cluster.start_timeout). Start Ray on the others, or lower cluster.nodes"
             )
-        if not told:
+        if not has_told_user:
             tell(f"{here}: waiting for the others")
-            told = True
+            has_told_user = True
         time.sleep(0.5)
     return nodes[: config.nodes]
 
 
 def _live_nodes() -> list[str]:
-    own = ray.get_runtime_context().get_node_id()
+    this_node = ray.get_runtime_context().get_node_id()
     live = [node for node in ray.nodes() if node["Alive"]]
-    live.sort(key=lambda node: (node["NodeID"] != own, node["NodeManagerAddress"]))
+    live.sort(key=lambda node: (node["NodeID"] != this_node, node["NodeManagerAddress"]))
     return [node["NodeID"] for node in live]
 
 
 def _bring_token() -> None:
-    """`ray start` turns token authentication on wherever Ray has ever made a token, and Ray brings
-    the token by itself only to clusters that it finds itself (`auto`). Others do not mind it."""
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of the token
+    """Bring Ray's authentication token to a cluster that is given by its address.
+
+    `ray start` turns token authentication on wherever Ray has ever made a token, and Ray brings the
+    token by itself only to clusters that it finds itself (`auto`). Other clusters accept it.
+    """
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it logs a line about the token
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 @contextmanager
-def _signal_handler_kept() -> Iterator[None]:
-    """Ray makes SIGTERM an exit at once before it starts, and has its C++ part abort on it once it
-    has; the run's own handler lets it save first."""
+def _keep_signal_handler() -> Iterator[None]:
+    """Keep the run's own SIGTERM handler, which saves first.
+
+    Ray makes SIGTERM an exit at once before it starts, and has its C++ part abort on it afterwards.
+    """
     handle = utils.set_sigterm_handler
     utils.set_sigterm_handler = lambda handler: None
     try:
@@ -143,21 +156,27 @@ def _signal_handler_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _whole_or_nothing() -> Iterator[None]:
-    """Ray forgets processes that it began where Ctrl-C comes between two of its lines."""
-    own = psutil.Process()
-    before = set(own.children())
+def _end_children_on_error() -> Iterator[None]:
+    """End the processes that Ray has begun if the block is left by an error.
+
+    Ray forgets them if Ctrl-C comes between two of its lines.
+    """
+    this_process = psutil.Process()
+    before = set(this_process.children())
     try:
         yield
     except BaseException:
-        end_processes([child.pid for child in own.children() if child not in before])
+        end_processes([child.pid for child in this_process.children() if child not in before])
         raise
 
 
 @contextmanager
-def _process_groups_of_their_own() -> Iterator[None]:
-    """A signal to the command's whole process group (of `timeout`, Slurm, a terminal) is for the
-    command: Ray's processes, of which SIGTERM would end each, must be there until it has saved."""
+def _start_own_process_groups() -> Iterator[None]:
+    """Start Ray's processes in process groups of their own.
+
+    A signal to the command's whole process group (of `timeout`, Slurm, a terminal) is for the
+    command: Ray's processes, of which SIGTERM would end each, must be there until it has saved.
+    """
     plain = services.ConsolePopen
     services.ConsolePopen = partial(plain, process_group=0)
     try:

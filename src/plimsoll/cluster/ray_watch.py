@@ -1,4 +1,4 @@
-"""Asking ranks and engines for signs of life while their calls are waited for."""
+"""The watch over ranks and engines, asked for signs of life while their calls are waited for."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from plimsoll.cluster.heartbeats import Hang, Heartbeats, allowance
 from plimsoll.cluster.ray_actors import Member
 
 _EVERY_SECONDS = 5.0
+"""How often members are asked for a sign of life."""
 _LOOK_SECONDS = 0.1
 """How long one look waits for something to end."""
 
 
 class HangWatch:
-    """Watches ranks and engines from `add` on. hang_timeout: `cluster.hang_timeout`."""
+    """Watches ranks and engines from `add` on, as `cluster.hang_timeout` says."""
 
     def __init__(self, hang_timeout: float | None) -> None:
         self._timeout = hang_timeout
@@ -32,29 +33,33 @@ class HangWatch:
         self._longest: dict[str, float] = {}
 
     def add(self, members: Sequence[Member]) -> None:
-        """Watch these, too; nobody where it is switched off."""
+        """Watch these members, too; none if the watch is switched off."""
         if self._timeout != 0:
             self._members += members
 
     @contextmanager
     def watching(self, call: str) -> Iterator[Callable[[Sequence[Any]], Any]]:
-        """Within: calls of a method are waited for, by a function that takes references and gives
-        the first that ends, or a Hang. How long nothing was heard meanwhile tells how long that may
-        be the next time."""
-        with self._allowing(call) as allowed:
+        """Yield a function that waits for calls and returns the first that ends, or a Hang.
+
+        The calls are of one method; the function takes their references. The longest silence inside
+        the block decides how long one may last the next time.
+        """
+        with self._allow_silence(call) as allowed:
             yield partial(self._first, allowed)
 
     @contextmanager
     def looking(self, call: str) -> Iterator[Callable[[Sequence[Any], bool], Any]]:
-        """The same for calls that others wait for: a function to be asked now and then, with what
-        must not end and whether a call has ended since, that gives the first such that did, a Hang,
-        or None."""
-        with self._allowing(call) as allowed:
+        """Yield a function that looks after calls that another thread waits for.
+
+        The function is to be called now and then, with references that must not end, and whether a
+        call has ended since. It returns the first such reference that ended, a Hang, or None.
+        """
+        with self._allow_silence(call) as allowed:
             yield partial(self._look, allowed)
 
     @contextmanager
-    def _allowing(self, call: str) -> Iterator[float]:
-        """Within: calls of a method are waited for; gives the seconds that a silence may last."""
+    def _allow_silence(self, call: str) -> Iterator[float]:
+        """Yield the seconds that a silence may last while calls of a method are waited for."""
         self._heartbeats = self._heartbeats.begin()
         yield allowance(self._timeout, call, self._longest.get(call))
         self._longest[call] = max(self._longest.get(call, 0.0), self._heartbeats.longest)
@@ -75,14 +80,14 @@ class HangWatch:
                 return hang or ended
 
     def _wait(self, references: Sequence[Any], seconds: float) -> Any:
-        """As `first_ended`, on the clock of the heartbeats."""
+        """Return what `first_ended` does, and advance the heartbeats' clock."""
         start = time.monotonic()
         ended = first_ended(references, seconds)
         self._heartbeats = self._heartbeats.later(time.monotonic() - start, 2 * self._every)
         return ended
 
     def _round(self, allowed: float) -> Hang | None:
-        """Now and then: take the answers that have come, judge them, and ask again."""
+        """Take the answers that have come, judge them, and ask again, if it is time to."""
         if self._heartbeats.now - self._asked_at < self._every:
             return None
         self._asked_at = self._heartbeats.now
@@ -95,11 +100,11 @@ class HangWatch:
         ready, _ = ray.wait([*self._asked], num_returns=max(1, len(self._asked)), timeout=0)
         for reference in ready:
             member = self._asked.pop(reference)
-            with suppress(RayError):  # it has died: others tell that
+            with suppress(RayError):  # it has died, which other calls report
                 self._heartbeats = self._heartbeats.answer(member.name, ray.get(reference))
 
     def _ask(self) -> None:
-        """All, but for those that are still to answer."""
+        """Ask all members but those that are still to answer."""
         late = {member.name for member in self._asked.values()}
         for member in self._members:
             self._heartbeats = self._heartbeats.ask(member.name)
@@ -108,7 +113,7 @@ class HangWatch:
 
 
 def first_ended(references: Sequence[Any], timeout: float) -> Any:
-    """The reference of the first call that ends; None where none does in time."""
+    """Return the reference of the first call that ends; None if none does in time."""
     # Without fetch_local, a bucket that only passes by is not copied to this node.
     ready, _ = ray.wait(references, num_returns=1, timeout=timeout, fetch_local=False)
     return ready[0] if ready else None

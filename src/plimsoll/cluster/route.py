@@ -14,12 +14,15 @@ from plimsoll.rollout.protocol import RolloutEngine
 
 _RECEIVE: Callable[..., int] = RolloutEngine.receive  # type: ignore[assignment]
 _TAKE_ADAPTER: Callable[..., int] = RolloutEngine.take_adapter  # type: ignore[assignment]
-"""As the cluster calls them: it awaits what they give."""
+"""The methods as the cluster calls them: it awaits their results."""
 
 
 class ActorRoute:
-    """A `WeightRoute` for the actor. as_published: the engines load weights as a model's files
-    have them, or as transformers' model does."""
+    """A `WeightRoute` for the actor.
+
+    A pack has at most `largest_pack` tokens. `as_published`: the engines load weights as a model's
+    files have them, or as transformers' model does.
+    """
 
     def __init__(self, cluster: Cluster, largest_pack: int, as_published: bool) -> None:
         self._cluster = cluster
@@ -27,23 +30,29 @@ class ActorRoute:
         self._as_published = as_published
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
+        """Send all weights, bucket by bucket; return the bytes that an engine received."""
         cluster, published = self._cluster, self._as_published
         names = cluster.all(Worker.weight_names, "actor", published)[0]
         buckets = cluster.all(Worker.weight_plan, "actor", bucket_bytes)[0]
         cluster.engines_do(RolloutEngine.begin_sync, names)
-        wanted = [("actor", own, published) for own in buckets]
-        received = cluster.hand_over(Worker.weight_bucket, wanted, _RECEIVE)
+        gather_arguments = [("actor", names_of_bucket, published) for names_of_bucket in buckets]
+        received = cluster.hand_over(Worker.weight_bucket, gather_arguments, _RECEIVE)
         cluster.engines_do(RolloutEngine.finish_sync, version)
         return sum(received)
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        """Return the trainer's log-probs of all tokens but the first, one array per sequence."""
         samples = [Sample(tokens, _all_but_first(len(tokens))) for tokens in sequences]
         packs = pack(samples, self._cluster.ranks, max(self._largest, *map(len, sequences)))
-        found = self._cluster.each(Worker.probe_log_probs, [("actor", own) for own in packs])
-        flat = [p for own in packs for p in own]
-        return from_packed(flat, [x for own in found for x in own], len(samples))
+        rank_log_probs = self._cluster.each(
+            Worker.probe_log_probs, [("actor", rank_packs) for rank_packs in packs]
+        )
+        flat = [p for rank_packs in packs for p in rank_packs]
+        values = [x for log_probs in rank_log_probs for x in log_probs]
+        return from_packed(flat, values, len(samples))
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
+        """Return the log-probs of each engine, one array per sequence."""
         return self._cluster.engines_do(RolloutEngine.log_probs, tuple(sequences))
 
 
@@ -56,8 +65,9 @@ class AdapterRoute:
         self.engine_log_probs = actor.engine_log_probs
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
-        wanted = [("actor", version)]
-        return sum(self._cluster.hand_over(Worker.adapter_files, wanted, _TAKE_ADAPTER))
+        """Send the adapter; return the bytes that an engine received."""
+        gather_arguments = [("actor", version)]
+        return sum(self._cluster.hand_over(Worker.adapter_files, gather_arguments, _TAKE_ADAPTER))
 
 
 def _all_but_first(length: int) -> np.ndarray:

@@ -33,10 +33,11 @@ def thread_count(config: ClusterConfig, engines: int) -> int:
 def run_device(config: ClusterConfig) -> Device:
     """Return the device that ranks and engines compute on.
 
-    Raises ConfigError if the config asks for CUDA and there is none.
+    Raises:
+        ConfigError: The config asks for CUDA, and there is none.
     """
     if config.where == "local" or config.address is None:
         return check_device(decided_device(config))
-    from plimsoll.cluster.ray_start import joined_device
+    from plimsoll.cluster.ray_start import device_of_joined_cluster
 
-    return joined_device(config)
+    return device_of_joined_cluster(config)

@@ -1,0 +1,1 @@
+"""Trainer engines: what one training rank does with the models of its roles."""

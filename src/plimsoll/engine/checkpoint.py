@@ -32,11 +32,11 @@ class Stretch:
     """A stretch of one weight, within a tensor that a rank's optimizer updates (a master).
 
     Attributes:
-        name: of the weight in the module.
-        start: the first element, in the whole, flattened weight.
-        master: the index of the master that holds the stretch.
-        offset: the first element, in the master.
-        size: elements.
+        name: The weight's name in the module.
+        start: The first element, in the whole, flattened weight.
+        master: The index of the master that holds the stretch.
+        offset: The first element, in the master.
+        size: Elements.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Stretch:
 
 
 Rows = Mapping[str, Sequence[Tensor]]
-"""By what they are (master, exp_avg, ...): a flat tensor for each master of the rank."""
+"""A flat tensor for each master of the rank, by kind (master, exp_avg, ...)."""
 
 
 def write_rows(rows: Rows, parts: Sequence[Stretch], directory: Path, rank: int) -> None:
@@ -57,14 +57,16 @@ def write_rows(rows: Rows, parts: Sequence[Stretch], directory: Path, rank: int)
 
 
 def _write(tensors: dict[str, Tensor], path: Path) -> None:
-    """Tensors of this host, and in the file's metadata the checksum of each: what a disk or a copy
-    changed is not trained on."""
+    """Write tensors of this host, and in the file's metadata the checksum of each.
+
+    With the checksums, tensors that a disk or a copy changed are not trained on.
+    """
     with explained(path):
         save_file(tensors, path, {name: hash_bytes(tensor) for name, tensor in tensors.items()})
 
 
 def _stretches(rows: Rows, parts: Sequence[Stretch]) -> Iterator[tuple[str, Tensor]]:
-    """Cut so that each fits a file."""
+    """Yield (name in the file, elements), cut so that each fits a file."""
     for kind, tensors in rows.items():
         for part in parts:
             row = tensors[part.master]
@@ -89,8 +91,14 @@ def _files(stretches: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A tensor in an open file. checksum: None in a file of an earlier version."""
+class _StoredTensor:
+    """A tensor in an open file.
+
+    Attributes:
+        file: The file.
+        key: The tensor's name in the file.
+        checksum: The hash of its bytes, or None in a file of an earlier version.
+    """
 
     file: Any
     key: str
@@ -98,14 +106,14 @@ class _Found:
 
     @property
     def elements(self) -> int:
-        """Of a flat tensor."""
+        """The elements of a flat tensor."""
         return int(self.file.get_slice(self.key).get_shape()[0])
 
     def read(self, begin: int = 0, end: int | None = None) -> Tensor:
-        """The elements of a flat tensor from one to another, or all of any tensor.
+        """Return the elements of a flat tensor from `begin` to `end`, or all of any tensor.
 
         Raises:
-            SafetensorError: a whole tensor is not what was written.
+            SafetensorError: A whole tensor is not what was written.
         """
         if end is not None and end - begin != self.elements:
             part: Tensor = self.file.get_slice(self.key)[begin:end]
@@ -116,82 +124,90 @@ class _Found:
         return whole
 
 
-def _tensors_in(path: Path) -> Iterator[_Found]:
+def _read_file(path: Path) -> Iterator[_StoredTensor]:
     with safe_open(path, "pt") as file:
-        written = file.metadata() or {}
+        checksums = file.metadata() or {}
         for key in file.keys():  # noqa: SIM118
-            yield _Found(file, key, written.get(key))
+            yield _StoredTensor(file, key, checksums.get(key))
 
 
-def _stretches_in(directory: Path) -> Iterator[tuple[str, int, str, _Found]]:
-    """What all ranks wrote: what it is, its first element in the whole weight, the weight's name,
-    and where the stretch is."""
+def _read_stretches(directory: Path) -> Iterator[tuple[str, int, str, _StoredTensor]]:
+    """Yield (kind, first element in the whole weight, its name, stored tensor) from all files."""
     for path in sorted(directory.glob("rank-*-*.safetensors")):
-        for found in _tensors_in(path):
-            kind, start, name = found.key.split("/", 2)
-            yield kind, int(start), name, found
+        for tensor in _read_file(path):
+            kind, start, name = tensor.key.split("/", 2)
+            yield kind, int(start), name, tensor
 
 
 @contextmanager
-def _whole(directory: Path) -> Iterator[None]:
-    """Within: a file that cannot be read raises ConfigError."""
+def _refuse_broken_files(directory: Path) -> Iterator[None]:
+    """Turn read errors inside the block into ConfigError."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise broken(directory, str(error)) from error
+        raise broken_checkpoint(directory, str(error)) from error
 
 
 def read_rows(rows: Rows, parts: Sequence[Stretch], directory: Path) -> None:
     """Fill this rank's stretches with what all ranks wrote.
 
     Raises:
-        ConfigError: a file cannot be read, or an element is in none.
+        ConfigError: A file cannot be read, or an element is in none.
     """
     missing = len(rows) * sum(part.size for part in parts)
     by_name: dict[str, list[Stretch]] = {}
     for part in parts:
         by_name.setdefault(part.name, []).append(part)
-    with _whole(directory):
-        for kind, start, name, found in _stretches_in(directory):
+    with _refuse_broken_files(directory):
+        for kind, start, name, tensor in _read_stretches(directory):
             for part in by_name.get(name, ()) if kind in rows else ():
-                missing -= _fill(rows[kind][part.master], part, start, found)
+                missing -= _fill(rows[kind][part.master], part, start, tensor)
     if missing:
-        raise broken(directory, f"{missing} of the elements that this rank holds are in no file")
+        raise broken_checkpoint(
+            directory, f"{missing} of the elements that this rank holds are in no file"
+        )
 
 
-def _fill(row: Tensor, part: Stretch, start: int, found: _Found) -> int:
-    """How many elements of the part were in the stretch that begins at `start`."""
-    begin, end = max(part.start, start), min(part.start + part.size, start + found.elements)
+def _fill(row: Tensor, part: Stretch, start: int, tensor: _StoredTensor) -> int:
+    """Copy the elements that the part shares with a stored stretch; return how many.
+
+    `start` is the stored stretch's first element in the whole weight.
+    """
+    begin, end = max(part.start, start), min(part.start + part.size, start + tensor.elements)
     if begin >= end:
         return 0
-    place = part.offset + begin - part.start
-    row.narrow(0, place, end - begin).copy_(found.read(begin - start, end - start))
+    offset = part.offset + begin - part.start
+    row.narrow(0, offset, end - begin).copy_(tensor.read(begin - start, end - start))
     return end - begin
 
 
 def read_weights(directory: Path, kind: str) -> dict[str, Tensor]:
-    """Whole weights, flat, by their names in the module, of what all ranks wrote of a kind, such as
-    `master`; mapped from the files where one stretch holds all.
+    """Return whole weights, flat, by their names in the module.
+
+    They are put together from what all ranks wrote of a kind, such as `master`, and mapped from the
+    files if one stretch holds all.
 
     Raises:
-        ConfigError: a file cannot be read, a stretch is missing, or there are none of the kind.
+        ConfigError: A file cannot be read, a stretch is missing, or there are none of the kind.
     """
     pieces: dict[str, list[tuple[int, Tensor]]] = {}
-    with _whole(directory):
-        for its_kind, start, name, found in _stretches_in(directory):
-            if its_kind == kind:
-                pieces.setdefault(name, []).append((start, found.read()))
+    with _refuse_broken_files(directory):
+        for tensor_kind, start, name, tensor in _read_stretches(directory):
+            if tensor_kind == kind:
+                pieces.setdefault(name, []).append((start, tensor.read()))
     if not pieces:
-        raise broken(directory, f"no file holds a stretch of {kind}")
-    return {name: _joined(directory, name, own) for name, own in pieces.items()}
+        raise broken_checkpoint(directory, f"no file holds a stretch of {kind}")
+    return {
+        name: _join_pieces(directory, name, weight_pieces) for name, weight_pieces in pieces.items()
+    }
 
 
-def _joined(directory: Path, name: str, pieces: Sequence[tuple[int, Tensor]]) -> Tensor:
+def _join_pieces(directory: Path, name: str, pieces: Sequence[tuple[int, Tensor]]) -> Tensor:
     ordered = sorted(pieces, key=lambda piece: piece[0])
     expected = 0
     for start, piece in ordered:
         if start != expected:
-            raise broken(directory, f"{name} has no element {expected}")
+            raise broken_checkpoint(directory, f"{name} has no element {expected}")
         expected += piece.numel()
     return ordered[0][1] if len(ordered) == 1 else torch.cat([piece for _, piece in ordered])
 
@@ -208,12 +224,12 @@ def write_blocks(states: Sequence[Mapping[str, object]], directory: Path, rank: 
 
 
 def read_blocks(directory: Path, rank: int) -> dict[int, dict[str, Tensor]]:
-    """What `write_blocks` wrote, by the number of the master."""
+    """Return what `write_blocks` wrote, by the number of the master."""
     states: dict[int, dict[str, Tensor]] = {}
-    with _whole(directory):
-        for found in _tensors_in(directory / _blocks(rank)):
-            number, name = found.key.split("/", 1)
-            states.setdefault(int(number), {})[name] = found.read()
+    with _refuse_broken_files(directory):
+        for tensor in _read_file(directory / _blocks(rank)):
+            number, name = tensor.key.split("/", 1)
+            states.setdefault(int(number), {})[name] = tensor.read()
     return states
 
 
@@ -221,8 +237,8 @@ def _blocks(rank: int) -> str:
     return f"blocks-{rank:05d}.safetensors"
 
 
-def broken(directory: Path, why: str) -> ConfigError:
-    """The error of a checkpoint that lacks something."""
+def broken_checkpoint(directory: Path, why: str) -> ConfigError:
+    """Return the error of a checkpoint that lacks something."""
     return ConfigError(
         f"{directory} holds no whole checkpoint of this role ({why}). Resume from another "
         f"checkpoint (remove this one), or start a new run.directory."

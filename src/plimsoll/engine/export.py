@@ -1,4 +1,4 @@
-"""What training made, written for others: a whole model, or the adapter alone."""
+"""Files for others: the whole trained model, or the adapter alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plimsoll.model.policy import Companions, PolicyModel, save_hf, saved_buffer
 from plimsoll.model.value import ValueModel
 
 
-def write_model(engine: Engine, beside: Companions, directory: Path, rank: int) -> None:
+def write_model(engine: Engine, companion_files: Companions, directory: Path, rank: int) -> None:
     """Write a Hugging Face directory, gathered bucket by bucket to rank 0's host memory."""
     state: dict[str, Tensor] = {}
     for names in plan_buckets(engine, SAVE_BUCKET):
@@ -27,7 +27,13 @@ def write_model(engine: Engine, beside: Companions, directory: Path, rank: int) 
         model = _model(engine)
         state |= {name: buffer.cpu() for name, buffer in saved_buffers(model).items()}
         tensors = weights_for_files(model.lm, state)
-        save_hf(model.lm.config, tensors, beside.tokenizer, directory, beside.generation)
+        save_hf(
+            model.lm.config,
+            tensors,
+            companion_files.tokenizer,
+            directory,
+            companion_files.generation,
+        )
 
 
 @dataclass(frozen=True)
@@ -39,22 +45,22 @@ class AdapterFiles:
     version: int
 
 
-def write_adapter(engine: Engine, beside: Companions, directory: Path, rank: int) -> None:
+def write_adapter(engine: Engine, companion_files: Companions, directory: Path, rank: int) -> None:
     """Write a PEFT directory: what was trained, and nothing of the base."""
-    with _trained(engine) as tensors:
+    with _gather_trained(engine) as tensors:
         if rank == 0:
-            save_adapter(_model(engine), tensors, beside, directory)
+            save_adapter(_model(engine), tensors, companion_files, directory)
 
 
 def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | None:
-    """The adapter for an engine that samples, on rank 0; the others give None."""
-    with _trained(engine) as tensors:
+    """Return the adapter for an engine that samples, on rank 0; None on the others."""
+    with _gather_trained(engine) as tensors:
         if rank > 0:
             return None
         return AdapterFiles(*adapter_bytes(_model(engine), tensors), version)
 
 
-def _trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:
+def _gather_trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:
     return engine.gathered([n for n, p in engine.module.named_parameters() if p.requires_grad])
 
 

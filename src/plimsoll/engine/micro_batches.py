@@ -1,4 +1,4 @@
-"""A rank's micro-batches, one after another: what each scores, or its loss and its gradient."""
+"""A rank's micro-batches, one after another: their scores, or their losses and gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plimsoll.records import BatchCounts, Floats, Pack
 
 S = TypeVar("S")
 Shares = dict[str, list[torch.Tensor | float]]
-"""By metric: what each micro-batch adds to it."""
+"""The share of each micro-batch in a metric, by the metric's name."""
 
 
 def score(
@@ -24,12 +24,14 @@ def score(
     forward: Callable[[PackTensors], Tensor],
     device: torch.device,
 ) -> list[Floats]:
-    """Return what `forward`, which calls the engine's, gives for each pack: in fp32, in host
-    memory, without gradients."""
+    """Return what `forward` gives for each pack: in fp32, in host memory, without gradients.
+
+    `forward` calls the engine's.
+    """
     with engine.scoring():
-        found = [forward(PackTensors.from_pack(pack, device)).float() for pack in packs]
-    # Only after the last: see `_totals`.
-    return [scores.cpu().numpy() for scores in found]
+        pack_scores = [forward(PackTensors.from_pack(pack, device)).float() for pack in packs]
+    # Read scores only after the last forward: see `_totals`.
+    return [pack_values.cpu().numpy() for pack_values in pack_scores]
 
 
 def losses(
@@ -40,38 +42,43 @@ def losses(
     objective: Objective[S],
     device: torch.device,
 ) -> Iterator[LossOutput]:
-    """Of each pack as it is asked for. streams: one per pack. counts: of the step, over all
-    ranks."""
+    """Yield the loss of each pack as it is asked for.
+
+    Each pack has one of the streams. The counts are those of the step, over all ranks.
+    """
     for pack, stream in zip(packs, streams, strict=True):
         yield objective.loss(engine, PackTensors.from_pack(pack, device), stream, counts)
 
 
 def learn(engine: TrainedEngine, outputs: Iterable[LossOutput]) -> dict[str, float]:
-    """Add up the packs' gradients; gives the rank's share of the loss and its metrics."""
+    """Add up the packs' gradients; return the rank's share of the loss and of its metrics."""
     shares: Shares = {}
     for output in outputs:
         engine.backward(output.loss)
-        _note(shares, output)
+        _add_shares(shares, output)
     return _totals(shares)
 
 
 def measure(engine: Engine, outputs: Iterable[LossOutput]) -> dict[str, float]:
-    """As `learn`, without gradients."""
+    """Return the rank's share of the loss and of its metrics, without gradients."""
     shares: Shares = {}
     with engine.scoring():
         for output in outputs:
-            _note(shares, output)
+            _add_shares(shares, output)
     return _totals(shares)
 
 
-def _note(shares: Shares, output: LossOutput) -> None:
-    """Keep a micro-batch's numbers where they are."""
+def _add_shares(shares: Shares, output: LossOutput) -> None:
+    """Keep a micro-batch's numbers on the device that they are on."""
     for name, share in ({"loss": output.loss} | output.metrics).items():
         value = share.detach() if isinstance(share, torch.Tensor) else share
         shares.setdefault(name, []).append(value)
 
 
 def _totals(shares: Shares) -> dict[str, float]:
-    """Only after the last micro-batch: to read a number of a card, the host waits until the card
-    has done all that it was given, and could not prepare the next micro-batch meanwhile."""
+    """Return the sums, by metric; call it only after the last micro-batch.
+
+    To read a number of a card, the host waits until the card has done all that it was given, and
+    could not prepare the next micro-batch meanwhile.
+    """
     return {name: sum(map(float, values), 0.0) for name, values in shares.items()}

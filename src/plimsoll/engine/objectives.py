@@ -1,4 +1,4 @@
-"""What a role learns: a forward of one micro-batch, and its share of the loss.
+"""The objectives that roles learn: a forward of one micro-batch, and its share of the loss.
 
 An objective is a frozen dataclass that crosses to the ranks with every step; with it goes, for
 every micro-batch, a stream: what a micro-batch carries besides its tokens. `Worker.train` takes any
@@ -56,20 +56,26 @@ from plimsoll.records import BatchCounts, Bools, Floats
 
 @dataclass(frozen=True)
 class NllObjective:
-    """Supervised fine-tuning: the mean negative log-likelihood of the learned tokens. Micro-batches
-    carry the noise on their embeddings, or None. Tokens are learned at temperature 1, whatever the
-    role samples with."""
+    """The mean negative log-likelihood of the learned tokens, for supervised fine-tuning.
+
+    Micro-batches carry the noise on their embeddings, or None. Tokens are learned at temperature 1,
+    whatever the role samples with.
+    """
 
     def loss(
         self, engine: Engine, pack: PackTensors, stream: EmbeddingNoise | None, counts: BatchCounts
     ) -> LossOutput:
+        """Return the micro-batch's share of the mean negative log-likelihood."""
         loss: Tensor = engine.forward(pack, noise=stream, lesson=Imitation(counts.tokens))
         return LossOutput(loss, {"nll": loss.detach()})
 
 
 @dataclass(frozen=True)
 class DistillationObjective:
-    """A student's: a divergence from its teacher, and its likelihood of the data; see `Lesson`."""
+    """A student's objective: a divergence from its teacher, and the likelihood of the data.
+
+    See `Lesson`.
+    """
 
     divergence: Choice
     temperature: float
@@ -78,6 +84,7 @@ class DistillationObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: TeacherForward, counts: BatchCounts
     ) -> LossOutput:
+        """Return the micro-batch's share of the divergence and of the likelihood."""
         device = pack.tokens_T.device
         with stream.head(device) as (weight_VH, bias_V):
             lesson = Lesson(
@@ -90,15 +97,19 @@ class DistillationObjective:
                 nll_share=self.nll_share,
                 tokens=counts.tokens,
             )
-            found = Distilled(*engine.forward(pack, lesson=lesson))
-        return LossOutput(found.loss, {"divergence": found.divergence, "nll": found.nll})
+            distilled = Distilled(*engine.forward(pack, lesson=lesson))
+        return LossOutput(
+            distilled.loss, {"divergence": distilled.divergence, "nll": distilled.nll}
+        )
 
 
 @dataclass(frozen=True)
 class PreferenceObjective:
-    """A preference loss on packs of pairs (see `pack_pairs`), and the chosen response's likelihood
-    beside it. With a pack goes each sequence's log-prob under the reference; None for a
-    reference-free loss."""
+    """A preference loss on packs of pairs, and the chosen response's likelihood beside it.
+
+    See `pack_pairs`. Micro-batches carry each sequence's log-prob under the reference; None for a
+    reference-free loss.
+    """
 
     preference_loss: Choice
     nll_weight: float
@@ -106,6 +117,7 @@ class PreferenceObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: Floats | None, counts: BatchCounts
     ) -> LossOutput:
+        """Return the micro-batch's share of the preference loss."""
         logprobs_L, _ = engine.forward(pack)
         inputs = PreferenceLossInputs(
             logprobs=in_pairs(sums(logprobs_L, pack.cu_loss_tokens)),
@@ -122,9 +134,11 @@ class PreferenceObjective:
 
 @dataclass(frozen=True)
 class RewardObjective:
-    """A reward model's on packs of pairs (see `pack_pairs`), whose samples end where they are
-    scored: a reward loss, and the centring of the scores. With a pack goes by how much each pair's
-    chosen score should be ahead; 0 where nothing is said."""
+    """A reward model's objective on packs of pairs: a reward loss, and the centring of the scores.
+
+    See `pack_pairs`; the samples end where they are scored. Micro-batches carry how far each pair's
+    chosen score should be ahead; 0 if the data has no margins.
+    """
 
     reward_loss: Choice
     centring: float
@@ -132,6 +146,7 @@ class RewardObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: Floats, counts: BatchCounts
     ) -> LossOutput:
+        """Return the micro-batch's share of the reward loss."""
         scores = in_pairs(engine.forward(at_ends(pack)))
         margins_P = send_one(stream, scores.chosen_P.device)
         inputs = RewardLossInputs(scores, margins_P, counts.sequences // 2)
@@ -140,19 +155,28 @@ class RewardObjective:
 
 @dataclass(frozen=True)
 class ProcessObjective:
-    """A process reward model's: whether each step of a response is right. The learned tokens of its
-    packs are the steps' last ones; with a pack go its steps' labels, in packed order."""
+    """A process reward model's objective: whether each step of a response is right.
+
+    The learned tokens of its packs are the steps' last ones. Micro-batches carry their steps'
+    labels, in packed order.
+    """
 
     def loss(
         self, engine: Engine, pack: PackTensors, stream: Floats, counts: BatchCounts
     ) -> LossOutput:
+        """Return the micro-batch's share of the loss on the steps' labels."""
         scores_L = engine.forward(at_marks(pack))
         return process_loss(scores_L, send_one(stream, scores_L.device), counts)
 
 
 @dataclass(frozen=True)
 class FeedbackStream:
-    """Of each sequence that is no filler, its log-prob under the reference, and its label."""
+    """What a micro-batch carries for a feedback loss, for each sequence that is no filler.
+
+    Attributes:
+        reference_logprobs_S: The sequence's log-prob under the reference.
+        desirable_S: Its label.
+    """
 
     reference_logprobs_S: Floats
     desirable_S: Bools
@@ -162,7 +186,10 @@ class FeedbackStream:
 class FeedbackObjective:
     """A feedback loss such as KTO's, on responses that are good or bad by themselves.
 
-    kl, labels: of the whole step; see `FeedbackLossInputs`.
+    Attributes:
+        feedback_loss: The loss's name and settings.
+        kl: The KL of the whole step; see `FeedbackLossInputs`.
+        labels: The labels of the whole step, counted; see `FeedbackLossInputs`.
     """
 
     feedback_loss: Choice
@@ -172,19 +199,27 @@ class FeedbackObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: FeedbackStream, counts: BatchCounts
     ) -> LossOutput:
+        """Return the micro-batch's share of the feedback loss."""
         logprobs_S = sums(engine.forward(pack)[0], pack.cu_loss_tokens)
         sent = send(vars(stream), logprobs_S.device)
         reference_S = sent["reference_logprobs_S"]
-        logratios_S = logprobs_S[: len(reference_S)] - reference_S  # a filler stands alone
+        logratios_S = (
+            logprobs_S[: len(reference_S)] - reference_S
+        )  # a filler is the only sequence of its pack
         inputs = FeedbackLossInputs(logratios_S, sent["desirable_S"], self.kl, self.labels)
         return feedback_loss(self.feedback_loss)(inputs)
 
 
 @dataclass(frozen=True)
 class PolicyStream:
-    """One number per learned token, in packed order. old_logprobs_L is None in strictly on-policy
-    steps, where the old policy is the one that is being differentiated; reference_logprobs_L is
-    None without a KL loss.
+    """What a micro-batch of sampled responses carries: numbers per learned token, in packed order.
+
+    Attributes:
+        advantages_L: Advantages.
+        sampler_logprobs_L: Log-probs by the engine that sampled.
+        old_logprobs_L: Log-probs under the old policy; None in strictly on-policy steps, where the
+            old policy is the one that is being differentiated.
+        reference_logprobs_L: Log-probs under the reference; None without a KL loss.
     """
 
     advantages_L: Floats
@@ -195,8 +230,10 @@ class PolicyStream:
 
 @dataclass(frozen=True)
 class PolicyObjective:
-    """The policy's on sampled responses: a policy loss, the KL and an entropy bonus; see
-    `PolicyTerms`."""
+    """The policy's objective on sampled responses: a policy loss, the KL and an entropy bonus.
+
+    See `PolicyTerms`.
+    """
 
     policy_loss: Choice
     correction: Choice | None = None
@@ -205,6 +242,7 @@ class PolicyObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: PolicyStream, counts: BatchCounts
     ) -> LossOutput:
+        """Return the micro-batch's share of the policy loss."""
         logprobs_L, entropy_L = engine.forward(
             pack, entropy="loss" if self.terms.entropy_bonus > 0 else "metric"
         )
@@ -232,7 +270,7 @@ class PolicyObjective:
 
 @dataclass(frozen=True)
 class ValueStream:
-    """One number per learned token, in packed order."""
+    """What a micro-batch carries for the critic: numbers per learned token, in packed order."""
 
     returns_L: Floats
     old_values_L: Floats
@@ -240,9 +278,10 @@ class ValueStream:
 
 @dataclass(frozen=True)
 class ValueObjective:
-    """The critic's: the clipped squared error of the value before every learned token.
+    """The critic's objective: the clipped squared error of the value before every learned token.
 
-    clip: how far a value may move in one step; None: as far as it likes.
+    Attributes:
+        clip: How far a value may move in one step; None for no limit.
     """
 
     clip: float | None
@@ -250,6 +289,7 @@ class ValueObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: ValueStream, counts: BatchCounts
     ) -> LossOutput:
+        """Return the micro-batch's share of the value loss."""
         values_L = engine.forward(pack)
         inputs = ValueLossInputs(
             values_L=values_L, **send(vars(stream), values_L.device), counts=counts

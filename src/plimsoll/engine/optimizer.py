@@ -10,29 +10,32 @@ from torch import nn
 from plimsoll.config.engine import OptimizerConfig
 
 _MOST_IN_8_BITS = 2**30
-"""Elements of a group of parameters, so that a rank's share of it has under 2^31. DeepSpeed lays
+"""The most elements of a group of parameters: a rank's share of it has under 2^31. DeepSpeed lays
 the share out as one row, and bitsandbytes 0.50 counts a row on CUDA in 32 bits (backends/cuda/
-ops.py, `c_int32(g.numel())`): of a longer one it would update a part, or nothing."""
+ops.py, `c_int32(g.numel())`): it would update a part of a longer row, or nothing."""
 
 
 def parameter_groups(module: nn.Module, settings: OptimizerConfig) -> list[dict[str, object]]:
-    """AdamW's groups: matrices decay, embeddings (and a head tied to one) as the settings say,
-    vectors (norms, biases) never. Several of each where one would be too long for 8 bits."""
+    """Return AdamW's groups: matrices decay, vectors (norms, biases) never do.
+
+    Embeddings (and a head tied to one) decay if the settings say so. A group that would be too long
+    for 8 bits is split.
+    """
     trained = [p for p in module.parameters() if p.requires_grad]
     tables = [part.weight for part in module.modules() if isinstance(part, nn.Embedding)]
-    spared = set() if settings.decay_embeddings else set(map(id, tables))
-    decaying = [p for p in trained if p.ndim >= 2 and id(p) not in spared]
-    others = [p for p in trained if p.ndim < 2 or id(p) in spared]
+    undecayed = set() if settings.decay_embeddings else set(map(id, tables))
+    decaying = [p for p in trained if p.ndim >= 2 and id(p) not in undecayed]
+    never_decaying = [p for p in trained if p.ndim < 2 or id(p) in undecayed]
     most = _MOST_IN_8_BITS if settings.kind == "adamw_8bit" else inf
     return [
         {"params": part, "weight_decay": decay}
-        for parameters, decay in ((decaying, settings.weight_decay), (others, 0.0))
+        for parameters, decay in ((decaying, settings.weight_decay), (never_decaying, 0.0))
         for part in _parts(parameters, most)
     ]
 
 
 def _parts(parameters: Sequence[nn.Parameter], most: float) -> list[list[nn.Parameter]]:
-    """In parts of at most so many elements; a larger parameter is alone."""
+    """Split parameters into parts of at most so many elements; a larger parameter is alone."""
     parts: list[list[nn.Parameter]] = []
     room = 0.0
     for parameter in parameters:

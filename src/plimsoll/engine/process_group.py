@@ -21,9 +21,9 @@ from plimsoll.machine.heap import keep_large_blocks
 from plimsoll.machine.nvidia import own_cards
 
 _KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
-"""How many prepared matrix products oneDNN and PyTorch keep on CPU: one for every shape, of about
-1 MB each. Packs hardly ever have the same shape twice, and either would keep 1,024; the layers and
-sequences of one pack have about a hundred."""
+"""How many prepared matrix products oneDNN and PyTorch keep on CPU: one for every shape, about 1 MB
+each. Packs hardly ever have the same shape twice, and each library would keep 1,024. The layers and
+sequences of one pack have about a hundred shapes."""
 
 _PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others in a collective. NCCL's own 10 minutes are short where one
@@ -34,9 +34,12 @@ of them reads a large model from a slow disk."""
 class Place:
     """Where one training rank runs.
 
-    address, port: the rendezvous of rank 0. local_rank: the GPU of its node.
-    threads: CPU threads of the process.
-    ranks_per_node: how many consecutive ranks share a node, the same number everywhere; None: all.
+    Attributes:
+        local_rank: The number of the rank's GPU, among those that its process sees.
+        address, port: The rendezvous of rank 0.
+        threads: CPU threads of the process.
+        ranks_per_node: How many consecutive ranks share a node, the same number everywhere; None if
+            all do.
     """
 
     rank: int
@@ -50,14 +53,18 @@ class Place:
 
     @property
     def torch_device(self) -> torch.device:
-        """The rank's own."""
+        """The rank's own device."""
         return (
             torch.device("cuda", self.local_rank) if self.device == "cuda" else torch.device("cpu")
         )
 
 
 def check_device(device: Device) -> Device:
-    """Return the device. Raises ConfigError for CUDA if torch sees no CUDA GPU here."""
+    """Return the device.
+
+    Raises:
+        ConfigError: The device is CUDA, and torch sees no CUDA GPU here.
+    """
     if device == "cpu" or torch.cuda.is_available():
         return device
     what = f"cluster.device: cuda, and torch {torch.__version__} sees no CUDA GPU here"
@@ -71,12 +78,15 @@ def check_device(device: Device) -> Device:
 
 
 def kernel_limits() -> dict[str, str]:
-    """For the environment of a process that computes on CPU, unless this one's says otherwise."""
+    """Return environment variables that limit kernel caches, for a process that computes on CPU.
+
+    Values that this process's environment has already are kept.
+    """
     return {name: os.environ.get(name, value) for name, value in _KERNEL_LIMITS.items()}
 
 
 def free_port() -> int:
-    """A TCP port that is free now."""
+    """Return a TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -84,18 +94,20 @@ def free_port() -> int:
 
 
 def interface_to(address: str, port: int) -> str | None:
-    """The network interface of this machine over which it reaches an address; None where the system
-    does not tell."""
-    family, kind, _, _, there = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+    """Return the network interface of this machine over which it reaches an address.
+
+    Returns None if the system does not tell.
+    """
+    family, kind, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(there)  # of datagrams: nothing is sent
-        own = probe.getsockname()[0]
-    addresses = ((name, a) for name, known in psutil.net_if_addrs().items() for a in known)
-    return next((name for name, a in addresses if a.address == own), None)
+        probe.connect(target)  # a socket of datagrams: nothing is sent
+        own_address = probe.getsockname()[0]
+    addresses = ((name, a) for name, entries in psutil.net_if_addrs().items() for a in entries)
+    return next((name for name, a in addresses if a.address == own_address), None)
 
 
 def prepare_environment(place: Place) -> None:
-    """Set what DeepSpeed and PyTorch read from the environment. Call before importing DeepSpeed."""
+    """Set what DeepSpeed and PyTorch read from the environment; call before importing DeepSpeed."""
     os.environ |= {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.ranks),
@@ -123,16 +135,18 @@ def interface_settings(place: Place) -> dict[str, str]:
     several = place.ranks_per_node is not None and place.ranks_per_node < place.ranks
     if place.device == "cuda" and not several:
         return {}
-    reached = interface_to(place.address, place.port)
-    if reached is None:
+    interface = interface_to(place.address, place.port)
+    if interface is None:
         return {}
     if place.device == "cpu":
-        return {"GLOO_SOCKET_IFNAME": reached}
-    return {"NCCL_SOCKET_IFNAME": f"={reached}"}  # without the sign, any whose name begins so
+        return {"GLOO_SOCKET_IFNAME": interface}
+    return {
+        "NCCL_SOCKET_IFNAME": f"={interface}"
+    }  # without "=", any interface whose name begins so
 
 
 def join(place: Place) -> torch.device:
-    """Join the process group; returns the rank's device. Blocks until all ranks have come."""
+    """Join the process group, and return the rank's device; block until all ranks have come."""
     prepare_environment(place)
     if place.device == "cuda":
         torch.cuda.set_device(place.torch_device)
@@ -150,8 +164,8 @@ def join(place: Place) -> torch.device:
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     import deepspeed
 
-    # Its shared-memory collectives for CPU take half a minute of g++ at first use and are meant for
-    # inference; gloo serves training.
+    # DeepSpeed's shared-memory collectives for CPU take half a minute of g++ at first use and are
+    # meant for inference; training uses gloo.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if place.device == "cuda":
         accelerator = deepspeed.accelerator.get_accelerator()
@@ -162,13 +176,16 @@ def join(place: Place) -> torch.device:
 
 
 def ask_cuda_for_free_memory(accelerator: Any) -> None:
-    """DeepSpeed 0.19.8 asks NVML, by the numbers in CUDA_VISIBLE_DEVICES: with UUIDs there, ZeRO 1
-    and 2 end with a ValueError (accelerator/cuda_accelerator.py, zero/stage_1_and_2.py)."""
+    """Replace DeepSpeed's query for free memory, which fails with UUIDs in CUDA_VISIBLE_DEVICES.
+
+    DeepSpeed 0.19.8 asks NVML by the numbers in that variable: with UUIDs there, ZeRO 1 and 2 end
+    with a ValueError (accelerator/cuda_accelerator.py, zero/stage_1_and_2.py).
+    """
     accelerator.available_memory = lambda device=None: torch.cuda.mem_get_info(device)[0]
 
 
 def count_ranks_as_cards(accelerator: Any, ranks_per_node: int) -> None:
-    """Have DeepSpeed know how many ranks share a node.
+    """Tell DeepSpeed how many ranks share a node.
 
     DeepSpeed 0.19.8 takes the cards that a process sees for those of its node (utils/groups.py,
     coalesced_collectives.py, zero/stage3.py), and a rank sees one: each would be a node of its own,
@@ -178,11 +195,11 @@ def count_ranks_as_cards(accelerator: Any, ranks_per_node: int) -> None:
 
 
 def suit_cards() -> None:
-    """Set what PyTorch keeps for a whole process, in one that computes on a card."""
+    """Set PyTorch's process-wide settings for a process that computes on a card."""
     # cuDNN's attention, which PyTorch prefers on H100, builds a graph for each new length.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    # DeepSpeed's groups are new ones, for which it gives no time (comm/torch.py, new_group).
-    groups: Any = dist.distributed_c10d  # whose types leave this out
+    # DeepSpeed makes new groups without a timeout (comm/torch.py, new_group): set the default.
+    groups: Any = dist.distributed_c10d  # its types leave this attribute out
     groups.default_pg_nccl_timeout = _PATIENCE
 
 
@@ -191,4 +208,5 @@ def leave() -> None:
     if dist.is_initialized():
         import deepspeed
 
-        deepspeed.comm.destroy_process_group()  # torch's alone leaves DeepSpeed with dead groups
+        # torch's function alone would leave DeepSpeed with dead groups
+        deepspeed.comm.destroy_process_group()

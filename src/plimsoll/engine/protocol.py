@@ -1,5 +1,4 @@
-"""What one training rank can do with one model, whoever divides it over the ranks, and with what
-the model learns."""
+"""What one training rank can do with one model, whichever engine divides it, and its objectives."""
 
 from __future__ import annotations
 
@@ -30,20 +29,22 @@ class Engine(Protocol):
     module: nn.Module
 
     def forward(self, *inputs: object, **options: object) -> Any:
-        """What the model gives for one micro-batch; parameters as those of its own forward."""
+        """Return what the model gives for one micro-batch; parameters as for its own forward."""
         ...
 
     def scoring(self) -> AbstractContextManager[None]:
-        """Within: no gradients are kept."""
+        """Return a context manager inside which no gradients are kept."""
         ...
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        """Within: these parameters whole, on every rank, by name."""
+        """Return a context manager that gives these parameters whole, on every rank, by name."""
         ...
 
     def share(self, role: str) -> Share | None:
-        """Return what this rank holds of what is divided over the ranks, for the role of this
-        name; None if nothing is divided."""
+        """Return what this rank holds of what the ranks divide; None if nothing is divided.
+
+        The role is the one that the engine serves.
+        """
         ...
 
 
@@ -59,8 +60,10 @@ class FrozenEngine(Engine, Protocol):
 class Steps:
     """The optimizer steps of a role so far.
 
-    taken: those that changed the weights. skipped: those whose gradient was not finite.
-    in_a_row: how many of these came last, one after the other.
+    Attributes:
+        taken: Steps that changed the weights.
+        skipped: Steps whose gradient was not finite.
+        in_a_row: How many of the skipped steps came last, one after the other.
     """
 
     taken: int = 0
@@ -68,14 +71,18 @@ class Steps:
     in_a_row: int = 0
 
     def after(self, finite: bool) -> Steps:
-        """The count after one more step."""
+        """Return the count after one more step, whose gradient was finite or not."""
         if finite:
             return Steps(self.taken + 1, self.skipped)
         return Steps(self.taken, self.skipped + 1, self.in_a_row + 1)
 
 
 class TrainedEngine(Engine, Protocol):
-    """A model that learns. steps: the optimizer steps so far."""
+    """A model that learns.
+
+    Attributes:
+        steps: The optimizer steps so far.
+    """
 
     steps: Steps
 
@@ -84,21 +91,28 @@ class TrainedEngine(Engine, Protocol):
         ...
 
     def step(self, learning_rate: float) -> float:
-        """Reduce over ranks, clip, update, clear; returns the gradient norm before clipping. Where
-        it is not finite, nothing changes but `steps`.
+        """Reduce over ranks, clip, update, clear; return the gradient norm before clipping.
+
+        If the norm is not finite, nothing changes but `steps`.
         """
         ...
 
     def swap_average(self) -> None:
-        """Exchange the weights with their moving average, where one is kept; twice: as before."""
+        """Exchange the weights with their moving average, if one is kept.
+
+        A second call brings the weights back.
+        """
         ...
 
     def save(self, directory: Path) -> None:
-        """Write masters, moments and moving average."""
+        """Write masters, moments and moving average below the directory."""
         ...
 
     def restore(self, directory: Path) -> None:
-        """Read them back, whoever wrote them; in the same form, bit for bit."""
+        """Read masters, moments and moving average back, whatever division of ranks wrote them.
+
+        In the same division they come back bit for bit.
+        """
         ...
 
 
@@ -107,8 +121,8 @@ class TrainerBuild:
     """How a trainer engine is made on one rank, from a model that is loaded on the host.
 
     Attributes:
-        trained: makes the engine of a role that learns.
-        frozen: makes the engine of a role that only scores.
+        trained: Makes the engine of a role that learns.
+        frozen: Makes the engine of a role that only scores.
     """
 
     trained: Callable[[nn.Module, TrainedRole, Place], TrainedEngine]
@@ -116,7 +130,7 @@ class TrainerBuild:
 
 
 def engine_build(role: TrainedRole | FrozenRole) -> TrainerBuild:
-    """Return how the engine is made that the role's settings name."""
+    """Return how to make the engine that the role's settings name."""
     package = package_of(role.engine_name, TRAINER_ENGINES)
     return cast(TrainerBuild, import_module(f"{package}.engine").ENGINE)
 
@@ -127,13 +141,19 @@ class Objective(Protocol[StreamT]):
     def loss(
         self, engine: Engine, pack: PackTensors, stream: StreamT, counts: BatchCounts
     ) -> LossOutput:
-        """The micro-batch's share of the loss; counts: of the whole step, over all ranks."""
+        """Return the micro-batch's share of the loss.
+
+        The stream is what the micro-batch carries besides its tokens. The counts are those of the
+        whole step, over all ranks.
+        """
         ...
 
 
-def not_finite(norm: float, loss: float, in_a_row: int) -> PlimsollError:
-    """What ends a run whose gradient norm is not finite. loss: this rank's share of the step's.
-    in_a_row: how many steps have been so, one after the other."""
+def not_finite_error(norm: float, loss: float, in_a_row: int) -> PlimsollError:
+    """Return the error that ends a run whose gradient norm is not finite.
+
+    `loss` is this rank's share of the step's; `in_a_row` counts such steps, one after the other.
+    """
     times = "" if in_a_row == 1 else f", not finite in {in_a_row} steps in a row"
     return PlimsollError(
         f"the gradient norm is {norm}{times}, and this rank's share of the loss {loss:.4g}. The "

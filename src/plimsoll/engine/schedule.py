@@ -8,9 +8,9 @@ from plimsoll.config.engine import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """The rate of optimizer step `step` (0-based) of `total_steps`.
+    """Return the rate of optimizer step `step` (0-based) of `total_steps`.
 
-    Rises linearly over the warm-up, then stays (constant), or falls to `final_ratio` of the peak
+    It rises linearly over the warm-up, then stays (constant), or falls to `final_ratio` of the peak
     along a line or half a cosine, or (wsd) stays and falls over the last `decay_steps`; it gets
     there at the last step.
     """
@@ -27,7 +27,7 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 
 def _shape(config: OptimizerConfig, progress: float) -> float:
-    """From 1 to 0 while progress goes from 0 to 1.
+    """Return a factor that falls from 1 to 0 while progress goes from 0 to 1.
 
     wsd: 1 - sqrt, the best of the cooldowns that Haegele et al. 2024
     (https://arxiv.org/abs/2405.18392, section 3.2) compare; the name is of Hu et al. 2024
@@ -45,5 +45,5 @@ def _shape(config: OptimizerConfig, progress: float) -> float:
 
 
 def decay_steps(config: OptimizerConfig, total_steps: int) -> int:
-    """The steps over which wsd falls, with the default resolved."""
+    """Return the steps over which wsd falls, with the default resolved."""
     return config.decay_steps or max(1, total_steps // 10)

@@ -1,4 +1,4 @@
-"""From torch's and Python's errors of memory to one that says for whom, how much."""
+"""Torch's and Python's memory errors, turned into one that names the role and the bytes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ from plimsoll.run.readings import Footprint, Share
 _CPU = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|could not create a primitive$"
 )
-"""Of torch's allocator, and of oneDNN, which gets no memory for a kernel's code: what it cannot
-compute at all it says of a primitive *descriptor*."""
+"""Messages of torch's allocator, and of oneDNN without memory for a kernel's code. What oneDNN
+cannot compute at all it reports of a primitive *descriptor*."""
 _CARD = re.compile(
     r"CUDA (?:error|failure \d+).*out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
-"""From outside of torch's allocator: CUDA itself, NCCL, cuBLAS."""
+"""Messages from outside of torch's allocator: of CUDA itself, NCCL, cuBLAS."""
 _ASKED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @contextmanager
-def telling_shortage(
+def explain_shortage(
     device: torch.device,
     role: Callable[[], str | None],
     shares: Callable[[], tuple[Share, ...]] = tuple,
 ) -> Iterator[None]:
-    """Within: an allocation that fails raises OutOfMemory. role, shares: asked for only then.
+    """Turn an allocation that fails inside the block into OutOfMemory.
 
-    torch.OutOfMemoryError is a RuntimeError; on CPU the allocator raises a plain one. A loss of
-    the user's own may run out of memory like anything else.
+    torch.OutOfMemoryError is a RuntimeError; on CPU the allocator raises a plain one. A loss of the
+    user's own may run out of memory like anything else.
+
+    Args:
+        device: The device that the process computes on.
+        role: Returns the role that is worked with; called only after a failure.
+        shares: Returns what the rank holds of divided roles; called only after a failure.
     """
     try:
         yield
@@ -44,13 +49,13 @@ def telling_shortage(
         if not isinstance(first, RuntimeError | MemoryError) or not is_shortage(first):
             raise
         text = f"{type(first).__name__}: {first}".splitlines()[0]
-        asked = _ASKED.search(text)
+        match = _ASKED.search(text)
         on_card = device.type == "cuda" and _is_of_card(first)
         incident = Incident(
             where="device" if on_card else "host",
             why=text,
             role=role(),
-            asked=None if asked is None else int(float(asked[1]) * _UNITS[asked[2]]),
+            asked=None if match is None else int(float(match[1]) * _UNITS[match[2]]),
             held=footprint(device),
             shares=shares(),
         )
@@ -58,9 +63,9 @@ def telling_shortage(
 
 
 def is_shortage(error: RuntimeError | MemoryError) -> bool:
-    """Whether it says that memory, of a card or of the host, could not be had."""
-    known = isinstance(error, MemoryError) or _is_of_card(error)
-    return known or _CPU.search(str(error)) is not None
+    """Return whether the error says that memory, of a card or of the host, could not be had."""
+    is_known_type = isinstance(error, MemoryError) or _is_of_card(error)
+    return is_known_type or _CPU.search(str(error)) is not None
 
 
 def _is_of_card(error: RuntimeError | MemoryError) -> bool:
@@ -68,12 +73,17 @@ def _is_of_card(error: RuntimeError | MemoryError) -> bool:
 
 
 def footprint(device: torch.device) -> Footprint | None:
-    """What this process holds now. None of a card that it never used, as in front of an engine that
-    has a process of its own: a context, made to look, would take more of a card that is full."""
+    """Return what this process holds now; None if it never used its card.
+
+    A process in front of an engine that has a process of its own never did: a context, made to
+    look, would take more of a card that is full.
+    """
     if device.type != "cuda":
         return Footprint(process_bytes())
     if not torch.cuda.is_initialized():
         return None
-    free, whole = torch.cuda.mem_get_info(device)
+    free, capacity = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
-    return Footprint(process_bytes(), allocated, torch.cuda.memory_reserved(device), whole - free)
+    return Footprint(
+        process_bytes(), allocated, torch.cuda.memory_reserved(device), capacity - free
+    )

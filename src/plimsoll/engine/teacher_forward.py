@@ -1,4 +1,4 @@
-"""A teacher on a rank: what it makes of a step's packs, and how its student gets at it.
+"""A teacher on a rank: its hidden states for a step's packs, and its head for the student.
 
 The teacher goes over all packs of a step before the student learns from the first: so an offloaded
 teacher comes to the device once a step. What is kept meanwhile are hidden states, in host memory;
@@ -21,7 +21,12 @@ from plimsoll.records import Pack
 
 @dataclass(frozen=True)
 class TeacherForward:
-    """What a teacher makes of one micro-batch. hidden_L_H: what its head reads, in host memory."""
+    """What a teacher makes of one micro-batch.
+
+    Attributes:
+        hidden_L_H: The hidden states that its head reads, in host memory.
+        teacher: The teacher's engine.
+    """
 
     hidden_L_H: Tensor
     teacher: Engine
@@ -34,7 +39,7 @@ class TeacherForward:
 
     @contextmanager
     def head(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Within: the head's weight and bias, whole, on the device."""
+        """Yield the head's weight and bias, whole, on the device."""
         names = self.model.head_names()
         with self.teacher.gathered(names) as tensors:
             weight, *bias = (tensors[name].to(device, non_blocking=True) for name in names)
@@ -44,7 +49,7 @@ class TeacherForward:
 def teacher_forward(
     teacher: Engine, packs: Sequence[Pack], device: torch.device
 ) -> list[TeacherForward]:
-    """Have the teacher read the packs."""
+    """Return the teacher's hidden states for each pack."""
     with teacher.scoring():
         states = [teacher.forward(PackTensors.from_pack(pack, device)).cpu() for pack in packs]
     return [TeacherForward(hidden_L_H, teacher) for hidden_L_H in states]

@@ -47,11 +47,12 @@ class WeightBucket:
 
 
 def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-    """The weights of each bucket, in the model's order; a tensor over the limit is alone.
+    """Return the weights of each bucket, in the model's order; a tensor over the limit is alone.
 
-    What an engine may merge into one layer, such as queries, keys and values, comes together, and
-    in one bucket where it fits: vLLM holds tensors until all of their layer are there. By their
-    names in the module; what adapters add has no names of its own here.
+    Weights that an engine may merge into one layer, such as queries, keys and values, come
+    together, and in one bucket if they fit: vLLM holds tensors until all of their layer are there.
+    The names are those in the module; the tensors that adapters add have no names of their own
+    here.
     """
     buckets: list[list[str]] = []
     room = 0
@@ -69,8 +70,11 @@ def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ..
 
 
 def _blocks(hf_names: Mapping[str, str]) -> Iterator[list[str]]:
-    """Names in the module: of each part of a decoder's layer (attention, MLP, norms), or of each
-    module elsewhere. hf_names: as `hf_state_names` gives them."""
+    """Yield names in the module, together if they belong together.
+
+    That is a part of a decoder's layer (attention, MLP, norms), or elsewhere a module. The names
+    come with their Hugging Face names, as `hf_state_names` gives them.
+    """
     blocks: dict[str, list[str]] = {}
     for name, hf_name in hf_names.items():
         ends = 2 if _IN_LAYER.search(hf_name) else 1
@@ -82,8 +86,10 @@ def _blocks(hf_names: Mapping[str, str]) -> Iterator[list[str]]:
 def plain_weights(
     engine: Engine, names: Sequence[str]
 ) -> Iterator[Callable[[], dict[str, Tensor]]]:
-    """Within: a function that gives these weights by their Hugging Face names, as a model without
-    adapters and quantisation has them. All ranks must enter; each that wants them calls.
+    """Yield a function that returns these weights by their Hugging Face names.
+
+    The weights are those of a model without adapters and quantisation. All ranks must enter; each
+    that wants the weights calls the function.
     """
     module = engine.module
     hf_names = hf_state_names(module)
@@ -92,7 +98,7 @@ def plain_weights(
 
 
 def sent_names(policy: PolicyModel, as_published: bool) -> tuple[str, ...]:
-    """The names of all tensors that the buckets of a policy hold; see `gather_bucket`."""
+    """Return the names of all tensors that the buckets of a policy hold; see `gather_bucket`."""
     frames = {
         hf_name: torch.empty(plain_shape(policy.get_parameter(name)), device="meta")
         for name, hf_name in hf_state_names(policy).items()
@@ -103,10 +109,10 @@ def sent_names(policy: PolicyModel, as_published: bool) -> tuple[str, ...]:
 def gather_bucket(
     engine: Engine, names: Sequence[str], as_published: bool, rank: int
 ) -> WeightBucket | None:
-    """A bucket of these weights of a policy, and of those tied to one of them under their own
-    names, on rank 0; all ranks must call it.
+    """Return a bucket of these weights of a policy on rank 0, None on others.
 
-    as_published: as the model's files have them, or as transformers' model does.
+    All ranks must call it. Weights that are tied to one of these are in the bucket too, under their
+    own names. `as_published`: as the model's files have them, or as transformers' model does.
     """
     policy = engine.module
     assert isinstance(policy, PolicyModel)
@@ -118,8 +124,8 @@ def _with_ties(
     policy: PolicyModel, weights: Mapping[str, Tensor], as_published: bool
 ) -> dict[str, Tensor]:
     tied = {name: weights[of] for name, of in policy.tied_names().items() if of in weights}
-    every = {**weights, **tied}
-    return dict(published_weights(policy.lm, every)) if as_published else every
+    all_weights = {**weights, **tied}
+    return dict(published_weights(policy.lm, all_weights)) if as_published else all_weights
 
 
 def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:
@@ -138,13 +144,13 @@ def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:
 
 
 def hash_bytes(data: Tensor) -> str:
-    """A fast hash (xxh3, 64 bits) of a contiguous tensor's bytes in host memory."""
+    """Return a fast hash (xxh3, 64 bits) of a contiguous tensor's bytes in host memory."""
     flat = data.flatten().view(torch.uint8).numpy()
     return xxhash.xxh3_64_hexdigest(flat)  # type: ignore[arg-type]  # numpy is a Buffer
 
 
 def read_bucket(bucket: WeightBucket) -> dict[str, Tensor]:
-    """The tensors of a bucket, as views into its data."""
+    """Return the tensors of a bucket, as views into its data."""
     data = torch.from_numpy(bucket.data)
     return split_bytes(bucket.tensors, data)
 
@@ -161,10 +167,10 @@ def split_bytes(tensors: Sequence[SentTensor], data: Tensor) -> dict[str, Tensor
 
 
 def _room(size: int) -> int:
-    """Every tensor begins at a multiple of 8 bytes, where any dtype may begin."""
+    """Return the size rounded up to 8 bytes: any dtype may begin at a multiple of 8."""
     return -(-size // 8) * 8
 
 
 def _plain_bytes(parameter: nn.Parameter) -> int:
-    """The bytes of the whole parameter; of a quantised one, as a plain weight."""
+    """Return the bytes of the whole parameter; for a quantised one, as a plain weight."""
     return math.prod(plain_shape(parameter)) * parameter.element_size()

@@ -13,7 +13,7 @@ from plimsoll.model.adapters import adapter_off
 
 
 class WithoutAdapter:
-    """An `Engine` that only scores: what the adapted model was before it learned.
+    """An `Engine` that only scores: the adapted model as it was before it learned.
 
     `gathered` gives the adapter's parameters too, as they are.
     """
@@ -23,14 +23,17 @@ class WithoutAdapter:
         self.module = adapted.module
 
     def forward(self, *inputs: object, **options: object) -> Any:
+        """Return what the engine of the adapted model gives."""
         return self._adapted.forward(*inputs, **options)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
+        """Switch gradients and the adapter off during the block."""
         with self._adapted.scoring(), adapter_off(self.module):
             yield
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        """Return a context manager that gives these parameters whole."""
         return self._adapted.gathered(names)
 
     def share(self, role: str) -> None:

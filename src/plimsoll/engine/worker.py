@@ -25,9 +25,9 @@ from plimsoll.engine.protocol import (
     Objective,
     TrainedEngine,
     engine_build,
-    not_finite,
+    not_finite_error,
 )
-from plimsoll.engine.shortage import telling_shortage
+from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.teacher_forward import TeacherForward, teacher_forward
 from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
 from plimsoll.engine.without_adapter import WithoutAdapter
@@ -48,9 +48,10 @@ S = TypeVar("S")
 class StepResult:
     """What one rank saw in one optimizer step.
 
-    metrics: this rank's share of the batch's means; add over ranks.
-    grad_norm: of the whole gradient, before clipping; the same on all ranks. Where it is not finite
-    the step was left out.
+    Attributes:
+        metrics: This rank's share of the batch's means; add over ranks.
+        grad_norm: The norm of the whole gradient, before clipping; the same on all ranks. If it is
+            not finite, the step was left out.
     """
 
     metrics: dict[str, float]
@@ -58,12 +59,12 @@ class StepResult:
 
 
 class Worker:
-    """Hosts the engines of a rank and does what the controller says, one call at a time.
+    """The engines of a rank, and the calls that the controller makes, one at a time.
 
-    Consumes: calls, the same on every rank in the same order, each with the rank's own packs.
-    Waits for: the other ranks, inside collectives. Unblocked by: their making the same call.
-    Produces: log-probs, values, step results, weight buckets, files.
-    Shut down by `stop`, or with its process.
+    Consumes: calls, the same on every rank in the same order, each with the rank's own packs. Waits
+    for: the other ranks, inside collectives. Unblocked by: their making the same call. Produces:
+    log-probs, values, step results, weight buckets, files. Shut down by `stop`, or with its
+    process.
     """
 
     def __init__(self, place: Place) -> None:
@@ -76,22 +77,27 @@ class Worker:
         self._distillation: list[TeacherForward] = []
 
     def do(self, method: str, *arguments: object) -> Any:
-        """Call a method; where memory runs out in it, OutOfMemory says for which role."""
-        with telling_shortage(self._device, lambda: self._busy_with, self.shares):
+        """Call a method; if memory runs out in it, raise OutOfMemory, which names the role."""
+        with explain_shortage(self._device, lambda: self._busy_with, self.shares):
             return getattr(self, method)(*arguments)
 
     def load_policy(
         self, name: RoleName, role: TrainedRole | FrozenRole, temperature: float, seed: int = 0
     ) -> int:
-        """Load a policy; the seed decides a new adapter. Returns its number of parameters (of the
-        whole model)."""
+        """Load a policy, and return its number of parameters (of the whole model).
+
+        The seed decides a new adapter.
+        """
         self._busy_with = name
         policy = load_policy(role.model, self._device, temperature, cast=False)
         return self._adopt(name, role, policy, seed)
 
     def load_value(self, name: RoleName, role: TrainedRole | FrozenRole, seed: int) -> int:
-        """Load a value function, or a reward model (a frozen one, whose head must be there); the
-        seed decides what is new. Returns its number of parameters (of the whole model)."""
+        """Load a value function or a reward model; return its number of parameters.
+
+        A reward model is a frozen role, whose head must be there. The seed decides what is new. The
+        number is that of the whole model.
+        """
         self._busy_with = name
         head_seed = None if isinstance(role, FrozenRole) else seed
         value = load_value(role.model, self._device, head_seed, cast=False)
@@ -117,53 +123,57 @@ class Worker:
         self._sources[name] = role
         self._seeds[name] = seed
         if self._device.type == "cpu":
-            release_free_blocks()  # the next role is loaded within the second they are kept for
+            # The heap keeps blocks for a second, in which the next role is loaded.
+            release_free_blocks()
         return size
 
     def load_teacher(self, role: FrozenRole) -> int:
-        """Load the role `teacher`. Returns its number of parameters."""
+        """Load the role `teacher`; return its number of parameters."""
         self._busy_with = "teacher"
         return self._adopt("teacher", role, load_teacher(role.model, self._device), 0)
 
     def score_without_adapter(self, adapted: RoleName, name: RoleName) -> None:
-        """Have `name` be what a loaded role was before its adapter learned: no second model."""
+        """Make `name` the loaded role as it was before its adapter learned; no second model."""
         self._engines[name] = WithoutAdapter(self._engines[adapted])
 
     def log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
-        """The log-prob of every learned token, one array per pack; nats."""
+        """Return the log-prob of every learned token, one array per pack; nats."""
         engine = self._engine(role)
         return score(engine, packs, lambda pack: engine.forward(pack)[0], self._device)
 
     def sequence_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
-        """The log-prob of each sequence's learned tokens together, one array [S] per pack; nats."""
+        """Return the log-prob of each sequence's learned tokens, one array [S] per pack; nats."""
         engine = self._engine(role)
 
-        def summed(pack: PackTensors) -> Tensor:
+        def sum_log_probs(pack: PackTensors) -> Tensor:
             return sums(engine.forward(pack)[0], pack.cu_loss_tokens)
 
-        return score(engine, packs, summed, self._device)
+        return score(engine, packs, sum_log_probs, self._device)
 
     def probe_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
-        """As `log_probs`, but at temperature 1 whatever the role samples with."""
+        """Return what `log_probs` does, but at temperature 1 whatever the role samples with."""
         with self._policy(role).at_temperature_one():
             return self.log_probs(role, packs)
 
     def values(
         self, role: RoleName, packs: Sequence[Pack], read_at: ReadAt = before_learned
     ) -> list[Floats]:
-        """The values of a value model or reward model, one array per pack."""
+        """Return the values of a value model or reward model, one array per pack."""
         engine = self._engine(role)
         return score(engine, packs, lambda pack: engine.forward(read_at(pack)), self._device)
 
     def set_padding(self, role: RoleName, token: int | None) -> None:
-        """Have a value model's config say which token transformers looks past to find a sequence's
-        last; None: it then takes one sequence at a time."""
+        """Set the padding token in a value model's config.
+
+        transformers looks past it to find a sequence's last token. With None it takes one sequence
+        at a time.
+        """
         module = self._engine(role).module
         assert isinstance(module, ValueModel), f"{role} is no value model"
         module.lm.config.get_text_config().pad_token_id = token
 
     def nll(self, role: RoleName, packs: Sequence[Pack]) -> float:
-        """The sum of -log p over the learned tokens of this rank's packs; nats."""
+        """Return the sum of -log p over the learned tokens of this rank's packs; nats."""
         return -float(sum(float(np.sum(x)) for x in self.log_probs(role, packs)))
 
     def train(
@@ -175,21 +185,24 @@ class Worker:
         objective: Objective[S],
         rate: float,
     ) -> StepResult:
-        """One optimizer step of a role on an objective; streams: one per pack; None: what the
-        teacher made of these packs. counts: of the step, over all ranks.
+        """Take one optimizer step of a role on an objective.
 
-        Raises PlimsollError where the gradient was not finite in more steps in a row than the
-        settings let pass.
+        There is one stream per pack; None stands for what the teacher made of these packs. The
+        counts are those of the step, over all ranks.
+
+        Raises:
+            PlimsollError: The gradient was not finite in more steps in a row than the settings
+                allow.
         """
-        engine = self._trained(role)
+        engine = self._trained_engine(role)
         self._seed_step(role, engine)
-        given: Sequence[Any] = self._distillation if streams is None else streams
-        outputs = losses(engine, packs, given, counts, objective, self._device)
+        pack_streams: Sequence[Any] = self._distillation if streams is None else streams
+        outputs = losses(engine, packs, pack_streams, counts, objective, self._device)
         metrics, norm = learn(engine, outputs), engine.step(rate)
         source, in_a_row = self._sources[role], engine.steps.in_a_row
         assert isinstance(source, TrainedRole), f"{role} is frozen"
         if in_a_row > source.optimizer.max_skipped_steps:
-            raise not_finite(norm, metrics["loss"], in_a_row)
+            raise not_finite_error(norm, metrics["loss"], in_a_row)
         return StepResult(metrics, norm)
 
     def teacher_forward(self, packs: Sequence[Pack]) -> None:
@@ -200,63 +213,73 @@ class Worker:
     def measure_distillation(
         self, packs: Sequence[Pack], counts: BatchCounts, objective: DistillationObjective
     ) -> dict[str, float]:
-        """This rank's share of the loss and metrics of what the teacher made of these packs."""
+        """Return this rank's share of the loss and metrics, without gradients.
+
+        The packs are those that the teacher has read.
+        """
         engine = self._engine("actor")
         return measure(
             engine, losses(engine, packs, self._distillation, counts, objective, self._device)
         )
 
     def _seed_step(self, role: RoleName, engine: TrainedEngine) -> None:
-        """What is drawn in a step (dropout) depends on seed, step and rank alone, so that a run
-        that resumes draws the same."""
+        """Seed what is drawn in a step (dropout) by seed, step and rank alone.
+
+        A run that resumes so draws the same.
+        """
         steps = engine.steps.taken + engine.steps.skipped
         seeds = np.random.SeedSequence([self._seeds[role], steps, self._place.rank])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
 
     def weight_plan(self, role: RoleName, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-        """The parameters of each bucket of `weight_bucket`, by their names in the module."""
+        """Return the parameters of each bucket of `weight_bucket`, by their names in the module."""
         return plan_buckets(self._engine(role), bucket_bytes)
 
     def weight_names(self, role: RoleName, as_published: bool) -> tuple[str, ...]:
-        """The Hugging Face names of all tensors that the buckets hold, tied heads included."""
+        """Return the Hugging Face names of all tensors in the buckets, tied heads included."""
         return sent_names(self._policy(role), as_published)
 
     def weight_bucket(
         self, role: RoleName, names: tuple[str, ...], as_published: bool
     ) -> WeightBucket | None:
-        """Gather these parameters (all ranks take part); rank 0 returns them, the others None."""
+        """Gather these parameters (all ranks take part); return them on rank 0, else None."""
         return gather_bucket(self._engine(role), names, as_published, self._place.rank)
 
     def adapter_files(self, role: RoleName, version: int) -> AdapterFiles | None:
-        """The role's adapter alone (all ranks take part); rank 0 returns it, the others None."""
+        """Gather the adapter alone (all ranks take part); return it on rank 0, else None."""
         return adapter_files(self._engine(role), version, self._place.rank)
 
     def save_checkpoint(self, role: RoleName, directory: Path) -> None:
         """Write a trained role's masters, moments and moving average below the directory."""
-        self._trained(role).save(directory)
+        self._trained_engine(role).save(directory)
 
     def load_checkpoint(self, role: RoleName, directory: Path) -> None:
-        """Read them back, whoever wrote them; in the same form, bit for bit."""
-        self._trained(role).restore(directory)
+        """Read a role's checkpoint back, whatever division of ranks wrote it.
+
+        In the same division it comes back bit for bit.
+        """
+        self._trained_engine(role).restore(directory)
 
     def swap_average(self, role: RoleName) -> None:
-        """Exchange a role's weights with their moving average; twice: as before."""
-        self._trained(role).swap_average()
+        """Exchange a role's weights with their moving average; a second call undoes it."""
+        self._trained_engine(role).swap_average()
 
     def save_model(self, role: RoleName, directory: Path, template: str | None = None) -> None:
-        """Write a role in Hugging Face format, or only its adapter, as PEFT does. template: as for
-        `companions`."""
+        """Write a role in Hugging Face format, or only its adapter, as PEFT does.
+
+        The template is a chat template, as for `companions`.
+        """
         engine = self._engine(role)
         source = self._sources[role]
         assert isinstance(engine.module, PolicyModel | ValueModel), f"{role} is not saved"
         tokenizer = load_tokenizer(source.model.path, source.model.trust_remote_code)
-        beside = companions(engine.module.lm, tokenizer, template)
+        companion_files = companions(engine.module.lm, tokenizer, template)
         adapted = isinstance(source, TrainedRole) and source.adapter is not None
         write = write_adapter if adapted else write_model
-        write(engine, beside, directory, self._place.rank)
+        write(engine, companion_files, directory, self._place.rank)
 
     def release(self, role: RoleName) -> None:
-        """Forget a role that only scores; what it held is free for others."""
+        """Forget a role that only scores, and free what it held."""
         assert isinstance(self._sources[role], FrozenRole), f"{role} is trained"
         cast(FrozenEngine, self._engine(role)).release()
         del self._engines[role], self._sources[role]
@@ -264,22 +287,22 @@ class Worker:
         self.give_back()
 
     def give_back(self) -> None:
-        """Let go of what the allocator keeps for later, for who else uses the card."""
+        """Free what the allocator keeps for later, for other processes on the card."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def release_heap(self) -> None:
-        """On CPU: give back what the heap keeps for a second, and let the peak start from there."""
+        """On CPU, give back what the heap keeps for a second, and let the peak start from there."""
         if self._device.type == "cpu":
             release_free_blocks()
             reset_process_peak()
 
     def read_memory(self) -> Reading:
-        """What the process holds, and its peaks since the last call."""
+        """Return what the process holds, and its peaks since the last call."""
         return replace(read_memory(self._device), shares=self.shares())
 
     def shares(self) -> tuple[Share, ...]:
-        """What the rank holds of each role that is divided over the ranks."""
+        """Return what the rank holds of each role that is divided over the ranks."""
         shares = (engine.share(name) for name, engine in self._engines.items())
         return tuple(share for share in shares if share is not None)
 
@@ -289,7 +312,7 @@ class Worker:
         leave()
 
     def _engine(self, role: RoleName) -> Engine:
-        """The engine of the role that is worked with from now on."""
+        """Return the role's engine, and note that the role is worked with from now on."""
         self._busy_with = role
         return self._engines[role]
 
@@ -298,6 +321,6 @@ class Worker:
         assert isinstance(module, PolicyModel), f"{role} is not a policy"
         return module
 
-    def _trained(self, role: RoleName) -> TrainedEngine:
+    def _trained_engine(self, role: RoleName) -> TrainedEngine:
         assert isinstance(self._sources[role], TrainedRole), f"{role} is frozen"
         return cast(TrainedEngine, self._engine(role))

@@ -64,7 +64,7 @@ def run(work: Dispatch, durations: Sequence[float], speeds: Sequence[float] = (1
             course.end = now
             return course
         now, _, call = heapq.heappop(running)
-        whole = work.done(call, answers(call))
+        whole = work.note_answers(call, answers(call))
         if whole is not None:
             assert call.place not in course.whole
             course.whole[call.place] = whole
@@ -104,8 +104,8 @@ def test_responses_come_one_by_one_where_the_engine_takes_them_so(
     assert [c.request.first for c in asked] == list(range(calls))
     assert all(c.request.seed == 7 and c.request.responses == 4 // calls for c in asked)
     *early, last = reversed(asked)
-    assert all(work.done(call, answers(call)) is None for call in early)
-    assert len(work.done(last, answers(last)) or []) == 4
+    assert all(work.note_answers(call, answers(call)) is None for call in early)
+    assert len(work.note_answers(last, answers(last)) or []) == 4
 
 
 def test_the_next_request_goes_where_the_fewest_responses_are_owed() -> None:
@@ -113,7 +113,11 @@ def test_the_next_request_goes_where_the_fewest_responses_are_owed() -> None:
     first = list(work.calls())
     assert [(c.place, c.engine) for c in first[::2]] == [(0, 0), (1, 1), (2, 0), (3, 1)]
     done = [c for c in first if c.engine == 1][:3]
-    assert [work.done(call, answers(call)) is not None for call in done] == [False, True, False]
+    assert [work.note_answers(call, answers(call)) is not None for call in done] == [
+        False,
+        True,
+        False,
+    ]
     assert [(c.place, c.engine) for c in work.calls()] == [(4, 1)] * 2
 
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from plimsoll.cluster.exit_reason import exit_reason, not_started
+from plimsoll.cluster.exit_reason import exit_reason, start_error
 from plimsoll.cluster.failure_logs import SILENT
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import WorkerDied
@@ -113,7 +113,7 @@ def test_vllm_lacks_memory_to_start_where_it_says_so_or_the_kernel_killed(
         "cuda",
         RolloutConfig(dtype="bfloat16").with_engine(VllmConfig(memory_share=0.3)),
     )
-    error = not_started(spec, said, killed, "/tmp/worker-1")
+    error = start_error(spec, said, killed, "/tmp/worker-1")
     told = error.incident.why if isinstance(error, OutOfMemory) else str(error)
     assert str(error).startswith("rollout engine 1: vLLM could not start")
     assert (error.incident.where if isinstance(error, OutOfMemory) else None) == where

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cluster.failure_logs import (
-    crash_in,
+    death_reason,
     failing_process,
+    last_crash_line,
     message,
-    tells_of_shortage,
-    why_dead,
+    says_out_of_memory,
 )
 from plimsoll.rollout.vllm.engine import logged_error
 
@@ -68,35 +68,37 @@ EngineDeadError: EngineCore encountered an issue. See stack trace (above) for th
 
 
 def test_a_killed_process_is_told_as_one() -> None:
-    assert why_dead(KILLED) == "its process ended without a word: it was killed, or it crashed"
+    assert death_reason(KILLED) == "its process ended without a word: it was killed, or it crashed"
 
 
 def test_other_ends_are_told_in_rays_words() -> None:
-    assert why_dead(ENDED) == "Worker exits unexpectedly. Worker exits with an exit code 3."
-    assert "(raylet) was killed, or it crashed" in why_dead(f"{KILLED}\nOwner's node has crashed.")
-    long = why_dead("word " * 1000 + "end")
+    assert death_reason(ENDED) == "Worker exits unexpectedly. Worker exits with an exit code 3."
+    assert "(raylet) was killed, or it crashed" in death_reason(
+        f"{KILLED}\nOwner's node has crashed."
+    )
+    long = death_reason("word " * 1000 + "end")
     assert len(long) <= 500 and long.endswith(" end")
 
 
 def test_a_node_that_is_gone_is_told_as_one() -> None:
-    assert why_dead(NODE) == (
+    assert death_reason(NODE) == (
         "its node is gone: the actor's node was terminated unexpectedly: health check failed due "
         "to missing too many heartbeats"
     )
-    assert why_dead(NODE.partition("\n\tthe")[0]) == "its node is gone"
-    assert why_dead(RAYLET) == (
+    assert death_reason(NODE.partition("\n\tthe")[0]) == "its node is gone"
+    assert death_reason(RAYLET) == (
         "it cannot be reached: Ray's process on its node (raylet), or all of it, is gone"
     )
 
 
 def test_rays_memory_monitor_says_how_full_the_node_was() -> None:
-    why = why_dead(MONITOR)
+    why = death_reason(MONITOR)
     assert why == (
         "Ray's memory monitor killed it: 1 worker(s) were killed due to the node running low on "
         "memory. Memory on the node (IP: 192.0.2.2, ID: 765923ec) was 9.73GB used / 23.54GB limit "
         "(0.413540)"
     )
-    assert tells_of_shortage(why)
+    assert says_out_of_memory(why)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +115,12 @@ def test_rays_memory_monitor_says_how_full_the_node_was() -> None:
     ],
 )
 def test_what_vllm_says_of_memory_is_known(text: str) -> None:
-    assert tells_of_shortage(text)
+    assert says_out_of_memory(text)
 
 
 def test_what_is_not_of_memory_is_not() -> None:
     for text in (KILLED, ENDED, NODE, DEPENDENT, "RuntimeError: invalid device ordinal"):
-        assert not tells_of_shortage(why_dead(text))
+        assert not says_out_of_memory(death_reason(text))
 
 
 def test_an_error_belongs_to_the_process_that_it_came_from_first() -> None:
@@ -141,11 +143,11 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
 
 def test_a_crash_of_the_interpreter_is_found(tmp_path: Path) -> None:
     log = str(tmp_path / "worker-1")
-    assert crash_in(log) is None
+    assert last_crash_line(log) is None
     Path(f"{log}.err").write_bytes(
         b"\xff\nFatal Python error: old\nFatal Python error: Aborted\n  File x\n"
     )
-    assert crash_in(log) == "Fatal Python error: Aborted"
+    assert last_crash_line(log) == "Fatal Python error: Aborted"
 
 
 def test_a_message_has_what_why_and_where() -> None:

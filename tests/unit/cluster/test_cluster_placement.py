@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.placement import NodeCards, shared_placement, side_by_side, spread
+from plimsoll.cluster.placement import NodeCards, order_by_node, shared_placement, spread
 from plimsoll.errors import SettingsConflict
 
 
@@ -19,10 +19,10 @@ def test_cpu_processes_are_where_the_plan_has_them() -> None:
 def test_ranks_are_numbered_node_by_node() -> None:
     """As Ray 2.60 gave 24 cards of three nodes to as many ranks."""
     given = "ABBBBBBBBAAACAAAACCCCCCC"
-    order = side_by_side(list(given))
+    order = order_by_node(list(given))
     assert "".join(given[i] for i in order) == 8 * "A" + 8 * "B" + 8 * "C"
     assert order[:9] == [0, 9, 10, 11, 13, 14, 15, 16, 1]
-    assert side_by_side(["b", "b", "a"]) == [0, 1, 2]
+    assert order_by_node(["b", "b", "a"]) == [0, 1, 2]
 
 
 def ranks(*nodes: int) -> list[NodeCards]:

@@ -59,7 +59,7 @@ def test_engines_ask_for_cards_once_the_ranks_have_theirs(
     monkeypatch.setattr(cluster, "create_ranks", lambda *_: [])
     monkeypatch.setattr(cluster, "rank_members", settle)
     monkeypatch.setattr(cluster, "create_engines", ask)
-    monkeypatch.setattr(RayCluster, "_look_around", lambda *_: {})
+    monkeypatch.setattr(RayCluster, "_read_nodes", lambda *_: {})
     begun = RayCluster.__new__(RayCluster)
     begun._watches = {}
     spec = EngineSpec(0, "none", 8, 1, "cuda", RolloutConfig(placement="own"))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.data.packing import pack_one
-from plimsoll.engine.micro_batches import Shares, _note, _totals, score
+from plimsoll.engine.micro_batches import Shares, _add_shares, _totals, score
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import Sample
 
@@ -22,7 +22,7 @@ def test_shares_are_added_by_name() -> None:
     shares: Shares = {}
     for loss, accuracy in ((1.5, 0.25), (2.0, 0.5)):
         output = LossOutput(torch.tensor(loss), {"accuracy": torch.tensor(accuracy)})
-        _note(shares, output)
+        _add_shares(shares, output)
     assert _totals(shares) == {"loss": 3.5, "accuracy": 0.75}
 
 
@@ -30,7 +30,7 @@ def test_numbers_are_not_read_between_micro_batches() -> None:
     """On a card that waits; a tensor without a value shows it, as it cannot be read."""
     shares: Shares = {}
     weight = torch.ones((), device="meta", requires_grad=True)
-    _note(shares, LossOutput(2 * weight, {"kl": torch.zeros((), device="meta")}))
+    _add_shares(shares, LossOutput(2 * weight, {"kl": torch.zeros((), device="meta")}))
     (loss,) = shares["loss"]
     assert isinstance(loss, torch.Tensor) and not loss.requires_grad  # nor its graph kept
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from plimsoll.engine.shortage import telling_shortage
+from plimsoll.engine.shortage import explain_shortage
 from plimsoll.errors import FunctionFailed
 from plimsoll.machine.incident import Incident, OutOfMemory
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def caught(error: Exception) -> Incident:
-    with pytest.raises(OutOfMemory) as raised, telling_shortage(CPU, lambda: "critic"):
+    with pytest.raises(OutOfMemory) as raised, explain_shortage(CPU, lambda: "critic"):
         raise error
     assert raised.value.__cause__ is error
     return raised.value.incident
@@ -47,9 +47,9 @@ def test_what_others_than_torchs_allocator_cannot_have(error: RuntimeError) -> N
 
 def test_a_function_of_ones_own_runs_out_of_memory_like_any_other() -> None:
     failed = FunctionFailed("algorithm.loss: 'mine:greedy' raised MemoryError")
-    with pytest.raises(FunctionFailed), telling_shortage(CPU, lambda: "actor"):
+    with pytest.raises(FunctionFailed), explain_shortage(CPU, lambda: "actor"):
         raise failed from KeyError("beta")
-    with pytest.raises(OutOfMemory) as raised, telling_shortage(CPU, lambda: "actor"):
+    with pytest.raises(OutOfMemory) as raised, explain_shortage(CPU, lambda: "actor"):
         raise failed from MemoryError()
     assert raised.value.incident.role == "actor"
 
@@ -60,7 +60,7 @@ def test_the_process_in_front_of_an_engine_tells_of_the_card_and_does_not_touch_
     error = RuntimeError("Call to wake_up method failed: CUDA Error: out of memory at cumem.cpp:62")
     with (
         pytest.raises(OutOfMemory) as raised,
-        telling_shortage(torch.device("cuda"), lambda: "rollout"),
+        explain_shortage(torch.device("cuda"), lambda: "rollout"),
     ):
         raise error
     incident = raised.value.incident
@@ -75,7 +75,7 @@ def test_python_says_nothing() -> None:
 
 def test_what_the_system_really_does_not_give() -> None:
     """torch's allocator asks malloc, which refuses what no address space could hold."""
-    with pytest.raises(OutOfMemory) as raised, telling_shortage(CPU, lambda: None):
+    with pytest.raises(OutOfMemory) as raised, explain_shortage(CPU, lambda: None):
         torch.empty(2**46, dtype=torch.uint8)
     assert raised.value.incident.asked == 2**46
     assert "DefaultCPUAllocator" in raised.value.incident.why
@@ -87,7 +87,7 @@ def test_other_errors_pass() -> None:
         RuntimeError("could not create a primitive descriptor for a matmul primitive"),
         ValueError("memory"),
     ):
-        with pytest.raises(type(error)) as raised, telling_shortage(CPU, lambda: None):
+        with pytest.raises(type(error)) as raised, explain_shortage(CPU, lambda: None):
             raise error
         assert raised.value is error
 
@@ -96,11 +96,11 @@ def test_a_process_under_a_limit_of_address_space_tells_it() -> None:
     """malloc fails for real, in a process that can still say so."""
     script = (
         "import resource, torch\n"
-        "from plimsoll.engine.shortage import telling_shortage\n"
+        "from plimsoll.engine.shortage import explain_shortage\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "most = pages * resource.getpagesize() + 2**26\n"
         "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
-        "with telling_shortage(torch.device('cpu'), lambda: 'actor'):\n"
+        "with explain_shortage(torch.device('cpu'), lambda: 'actor'):\n"
         "    torch.empty(2**28, dtype=torch.uint8)\n"
     )
     done = subprocess.run(

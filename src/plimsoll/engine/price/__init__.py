@@ -1,1 +1,1 @@
-"""What a role holds on one training rank, reckoned without torch."""
+"""The price of a role: what it holds on one training rank, computed without torch."""

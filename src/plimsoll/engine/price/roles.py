@@ -26,18 +26,22 @@ from plimsoll.timeline.lifetimes import TrainPhase, scoring_phase
 from plimsoll.timeline.tensors import Tensors, state_items
 
 _KEPT = 1024
-"""Prices of roles: a search for what fits makes hundreds of plans, in which roles are alike."""
+"""How many prices are cached: a search for what fits makes hundreds of plans with like roles."""
 
 
 @dataclass(frozen=True)
 class RoleWork:
     """A role's model, and what one rank does with it.
 
-    work: its largest forward. ranks: that it is divided over. moments: all of the job's
-    (`job_moments`). scaled: the sampling temperature is not 1. capability: the lowest of the run's
-    cards; None where it is not known. first: of its ranks,
-    which collects the actor's weights when they leave. scores: whether it does a forward in the
-    phase `score`.
+    Attributes:
+        work: The role's largest forward.
+        ranks: The number of ranks that the role is divided over.
+        moments: All moments of the job (`job_moments`).
+        scaled: Whether the sampling temperature is not 1.
+        capability: The lowest compute capability of the run's cards; None if unknown.
+        first: Whether this is the first of the role's ranks, which collects the actor's weights
+            when they leave.
+        scores: Whether the role does a forward in the phase `score`.
     """
 
     name: str
@@ -58,8 +62,8 @@ class TrainedTensors:
     """What a trainer engine holds on one rank for a role that learns.
 
     Attributes:
-        tensors: weights, states, gradients, buffers, and copies on the way in and out.
-        layers_left: layers whose activations are still kept when gradients are first reduced.
+        tensors: Weights, states, gradients, buffers, and copies on the way in and out.
+        layers_left: Layers whose activations are still kept when gradients are first reduced.
     """
 
     tensors: tuple[Tensors, ...]
@@ -68,7 +72,7 @@ class TrainedTensors:
 
 @dataclass(frozen=True)
 class SavedBytes:
-    """The bytes of a trained parameter in a checkpoint."""
+    """The bytes of a trained parameter in a checkpoint, by what they hold."""
 
     masters: int
     moments: int
@@ -80,13 +84,13 @@ class TrainerPrice:
     """What a trainer engine holds on one rank.
 
     Attributes:
-        trained: for a role that learns. Args: role, work, bytes of a bucket of weights on the way
-            to engines (0 without engines).
-        frozen: for a role that only scores.
-        saved: what a checkpoint holds of a role that learns.
-        division: how a role is divided over the ranks, in words, such as "stage 2".
-        is_divided: whether anything of a role is divided.
-        has_head: whether a role that only scores keeps its output head whole on the device.
+        trained: Returns the tensors of a role that learns. Args: role, work, bytes of a bucket of
+            weights on the way to engines (0 without engines).
+        frozen: Returns the tensors of a role that only scores. Args: role, work.
+        saved: Returns what a checkpoint holds of a role that learns.
+        division: Describes how a role is divided over the ranks, such as "stage 2".
+        is_divided: Returns whether anything of a role is divided.
+        has_head: Returns whether a role that only scores keeps its output head whole on the device.
             Args: role, ranks, device.
     """
 
@@ -107,54 +111,65 @@ def trainer_price(role: TrainedRole | FrozenRole) -> TrainerPrice:
 @lru_cache(_KEPT)
 def trained_role(
     role: TrainedRole,
-    own: RoleWork,
+    role_work: RoleWork,
     phase: TrainPhase,
     *,
     entropy: bool = False,
     sync_bucket: int = 0,
     teacher: TeacherHead | None = None,
 ) -> tuple[Allocation, ...]:
-    """What a trained role holds on one rank.
+    """Return what a trained role holds on one rank.
 
-    phase: the one that trains it. entropy: the head computes it. sync_bucket: bytes of a bucket of
-    the actor's weights on their way to engines; 0 without.
+    Args:
+        role: The role's config.
+        role_work: The role's model, and what the rank does with it.
+        phase: The phase that trains it.
+        entropy: Whether the head computes the entropy.
+        sync_bucket: Bytes of a bucket of the actor's weights on their way to engines; 0 without.
+        teacher: The teacher's head, for a student.
     """
-    name, shape, work, device = own.name, own.shape, own.work, own.device
-    held = trainer_price(role).trained(role, own, sync_bucket)
+    name, shape, work, device = role_work.name, role_work.shape, role_work.work, role_work.device
+    trained = trainer_price(role).trained(role, role_work, sync_bucket)
     form = activation_form(
-        *(role.model, role.adapter, shape, own.head, device, entropy, own.scaled),
-        own.capability,
+        *(role.model, role.adapter, shape, role_work.head, device, entropy, role_work.scaled),
+        role_work.capability,
     )
     form = form if teacher is None else replace(form, head=teacher)
     return (
-        *state_items(name, held.tensors, phase, own.moments),
+        *state_items(name, trained.tensors, phase, role_work.moments),
         *activation_items(name, shape, work, form, phase),
         *backward_items(name, shape, work, form, Moment(phase, "backward"), shape.layers),
-        *backward_items(name, shape, work, form, Moment(phase, "reduce"), held.layers_left),
-        *_forwards(own, replace(form, trained=False)),
+        *backward_items(name, shape, work, form, Moment(phase, "reduce"), trained.layers_left),
+        *_forwards(role_work, replace(form, trained=False)),
     )
 
 
-def _forwards(own: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
-    """Without a backward: where the role scores, and where the actor's log-probs prove a sync."""
-    phases: list[Phase] = ["score"] if own.scores else []
-    phases += ["sync"] if own.name == "actor" else []
+def _forwards(role_work: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
+    """Yield what forwards without a backward hold.
+
+    They are those in which the role scores, and in which the actor's log-probs prove a sync.
+    """
+    phases: list[Phase] = ["score"] if role_work.scores else []
+    phases += ["sync"] if role_work.name == "actor" else []
     for phase in phases:
-        if Moment(phase, "forward") in own.moments:
-            yield from activation_items(own.name, own.shape, own.work, form, phase)
+        if Moment(phase, "forward") in role_work.moments:
+            yield from activation_items(
+                role_work.name, role_work.shape, role_work.work, form, phase
+            )
 
 
 @lru_cache(_KEPT)
-def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Allocation, ...]:
-    """What a role that only scores holds on one rank."""
-    name, shape, device, moments = own.name, own.shape, own.device, own.moments
-    tensors = trainer_price(role).frozen(role, own)
+def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]:
+    """Return what a role that only scores holds on one rank."""
+    name, shape = role_work.name, role_work.shape
+    device, moments = role_work.device, role_work.moments
+    tensors = trainer_price(role).frozen(role, role_work)
     form = activation_form(
-        *(role.model, None, shape, own.head, device, False, own.scaled),
-        own.capability,
+        *(role.model, None, shape, role_work.head, device, False, role_work.scaled),
+        role_work.capability,
     )
     form, phase = replace(form, trained=False), scoring_phase(name, moments)
     return (
         *state_items(name, tensors, None, moments),
-        *activation_items(name, shape, own.work, form, phase),
+        *activation_items(name, shape, role_work.work, form, phase),
     )

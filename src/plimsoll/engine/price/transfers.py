@@ -1,5 +1,6 @@
-"""Weights on their way in, from files when they are loaded, and out, to engines and to files; and a
-teacher's hidden states, on their way to its student.
+"""Weights on their way in and out, and a teacher's hidden states on their way to its student.
+
+Weights come from files when they are loaded, and leave to engines and to files.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from plimsoll.timeline.items import Allocation, Item, Moment, Where
 from plimsoll.timeline.tensors import Tensors
 
 SAVE_BUCKET = 2**30
-"""Bytes of weights that are gathered at once to be saved."""
+"""The bytes of weights that are gathered at once to be saved."""
 CHECKPOINT_FILE = 2**28
-"""Bytes of states that are put together at once for a checkpoint."""
+"""The bytes of states that are put together at once for a checkpoint."""
 
 _COMPARED = frozenset({Moment("train_actor", "forward_backward"), Moment("score", "forward")})
 
 
-def loading(shape: ModelShape, element: int, quantized: int, device: Device) -> Iterator[Tensors]:
-    """The weights are mapped from the checkpoint's files, in page cache that gives way, and cast
-    and taken to the device one by one. On CPU, those that are quantised are read ahead."""
+def loading_tensors(
+    shape: ModelShape, element: int, quantized: int, device: Device
+) -> Iterator[Tensors]:
+    """Yield what loading holds for a moment.
+
+    The weights are mapped from the checkpoint's files, in page cache that gives way, and cast and
+    taken to the device one by one. On CPU, those that are quantised are read ahead.
+    """
     if device == "cpu":
         yield Tensors(
             "weights",
@@ -52,10 +58,11 @@ class Outgoing:
     """The weights of a role, as they leave one rank; bytes.
 
     Attributes:
-        trained: of the parameters that learn.
-        every: of all parameters, those in 4 bits as they are stored.
-        adapted: an adapter learns, and is saved by itself.
-        gathers: the engine divides the weights, and gathers them bucket by bucket on every rank.
+        trained: Bytes of the parameters that learn.
+        every: Bytes of all parameters, those in 4 bits as they are stored.
+        adapted: Whether an adapter learns, and is saved by itself.
+        gathers: Whether the engine divides the weights, and gathers them bucket by bucket on every
+            rank.
     """
 
     trained: int
@@ -64,31 +71,39 @@ class Outgoing:
     gathers: bool
 
 
-def leaving(weights: Outgoing, device: Device, sync_bucket: int, first: bool) -> Iterator[Tensors]:
+def outgoing_tensors(
+    weights: Outgoing, device: Device, sync_bucket: int, first: bool
+) -> Iterator[Tensors]:
     """Yield the buffers of the actor's weights on their way to engines and to files.
 
     Args:
-        sync_bucket: bytes of a bucket on the way to engines; of an adapter that is sent alone, its
+        weights: The weights.
+        device: The device that the rank computes on.
+        sync_bucket: Bytes of a bucket on the way to engines; of an adapter that is sent alone, its
             bytes.
-        first: whether this is the rank that collects what the ranks gather.
+        first: Whether this is the rank that collects what the ranks gather.
     """
     saved = weights.trained if weights.adapted else weights.every
 
-    def passing(name: str, size: int, source: str, where: Where) -> Tensors:
+    def outgoing_buffer(name: str, size: int, source: str, where: Where) -> Tensors:
         return Tensors("buffers", name, "bytes", size, 1, source, where=where)
 
     if weights.gathers:
         where: Where = "device" if device == "cuda" else "host"
         source = "engine/protocol.py: gathered"
-        gathered = passing("gathered weights", min(sync_bucket, weights.every), source, where)
+        gathered = outgoing_buffer(
+            "gathered weights", min(sync_bucket, weights.every), source, where
+        )
         yield replace(gathered, life="sending")
         yield replace(gathered, elements=min(SAVE_BUCKET, saved), life="saving")
     if first:
         bucket = sync_bucket if weights.adapted else min(sync_bucket, weights.every)
-        sent = passing("bucket of weights", bucket, "engine/weights.py: make_bucket", "host")
+        sent = outgoing_buffer(
+            "bucket of weights", bucket, "engine/weights.py: make_bucket", "host"
+        )
         source = "engine/export.py: write_model collects on rank 0"
         yield replace(sent, life="sending")
-        yield replace(passing("model to save", saved, source, "host"), life="saving")
+        yield replace(outgoing_buffer("model to save", saved, source, "host"), life="saving")
 
 
 def teacher_items(
@@ -99,12 +114,14 @@ def teacher_items(
     *,
     has_head: bool,
 ) -> Iterator[Allocation]:
-    """Yield what a teacher leaves for its student on a rank: hidden states, and the teacher's head.
+    """Yield what a teacher leaves for its student on a rank: hidden states, and its head.
 
     Args:
-        tokens: tokens of a step on one rank.
-        moments: all moments of the job.
-        has_head: whether the teacher's own weights keep the head whole on the device.
+        teacher: The teacher's config.
+        shape: The teacher's shape.
+        tokens: Tokens of a step on one rank.
+        moments: All moments of the job.
+        has_head: Whether the teacher's own weights keep the head whole on the device.
     """
     element, hidden, vocabulary = teacher.model.element, shape.hidden, shape.vocabulary
 

@@ -1,5 +1,7 @@
-"""What DeepSpeed makes beside a role's states: copies of gradients in double, of which it takes the
-norm, one gradient after another; a second copy of weights; and where gradients are first reduced.
+"""What DeepSpeed makes beside a role's states, and when it reduces gradients for the first time.
+
+These are copies of gradients in double, whose norm it takes, one gradient after another, and a
+second copy of weights.
 """
 
 from __future__ import annotations
@@ -27,41 +29,46 @@ _SOURCE = "DeepSpeed 0.19.8, runtime/zero: get_grad_norm_direct and set_norm_for
 
 
 def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
-    """What is made just before the step.
+    """Yield what is made just before the step.
 
-    Nothing at stage 0 and in BF16_Optimizer: there the norm is taken in fp32, of gradients that are
-    in it, or before they are widened.
+    Nothing is at stage 0 and in BF16_Optimizer: there the norm is taken in fp32, of gradients that
+    are in it, or before they are widened.
     """
     if not counts.trained or sizes.stage == 0 or is_bf16_optimizer(counts, sizes):
         return
     piece = largest_share(counts, sizes)
     if sizes.stage == 3 and sizes.offload:
         piece = min(piece, _AT_ONCE)
-    copy = _norming("norm of a gradient", piece, _DOUBLE)
-    made = [copy, *_brought_back(counts, sizes, device)]
-    yield from made if device == "cuda" else (replace(one, where="host") for one in made)
+    copy = _norm_tensors("norm of a gradient", piece, _DOUBLE)
+    copies = [copy, *_gradients_from_host(counts, sizes, device)]
+    yield from copies if device == "cuda" else (replace(c, where="host") for c in copies)
 
 
-def _brought_back(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
-    """A gradient that waited in host memory."""
+def _gradients_from_host(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
+    """Yield the copies of a gradient that waited in host memory."""
     if not sizes.offload:
         return
     if sizes.stage == 3 and device == "cuda":
-        yield _norming("gradient from the host", largest_share(counts, sizes), sizes.accumulate)
+        yield _norm_tensors(
+            "gradient from the host", largest_share(counts, sizes), sizes.accumulate
+        )
     if sizes.stage < 3 and not is_compact(counts, sizes):
-        yield _norming("gradient from the host", counts.largest, counts.element)
+        yield _norm_tensors("gradient from the host", counts.largest, counts.element)
 
 
-def _norming(name: str, elements: int, each: int) -> Tensors:
+def _norm_tensors(name: str, elements: int, each: int) -> Tensors:
     return Tensors(
         "gradients", name, "of the largest tensor", elements, each, _SOURCE, life="norming"
     )
 
 
 def second_copy(counts: Counts, ranks: int) -> Tensors:
-    """Of the weights, by ZeRO++'s hierarchical partitioning (hpZ): a share each of so many ranks
-    together, from the first forward on, made as weights are divided again after their first use
-    (DeepSpeed 0.19.8, runtime/zero/partition_parameters.py, _partition_param_sec)."""
+    """Return the second copy of the weights, made by ZeRO++'s hierarchical partitioning (hpZ).
+
+    Each of so many ranks together holds a share, from the first forward on. It is made as weights
+    are divided again after their first use (DeepSpeed 0.19.8, runtime/zero/partition_parameters.py,
+    _partition_param_sec).
+    """
     return Tensors(
         "buffers",
         "second copy of weights",
@@ -74,9 +81,11 @@ def second_copy(counts: Counts, ranks: int) -> Tensors:
     )
 
 
-def made_on_cpu(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> Iterator[Tensors]:
-    """Copies that a rank that computes on CPU makes while it trains, and while its engine is built,
-    where GPU kernels and NCCL do without."""
+def cpu_copies(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> Iterator[Tensors]:
+    """Yield copies that a rank makes on CPU only, while it trains and while its engine is built.
+
+    GPU kernels and NCCL do without them.
+    """
     if sizes.stage in (1, 2) and not sizes.offload and not is_bf16_optimizer(counts, sizes):
         yield _first_gradients(counts, sizes)
     if optimizer.kind == "adamw_8bit":
@@ -95,7 +104,10 @@ def made_on_cpu(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) ->
 
 
 def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Tensors:
-    """Beside the flat copy of the weights, free by then, which the heap keeps for a second."""
+    """Return the zeros for gradients, made while the engine is built.
+
+    They are beside the flat copy of the weights, free by then, which the heap keeps for a second.
+    """
     source = (
         "DeepSpeed 0.19.8, zero/stage_1_and_2.py: initialize_optimizer_states; measured: 3M to "
         "120M parameters, the flat copy still resident"
@@ -114,8 +126,10 @@ def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Tensors:
 
 
 def _eight_bit_step(counts: Counts, sizes: ZeroSizes) -> Tensors:
-    """fp32 copies of one of the optimizer's tensors: at stage 0 a weight, else all of a share, or
-    of a sub-group."""
+    """Return the fp32 copies of one of the optimizer's tensors.
+
+    At stage 0 that is a weight, else all of a share, or of a sub-group.
+    """
     elements = counts.largest if sizes.stage == 0 else -(-counts.trained // sizes.ranks)
     if sizes.stage == 3:
         elements = min(elements, sizes.sub_group)
@@ -132,12 +146,11 @@ def _eight_bit_step(counts: Counts, sizes: ZeroSizes) -> Tensors:
 
 
 def layers_left(shape: ModelShape, trained: int, sizes: ZeroSizes, adapted: bool) -> int:
-    """Layers whose activations are still kept when DeepSpeed reduces for the first time.
+    """Return how many layers' activations are still kept when DeepSpeed reduces for the first time.
 
     Gradients come from the head down, an embedding's last (a tied head's with it). A bucket that
     takes them all is reduced after the last of them, when nothing is left; at stage 0 all are.
-
-    trained: elements of all gradients. adapted: only adapters have gradients.
+    `trained` counts the elements of all gradients; if `adapted`, only adapters have gradients.
     """
     if sizes.stage == 0 or sizes.bucket >= trained:
         return 0

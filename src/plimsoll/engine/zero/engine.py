@@ -27,7 +27,7 @@ from plimsoll.engine.zero.optimizer import (
     make_optimizer,
     moment_rows,
 )
-from plimsoll.engine.zero.placing import divide, gathered, settle, share_of_weights
+from plimsoll.engine.zero.placing import divide, gather_weights, settle, share_of_weights
 from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.run.readings import Share
 
@@ -46,7 +46,9 @@ class ZeroEngine:
         self._place = place
         self._form = Form.of(role, place.ranks)
         settings = deepspeed_settings(role, place.device, place.ranks)
-        optimizer = make_optimizer(module, role)  # groups by shapes, so before dividing
+        optimizer = make_optimizer(
+            module, role
+        )  # it groups weights by shape, so call it before dividing
         if self._zero.stage == 3:
             divide(module, role.model, settings, place)
         else:
@@ -63,24 +65,28 @@ class ZeroEngine:
             self._average = Average(self._masters.flat(), role.ema.decay)
 
     def forward(self, *inputs: object, **options: object) -> Any:
+        """Return what the model gives for one micro-batch."""
         return self._engine(*inputs, **options)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
+        """Keep no gradients during the block."""
         self._engine.eval()
         with torch.no_grad():
             yield
         self._engine.train()
         if self._zero.stage == 3:
             # After training, DeepSpeed keeps up to stage3_max_reuse_distance weights whole for a
-            # backward pass, which scoring has none of.
+            # backward pass, and scoring has none.
             self._engine.optimizer.empty_partition_cache()
 
     def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this micro-batch's share of the global mean loss."""
         # DeepSpeed averages gradients over the ranks; shares of a global mean must be added.
         self._engine.backward(loss * self._place.ranks, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> float:
+        """Update the weights; return the gradient norm before clipping."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._update()
@@ -90,10 +96,12 @@ class ZeroEngine:
         return norm
 
     def _update(self) -> float:
-        """The gradient's norm, the same on all ranks; weights and moments stay as they are where it
-        is not finite."""
+        """Update the weights if the gradient is finite; return its norm, the same on all ranks.
+
+        If it is not, weights and moments stay as they are.
+        """
         norm = self._plain_norm()
-        if norm is None:  # then DeepSpeed takes it, and leaves out a step that is not finite
+        if norm is None:  # DeepSpeed takes the norm, and leaves out a step that is not finite
             self._engine.step()
             norm = float(self._engine.get_global_grad_norm())
             if not math.isfinite(norm):
@@ -117,13 +125,15 @@ class ZeroEngine:
             return share_of_weights(role, self.module, self._place.ranks)
         trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
         masters = self.masters()
-        each, held = masters[0].element_size(), sum(master.nbytes for master in masters)
+        each, held_bytes = masters[0].element_size(), sum(master.nbytes for master in masters)
         what = f"{_DTYPE_NAMES[each]} masters"
-        return Share(role, what, each * trained, self._place.ranks, held)
+        return Share(role, what, each * trained, self._place.ranks, held_bytes)
 
     def _plain_norm(self) -> float | None:
-        """The gradient norm at stage 0 in fp32, where DeepSpeed leaves the optimizer as it is and
-        reports none: taken once the gradients are reduced, just before the update.
+        """Return the gradient norm at stage 0 in fp32; None for all other settings.
+
+        There DeepSpeed leaves the optimizer as it is and reports no norm: it is taken once the
+        gradients are reduced, just before the update.
         """
         if self._zero.stage > 0 or self._role.model.dtype != "float32":
             return None
@@ -134,15 +144,18 @@ class ZeroEngine:
         return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        return gathered(self.module, names, self._zero.stage)
+        """Return a context manager that gives these parameters whole, by name."""
+        return gather_weights(self.module, names, self._zero.stage)
 
     @torch.no_grad()
     def swap_average(self) -> None:
+        """Exchange the weights with their moving average, if one is kept."""
         if self._average is not None:
             self._average.swap(self._masters.flat())
             self._masters.spread()
 
     def save(self, directory: Path) -> None:
+        """Write masters, moments and moving average, and what the checkpoint is of."""
         directory.mkdir(parents=True, exist_ok=True)
         if self._place.rank == 0:
             write_form(self._form, self.steps, directory)
@@ -152,17 +165,18 @@ class ZeroEngine:
         masters = self._masters
         rows = self._rows() | moment_rows(masters.optimizer, masters.tensors)
         write_rows(rows, masters.parts, directory, self._place.rank)
-        if self._in_blocks:
+        if self._has_block_moments:
             states = [masters.optimizer.state[master] for master in masters.tensors]
             write_blocks(states, directory, self._place.rank)
 
     @torch.no_grad()
     def restore(self, directory: Path) -> None:
+        """Read masters, moments and moving average back, if this role can go on from them."""
         self.steps = read_form(self._form, directory)
         check_shapes(self.module, directory)
         masters = self._masters
         rows = self._rows()
-        if self._in_blocks:
+        if self._has_block_moments:
             self._restore_blocks(directory)
         else:
             rows |= begin_moments(masters.optimizer, masters.tensors, self.steps.taken)
@@ -174,7 +188,7 @@ class ZeroEngine:
         return rows if self._average is None else rows | {"average": self._average.rows}
 
     @property
-    def _in_blocks(self) -> bool:
+    def _has_block_moments(self) -> bool:
         """Whether moments are in 8 bits, with scales of blocks."""
         return self._role.optimizer.kind == "adamw_8bit"
 

@@ -14,31 +14,34 @@ from pathlib import Path
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.tools import own_scripts
 
-# On a machine with nvcc and no GPU it tells whoever imports it so.
+# On a machine with nvcc and no GPU it prints that when it is imported.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 MOST_SECONDS = 600.0
-"""That compiling may take; it takes about one minute."""
+"""The time that compiling may take; it takes about one minute."""
 
 _SHOWN_LINES = 3
 
 
 def offer_ninja() -> None:
-    """Put the ninja of this Python's packages on the PATH, where torch looks for one, if none is:
-    a command that is called by its path (.venv/bin/plimsoll) has not put them there."""
+    """Put the ninja of this Python's packages on the PATH, where torch looks for one, if none is.
+
+    A command that is called by its path (.venv/bin/plimsoll) has not put it there.
+    """
     if shutil.which("ninja") is None:
         os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:{own_scripts()}"
 
 
 @contextmanager
 def building(name: str) -> Iterator[None]:
-    """Within: no other run compiles the extension, and none is waited for that was killed.
+    """Let no other run compile the extension during the block, and wait for no killed one.
 
     Torch makes a file while it compiles, waits for ever for one that another process made, and a
     process that is killed leaves its own. That is removed if a run of Plimsoll made it.
 
-    Raises PlimsollError where another program's is older than compiling takes, and OSError where
-    the directory cannot be written.
+    Raises:
+        PlimsollError: Another program's file is older than compiling takes.
+        OSError: The directory cannot be written.
     """
     from torch.utils.cpp_extension import _get_build_directory
 
@@ -73,14 +76,14 @@ def _await(lock: Path, name: str) -> None:
 
 
 def compiler_errors(output: str) -> str:
-    """The first lines of a failed build that tell why, without the commands around them."""
+    """Return the first lines of a failed build that say why, without the commands around them."""
     lines = [line.strip() for line in output.splitlines()]
-    telling = [line for line in lines if "error" in line or "not found" in line]
-    return "\n  ".join(telling[:_SHOWN_LINES]) or output
+    error_lines = [line for line in lines if "error" in line or "not found" in line]
+    return "\n  ".join(error_lines[:_SHOWN_LINES]) or output
 
 
 def _age(file: Path) -> float | None:
-    """Seconds since the file was made; None where there is none."""
+    """Return the seconds since the file was made; None if there is none."""
     try:
         return time.time() - file.stat().st_mtime
     except FileNotFoundError:

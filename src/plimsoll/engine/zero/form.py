@@ -1,6 +1,6 @@
-"""What a checkpoint says that it is of: how its role is trained and divided, after how many steps,
-and which weights it trains. Another model, of which the checkpoint may hold all that is asked for,
-and more, is refused.
+"""What a checkpoint says about itself: its role's training, division, steps and weights.
+
+A checkpoint of another model, which may hold all that is asked for, and more, is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import show
-from plimsoll.engine.checkpoint import broken
+from plimsoll.engine.checkpoint import broken_checkpoint
 from plimsoll.engine.protocol import Steps
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.errors import ConfigError
@@ -29,7 +29,7 @@ _DIVIDED = {
     "optimizer_offload": "zero.optimizer_offload",
     "dtype": "model.dtype",
 }
-"""What of a form says how it is divided, with its keys in the config."""
+"""The fields of a form that say how it is divided, with their keys in the config."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Form:
 
     @classmethod
     def of(cls, role: TrainedRole, ranks: int) -> Form:
+        """Return the form of a role that is divided over so many ranks."""
         zero = role.settings_of(ZeroConfig)
         return cls(
             ranks,
@@ -59,24 +60,26 @@ class Form:
             role.ema is not None,
         )
 
-    def unlike(self, written: Form) -> list[str]:
-        """The settings that keep a role of this form from going on from what was written in the
-        other, as `key: then -> now`."""
-        then, now = self._divided_anew(written)._settings(), self._settings()
+    def differences(self, written: Form) -> list[str]:
+        """Return the settings that keep a role of this form from going on from the written one.
+
+        Each is `key: then -> now`.
+        """
+        then, now = self._redivide(written)._settings(), self._settings()
         return [
             f"{key}: {show(then[key])} -> {show(value)}"
             for key, value in now.items()
             if key in then and then[key] != value
         ]
 
-    def _divided_anew(self, written: Form) -> Form:
-        """What was written, divided as this form; moments in 8 bits cannot be."""
+    def _redivide(self, written: Form) -> Form:
+        """Return the written form, divided as this one; moments in 8 bits cannot be."""
         if self.optimizer == "adamw_8bit":
             return written
         return replace(written, **{name: getattr(self, name) for name in _DIVIDED})
 
     def _settings(self) -> dict[str, object]:
-        """By their keys, those of the role without its name."""
+        """Return the settings by their keys, those of the role without its name."""
         adapter = {} if self.adapter == "none" else json.loads(self.adapter)
         return {
             **{key: getattr(self, name) for name, key in _DIVIDED.items()},
@@ -89,32 +92,33 @@ class Form:
 
 
 def write_form(form: Form, steps: Steps, directory: Path) -> None:
-    """Say in a checkpoint what it is of."""
+    """Write into a checkpoint which form and steps it is of."""
     text = json.dumps({"form": asdict(form), "steps": asdict(steps)}, indent=2)
     write_whole(directory / _FORM, text + "\n")
 
 
 def read_form(form: Form, directory: Path) -> Steps:
-    """The steps that a checkpoint comes after.
+    """Return the steps that a checkpoint comes after.
 
     Raises:
-        ConfigError: it is not there, or a role of this form cannot go on from it.
+        ConfigError: The form is not there, or a role of this form cannot go on from it.
     """
     try:
-        found = json.loads((directory / _FORM).read_text(encoding="utf-8"))
-        written, steps = Form(**found["form"]), Steps(**found["steps"])
+        content = json.loads((directory / _FORM).read_text(encoding="utf-8"))
+        written, steps = Form(**content["form"]), Steps(**content["steps"])
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise broken(directory, f"{_FORM}: {error}") from error
-    if unlike := form.unlike(written):
+        raise broken_checkpoint(directory, f"{_FORM}: {error}") from error
+    if differences := form.differences(written):
         raise ConfigError(
             f"The checkpoint {directory} was written with other settings (then -> now): "
-            f"{', '.join(unlike)}. {_why_not(form)} Give these as they were then to go on with the "
-            f"run, or begin another run.directory from a saved model ({directory.name}.model.path)."
+            f"{', '.join(differences)}. {_reason(form)} Give these as they were then to go on with "
+            "the run, or begin another run.directory from a saved model "
+            f"({directory.name}.model.path)."
         )
     return steps
 
 
-def _why_not(form: Form) -> str:
+def _reason(form: Form) -> str:
     if form.optimizer == "adamw_8bit":
         return "Moments in 8 bits are quantised in blocks, and cannot be divided anew."
     return (
@@ -124,30 +128,31 @@ def _why_not(form: Form) -> str:
 
 
 def write_shapes(module: nn.Module, directory: Path) -> None:
-    """Say in a checkpoint what weights it is of."""
+    """Write into a checkpoint which weights it is of."""
     write_whole(directory / _WEIGHTS, json.dumps(_shapes(module), indent=2) + "\n")
 
 
 def check_shapes(module: nn.Module, directory: Path) -> None:
-    """Hold the module against the checkpoint that it is to go on from.
+    """Raise an error unless the checkpoint is of the module that is to go on from it.
 
     Raises:
-        ConfigError: it trains other weights, or the checkpoint does not say which it is of.
+        ConfigError: It trains other weights, or the checkpoint does not say which it is of.
     """
     try:
         written = dict(json.loads((directory / _WEIGHTS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise broken(directory, f"{_WEIGHTS}: {error}") from error
+        raise broken_checkpoint(directory, f"{_WEIGHTS}: {error}") from error
     now = _shapes(module)
-    unlike = [
+    differences = [
         f"{name}: {written.get(name, 'none')} -> {now.get(name, 'none')}"
         for name in written | now
         if written.get(name) != now.get(name)
     ]
-    if unlike:
+    if differences:
+        more = " and more" if len(differences) > _SHOWN else ""
         raise ConfigError(
             f"The checkpoint {directory} is of another model (shapes, then -> now): "
-            f"{', '.join(unlike[:_SHOWN])}{' and more' if len(unlike) > _SHOWN else ''}. Give as "
+            f"{', '.join(differences[:_SHOWN])}{more}. Give as "
             f"{directory.name}.model.path what the run began with, or begin another run.directory."
         )
 

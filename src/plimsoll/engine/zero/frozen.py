@@ -16,7 +16,7 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.zero.config import FrozenZeroConfig
 from plimsoll.engine.zero.placing import (
     divide,
-    gathered,
+    gather_weights,
     move_buffers,
     settle,
     share_of_weights,
@@ -26,8 +26,10 @@ from plimsoll.run.readings import Share
 
 
 class FrozenZeroEngine:
-    """A role that only scores: a whole copy on every rank, or divided by ZeRO stage 3; on the
-    device always, or while it scores."""
+    """A role that only scores: a whole copy on every rank, or divided by ZeRO stage 3.
+
+    It is on the device always, or while it scores.
+    """
 
     def __init__(self, module: nn.Module, role: FrozenRole, place: Place) -> None:
         module.requires_grad_(False).eval()
@@ -39,7 +41,7 @@ class FrozenZeroEngine:
         if zero.stage == 0 and zero.offload == "cpu":
             self._visit = partial(
                 _visit,
-                _parked(module, role.model, place),
+                _park_on_host(module, role.model, place),
                 partial(Tensor.to, device=place.torch_device, non_blocking=True),
             )
         elif zero.stage == 0:
@@ -54,16 +56,21 @@ class FrozenZeroEngine:
             )[0]
 
     def forward(self, *inputs: object, **options: object) -> Any:
+        """Return what the model gives for one micro-batch."""
         return self._call(*inputs, **options)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
+        """Keep no gradients during the block, and have the weights on the device."""
         with torch.no_grad(), self._visit():
             yield
 
     def release(self) -> None:
-        """Let go of the weights, for good. They are emptied in place, as DeepSpeed's own caches
-        (parameter_offload.py, FWD_MODULE_STACK; PartitionedParameterCoordinator) keep modules."""
+        """Let go of the weights, for good.
+
+        They are emptied in place, as DeepSpeed's own caches (parameter_offload.py,
+        FWD_MODULE_STACK; PartitionedParameterCoordinator) keep modules.
+        """
         parameters: list[Any] = list(self.module.parameters())
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)
@@ -77,11 +84,15 @@ class FrozenZeroEngine:
         return share_of_weights(role, self.module, self._ranks)
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        return gathered(self.module, names, self._stage)
+        """Return a context manager that gives these parameters whole, by name."""
+        return gather_weights(self.module, names, self._stage)
 
 
-def _parked(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
-    """The parameters, left in host memory; pinned, where that makes the way to a GPU faster."""
+def _park_on_host(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
+    """Settle the parameters in host memory, and return them.
+
+    They are pinned if that makes the way to a GPU faster.
+    """
     settle(module, model, torch.device("cpu"))
     move_buffers(module, place.torch_device)
     for parameter in module.parameters():
@@ -94,8 +105,11 @@ def _parked(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Para
 def _visit(
     parameters: Sequence[nn.Parameter], travel: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
-    """Within: the parameters where `travel` takes them: the device. Frozen weights do not change,
-    so nothing is copied back: the host's own tensors take their place again."""
+    """Keep the parameters during the block where `travel` takes them: on the device.
+
+    Frozen weights do not change, so nothing is copied back: the host's own tensors take their place
+    again.
+    """
     homes = [parameter.data for parameter in parameters]
     try:
         for parameter, home in zip(parameters, homes, strict=True):

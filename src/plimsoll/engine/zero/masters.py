@@ -20,8 +20,11 @@ from plimsoll.engine.checkpoint import Stretch
 class Masters:
     """A rank's share of what is trained.
 
-    tensors: what its optimizer updates; they may end in padding. parts: what they hold.
-    optimizer: AdamW itself. spread: write the masters' values into the model's weights; collective.
+    Attributes:
+        tensors: The tensors that its optimizer updates; they may end in padding.
+        parts: The stretches that they hold.
+        optimizer: AdamW itself.
+        spread: Writes the masters' values into the model's weights; collective.
     """
 
     tensors: Sequence[Tensor]
@@ -30,12 +33,12 @@ class Masters:
     spread: Callable[[], None]
 
     def flat(self) -> list[Tensor]:
-        """The tensors, each seen as one row of elements."""
+        """Return the tensors, each seen as one row of elements."""
         return [tensor.data.view(-1) for tensor in self.tensors]
 
 
 def find_masters(module: nn.Module, optimizer: Any, stage: int, rank: int) -> Masters:
-    """optimizer: the one that DeepSpeed made around AdamW."""
+    """Return this rank's masters, given the optimizer that DeepSpeed made around AdamW."""
     names = {id(p): name for name, p in module.named_parameters()}
     if stage == 0:
         return _stage_0(names, optimizer)
@@ -43,11 +46,13 @@ def find_masters(module: nn.Module, optimizer: Any, stage: int, rank: int) -> Ma
 
 
 def _stage_0(names: dict[int, str], optimizer: Any) -> Masters:
-    """In fp32 the weights themselves, in bf16 a copy of each (runtime/fp16/unfused_optimizer.py);
-    all of them on every rank."""
+    """Return in fp32 the weights themselves, in bf16 a copy of each; all of them on every rank.
+
+    The copies are made in runtime/fp16/unfused_optimizer.py.
+    """
     if not hasattr(optimizer, "fp32_groups"):
         weights = [p for group in optimizer.param_groups for p in group["params"]]
-        return Masters(weights, _whole(names, weights), optimizer, lambda: None)
+        return Masters(weights, _whole_stretches(names, weights), optimizer, lambda: None)
     weights = [p for group in optimizer.fp16_groups for p in group]
     copies = [p for group in optimizer.fp32_groups for p in group]
 
@@ -55,16 +60,18 @@ def _stage_0(names: dict[int, str], optimizer: Any) -> Masters:
         for weight, copy in zip(weights, copies, strict=True):
             weight.data.copy_(copy.data)
 
-    return Masters(copies, _whole(names, weights), optimizer.optimizer, spread)
+    return Masters(copies, _whole_stretches(names, weights), optimizer.optimizer, spread)
 
 
-def _whole(names: dict[int, str], weights: Sequence[Tensor]) -> list[Stretch]:
+def _whole_stretches(names: dict[int, str], weights: Sequence[Tensor]) -> list[Stretch]:
     return [Stretch(names[id(w)], 0, i, 0, w.numel()) for i, w in enumerate(weights)]
 
 
 def _stage_1_and_2(names: dict[int, str], optimizer: Any) -> Masters:
-    """A flat tensor per group, of which DeepSpeed notes at each weight what it holds of it
-    (utils/tensor_fragment.py)."""
+    """Return a flat tensor per group.
+
+    DeepSpeed notes at each weight what the tensor holds of it (utils/tensor_fragment.py).
+    """
     base = optimizer.optimizer
     groups = getattr(optimizer, "bit16_groups", None) or optimizer.bf16_groups
     tensors = [group["params"][0] for group in base.param_groups]
@@ -79,8 +86,10 @@ def _stage_1_and_2(names: dict[int, str], optimizer: Any) -> Masters:
 
 
 def _stage_3(names: dict[int, str], optimizer: Any, rank: int) -> Masters:
-    """A flat tensor per sub-group: this rank's shares of its weights, one behind the other
-    (runtime/zero/stage3.py)."""
+    """Return a flat tensor per sub-group: this rank's shares of its weights, one behind the other.
+
+    See runtime/zero/stage3.py.
+    """
     tensors = optimizer.fp32_partitioned_groups_flat
 
     def spread() -> None:
@@ -100,7 +109,10 @@ def _stage_3(names: dict[int, str], optimizer: Any, rank: int) -> Masters:
 def _shares(
     names: dict[int, str], group: Sequence[Any], master: int, rank: int
 ) -> Iterator[Stretch]:
-    """Every weight is cut into equal shares, the last of which end in padding."""
+    """Yield this rank's share of every weight of a sub-group.
+
+    Every weight is cut into equal shares, the last of which end in padding.
+    """
     offset = 0
     for weight in group:
         share = weight.partition_numel()

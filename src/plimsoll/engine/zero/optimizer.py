@@ -1,5 +1,7 @@
-"""The optimizer of a trained role, and the moments that it keeps of each master: made, counted, and
-seen as flat rows."""
+"""The optimizer of a trained role, and its moments of each master.
+
+Moments are made, counted, and seen as flat rows.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +21,40 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
-    """AdamW over the module. The rate is set at every step; it starts at 0 because DeepSpeed may
-    take a dry step to allocate the states, which must not decay the weights.
+    """Return AdamW over the module.
+
+    The rate is set at every step; it starts at 0 because DeepSpeed may take a dry step to allocate
+    the states, which must not decay the weights.
     """
     settings = role.optimizer
     groups, betas = parameter_groups(module, settings), (settings.beta1, settings.beta2)
-    given: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": settings.eps}
+    arguments: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": settings.eps}
     zero = role.settings_of(ZeroConfig)
     if zero.optimizer_offload == "cpu":
         wide = zero.state_dtype == "float32"
-        return _offloaded(groups, given | {"fp32_optimizer_states": wide, "adamw_mode": True})
+        return _cpu_adam(groups, arguments | {"fp32_optimizer_states": wide, "adamw_mode": True})
     if settings.kind == "adamw_8bit":
         from bitsandbytes.optim import AdamW8bit
 
-        small: torch.optim.Optimizer = AdamW8bit(groups, **given)
-        return small
-    return torch.optim.AdamW(groups, **given, fused=True)
+        optimizer: torch.optim.Optimizer = AdamW8bit(groups, **arguments)
+        return optimizer
+    return torch.optim.AdamW(groups, **arguments, fused=True)
 
 
-def _offloaded(
-    groups: Sequence[Mapping[str, object]], given: Mapping[str, Any]
+def _cpu_adam(
+    groups: Sequence[Mapping[str, object]], arguments: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
-    """DeepSpeed's Adam on the CPU. Raises PlimsollError where it cannot be compiled or loaded."""
+    """Return DeepSpeed's Adam on the CPU.
+
+    Raises:
+        PlimsollError: It cannot be compiled or loaded.
+    """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     offer_ninja()
     try:
         with building("cpu_adam"):
-            made: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, **given)
+            optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, **arguments)
     except (RuntimeError, OSError, ImportError) as error:
         raise PlimsollError(
             "DeepSpeed's Adam for the CPU (optimizer_offload: cpu) cannot be compiled or loaded: "
@@ -54,12 +62,14 @@ def _offloaded(
             "compiler, ninja or Python's headers are missing. It is compiled into "
             "TORCH_EXTENSIONS_DIR, ~/.cache/torch_extensions by default, which must be writable."
         ) from error
-    return made
+    return optimizer
 
 
 def forget_dry_step(optimizer: Any) -> None:
-    """Start Adam's bias correction at step 0: at stage 0 in bf16 DeepSpeed allocates the moments by
-    a step on zero gradients, which Adam would count and take its first real step too short.
+    """Start Adam's bias correction at step 0.
+
+    At stage 0 in bf16 DeepSpeed allocates the moments by a step on zero gradients, which Adam would
+    count and take its first real step too short.
     """
     for state in optimizer.optimizer.state.values() if hasattr(optimizer, "optimizer") else ():
         if "step" in state:
@@ -69,8 +79,10 @@ def forget_dry_step(optimizer: Any) -> None:
 
 
 def forget_gradients(optimizer: Any) -> None:
-    """Drop the gradients of a step that was left out: with its optimizer on the host, DeepSpeed
-    0.19.8 would add the next step's to them (zero/stage_1_and_2.py, `step`).
+    """Drop the gradients of a step that was left out.
+
+    With its optimizer on the host, DeepSpeed 0.19.8 would add the next step's to them
+    (zero/stage_1_and_2.py, `step`).
     """
     if getattr(optimizer, "cpu_offload", False):
         optimizer.averaged_gradients = dict.fromkeys(optimizer.averaged_gradients)
@@ -79,8 +91,10 @@ def forget_gradients(optimizer: Any) -> None:
 def moment_rows(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor]
 ) -> dict[str, list[Tensor]]:
-    """Both moments of every master, zeros where no gradient ever came; nothing before the first
-    update, which makes them."""
+    """Return both moments of every master, zeros for one that never had a gradient.
+
+    Returns nothing before the first update, which makes them.
+    """
     states = [optimizer.state.get(master, {}) for master in masters]
     if not any(MOMENTS[0] in state for state in states):
         return {}
@@ -95,8 +109,8 @@ def _row(moment: Tensor | None, master: Tensor) -> Tensor:
 def begin_moments(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], updates: int
 ) -> dict[str, list[Tensor]]:
-    """Have moments to write into, as AdamW makes them, after so many updates; none after 0."""
-    wide = getattr(optimizer, "fp32_optimizer_states", False)  # of DeepSpeedCPUAdam
+    """Make moments to write into, as AdamW makes them, after so many updates; none after 0."""
+    wide = getattr(optimizer, "fp32_optimizer_states", False)  # an attribute of DeepSpeedCPUAdam
     for master in masters:
         state, dtype = optimizer.state[master], torch.float32 if wide else master.dtype
         if updates == 0:
@@ -109,7 +123,7 @@ def begin_moments(
 
 
 def _count(optimizer: torch.optim.Optimizer, master: Tensor, updates: int) -> Any:
-    """The count of updates, which the bias correction needs, as the optimizer keeps it."""
+    """Return the count of updates, which the bias correction needs, as the optimizer keeps it."""
     if isinstance(optimizer, torch.optim.AdamW):
         return torch.tensor(float(updates), device=master.device)
     return updates

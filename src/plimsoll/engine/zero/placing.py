@@ -24,9 +24,10 @@ def settle(module: nn.Module, model: ModelConfig, device: torch.device) -> None:
 def divide(
     module: nn.Module, model: ModelConfig, settings: dict[str, object], place: Place
 ) -> None:
-    """Take the weights from the files that they are mapped from to the device, one by one, each
-    divided at once over the ranks. DeepSpeed's `initialize` alone would move the whole model to
-    every device first.
+    """Take the weights from their files to the device, one by one, each divided over the ranks.
+
+    The files are mapped. DeepSpeed's `initialize` alone would move the whole model to every device
+    first.
     """
     import deepspeed
 
@@ -41,15 +42,19 @@ def divide(
 
 
 def move_buffers(module: nn.Module, device: torch.device) -> None:
+    """Move the module's buffers to the device."""
     for buffer in module.buffers():
         buffer.data = buffer.to(device)
 
 
 @contextmanager
-def gathered(module: nn.Module, names: Sequence[str], stage: int) -> Iterator[dict[str, Tensor]]:
-    wanted = set(names)
-    parameters = {n: p for n, p in module.named_parameters() if n in wanted}
-    assert len(parameters) == len(wanted), f"no such parameters: {wanted - parameters.keys()}"
+def gather_weights(
+    module: nn.Module, names: Sequence[str], stage: int
+) -> Iterator[dict[str, Tensor]]:
+    """Yield these parameters whole, by name; collective at stage 3."""
+    requested = set(names)
+    parameters = {n: p for n, p in module.named_parameters() if n in requested}
+    assert len(parameters) == len(requested), f"no such parameters: {requested - parameters.keys()}"
     if stage < 3:
         yield {name: parameters[name].detach() for name in names}
         return
@@ -60,9 +65,11 @@ def gathered(module: nn.Module, names: Sequence[str], stage: int) -> Iterator[di
 
 
 def share_of_weights(role: str, module: nn.Module, ranks: int) -> Share:
-    """Return a rank's share of weights that stage 3 divides. The tensors that ZeRO keeps whole,
-    being small, count as their shares."""
+    """Return a rank's share of weights that stage 3 divides.
+
+    The tensors that ZeRO keeps whole, being small, count as their shares.
+    """
     parameters: list[Any] = list(module.parameters())
-    whole = sum(p.ds_numel * p.element_size() for p in parameters)
-    held = sum(p.ds_tensor.numel() * p.element_size() for p in parameters)
-    return Share(role, "weights", whole, ranks, held)
+    whole_bytes = sum(p.ds_numel * p.element_size() for p in parameters)
+    held_bytes = sum(p.ds_tensor.numel() * p.element_size() for p in parameters)
+    return Share(role, "weights", whole_bytes, ranks, held_bytes)

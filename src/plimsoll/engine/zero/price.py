@@ -1,4 +1,4 @@
-"""What ZeRO holds on one rank: of a role that learns, and of one that only scores."""
+"""What ZeRO holds on one rank, for a role that learns and for one that only scores."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.engine.price.roles import RoleWork, SavedBytes, TrainedTensors, TrainerPrice
-from plimsoll.engine.price.transfers import CHECKPOINT_FILE, Outgoing, leaving, loading
-from plimsoll.engine.zero.buffers import layers_left, made_on_cpu, norm_copies, second_copy
+from plimsoll.engine.price.transfers import (
+    CHECKPOINT_FILE,
+    Outgoing,
+    loading_tensors,
+    outgoing_tensors,
+)
+from plimsoll.engine.zero.buffers import cpu_copies, layers_left, norm_copies, second_copy
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings
 from plimsoll.engine.zero.sizes import (
@@ -31,33 +36,38 @@ _WHOLE = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
 """The sizes of a frozen model that every rank has whole."""
 
 
-def _trained(role: TrainedRole, own: RoleWork, sync_bucket: int) -> TrainedTensors:
-    shape, device = own.shape, own.device
-    settings: Any = deepspeed_settings(role, device, own.ranks)
-    sizes = zero_sizes(settings, own.ranks)
-    counts, adapted = trained_counts(role, shape, own.head, sizes), role.adapter is not None
-    kept = [*zero_states(counts, sizes, device), *_beside(counts, sizes, device, role)]
-    kept += norm_copies(counts, sizes, device)
+def _trained_tensors(role: TrainedRole, work: RoleWork, sync_bucket: int) -> TrainedTensors:
+    shape, device = work.shape, work.device
+    settings: Any = deepspeed_settings(role, device, work.ranks)
+    sizes = zero_sizes(settings, work.ranks)
+    counts, adapted = trained_counts(role, shape, work.head, sizes), role.adapter is not None
+    tensors = [
+        *zero_states(counts, sizes, device),
+        *_average_and_buffers(counts, sizes, device, role),
+    ]
+    tensors += norm_copies(counts, sizes, device)
     if device == "cpu":
-        kept += made_on_cpu(counts, sizes, role.optimizer)
-    kept += loading(shape, counts.element, counts.quantized, device)
-    if own.name == "actor":
+        tensors += cpu_copies(counts, sizes, role.optimizer)
+    tensors += loading_tensors(shape, counts.element, counts.quantized, device)
+    if work.name == "actor":
         outgoing = _outgoing(counts, sizes, adapted)
-        kept += leaving(outgoing, device, sync_bucket, own.first)
-    return TrainedTensors(tuple(kept), layers_left(shape, counts.trained, sizes, adapted))
+        tensors += outgoing_tensors(outgoing, device, sync_bucket, work.first)
+    return TrainedTensors(tuple(tensors), layers_left(shape, counts.trained, sizes, adapted))
 
 
 def _outgoing(counts: Counts, sizes: ZeroSizes, adapted: bool) -> Outgoing:
     trained = counts.trained * counts.element
-    every = trained + counts.frozen * counts.element + counts.quantized // 2
-    return Outgoing(trained, every, adapted, gathers=sizes.stage == 3 and sizes.ranks > 1)
+    all_bytes = trained + counts.frozen * counts.element + counts.quantized // 2
+    return Outgoing(trained, all_bytes, adapted, gathers=sizes.stage == 3 and sizes.ranks > 1)
 
 
-def _beside(
+def _average_and_buffers(
     counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole
 ) -> Iterator[Tensors]:
-    """A moving average, in fp32, where the masters are and divided as they are; a second copy of
-    the weights; and what is written."""
+    """Yield a moving average, a second copy of the weights, and what is written.
+
+    The average is in fp32, on the masters' device and divided as they are.
+    """
     ranks = sizes.ranks if sizes.stage > 0 else 1
     each = 4 if role.ema is not None else 0
     if each:
@@ -81,30 +91,33 @@ def _beside(
     )
 
 
-def _frozen(role: FrozenRole, own: RoleWork) -> tuple[Tensors, ...]:
-    shape, device, sizes = own.shape, own.device, _WHOLE
+def _frozen_tensors(role: FrozenRole, work: RoleWork) -> tuple[Tensors, ...]:
+    shape, device, sizes = work.shape, work.device, _WHOLE
     if _frozen_settings(role).stage == 3:
-        settings: Any = frozen_settings(role, device, own.ranks)
-        sizes = zero_sizes(settings, own.ranks)
-    counts = frozen_counts(role.model, shape, own.head, sizes)
+        settings: Any = frozen_settings(role, device, work.ranks)
+        sizes = zero_sizes(settings, work.ranks)
+    counts = frozen_counts(role.model, shape, work.head, sizes)
     if sizes is _WHOLE:
-        kept = [*_whole_model(role, counts, own)]
+        tensors = [*_whole_model(role, counts, work)]
     else:
-        kept = [*zero_states(counts, sizes, device)]
-    return (*kept, *loading(shape, counts.element, counts.quantized, device))
+        tensors = [*zero_states(counts, sizes, device)]
+    return (*tensors, *loading_tensors(shape, counts.element, counts.quantized, device))
 
 
-def _whole_model(role: FrozenRole, counts: Counts, own: RoleWork) -> Iterator[Tensors]:
-    """A copy on every rank; offloaded, in host memory with one on the device while it scores."""
-    made = weights(counts, _WHOLE)
-    if own.device == "cpu":
-        yield from (replace(one, where="host") for one in made)
+def _whole_model(role: FrozenRole, counts: Counts, work: RoleWork) -> Iterator[Tensors]:
+    """Yield a copy on every rank.
+
+    Offloaded, it is in host memory, with one on the device while it scores.
+    """
+    copies = weights(counts, _WHOLE)
+    if work.device == "cpu":
+        yield from (replace(tensor, where="host") for tensor in copies)
         return
     if _frozen_settings(role).offload == "none":
-        yield from made
+        yield from copies
         return
-    yield from (replace(one, life="scoring") for one in made)
-    for tensors in parameter_tensors(own.shape, own.head == "value"):
+    yield from (replace(tensor, life="scoring") for tensor in copies)
+    for tensors in parameter_tensors(work.shape, work.head == "value"):
         yield Tensors(
             "weights",
             "weights in host memory",
@@ -121,7 +134,7 @@ def _frozen_settings(role: FrozenRole) -> FrozenZeroConfig:
     return role.settings_of(FrozenZeroConfig)
 
 
-def _saved(role: TrainedRole) -> SavedBytes:
+def _saved_bytes(role: TrainedRole) -> SavedBytes:
     masters = ELEMENT_BYTES[role.settings_of(ZeroConfig).state_dtype]
     return SavedBytes(masters, round(moment_bytes(role)), 4 if role.ema is not None else 0)
 
@@ -139,9 +152,9 @@ def _has_head(role: FrozenRole, ranks: int, device: Device) -> bool:
 
 
 PRICE = TrainerPrice(
-    trained=_trained,
-    frozen=_frozen,
-    saved=_saved,
+    trained=_trained_tensors,
+    frozen=_frozen_tensors,
+    saved=_saved_bytes,
     division=lambda role: f"stage {_stage(role)}",
     is_divided=lambda role: _stage(role) > 0,
     has_head=_has_head,

@@ -1,4 +1,4 @@
-"""What ZeRO asks of a config and of a machine, and how it is said."""
+"""What ZeRO requires of a config and of a machine, and the messages that say so."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOST_BELOW = 2.0**-14
 half is rounded away."""
 
 
-def _trained(spec: RunSpec[Any]) -> Mapping[RoleName, tuple[TrainedRole, ZeroConfig]]:
+def _trained_roles(spec: RunSpec[Any]) -> Mapping[RoleName, tuple[TrainedRole, ZeroConfig]]:
     """Return the roles that ZeRO trains, with their settings."""
     return {
         name: (role, role.engine_settings)
@@ -39,7 +39,7 @@ def _trained(spec: RunSpec[Any]) -> Mapping[RoleName, tuple[TrainedRole, ZeroCon
     }
 
 
-def _frozen(spec: RunSpec[Any]) -> Mapping[RoleName, tuple[FrozenRole, FrozenZeroConfig]]:
+def _frozen_roles(spec: RunSpec[Any]) -> Mapping[RoleName, tuple[FrozenRole, FrozenZeroConfig]]:
     """Return the roles that ZeRO holds without training them, with their settings."""
     return {
         name: (role, role.engine_settings)
@@ -49,7 +49,7 @@ def _frozen(spec: RunSpec[Any]) -> Mapping[RoleName, tuple[FrozenRole, FrozenZer
 
 
 def _offload(spec: RunSpec[Any]) -> Iterator[Problem]:
-    for name, (role, zero) in _trained(spec).items():
+    for name, (role, zero) in _trained_roles(spec).items():
         at = Section(name, role)
         if zero.parameter_offload == "cpu" and zero.stage != 3:
             why = "Only ZeRO stage 3 divides the weights and can move them; the stage is "
@@ -69,7 +69,7 @@ def _offload(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _gradient_dtype(spec: RunSpec[Any]) -> Iterator[Problem]:
-    for name, (role, zero) in _trained(spec).items():
+    for name, (role, zero) in _trained_roles(spec).items():
         at, dtype = Section(name, role), role.model.dtype
         if zero.gradient_dtype == "float32" and zero.stage == 0 and dtype == "bfloat16":
             why = "At stage 0 DeepSpeed adds the gradients of bfloat16 weights in bfloat16."
@@ -82,7 +82,7 @@ def _gradient_dtype(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _narrow_states(spec: RunSpec[Any]) -> Iterator[Problem]:
-    for name, (role, zero) in _trained(spec).items():
+    for name, (role, zero) in _trained_roles(spec).items():
         at = Section(name, role)
         for obstacle, instead in _against_narrow_states(name, role, zero):
             fix = f"{instead}, or {name}.zero.state_dtype: float32"
@@ -97,8 +97,11 @@ def _narrow_states(spec: RunSpec[Any]) -> Iterator[Problem]:
 def _against_narrow_states(
     name: str, role: TrainedRole, zero: ZeroConfig
 ) -> Iterator[tuple[str, str]]:
-    """Yield why states cannot be bfloat16, and what to write instead; as DeepSpeed 0.19 has it
-    (runtime/config.py, runtime/engine.py, _do_optimizer_sanity_check)."""
+    """Yield why states cannot be bfloat16, and what to write instead.
+
+    The reasons are those of DeepSpeed 0.19 (runtime/config.py, runtime/engine.py,
+    _do_optimizer_sanity_check).
+    """
     if zero.state_dtype == "float32":
         return
     if role.model.dtype == "float32":
@@ -114,7 +117,7 @@ def _against_narrow_states(
 
 
 def _zero_plus_plus(spec: RunSpec[Any]) -> Iterator[Problem]:
-    for name, (role, zero) in _trained(spec).items():
+    for name, (role, zero) in _trained_roles(spec).items():
         at, size, ranks = Section(name, role), zero.hpz_partition_size, spec.ranks_of(name)
         for key in _plus_plus_keys(zero):
             if zero.stage != 3:
@@ -144,9 +147,12 @@ def _plus_plus_keys(zero: ZeroConfig) -> Iterator[str]:
 
 
 def _one_group(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Refuse hpZ for two roles of a process: DeepSpeed makes its groups once
-    (deepspeed/utils/groups.py, _create_zero_param_parallel_group)."""
-    at_3 = {name: own for name, own in _trained(spec).items() if own[1].stage == 3}
+    """Refuse hpZ for two roles of a process: DeepSpeed makes its groups once.
+
+    See deepspeed/utils/groups.py, _create_zero_param_parallel_group.
+    """
+    trained = _trained_roles(spec).items()
+    at_3 = {name: (role, zero) for name, (role, zero) in trained if zero.stage == 3}
     if len(at_3) < 2 or spec.cluster.critic_ranks is not None:
         return
     for name, (role, zero) in at_3.items():
@@ -159,7 +165,7 @@ def _one_group(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _four_bits(spec: RunSpec[Any]) -> Iterator[Problem]:
-    for name, (role, zero) in _trained(spec).items():
+    for name, (role, zero) in _trained_roles(spec).items():
         dora = role.adapter is not None and role.adapter.dora
         if dora and role.model.quantization == "nf4" and zero.stage == 3:
             why = "DoRA reads the base's weights outside of their layers, where ZeRO stage 3 has "
@@ -167,9 +173,9 @@ def _four_bits(spec: RunSpec[Any]) -> Iterator[Problem]:
             fix = f"{name}.zero.stage: 2, or {name}.model.quantization: none, or "
             fix += f"{name}.adapter.dora: false"
             yield Section(name, role).conflict("adapter.dora", why, fix, "four-bit-dora")
-    for name, (frozen, own) in _frozen(spec).items():
-        key = spec.roles[name].key
-        if spec.roles[name].given and frozen.model.quantization == "nf4" and own.offload == "cpu":
+    for name, (frozen, zero_frozen) in _frozen_roles(spec).items():
+        key, is_nf4 = spec.roles[name].key, frozen.model.quantization == "nf4"
+        if spec.roles[name].given and is_nf4 and zero_frozen.offload == "cpu":
             why = "The scales of 4-bit weights stay on the device, so the weights cannot leave it."
             fix = f"{key}.zero.offload: none (4 bits are a quarter of bfloat16), or "
             fix += f"{key}.model.quantization: none"
@@ -183,7 +189,7 @@ def _settings(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def _plan(spec: RunSpec[Any], device: Device) -> Iterator[Problem]:
     yield from _lost_updates(spec)
-    for name, (_, zero) in _trained(spec).items():
+    for name, (_, zero) in _trained_roles(spec).items():
         keys = [f"{name}.zero.{key}" for key in _plus_plus_keys(zero)]
         if keys and device == "cpu":
             what = f"{', '.join(keys)}: the run is on the CPU"
@@ -195,7 +201,7 @@ def _plan(spec: RunSpec[Any], device: Device) -> Iterator[Problem]:
 
 def _lost_updates(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Warn of states in bfloat16 beside a learning rate whose updates they lose."""
-    for name, (role, zero) in _trained(spec).items():
+    for name, (role, zero) in _trained_roles(spec).items():
         rate = role.optimizer.learning_rate
         if zero.state_dtype == "bfloat16" and rate < LOST_BELOW:
             what = f"{name}.zero.state_dtype is bfloat16, and "
@@ -210,14 +216,14 @@ def _lost_updates(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def _tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
     """Yield what DeepSpeed compiles with; on CPUs ZeRO++ is refused whatever is installed."""
-    for name, (_, zero) in _trained(spec).items():
+    for name, (_, zero) in _trained_roles(spec).items():
         if zero.optimizer_offload == "cpu" and not _is_adam_built():
             key = f"{name}.zero.optimizer_offload"
             what = "DeepSpeed's Adam for the CPU"
             yield ToolNeed(FOR_CPU_ADAM, key, "cpu", what, f"{key}: none")
-        for own in ("quantized_weights", "quantized_gradients"):
-            if getattr(zero, own) and spec.cluster.device != "cpu":
-                key, what = f"{name}.zero.{own}", "DeepSpeed's quantisation on GPUs"
+        for setting in ("quantized_weights", "quantized_gradients"):
+            if getattr(zero, setting) and spec.cluster.device != "cpu":
+                key, what = f"{name}.zero.{setting}", "DeepSpeed's quantisation on GPUs"
                 yield ToolNeed(FOR_ZERO_PLUS_PLUS, key, "true", what, f"{key}: false")
 
 
@@ -232,8 +238,8 @@ def _is_adam_built() -> bool:
 def _host(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Refuse 4-bit weights that are stored as bytes: stage 3 divides one floating dtype."""
     installed = host.versions.get("bitsandbytes")
-    at_3 = [name for name, (_, zero) in _trained(spec).items() if zero.stage == 3]
-    at_3 += [name for name, (_, frozen) in _frozen(spec).items() if frozen.stage == 3]
+    at_3 = [name for name, (_, zero) in _trained_roles(spec).items() if zero.stage == 3]
+    at_3 += [name for name, (_, frozen) in _frozen_roles(spec).items() if frozen.stage == 3]
     divided = [n for n, model in spec.models.items() if model.quantization == "nf4" and n in at_3]
     if divided and installed is not None and Version(installed) < _STORAGE:
         what = f"{', '.join(divided)}: 4-bit weights under ZeRO stage 3, with bitsandbytes "
@@ -245,7 +251,7 @@ def _host(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
         yield Problem("four-bit-storage", "error", what, why, fix)
 
 
-def _offloaded(role: TrainedRole | FrozenRole) -> tuple[str, ...]:
+def _offload_keys(role: TrainedRole | FrozenRole) -> tuple[str, ...]:
     if isinstance(role, FrozenRole):
         return ("zero.offload",) if role.settings_of(FrozenZeroConfig).offload == "cpu" else ()
     zero = role.settings_of(ZeroConfig)
@@ -267,8 +273,10 @@ def _describe(role: TrainedRole | FrozenRole) -> str:
 
 
 def _decide(role: TrainedRole) -> ZeroConfig:
-    """Return the settings with the dtype decided that micro-batches' gradients are added up in: at
-    stage 0 with bfloat16 weights DeepSpeed has only bfloat16."""
+    """Return the settings with the dtype decided that micro-batches' gradients are added up in.
+
+    At stage 0 with bfloat16 weights DeepSpeed has only bfloat16.
+    """
     zero = role.settings_of(ZeroConfig)
     if zero.gradient_dtype != AUTO:
         return zero
@@ -276,7 +284,7 @@ def _decide(role: TrainedRole) -> ZeroConfig:
     return zero.model_copy(update={"gradient_dtype": "bfloat16" if narrow else "float32"})
 
 
-def _measuring(role: TrainedRole) -> FrozenZeroConfig:
+def _measuring_settings(role: TrainedRole) -> FrozenZeroConfig:
     return FrozenZeroConfig(stage=3 if role.settings_of(ZeroConfig).stage == 3 else 0)
 
 
@@ -286,8 +294,8 @@ RULES = TrainerRules(
     tools=_tools,
     host=_host,
     packages=("deepspeed",),
-    offloaded=_offloaded,
+    offloaded=_offload_keys,
     describe=_describe,
     decide=_decide,
-    measuring=_measuring,
+    measuring=_measuring_settings,
 )

@@ -1,5 +1,6 @@
-"""The DeepSpeed settings of a role, built from its config. Torch-free: the plan prices the same
-settings that will run.
+"""The DeepSpeed settings of a role, built from its config.
+
+They are torch-free: the plan prices the same settings that will run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ _SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[str, object]:
-    """DeepSpeed's config for a trained role.
+    """Return DeepSpeed's config for a trained role.
 
     `managed_gradient_accumulation: false` lets `step()` be the boundary, so that a step may hold
     any number of micro-batches. The learning rate is set before every step by the engine, and
@@ -40,7 +41,7 @@ def _bfloat16(role: TrainedRole) -> dict[str, object]:
 
 
 def zero_settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
-    """The `zero_optimization` section, every size written out."""
+    """Return the `zero_optimization` section, every size written out."""
     settings: dict[str, object] = {
         "stage": zero.stage,
         "overlap_comm": False,
@@ -69,7 +70,7 @@ def zero_settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
 
 
 def frozen_settings(role: FrozenRole, device: Device, ranks: int) -> dict[str, object]:
-    """DeepSpeed's config for a frozen role that is divided over the ranks (stage 3)."""
+    """Return DeepSpeed's config for a frozen role that is divided over the ranks (stage 3)."""
     offload = role.settings_of(FrozenZeroConfig).offload
     zero = ZeroConfig(stage=3, parameter_offload=offload)
     return {
@@ -85,6 +86,6 @@ def _common(ranks: int) -> dict[str, object]:
         "gradient_accumulation_steps": 1,
         "train_batch_size": ranks,
         "steps_per_print": 1_000_000_000,
-        # Its clock has the host wait for the card in front of every forward pass (utils/timer.py).
+        # This clock makes the host wait for the card before every forward pass (utils/timer.py).
         "timers": {"throughput": {"enabled": False}},
     }

@@ -1,4 +1,4 @@
-"""What ZeRO's prices are made of: a role's parameters in numbers, and the sizes of its settings."""
+"""The figures that ZeRO's prices are made of: parameter counts, and the sizes of the settings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,19 @@ _MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / 256)}  # both; 8 bits: fp32
 
 @dataclass(frozen=True)
 class ZeroSizes:
-    """The settings of a role's engine that memory depends on, elements where not said otherwise.
+    """The settings of a role's engine that memory depends on; elements if not said otherwise.
 
-    offload, offload_weights: of the optimizer, and of the weights (stage 3), to pinned or plain
-    host memory. accumulate: bytes of an accumulated gradient. master: of a master, and of the
-    gradient that its optimizer reads.
+    Attributes:
+        accumulate: Bytes of an accumulated gradient.
+        bucket: Elements of a bucket that is reduced.
+        prefetch: Elements that stage 3 gathers ahead.
+        live: Elements that stage 3 keeps gathered at once.
+        persistence: The size below which stage 3 keeps a tensor whole.
+        sub_group: Elements that stage 3 updates at once.
+        offload: Whether the optimizer is in host memory.
+        offload_weights: Whether the weights are (stage 3).
+        pinned: Whether that host memory is pinned.
+        master: Bytes of a master, and of the gradient that its optimizer reads.
     """
 
     stage: int
@@ -44,10 +52,16 @@ class ZeroSizes:
 class Counts:
     """Elements of one role's parameters, and their bytes.
 
-    trained, frozen: with and without gradients; not what is in 4 bits. quantized: in 4 bits.
-    scales: bytes of quantisation scales per such parameter. small: in tensors below the
-    persistence threshold. largest: of the largest trained tensor. oversized: in trained tensors
-    larger than a bucket. element: bytes of a weight. moments: bytes of both Adam moments.
+    Attributes:
+        trained: Parameters with gradients, without those in 4 bits.
+        frozen: Parameters without gradients, without those in 4 bits.
+        largest: Elements of the largest trained tensor.
+        element: Bytes of a weight.
+        moments: Bytes of both Adam moments.
+        quantized: Parameters in 4 bits.
+        scales: Bytes of quantisation scales per parameter in 4 bits.
+        small: Elements in tensors below the persistence threshold.
+        oversized: Elements in trained tensors larger than a bucket.
     """
 
     trained: int
@@ -62,12 +76,12 @@ class Counts:
 
     @property
     def stored(self) -> int:
-        """Elements in which all weights are stored, those in 4 bits too."""
+        """The elements in which all weights are stored, those in 4 bits too."""
         return self.trained + self.frozen + self.quantized // 2 // self.element
 
 
 def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
-    """What memory depends on of DeepSpeed's settings."""
+    """Return what memory depends on in DeepSpeed's settings."""
     zero = settings["zero_optimization"]
     optimizer, parameter = zero.get("offload_optimizer"), zero.get("offload_param")
     narrow = settings.get("data_types", {}).get("grad_accum_dtype") == "bf16"
@@ -88,7 +102,7 @@ def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
 
 
 def moment_bytes(role: TrainedRole) -> float:
-    """Of both Adam moments of a trained parameter."""
+    """Return the bytes of both Adam moments of a trained parameter."""
     narrow = (
         role.optimizer.kind == "adamw" and role.settings_of(ZeroConfig).state_dtype == "bfloat16"
     )
@@ -98,7 +112,7 @@ def moment_bytes(role: TrainedRole) -> float:
 def trained_counts(
     role: TrainedRole, shape: ModelShape, head: HeadKind, sizes: ZeroSizes
 ) -> Counts:
-    """Elements with and without gradients, in 16 and in 4 bits."""
+    """Return the elements of a role that learns: with and without gradients, in 16 and 4 bits."""
     base = replace(frozen_counts(role.model, shape, head, sizes), moments=moment_bytes(role))
     if role.adapter is None:
         tensors = parameter_tensors(shape, head == "value")
@@ -122,7 +136,7 @@ def trained_counts(
 def frozen_counts(
     model: ModelConfig, shape: ModelShape, head: HeadKind, sizes: ZeroSizes
 ) -> Counts:
-    """Of a model that only scores. Stage 3 keeps small tensors whole."""
+    """Return the elements of a model that only scores; stage 3 keeps small tensors whole."""
     value, nf4 = head == "value", model.quantization == "nf4"
     whole = shape.value_parameters if value else shape.parameters
     plain = (linear for linear in shape.linears if linear.stacked == 1)
@@ -141,18 +155,26 @@ def frozen_counts(
 
 
 def is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
-    """Whether DeepSpeed takes that one (runtime/engine.py, _do_optimizer_sanity_check)."""
+    """Return whether DeepSpeed takes BF16_Optimizer.
+
+    The choice is made in runtime/engine.py, _do_optimizer_sanity_check.
+    """
     wide = counts.element == 2 and sizes.accumulate == 4
     return sizes.stage == 1 and wide and not sizes.offload
 
 
 def is_compact(counts: Counts, sizes: ZeroSizes) -> bool:
-    """Whether a rank's gradients are added up in fp32 (_use_compact_grad_partition_buffer)."""
+    """Return whether a rank's gradients are added up in fp32.
+
+    See _use_compact_grad_partition_buffer.
+    """
     return counts.element == 2 and sizes.accumulate == 4
 
 
 def largest_share(counts: Counts, sizes: ZeroSizes) -> int:
-    """Elements that a rank gets of the largest gradient: all gradients are divided together, so
-    that it may get one whole; at stage 3 each is."""
+    """Return the elements that a rank gets of the largest gradient.
+
+    All gradients are divided together, so that a rank may get one whole; at stage 3 each is.
+    """
     divided = counts.largest if sizes.stage == 3 else counts.trained
     return min(counts.largest, -(-divided // sizes.ranks))

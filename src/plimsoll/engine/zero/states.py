@@ -39,19 +39,19 @@ _ALLREDUCE = 500_000_000  # elements: DeepSpeedEngine.buffered_allreduce_fallbac
 
 
 def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Tensors, ...]:
-    """Everything of the role on one rank; in host memory all of it where that is the device.
+    """Return everything of the role on one rank; in host memory if that is the device.
 
     There a bucket weighs what is written to it: the system gives pages at their first use.
     """
     if device == "cuda":
-        return (*weights(counts, sizes), *_trained(counts, sizes))
+        return (*weights(counts, sizes), *_training_tensors(counts, sizes))
     touched = replace(sizes, bucket=min(sizes.bucket, counts.trained))
-    made = (*weights(counts, touched), *_trained(counts, touched))
-    return tuple(replace(one, where="host", pinned=0) for one in made)
+    tensors = (*weights(counts, touched), *_training_tensors(counts, touched))
+    return tuple(replace(item, where="host", pinned=0) for item in tensors)
 
 
 def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
-    """The weights themselves: whole, or a share and what is gathered of the others' shares."""
+    """Yield the weights: whole, or a share and what is gathered of the others' shares."""
     divided = sizes.stage == 3
     ranks = sizes.ranks if divided else 1
     where: Where = "host" if sizes.offload_weights else "device"
@@ -74,10 +74,10 @@ def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
         "QLoRA, arXiv 2305.14314, section 3: scales of blocks of 64, not divided by ZeRO",
     )
     if divided and (ranks > 1 or sizes.offload_weights):
-        yield from _gathered(counts, sizes)
+        yield from _gathered_weights(counts, sizes)
 
 
-def _gathered(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
+def _gathered_weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     stage = _Stage(counts, sizes, "DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py")
     rest, each = counts.stored - counts.small, counts.element
     live = min(rest, max(sizes.live, counts.largest))
@@ -88,7 +88,7 @@ def _gathered(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     yield stage.buffer("prefetch bucket", "on their way", ahead, each, "computing")
 
 
-def _trained(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
+def _training_tensors(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     if not counts.trained:
         return
     if sizes.stage == 0:
@@ -103,23 +103,27 @@ def _trained(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What a stage keeps of a role. source: where that was read."""
+    """What a stage keeps of a role.
+
+    Attributes:
+        source: Where that was read.
+    """
 
     counts: Counts
     sizes: ZeroSizes
     source: str
 
     def whole(self, kind: Kind, name: str, each: float, life: Life) -> Tensors:
-        """Of every trained parameter, on every rank."""
+        """Return tensors of every trained parameter, on every rank."""
         of, elements = "trained parameters", self.counts.trained
         return Tensors(kind, name, of, elements, each, self.source, life=life)
 
     def share(self, kind: Kind, name: str, each: float, life: Life) -> Tensors:
-        """Of the trained parameters that are a rank's."""
+        """Return tensors of the trained parameters that are a rank's."""
         return replace(self.whole(kind, name, each, life), ranks=self.sizes.ranks)
 
     def on_host(self, kind: Kind, name: str, each: float, life: Life, block: int) -> Tensors:
-        """The same in host memory; block: elements that are pinned together, where any are."""
+        """Return a share in host memory; block: elements that are pinned together, if any are."""
         pinned = block if self.sizes.pinned else 0
         return replace(self.share(kind, name, each, life), where="host", pinned=pinned)
 
@@ -144,7 +148,7 @@ class _Stage:
         yield self.whole("gradients", "fp32 gradients", 4, "built")
         yield self.share("optimizer states", "moments", self.counts.moments, "stepped")
         yield self.whole("gradients", "gradients", 2, "training")
-        yield replace(self._incoming(4), life="backward")
+        yield replace(self._incoming_gradient(4), life="backward")
         copied = min(self.counts.trained, _ALLREDUCE)
         yield self.buffer("copies to reduce", "gradients in fp32, bf16", copied, 6, "stepping")
         yield self.whole("buffers", "flat copy of weights", 2, "building")
@@ -162,7 +166,7 @@ class _Stage:
         else:
             yield from self._stage_2_gradients()
         yield self._reduce_copy()
-        yield self._incoming(self.counts.element)
+        yield self._incoming_gradient(self.counts.element)
         yield self.whole("buffers", "flat copy of weights", self.counts.element, "building")
 
     def _stage_2_gradients(self) -> Iterator[Tensors]:
@@ -175,9 +179,9 @@ class _Stage:
             yield self.share("gradients", "fp32 gradients", 4, "training")
             if sizes.master < 4 and not sizes.offload:
                 yield self.share("gradients", "narrowed gradients", sizes.master, "stepping")
-            yield self._widened()
+            yield self._widened_gradient()
         elif sizes.offload and sizes.master < 4:
-            return  # they are added up in those of the optimizer
+            return  # they are added up in the optimizer's gradients
         elif sizes.offload:
             block = -(-counts.largest // sizes.ranks)
             yield self.on_host("gradients", "gradients", each, "stepped", block)
@@ -201,12 +205,14 @@ class _Stage:
         yield self.buffer("reduce bucket", "elements", sizes.bucket, element, "built")
         yield self._reduce_copy()
         if each != element:
-            yield self._widened()
-        yield self._incoming(element)
+            yield self._widened_gradient()
+        yield self._incoming_gradient(element)
 
     def _optimizer(self) -> Iterator[Tensors]:
-        """Masters and moments; offloaded, also the gradients that DeepSpeedCPUAdam reads. Stage 3
-        does not pin its masters."""
+        """Yield masters and moments; offloaded, also the gradients that DeepSpeedCPUAdam reads.
+
+        Stage 3 does not pin its masters.
+        """
         sizes, moments = self.sizes, self.counts.moments
         each, dtype = sizes.master, "fp32" if sizes.master == 4 else "bf16"
         masters = f"{dtype} masters"
@@ -223,8 +229,10 @@ class _Stage:
         yield self.on_host("gradients", name, each, "built", block)
 
     def _staging(self) -> Iterator[Tensors]:
-        """Stages 1 and 2 with the optimizer on the host: updated weights on their way to the
-        device, and two buffers of one gradient."""
+        """Yield the buffers of stages 1 and 2 with the optimizer on the host.
+
+        They are updated weights on their way to the device, and two buffers of one gradient.
+        """
         each, largest = self.counts.element, self.counts.largest
         share = -(-self.counts.trained // self.sizes.ranks)
         yield self.on_host("buffers", "staging buffer", each, "built", share)
@@ -232,18 +240,18 @@ class _Stage:
         yield buffer
         yield replace(buffer, where="host", pinned=largest if self.sizes.pinned else 0)
 
-    def _incoming(self, each: int) -> Tensors:
-        """A gradient that autograd has just made, before it is added or reduced."""
+    def _incoming_gradient(self, each: int) -> Tensors:
+        """Return a gradient that autograd has just made, before it is added or reduced."""
         return self.buffer("incoming gradient", _LARGEST, self.counts.largest, each, "reducing")
 
-    def _widened(self) -> Tensors:
-        """A rank's share of one reduced gradient, as it is added to those that are accumulated."""
+    def _widened_gradient(self) -> Tensors:
+        """Return a rank's share of one reduced gradient, as it is added to the accumulated ones."""
         largest, each = largest_share(self.counts, self.sizes), self.sizes.accumulate
         widened = self.buffer("widened gradient", _LARGEST, largest, each, "reducing")
         return replace(widened, kind="gradients")
 
     def _reduce_copy(self) -> Tensors:
-        """The bucket, or one tensor that is larger, flattened for the collective."""
+        """Return the bucket, or one tensor that is larger, flattened for the collective."""
         counts = self.counts
         elements = max(min(self.sizes.bucket, counts.trained), counts.largest)
         return self.buffer("copy to reduce", "gradients", elements, counts.element, "reducing")
