@@ -223,6 +223,7 @@ def test_curves_are_filtered_zoomed_and_read_with_the_keyboard(
         page.get_by_label("filter curves").fill("kl")
         assert shown_figures(page) == ["KL from the reference"]
         page.get_by_label("filter curves").fill("")
+        expect(page.locator("#curves-learning figure")).not_to_have_count(1)
         figure = page.locator("#curves-learning figure").first
         figure.focus()
         for key in ("ArrowRight", "ArrowRight"):

@@ -20,6 +20,7 @@ export function makeChart(onZoom) {
 
 export function drawChart(chart, panel, view) {
   const drawing = columnsOf(panel, view.runs, view.smoothing);
+  const step = chart.at === null ? null : chart.drawn?.data[0][chart.at]; // what is read goes on being read
   chart.lines = drawing.lines;
   chart.steps = view.steps;
   chart.title.textContent = panel.title;
@@ -36,7 +37,8 @@ export function drawChart(chart, panel, view) {
     chart.drawn = new uPlot(options(chart, panel, drawing, view, width), drawing.data, chart.plot);
     chart.likeness = likeness;
   }
-  legend(chart, null);
+  const at = drawing.data[0].indexOf(step);
+  legend(chart, at < 0 ? null : at);
   chart.figure.setAttribute("aria-label", `${panel.title}: ${chart.lines.map((line) => valueText(chart, line, null)).join(", ")}`);
 }
 
