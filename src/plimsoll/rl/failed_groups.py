@@ -15,12 +15,13 @@ Note = Callable[[str], None]
 
 
 class FailedGroups:
-    """An `OnFailure` that shows the first try of each reward that got no answer, and raises the
-    error that ends the run at the first group too many.
+    """An `OnFailure` that shows and counts failures, and ends the run at the first group too many.
+
+    It shows the first try of each reward that got no answer.
 
     Args:
         note: shows a line.
-        batch: what a step may lose; None: no group may fail.
+        batch: says how many groups a step may lose; None: no group may fail.
     """
 
     def __init__(self, note: Note, batch: RlBatch | None = None) -> None:
@@ -35,8 +36,9 @@ class FailedGroups:
         return len(self._first)
 
     def __call__(self, failure: RewardFailure) -> None:
-        """Take a failed try into account. What fails after the error is not counted: all is being
-        ended.
+        """Count a failed try.
+
+        What fails after the error was raised is not counted, because the run is ending.
 
         Raises:
             PlimsollError: more groups are lost than may be; raised once.
