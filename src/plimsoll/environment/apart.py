@@ -94,19 +94,23 @@ class Apart:
     _child: Child | None = None
 
     async def reset(self, row: Mapping[str, Any]) -> ResetResult:
+        """Take a process, and begin an episode in it."""
         self._child = await in_thread(self.pool.take, self.pool.give_back)
         result: ResetResult = await self._ask("reset", row)
         return result
 
     async def step(self, reply: Reply) -> StepResult:
+        """Answer a reply."""
         result: StepResult = await self._ask("step", reply)
         return result
 
     async def reward(self) -> EpisodeReward:
+        """Return the reward of the whole episode."""
         reward: EpisodeReward = await self._ask("get_reward")
         return reward
 
     async def close(self) -> None:
+        """Give the process back, after the environment's own `close`."""
         if self._child is None:
             return
         try:

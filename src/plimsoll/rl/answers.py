@@ -77,7 +77,7 @@ def answers(
             *(cluster, answering.environments, prompts, responses, sampling, seed),
             *(answering.submit, on_failure, answering.source, first_group),
         )
-        return _gathered(scored)
+        return _join(scored)
     size = max(1, cluster.responses_per_request() // responses)
     parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
     seeds = derive_seeds(seed, len(parts))
@@ -98,7 +98,7 @@ def answers(
         for future in futures.values():
             future.cancel()
         raise
-    return _gathered(scored)
+    return _join(scored)
 
 
 def _raise_first(ended: Iterable[Future[Scored]]) -> None:
@@ -107,7 +107,7 @@ def _raise_first(ended: Iterable[Future[Scored]]) -> None:
         future.result()
 
 
-def _gathered(scored: Sequence[Scored]) -> Answers:
+def _join(scored: Sequence[Scored]) -> Answers:
     return Answers(
         [trajectory for group in scored for trajectory in group.trajectories],
         [failure for group in scored for failure in group.failures],

@@ -119,23 +119,23 @@ def pack_batch(
     trajectories = [branch for episode in episodes for branch in episode.branches]
     ends = np.cumsum([len(episode.branches) for episode in episodes])
     places = np.split(np.arange(len(trajectories)), ends[:-1])
-    beside = _beside(episodes) if spec.workload.shares_prompts else None
+    beside = _prefix_numbers(episodes) if spec.workload.shares_prompts else None
 
-    def laid_out(minis: int, ranks: int) -> Layout:
+    def lay_out_for(minis: int, ranks: int) -> Layout:
         members = [
             np.concatenate([places[i] for i in episode_numbers])
             for episode_numbers in np.split(shuffled, minis)
         ]
         return lay_out(trajectories, members, ranks, spec.workload.budget, beside=beside)
 
-    layout = laid_out(algorithm.mini_batches, ranks)
+    layout = lay_out_for(algorithm.mini_batches, ranks)
     critic_minis = algorithm.critic_mini_batches or algorithm.mini_batches
     same = (critic_minis, critic_ranks) == (algorithm.mini_batches, ranks)
-    critics = layout if same else laid_out(critic_minis, critic_ranks)
+    critics = layout if same else lay_out_for(critic_minis, critic_ranks)
     return Batch(episodes, trajectories, layout, critics, seed)
 
 
-def _beside(episodes: Sequence[Trajectory]) -> list[int]:
+def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
     """Return for each branch the number of the branches that begin as it does.
 
     These are the responses to its prompt, or the branches of its episode, which have more in
@@ -154,12 +154,12 @@ def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
     several = spec.workload.updates > 1
     values_L = None
     if "critic" in spec.roles:
-        values_L = critics.moved(critics.scored(cluster.critics, Worker.values, "critic"), layout)
+        values_L = critics.move_to(critics.score(cluster.critics, Worker.values, "critic"), layout)
     return Scores(
         sampler_L=layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]),
-        old_L=layout.scored(cluster, Worker.log_probs, "actor") if several else None,
+        old_L=layout.score(cluster, Worker.log_probs, "actor") if several else None,
         reference_L=(
-            layout.scored(cluster, Worker.log_probs, "reference")
+            layout.score(cluster, Worker.log_probs, "reference")
             if "reference" in spec.roles
             else None
         ),
@@ -218,18 +218,18 @@ def estimate_advantages(
         parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
         weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
         shaping_L=(
-            -kl_coefficient * torch.from_numpy(layout.moved(kl_L, whole))
+            -kl_coefficient * torch.from_numpy(layout.move_to(kl_L, whole))
             if kl_L is not None and shaped
             else torch.zeros(len(scores.sampler_L))
         ),
         cu_loss_tokens=torch.from_numpy(whole.cu_loss_tokens[[0, *(ends_S + 1)]]),
-        placed_L=_placed(batch, whole),
+        placed_L=_token_rewards(batch, whole),
     )
     given: dict[AdvantageNeed, torch.Tensor] = {
         "group_S": torch.tensor([t.group for t in ordered]),
     }
     if scores.values_L is not None:
-        given["values_L"] = torch.from_numpy(layout.moved(scores.values_L, whole))
+        given["values_L"] = torch.from_numpy(layout.move_to(scores.values_L, whole))
     if "greedy_S" in advantage_needs(algorithm.advantage):
         greedy_S = [greedy[t.group] for t in ordered]
         given["greedy_S"] = torch.tensor(greedy_S, dtype=torch.float64)
@@ -241,7 +241,7 @@ def estimate_advantages(
     estimates = advantage(algorithm.advantage)(inputs, given)
 
     def back(column_L: torch.Tensor) -> Floats:
-        return whole.moved(column_L.float().numpy(), layout)
+        return whole.move_to(column_L.float().numpy(), layout)
 
     return Learnables(
         advantages_L=back(estimates.advantages_L),
@@ -267,7 +267,7 @@ def _whole(batch: Batch) -> tuple[Layout, Ints]:
     return whole, np.flatnonzero(np.diff(episode_S[order], append=-1))
 
 
-def _placed(batch: Batch, whole: Layout) -> torch.Tensor | None:
+def _token_rewards(batch: Batch, whole: Layout) -> torch.Tensor | None:
     """Return what environments gave for single tokens; None without environments.
 
     A run has such rewards for all its rows or for none.

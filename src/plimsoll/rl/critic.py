@@ -63,7 +63,7 @@ def value_stream(
     The columns given are in the batch's layout.
     """
     layout = batch.critic_layout
-    returns_L, values_L = (batch.layout.moved(x_L, layout) for x_L in (returns_L, values_L))
+    returns_L, values_L = (batch.layout.move_to(x_L, layout) for x_L in (returns_L, values_L))
     return lambda pack: ValueStream(layout.of_pack(returns_L, pack), layout.of_pack(values_L, pack))
 
 

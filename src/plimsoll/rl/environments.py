@@ -108,8 +108,7 @@ def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environment
     They are closed with the scorer.
 
     Raises ConfigError for a chat template that writes earlier turns anew, if the config does not
-    say
-    what to do then; and for a template that cannot render what an environment's tools need.
+    say what to do then; and for a template that cannot render what an environment's tools need.
     """
     if not kinds:
         return None

@@ -96,8 +96,7 @@ def play_groups(
 
     A group of which an episode failed is not scored: its failures are returned instead. Groups are
     numbered by the prompts' places, from `first_group` on. `on_failure` is called with environments
-    and
-    rewards that fail; what it raises ends all episodes.
+    and rewards that fail; what it raises ends all episodes.
     """
     seeds = derive_seeds(seed, len(prompts))
     together = cluster.responses_per_request()

@@ -119,10 +119,8 @@ def passing(
 
     Return nothing if no part of the reward says which responses pass. maj@k is the share of prompts
     whose most frequent answer passes, all responses voting. It is left out if the part takes no
-    answers
-    from responses, such as the tests of a program; a prompt whose responses give no answer counts
-    as
-    failed.
+    answers from responses, such as the tests of a program; a prompt whose responses give no answer
+    counts as failed.
     """
     if eval_set.pass_by is None:
         return {}

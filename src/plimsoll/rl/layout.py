@@ -50,7 +50,7 @@ class Layout:
         """Return a pack's part of a column; of a filler, nothing."""
         return column_L[self._place(pack)]
 
-    def scored(
+    def score(
         self,
         ranks: Ranks,
         task: Callable[[Worker, RoleName, Sequence[Pack]], list[Floats]],
@@ -80,9 +80,9 @@ class Layout:
         """Return a column in the trajectories' order, in which sums round alike in any packs."""
         return np.concatenate(self.by_trajectory(column_L))
 
-    def moved(self, column_L: Floats, other: Layout) -> Floats:
+    def move_to(self, column_L: Floats, target: Layout) -> Floats:
         """Return a column of this layout as a column of another layout of the same trajectories."""
-        return column_L if other is self else other.column(self.by_trajectory(column_L))
+        return column_L if target is self else target.column(self.by_trajectory(column_L))
 
     @cached_property
     def _sequence_of(self) -> Ints:
@@ -112,8 +112,7 @@ def lay_out(
         ranks: the number of ranks.
         budget: the most tokens of a pack.
         beside: a number for each trajectory: those of one number in one micro-batch share the
-            tokens
-            that they begin with alike. None: each is packed whole.
+            tokens that they begin with alike. None: each is packed whole.
     """
     samples = [_sample(t) for t in trajectories]
     minis: list[MiniBatch] = []
@@ -124,7 +123,7 @@ def lay_out(
             packed = pack(mine, ranks, budget)
         else:
             packed = pack_groups(mine, [beside[i] for i in numbers], ranks, budget)
-        packs, places = _numbered(packed, sum(map(len, order)))
+        packs, places = _renumber(packed, sum(map(len, order)))
         minis.append(MiniBatch(packs, BatchCounts.of(mine)))
         order.append(numbers[places])
     trajectory_S = np.concatenate(order)
@@ -132,17 +131,17 @@ def lay_out(
     return Layout(minis, trajectory_S, np.cumsum([0, *lengths]))
 
 
-def _numbered(packs: list[list[Pack]], first: int) -> tuple[list[list[Pack]], Ints]:
+def _renumber(packs: list[list[Pack]], first: int) -> tuple[list[list[Pack]], Ints]:
     """Return the packs with sequences numbered through from `first`, and their old numbers."""
     places: list[int] = []
 
-    def renumbered(pack: Pack) -> Pack:
+    def renumber(pack: Pack) -> Pack:
         start = first + len(places)
         places.extend(i for i in pack.samples_S.tolist() if i >= 0)
         numbers = np.arange(start, first + len(places))
         return pack if len(numbers) == 0 else replace(pack, samples_S=numbers)
 
-    return [[renumbered(pack) for pack in rank_packs] for rank_packs in packs], np.array(places)
+    return [[renumber(pack) for pack in rank_packs] for rank_packs in packs], np.array(places)
 
 
 def _sample(trajectory: Trajectory) -> Sample:

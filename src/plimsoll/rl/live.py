@@ -13,7 +13,7 @@ from plimsoll.rl.episodes import Environments
 from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.experience import Experience
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import normalized, sample
+from plimsoll.rl.sampling import normalize_rewards, sample
 from plimsoll.rl.setup import RlWork, first_sync, make_room
 from plimsoll.rollout.protocol import RolloutEngine
 from plimsoll.rollout.sync import WeightSync, sync_weights
@@ -63,7 +63,7 @@ class Live:
             answering = Answering(submit, progress.note, self.environments)
             drawn = partial(drawn_prompts, work, state)
             sampled = sample(cluster, work.spec, drawn, state.step + 1, answering)
-            sampled = normalized(sampled, self.scorer)
+            sampled = normalize_rewards(sampled, self.scorer)
         trajectories, greedy = sampled.trajectories, sampled.greedy
         with work.session.phase("score", cluster):
             cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned

@@ -72,8 +72,7 @@ def cispo(config: Values) -> Values:
     """Return the values of MiniMax 2025, https://arxiv.org/abs/2506.13585, section 3.1.
 
     No lower bound of the weight, the dynamic sampling and the length penalty of DAPO, and 16
-    updates of
-    a step. Its upper bound is not published.
+    updates of a step. Its upper bound is not published.
     """
     return {
         **_dapo_rewards(config),
@@ -103,8 +102,7 @@ def _dapo_rewards(config: Values) -> dict[str, Any]:
     """Return the length penalty, and dynamic sampling by the part that says what is right.
 
     With the penalty, the rewards of a group that is all right would differ. The penalty grows over
-    the
-    last fifth of the longest response, as in the paper (4,096 of 20,480 tokens).
+    the last fifth of the longest response, as in the paper (4,096 of 20,480 tokens).
     """
     from plimsoll.config.rollout import SamplingConfig
 

@@ -69,17 +69,16 @@ def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:
     """Load the prompts of a run that replays.
 
     Raises ConfigError or SettingsConflict, before anything is loaded, for steps that are not there,
-    and
-    for tokens that are not the actor's.
+    and for tokens that are not the actor's.
     """
-    data = load_prompt_data(session, spec, _unread)
+    data = load_prompt_data(session, spec, _accept)
     known = replace(spec, rows=len(data.train))  # run.epochs now says how many steps there are
     refuse(stored(known))
     _check_tokens(known)
     return data
 
 
-def _unread(reference: object) -> None:
+def _accept(reference: object) -> None:
     """Accept any reference, for no reward reads it."""
 
 

@@ -27,7 +27,7 @@ from plimsoll.reward.rule import texts_of
 from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec
 
-_TAKEN: dict[str, Callable[[Sequence[float]], float]] = {
+_TAKE: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
     "mean": fmean,
     "product": math.prod,
@@ -90,7 +90,7 @@ def of_response(scores: Floats, model: RewardModelConfig) -> float:
     """Return a response's score: its only one, or what is taken of its steps' probabilities."""
     if model.steps is None:
         return float(scores[-1])
-    return _TAKEN[model.steps.take](sigmoid(scores).tolist())
+    return _TAKE[model.steps.take](sigmoid(scores).tolist())
 
 
 def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlConfig]) -> Sample:

@@ -56,7 +56,7 @@ class Sampled:
         }
 
 
-def normalized(sampled: Sampled, scorer: Scorer) -> Sampled:
+def normalize_rewards(sampled: Sampled, scorer: Scorer) -> Sampled:
     """Return what was sampled with the rewards normalised that the config names.
 
     They are taken less their mean over the run, over their standard deviation, both with what is
@@ -77,8 +77,7 @@ def sample(
 
     Groups for which a reward or an environment failed are replaced by further ones, in the order of
     the prompts. With dynamic sampling so are those that teach nothing, until there are enough or
-    the
-    step has drawn its most; then they make up the number.
+    the step has drawn its most; then they make up the number.
 
     Raises PlimsollError as soon as more groups failed than `batch.max_failed_groups`.
     """
@@ -87,7 +86,7 @@ def sample(
     idle: list[list[Trajectory]] = []
     failed = FailedGroups(answering.note, batch)
     drawn = 0
-    while count := _asked(batch.prompts, len(kept), len(idle), drawn, dynamic):
+    while count := _next_count(batch.prompts, len(kept), len(idle), drawn, dynamic):
         round_answers = _round(cluster, spec, draw(drawn, count), drawn, step, answering, failed)
         for group in round_answers.whole_groups():
             (kept if dynamic is None or teaches(group, dynamic) else idle).append(group)
@@ -102,7 +101,9 @@ def sample(
     )
 
 
-def _asked(needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampling | None) -> int:
+def _next_count(
+    needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampling | None
+) -> int:
     """Return how many prompts to draw next; 0: no more."""
     if dynamic is None:
         return needed - kept
@@ -176,8 +177,7 @@ def probe_sequences(prompts: Sequence[Prompt], spec: RunSpec[RlConfig]) -> list[
     """Return the token sequences that weight syncs are proved with.
 
     They are the first prompts of the data that have two tokens, for the log-prob of a sequence's
-    first
-    token is not known. If none has, they are two prompts of one token after each other.
+    first token is not known. If none has, they are two prompts of one token after each other.
     """
     long_enough = [p.tokens for p in prompts if len(p.tokens) > 1]
     pair = np.concatenate([prompts[0].tokens, prompts[-1].tokens])

@@ -42,8 +42,7 @@ def select(steps: Iterable[Sequence[Trajectory]], conversations: Conversations) 
     """Return each group's best response, and pairs of best and worst if their rewards differ.
 
     Of responses with the same reward the first is taken. Responses that were cut off are left out,
-    and
-    so are empty ones: a row's response is learned with an end.
+    and so are empty ones: a row's response is learned with an end.
 
     Args:
         steps: the trajectories of each step, group by group.

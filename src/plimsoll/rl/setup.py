@@ -43,8 +43,7 @@ def load_prompt_data(
     """Load the prompts of all sources, at least as many to learn on as a step needs.
 
     Raises ConfigError if a reference fails the check, or if the template's end of turn does not end
-    a
-    response.
+    a response.
     """
 
     def check(reference: object) -> None:
@@ -54,7 +53,7 @@ def load_prompt_data(
     data = load_data(session, prompt_loader(spec, check))
     if len(data.order.portions) > 1:  # each source numbers its rows from 0
         data = replace(data, train=tuple(replace(p, index=i) for i, p in enumerate(data.train)))
-    data = replace(data, order=_in_their_order(data.order, data.train))
+    data = replace(data, order=_order_portions(data.order, data.train))
     _check_best(spec, data.held_out)
     for portion in data.order.portions:
         _check_enough(portion, spec.config.batch.prompts * data.order.share(portion), spec)
@@ -76,7 +75,7 @@ def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]
             )
 
 
-def _in_their_order(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
+def _order_portions(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
     """Return the order with each source drawn by its prompts' numbers, if they have some.
 
     Args:
