@@ -28,7 +28,7 @@ ADDRESS = ("base_url", "api_key")
 
 @dataclass(frozen=True)
 class EnvironmentFactory:
-    """Makes an environment for one episode, which answers turn by turn."""
+    """The maker of an environment for one episode, which answers turn by turn."""
 
     name: str
     """The environment's name in the config."""
@@ -60,7 +60,7 @@ class EnvironmentFactory:
 
 @dataclass(frozen=True)
 class EpisodeAgent:
-    """Plays whole episodes by calls of the policy's endpoint."""
+    """An agent that plays whole episodes by calls of the policy's endpoint."""
 
     name: str
     """The agent's name in the config."""

@@ -52,7 +52,14 @@ class EpisodePolicy:
     async def sample_turn(
         self, prompt: Prompt, turn: int, max_tokens: int, stop: Sequence[str] = ()
     ) -> Trajectory:
-        """Return a turn of the policy. stop: strings that end it beside the run's own."""
+        """Return a turn of the policy.
+
+        Args:
+            prompt: the prompt that the turn is sampled after.
+            turn: its number in the episode, from which its seed is made.
+            max_tokens: the most tokens of the turn.
+            stop: strings that end it beside the run's own.
+        """
         seed = int(np.random.SeedSequence([self.seed, turn]).generate_state(1)[0])
         sampling = self.sampling
         if stop:
@@ -216,7 +223,13 @@ class Episode:
     def trajectory(
         self, sample_index: int, reward: EpisodeReward, figures: Mapping[str, float]
     ) -> Trajectory:
-        """Return the episode, which has a turn, as `build_trajectory`. figures: further ones."""
+        """Return the episode, which has a turn, as `build_trajectory`.
+
+        Args:
+            sample_index: as of `Trajectory`.
+            reward: as of `build_trajectory`.
+            figures: further figures beside the sums over all calls.
+        """
         figures = {**self.figures, **figures}
         return build_trajectory(self.branches, sample_index, self.reason, reward, figures)
 

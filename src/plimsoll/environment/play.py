@@ -92,7 +92,14 @@ async def _measure(episode: Episode, work: Awaitable[T]) -> T:
 async def _play_turns(
     environment: EpisodeEnvironment, episode: Episode, row: Mapping[str, Any], messages: Rendered
 ) -> None:
-    """Play until the episode is over. messages: is filled with those that follow the prompt."""
+    """Play until the episode is over.
+
+    Args:
+        environment: the environment.
+        episode: the episode, whose turns are kept.
+        row: the row that the episode is about.
+        messages: is filled with the messages that follow the prompt.
+    """
     config, codec = episode.rules.config, episode.rules.codec
     begun = await _measure(episode, environment.reset(row))
     if config.describe_tools:

@@ -1,7 +1,7 @@
 """A step's trajectories on their way to the losses: layouts, columns, advantages.
 
 Trajectories are packed once, mini-batch by mini-batch; scoring and training use the same packs, and
-each column is laid out once (`Layout`).
+each column is laid out once (`ColumnLayout`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives import PolicyStream
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Ints, Pack, Trajectory
-from plimsoll.rl.layout import Layout, MiniBatch, lay_out
+from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
 from plimsoll.rollout.protocol import CACHED_TOKENS, PROMPT_TOKENS
 from plimsoll.run.health import repeating
 from plimsoll.run.trajectories import TokenScores
@@ -51,8 +51,8 @@ class Batch:
 
     episodes: list[Trajectory]
     trajectories: list[Trajectory]
-    layout: Layout
-    critic_layout: Layout
+    layout: ColumnLayout
+    critic_layout: ColumnLayout
     seed: tuple[int, int]
 
     @property
@@ -60,7 +60,7 @@ class Batch:
         """Prompt and response tokens of all trajectories."""
         return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in self.trajectories)
 
-    def schedule(self, layout: Layout, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
+    def schedule(self, layout: ColumnLayout, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
         """Yield (update number, mini-batch); every epoch has an order of its own."""
         rng = np.random.default_rng([*self.seed, 1])
         order = (i for _ in range(epochs) for i in rng.permutation(len(layout.minis)))
@@ -121,7 +121,7 @@ def pack_batch(
     places = np.split(np.arange(len(trajectories)), ends[:-1])
     beside = _prefix_numbers(episodes) if spec.workload.shares_prompts else None
 
-    def lay_out_for(minis: int, ranks: int) -> Layout:
+    def lay_out_for(minis: int, ranks: int) -> ColumnLayout:
         members = [
             np.concatenate([places[i] for i in episode_numbers])
             for episode_numbers in np.split(shuffled, minis)
@@ -169,7 +169,7 @@ def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
 
 def train_on(
     batch: Batch,
-    layout: Layout,
+    layout: ColumnLayout,
     role: RoleName,
     ranks: Ranks,
     epochs: int,
@@ -250,7 +250,7 @@ def estimate_advantages(
     )
 
 
-def _whole(batch: Batch) -> tuple[Layout, Ints]:
+def _whole(batch: Batch) -> tuple[ColumnLayout, Ints]:
     """Return a layout with each episode's branches one after another, and where episodes end.
 
     The second has shape [episodes]: the number of each episode's last sequence in that layout.
@@ -263,11 +263,11 @@ def _whole(batch: Batch) -> tuple[Layout, Ints]:
     _, first, number = np.unique(episode_S, return_index=True, return_inverse=True)
     order = np.lexsort((layout.trajectory_S, first[number]))
     lengths = np.diff(layout.cu_loss_tokens)[order]
-    whole = Layout([], layout.trajectory_S[order], np.cumsum([0, *lengths]))
+    whole = ColumnLayout([], layout.trajectory_S[order], np.cumsum([0, *lengths]))
     return whole, np.flatnonzero(np.diff(episode_S[order], append=-1))
 
 
-def _token_rewards(batch: Batch, whole: Layout) -> torch.Tensor | None:
+def _token_rewards(batch: Batch, whole: ColumnLayout) -> torch.Tensor | None:
     """Return what environments gave for single tokens; None without environments.
 
     A run has such rewards for all its rows or for none.

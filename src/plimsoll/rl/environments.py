@@ -30,8 +30,8 @@ from plimsoll.rollout.text import end_tokens
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import template_of
 
-Kind = EnvironmentFactory | EpisodeAgent
-Kinds = Mapping[str, Kind]
+EnvironmentKind = EnvironmentFactory | EpisodeAgent
+EnvironmentKinds = Mapping[str, EnvironmentKind]
 _TOOL = {
     "type": "function",
     "function": {"name": "tool", "description": "A tool.", "parameters": {"type": "object"}},
@@ -39,7 +39,7 @@ _TOOL = {
 """Any, to see what a chat template does with one."""
 
 
-def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
+def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> EnvironmentKinds:
     """Open the environments that the config names, before anything is loaded.
 
     Raises ConfigError, naming the key, if one cannot be used.
@@ -53,7 +53,8 @@ def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
     return kinds
 
 
-def _kind(config: EnvironmentConfig) -> Kind:
+def _kind(config: EnvironmentConfig) -> EnvironmentKind:
+    """Open one environment, and refuse options that cannot be used."""
     kind = open_environment(config.name, load_functions(config.tools))
     if isinstance(kind, EpisodeAgent) and config.process:
         raise ConfigError(
@@ -82,7 +83,9 @@ def _reader(config: EnvironmentConfig, template: Template) -> ReadReply:
     return partial(read_reply, extract=extract, one_call=one_call)
 
 
-def _check_tools(name: str, kind: Kind, config: EnvironmentConfig, template: Template) -> None:
+def _check_tools(
+    name: str, kind: EnvironmentKind, config: EnvironmentConfig, template: Template
+) -> None:
     """Raise ConfigError if the chat template cannot render the environment's tools or calls."""
     if not isinstance(kind, EnvironmentFactory) or not kind.tools:
         return
@@ -102,7 +105,7 @@ def _check_tools(name: str, kind: Kind, config: EnvironmentConfig, template: Tem
         )
 
 
-def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environments | None:
+def set_up(spec: RunSpec[RlConfig], kinds: EnvironmentKinds, scorer: Scorer) -> Environments | None:
     """Make the players of a run's episodes, in the scorer's event loop; None without environments.
 
     They are closed with the scorer.
@@ -126,7 +129,9 @@ def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environment
     return Environments(players, at_once, scorer.loop)
 
 
-def _player(rules: EpisodeRules, kind: Kind, scorer: Scorer, endpoint: Endpoint | None) -> Player:
+def _player(
+    rules: EpisodeRules, kind: EnvironmentKind, scorer: Scorer, endpoint: Endpoint | None
+) -> Player:
     config = rules.config
     if isinstance(kind, EnvironmentFactory):
         return Player(rules, partial(play, _environment(config, kind, scorer), rules))
@@ -146,7 +151,7 @@ def _environment(
     return partial(Apart, pool, config.call_seconds)
 
 
-def _rules(spec: RunSpec[RlConfig], name: str, kind: Kind) -> EpisodeRules:
+def _rules(spec: RunSpec[RlConfig], name: str, kind: EnvironmentKind) -> EpisodeRules:
     config, model = spec.config.environments[name], spec.actor.model
     template = template_of(spec, spec.data.chat_template)
     changed = rewrites(template, () if config.tool_format == "none" else (_TOOL,))

@@ -118,14 +118,14 @@ def play_groups(
             rules = environments.player_of(prompt).rules
             failures: list[RewardFailure] = []
 
-            def failed(outcome: Failed, tries_left: int) -> None:
+            def note_failure(outcome: Failed, tries_left: int) -> None:
                 failure = _failure(outcome, prompt, number_of_group, rules, source, tries_left)
                 if tries_left == 0:
                     failures.append(failure)
                 on_failure(failure)
 
             episodes = await side_by_side(
-                _episode(floor, prompt, group_seed, number, first + number, failed)
+                _episode(floor, prompt, group_seed, number, first + number, note_failure)
                 for number in range(responses)
             )
             played = [replace(t, group=number_of_group) for t in episodes if t is not None]
@@ -144,7 +144,7 @@ async def _episode(
     seed: int,
     number: int,
     place: int,
-    failed: Callable[[Failed, int], None],
+    note_failure: Callable[[Failed, int], None],
 ) -> Trajectory | None:
     """Play an episode, and again from its beginning if its environment fails.
 
@@ -154,7 +154,7 @@ async def _episode(
         seed: the seed of its group.
         number: its number in the group.
         place: its place among all episodes.
-        failed: called after each try that failed, with the number of tries that are left.
+        note_failure: called after each try that failed, with the number of tries that are left.
 
     Returns:
         The episode; None if its last try failed.
@@ -167,7 +167,7 @@ async def _episode(
             try:
                 trajectory = await player.play(prompt, seed, number, policy)
             except EnvironmentFailed as error:
-                failed(error.failed, retries - attempt)
+                note_failure(error.failed, retries - attempt)
             else:
                 floor.end()
                 return trajectory
@@ -179,14 +179,14 @@ def _failure(
     failed: Failed, prompt: Prompt, group: int, rules: EpisodeRules, source: str, tries_left: int
 ) -> RewardFailure:
     where = f"The environment {rules.name!r}, at row {prompt.index} (from 0) of {source}"
-    shown = f"The prompt{cut(prompt.text)}."
+    prompt_text = f"The prompt{cut(prompt.text)}."
     return RewardFailure(
         group,
         prompt.index,
         ENVIRONMENT,
         where,
         failed.said,
-        shown,
+        prompt_text,
         failed.lines,
         failed.kind,
         "environments",

@@ -18,13 +18,15 @@ class FailedGroups:
     """An `OnFailure` that shows and counts failures, and ends the run at the first group too many.
 
     It shows the first try of each reward that got no answer.
-
-    Args:
-        note: shows a line.
-        batch: says how many groups a step may lose; None: no group may fail.
     """
 
     def __init__(self, note: Note, batch: RlBatch | None = None) -> None:
+        """Begin without failures.
+
+        Args:
+            note: shows a line.
+            batch: says how many groups a step may lose; None: no group may fail.
+        """
         self._note = note
         self._batch = batch
         self._allowed = 0 if batch is None else max(1, int(batch.max_failed_groups * batch.prompts))

@@ -31,7 +31,7 @@ class MiniBatch:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ColumnLayout:
     """A step's trajectories in packs, for one group of ranks.
 
     Attributes:
@@ -80,7 +80,7 @@ class Layout:
         """Return a column in the trajectories' order, in which sums round alike in any packs."""
         return np.concatenate(self.by_trajectory(column_L))
 
-    def move_to(self, column_L: Floats, target: Layout) -> Floats:
+    def move_to(self, column_L: Floats, target: ColumnLayout) -> Floats:
         """Return a column of this layout as a column of another layout of the same trajectories."""
         return column_L if target is self else target.column(self.by_trajectory(column_L))
 
@@ -103,7 +103,7 @@ def lay_out(
     budget: int,
     *,
     beside: Sequence[int] | None,
-) -> Layout:
+) -> ColumnLayout:
     """Pack the mini-batches.
 
     Args:
@@ -128,7 +128,7 @@ def lay_out(
         order.append(numbers[places])
     trajectory_S = np.concatenate(order)
     lengths = [int(samples[i].loss_mask.sum()) for i in trajectory_S]
-    return Layout(minis, trajectory_S, np.cumsum([0, *lengths]))
+    return ColumnLayout(minis, trajectory_S, np.cumsum([0, *lengths]))
 
 
 def _renumber(packs: list[list[Pack]], first: int) -> tuple[list[list[Pack]], Ints]:

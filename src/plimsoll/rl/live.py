@@ -8,7 +8,7 @@ from functools import partial
 from plimsoll.records import Prompt
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.answers import Answering
-from plimsoll.rl.environments import Kinds, set_up
+from plimsoll.rl.environments import EnvironmentKinds, set_up
 from plimsoll.rl.episodes import Environments
 from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.experience import Experience
@@ -37,7 +37,7 @@ class Live:
     sync: WeightSync
 
     @classmethod
-    def start(cls, work: RlWork, scorer: Scorer, kinds: Kinds) -> Live:
+    def start(cls, work: RlWork, scorer: Scorer, kinds: EnvironmentKinds) -> Live:
         """Return the source once the engines have the weights that the ranks have loaded."""
         environments = set_up(work.spec, kinds, scorer)
         with work.session.phase("sync", work.cluster):

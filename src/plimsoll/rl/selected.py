@@ -9,7 +9,7 @@ from typing import Any
 
 from plimsoll.records import Prompt, Trajectory
 
-Row = dict[str, Any]
+SelectedRow = dict[str, Any]
 Conversations = Mapping[int, Sequence[Mapping[str, Any]]]
 """The messages of prompts, by their index."""
 
@@ -24,8 +24,8 @@ class Selected:
         groups: how many groups were looked at.
     """
 
-    best: list[Row]
-    pairs: list[Row]
+    best: list[SelectedRow]
+    pairs: list[SelectedRow]
     groups: int
 
 
@@ -68,14 +68,14 @@ def select(steps: Iterable[Sequence[Trajectory]], conversations: Conversations) 
     return Selected([_single(t, conversations) for t in best], pairs, len(groups))
 
 
-def _single(best: Trajectory, conversations: Conversations) -> Row:
+def _single(best: Trajectory, conversations: Conversations) -> SelectedRow:
     if conversations:
         return {"messages": _conversation(best, conversations), "reward": best.reward}
     text = best.response_text
     return {"prompt": best.prompt.text, "response": text, "reward": best.reward}
 
 
-def _pair(high: Trajectory, low: Trajectory, conversations: Conversations) -> Row:
+def _pair(high: Trajectory, low: Trajectory, conversations: Conversations) -> SelectedRow:
     rewards = {"chosen_reward": high.reward, "rejected_reward": low.reward}
     if conversations:
         chosen, rejected = (_conversation(t, conversations) for t in (high, low))

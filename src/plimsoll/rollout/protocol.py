@@ -101,10 +101,9 @@ cache has its earlier turns."""
 class RolloutEngine(Protocol):
     """An engine that samples, and takes new weights.
 
-    Consumes: requests, any number at once; weight buckets, between requests.
-    Waits for: its own model. Unblocked by: nothing outside itself.
-    Produces: trajectories with the weight version that sampled them.
-    Shut down by `stop`, or with its process.
+    It takes requests, any number at once, and weight buckets between requests. It waits for its own
+    model, and for nothing outside itself. It produces trajectories with the weight version that
+    sampled them. It ends by `stop`, or with its process.
     """
 
     responses_per_request: int

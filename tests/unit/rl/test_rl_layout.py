@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Pack, Prompt, Trajectory
-from plimsoll.rl.layout import Layout, lay_out
+from plimsoll.rl.layout import ColumnLayout, lay_out
 
 BUDGET = 24
 
@@ -54,7 +54,7 @@ class Scoring:
         return found
 
 
-def packs_of(layout: Layout) -> list[Pack]:
+def packs_of(layout: ColumnLayout) -> list[Pack]:
     return [pack for mini in layout.minis for own in mini.packs for pack in own]
 
 

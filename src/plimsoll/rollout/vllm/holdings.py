@@ -49,19 +49,19 @@ class CardShare:
     """How a vLLM worker divides the memory that it asks for; bytes.
 
     Attributes:
-        asked: all of it.
+        requested: all of it.
         weights: the weights.
         fixed: what is neither weights nor KV cache.
     """
 
-    asked: int
+    requested: int
     weights: int
     fixed: int
 
     @property
     def kv_cache(self) -> int:
         """What is left for the KV cache; below 0 vLLM does not start."""
-        return self.asked - self.weights - self.fixed
+        return self.requested - self.weights - self.fixed
 
 
 def card_share(sampler: VllmSampler, card_bytes: int) -> CardShare:
@@ -169,7 +169,7 @@ def _verifying(sampler: VllmSampler) -> Item:
 
 
 def _share_items(sampler: VllmSampler, share: CardShare, card_bytes: int) -> Iterator[Item]:
-    weights, rest = min(share.weights, share.asked), max(0, share.asked - share.weights)
+    weights, rest = min(share.weights, share.requested), max(0, share.requested - share.weights)
     counts, room = sampler.token_counts, sampler.adapter_room
     words = (
         f"{sampler.profile_peak:,} of a forward of the largest batch + {_graphs(sampler):,} CUDA "

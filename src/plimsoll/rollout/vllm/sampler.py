@@ -235,7 +235,7 @@ class VllmSampler:
         shape, parallel = self.shape, self.vllm.tensor_parallel
         width = max(shape.intermediate, shape.experts_per_token * shape.expert_intermediate)
         forward = self._most_tokens * self.element * (4 * shape.hidden + 3 * width // parallel)
-        logits = self.rollout.max_sequences * self._sampled * (self.element + 3 * 4)
+        logits = self.rollout.max_sequences * self._sampled_vocabulary * (self.element + 3 * 4)
         return max(forward, logits)
 
     @property
@@ -258,7 +258,7 @@ class VllmSampler:
         return self.stage is None or self.stage.last
 
     @property
-    def _sampled(self) -> int:
+    def _sampled_vocabulary(self) -> int:
         """The vocabulary, where tokens are sampled from it."""
         return self.shape.vocabulary if self.samples else 0
 
@@ -269,7 +269,7 @@ class VllmSampler:
         They are held whether penalties are asked for or not (v1/worker/gpu/sample/penalties.py): a
         count and a bit.
         """
-        words = self._sampled + -(-self._sampled // 32)
+        words = self._sampled_vocabulary + -(-self._sampled_vocabulary // 32)
         return 4 * self.rollout.max_sequences * words
 
     @property
@@ -279,7 +279,7 @@ class VllmSampler:
         vLLM keeps them with its `draft_sample_method: probabilistic`.
         """
         proposed = self.rollout.max_sequences * self.speculation.tokens
-        return proposed * self._sampled * self.element * self.speculation.keeps_logits
+        return proposed * self._sampled_vocabulary * self.element * self.speculation.keeps_logits
 
     @property
     def verifying(self) -> int:
@@ -289,7 +289,7 @@ class VllmSampler:
         tokens, and of a part of them in fp32 (v1/worker/gpu/spec_decode/rejection_sampler.py).
         """
         each = self.rollout.max_sequences * (1 + self.speculation.tokens)
-        logits = min(each, self.batched_tokens) * self._sampled
+        logits = min(each, self.batched_tokens) * self._sampled_vocabulary
         return max(0, logits * self.element + min(4 * logits, _CHUNK) - self.profile_peak)
 
     @property

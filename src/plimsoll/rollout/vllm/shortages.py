@@ -28,7 +28,7 @@ def _share(sampler: VllmSampler, card_bytes: int) -> Iterator[Problem]:
     share, needed = card_share(tightest, card_bytes), tightest.kv_token * sampler.longest
     if share.kv_cache >= needed:
         return
-    fixed = share.asked - share.kv_cache
+    fixed = share.requested - share.kv_cache
     yield Problem(
         "vllm-share",
         "error",
