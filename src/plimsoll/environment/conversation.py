@@ -28,7 +28,7 @@ class Conversation:
     """A branch of an episode. Columns by token are tuples and arrays of one length."""
 
     prompt: Prompt
-    """With the tokens that the first turn is sampled after; the other columns follow them."""
+    """The prompt of the first turn; the other columns follow its tokens."""
     turns: tuple[Turn, ...] = ()
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     loss_mask: tuple[bool, ...] = ()

@@ -1,4 +1,4 @@
-"""An episode: what all of one environment have in common, the policy, and the turns sampled so far.
+"""An episode: the rules of its environment, the policy, and the turns sampled so far.
 
 Every turn's tokens are kept as they were sampled. A turn whose prompt begins with all the tokens of
 an earlier branch continues that branch: what the prompt has behind them was said in between, and is
@@ -42,12 +42,12 @@ class EpisodePolicy:
     """The policy as one episode samples it."""
 
     ask: Ask
-    """Asks an engine."""
+    """A function that asks an engine."""
     episode: int
     """The number by which the engine knows the episode."""
     sampling: SamplingConfig
     seed: int
-    """From which each turn's seed is made."""
+    """The seed from which each turn's is made."""
 
     async def sample_turn(
         self, prompt: Prompt, turn: int, max_tokens: int, stop: Sequence[str] = ()
@@ -99,11 +99,11 @@ class Episode:
         self.max_tokens = rules.max_prompt_tokens + rules.config.max_tokens
         """The most tokens of prompt and episode together."""
         self.branches: list[Conversation] = []
-        """In the order of their last turns."""
+        """The branches, in the order of their last turns."""
         self.reason: FinishReason = "stop"
         """Why the episode ended, once the agent is done."""
         self.figures: dict[str, float] = {}
-        """Sums over all calls."""
+        """Sums of figures over all calls."""
         self.turns = 0
         """The number of turns that were sampled."""
         self._over = False

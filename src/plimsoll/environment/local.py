@@ -64,7 +64,7 @@ class LocalEnvironment:
     """
 
     make: Callable[[], Any]
-    """Makes the object."""
+    """A function that makes the object."""
     seconds: float
     """How long a call may take."""
     _made: Any = None

@@ -33,7 +33,7 @@ class ToolCall:
     name: str
     """The tool's name."""
     arguments: Mapping[str, Any]
-    """By name."""
+    """The arguments by name."""
     id: str = ""
     """Nine letters and digits that no other call of the episode has; the policy's own if it wrote
     one."""

@@ -48,7 +48,7 @@ class Toolbox:
     """Functions that a policy may call."""
 
     functions: Mapping[str, Function]
-    """Plain or `async`, by their names."""
+    """The functions, plain or `async`, by their names."""
     schemas: tuple[Tool, ...]
 
 

@@ -13,10 +13,10 @@ from plimsoll.environment.protocol import Message, Reply, ToolCall
 from plimsoll.records import Ints
 
 _CHARACTERS_PER_TOKEN = 32
-"""No more are tokenized to find where a long text is to be cut."""
+"""Characters tokenized for each token kept, to find where a long text is to be cut."""
 
 ReadReply = Callable[[str, Tools], Reply]
-"""Reads a reply's text, given the tools that the policy may call."""
+"""A function that reads a reply's text, given the tools that the policy may call."""
 
 
 @dataclass(frozen=True)

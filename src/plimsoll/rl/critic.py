@@ -18,7 +18,7 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.update import OptimizerStep
 
 _ROUNDING = 1e-10
-"""Of a mean square, what float32 may leave of numbers that are all the same, and more."""
+"""The share of a mean square that float32 may leave of numbers that are all the same, and more."""
 
 
 def train_critic(

@@ -36,7 +36,7 @@ _TOOL = {
     "type": "function",
     "function": {"name": "tool", "description": "A tool.", "parameters": {"type": "object"}},
 }
-"""Any, to see what a chat template does with one."""
+"""Some tool, to see how a chat template renders tools."""
 
 
 def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> EnvironmentKinds:

@@ -21,10 +21,10 @@ from plimsoll.reward.source import side_by_side
 from plimsoll.rollout.protocol import Ask, derive_seeds
 
 Submit = Callable[[Sequence[Trajectory], OnFailure], Future[Scored]]
-"""Begins to score; see `Scorer.submit`."""
+"""A function that begins to score; see `Scorer.submit`."""
 
 _ATTEMPT = 7_919
-"""Between the seeds of two tries of an episode."""
+"""The difference between the seeds of two tries of an episode."""
 
 
 @dataclass(frozen=True)

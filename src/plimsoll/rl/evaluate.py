@@ -26,7 +26,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 HeldOut = Mapping[str, Sequence[Prompt]]
 Answered = Mapping[str, Sequence[Trajectory]]
-"""The responses to a prompt stand together. Both are by the keys of the sets in the config."""
+"""The responses by the set's key in the config; those to one prompt stand together."""
 
 _EVAL_SEED = 2**31 - 1
 

@@ -1,4 +1,4 @@
-"""Where a step's scored trajectories come from; all else is the loop's."""
+"""The source of a step's scored trajectories, which the loop does not make itself."""
 
 from __future__ import annotations
 

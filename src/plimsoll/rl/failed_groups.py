@@ -11,7 +11,7 @@ from plimsoll.run.counting import counted
 _KEY = "batch.max_failed_groups"
 
 Note = Callable[[str], None]
-"""Shows a line while the run goes on."""
+"""A function that shows a line while the run goes on."""
 
 
 class FailedGroups:

@@ -1,4 +1,4 @@
-"""Where each learned token of a step lies: one order, from scoring to the losses.
+"""The order of a step's learned tokens, the same from scoring to the losses.
 
 A step is packed once. All that belongs to its tokens (log-probs, values, advantages) is a column of
 shape [L], in the order of the packs; a pack's part of a column is a slice of it.
@@ -19,7 +19,7 @@ from plimsoll.records import BatchCounts, Floats, Ints, Pack, Sample, Trajectory
 from plimsoll.spec.roles import RoleName
 
 ByTrajectory = Sequence[Floats]
-"""Of each trajectory, a number for each of its learned tokens."""
+"""For each trajectory, a number for each of its learned tokens."""
 
 
 @dataclass(frozen=True)

@@ -94,4 +94,4 @@ _ALL = (
 )
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL}
-"""By name, in the order of the help."""
+"""The presets by name, in the order of the help."""

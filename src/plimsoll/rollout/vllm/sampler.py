@@ -25,7 +25,7 @@ _BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
 _CHUNK = 2**30
 """Bytes of the logits that vLLM verifies at once, in fp32."""
 KEPT_ASLEEP = "sleep_preserve_parameter_names"
-"""vLLM's argument: what of the weights stays on the host at sleep level 2."""
+"""The argument of vLLM that names the weights that stay on the host at sleep level 2."""
 _HOLDING = frozenset(
     {
         *("block_size", "compilation_config", "cpu_offload_gb", "cudagraph_capture_sizes"),

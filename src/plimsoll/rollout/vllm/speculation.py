@@ -1,4 +1,4 @@
-"""Speculative decoding of vLLM's: what proposes tokens, and which of it the plan has a price of.
+"""Speculative decoding of vLLM: what proposes tokens, and what of it the plan prices.
 
 Read in vLLM 0.32 (config/speculative.py, v1/spec_decode/draft_model.py,
 v1/worker/gpu/spec_decode/standalone_ar/speculator.py): a draft model is a whole model beside the
@@ -20,11 +20,11 @@ from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import ModelShape
 
 CACHE_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "bfloat16": 2, "float16": 2}
-"""Of a number in the KV cache, by vLLM's `kv_cache_dtype`."""
+"""Bytes of a number in the KV cache, by vLLM's `kv_cache_dtype`."""
 
 _SECTION = "speculative_config"
 _SHORT = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
-"""What vLLM has as arguments of their own, too."""
+"""Settings that vLLM also takes as arguments of their own."""
 
 _DRAFT_MODEL = "draft_model"
 FROM_TEXT = ("ngram", "ngram_gpu", "suffix")
