@@ -72,8 +72,8 @@ class LocalEnvironment:
     @property
     def environment(self) -> object:
         """The object that was made, without the wrapper around its tools."""
-        made = self._made
-        return made.inner if isinstance(made, ToolEnvironment) else made
+        wrapped = self._made
+        return wrapped.inner if isinstance(wrapped, ToolEnvironment) else wrapped
 
     async def reset(self, row: Mapping[str, Any]) -> ResetResult:
         """Make the object, and begin an episode with it."""

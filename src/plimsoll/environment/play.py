@@ -148,9 +148,9 @@ def _next_prompt(
     says `branch`: then they are those of the whole conversation.
     """
     if episode.rules.config.rewritten == "branch" and all(m.role != "raw" for m in answer):
-        said, after = render_message(reply.message), [*map(render_message, answer)]
-        if codec.is_rewritten(before, said, after):
-            return np.array(codec.encode_prompt([*before, said, *after]), np.int32)
+        reply_message, after = render_message(reply.message), [*map(render_message, answer)]
+        if codec.is_rewritten(before, reply_message, after):
+            return np.array(codec.encode_prompt([*before, reply_message, *after]), np.int32)
     new = codec.encode_answer(before, reply, answer, sample.response_tokens)
     return np.concatenate([episode.branches[-1].all_tokens, np.array(new, np.int64)])
 

@@ -272,9 +272,9 @@ def _token_rewards(batch: Batch, whole: ColumnLayout) -> torch.Tensor | None:
 
     A run has such rewards for all its rows or for none.
     """
-    all_ = batch.trajectories
-    given = [t.token_rewards[t.loss_mask] for t in all_ if t.token_rewards is not None]
-    return torch.from_numpy(whole.column(given)) if given else None
+    trajectories = batch.trajectories
+    rewards = [t.token_rewards[t.loss_mask] for t in trajectories if t.token_rewards is not None]
+    return torch.from_numpy(whole.column(rewards)) if rewards else None
 
 
 def turn_numbers(episode: Trajectory) -> list[Ints]:
@@ -302,14 +302,14 @@ def policy_stream(
 ) -> Callable[[Pack], PolicyStream]:
     """Return a function that gives what the policy loss needs beside each pack."""
 
-    def of(column_L: Floats | None, pack: Pack) -> Floats | None:
+    def part_of(column_L: Floats | None, pack: Pack) -> Floats | None:
         return None if column_L is None else batch.layout.of_pack(column_L, pack)
 
     return lambda pack: PolicyStream(
         advantages_L=batch.layout.of_pack(advantages_L, pack),
         sampler_logprobs_L=batch.layout.of_pack(scores.sampler_L, pack),
-        old_logprobs_L=of(scores.old_L, pack),
-        reference_logprobs_L=of(scores.reference_L if kl_loss else None, pack),
+        old_logprobs_L=part_of(scores.old_L, pack),
+        reference_logprobs_L=part_of(scores.reference_L if kl_loss else None, pack),
     )
 
 
@@ -399,9 +399,11 @@ def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenS
     """Return what is written beside each branch's tokens."""
 
     def of_responses(column_L: Floats) -> list[Floats]:
-        return [_spread(t, x) for t, x in zip(batch.trajectories, of(column_L), strict=True)]
+        return [
+            _spread(t, x) for t, x in zip(batch.trajectories, by_trajectory(column_L), strict=True)
+        ]
 
-    of = batch.layout.by_trajectory
+    by_trajectory = batch.layout.by_trajectory
     trainer = None if scores.old_L is None else of_responses(scores.old_L)
     return TokenScores(of_responses(learnables.advantages_L), trainer)
 

@@ -163,14 +163,16 @@ def _chosen(
         raise failure(f"What takes the answers of rewards.{part}", error) from error
 
 
-def _means(values: Mapping[str, Sequence[float]], of: Sequence[Trajectory]) -> dict[str, float]:
+def _means(
+    values: Mapping[str, Sequence[float]], trajectories: Sequence[Trajectory]
+) -> dict[str, float]:
     """Return the mean of each figure, with its confidence interval over prompts if it has one.
 
     Args:
         values: for each figure a value for each trajectory.
-        of: the trajectories, which say whose prompt a value is.
+        trajectories: the trajectories, which say whose prompt a value is.
     """
-    prompts = [t.prompt.tokens.tobytes() for t in of]
+    prompts = [t.prompt.tokens.tobytes() for t in trajectories]
     figures = {}
     for name, numbers in values.items():
         figures[name] = fmean(numbers)

@@ -118,13 +118,13 @@ def lay_out(
     minis: list[MiniBatch] = []
     order: list[Ints] = []
     for numbers in members:
-        mine = [samples[i] for i in numbers]
+        mini_samples = [samples[i] for i in numbers]
         if beside is None:
-            packed = pack(mine, ranks, budget)
+            packed = pack(mini_samples, ranks, budget)
         else:
-            packed = pack_groups(mine, [beside[i] for i in numbers], ranks, budget)
+            packed = pack_groups(mini_samples, [beside[i] for i in numbers], ranks, budget)
         packs, places = _renumber(packed, sum(map(len, order)))
-        minis.append(MiniBatch(packs, BatchCounts.of(mine)))
+        minis.append(MiniBatch(packs, BatchCounts.of(mini_samples)))
         order.append(numbers[places])
     trajectory_S = np.concatenate(order)
     lengths = [int(samples[i].loss_mask.sum()) for i in trajectory_S]

@@ -257,11 +257,11 @@ def reload_items(
     layer = sampler.element * sum(
         linear.parameters * shape.experts // linear.count for linear in experts
     )
-    made = -(-layer // parallel)
+    part = -(-layer // parallel)
     free = sampler.profile_peak if where == "device" else bucket
     words = f"{layer:,} bytes of a layer's experts + / tensor parallel {parallel} - {free:,} there"
     source = "vLLM 0.32: model_loader/reload/layerwise.py"
-    item = _item("experts until whole", where, max(0, layer + made - free), words, source)
+    item = _item("experts until whole", where, max(0, layer + part - free), words, source)
     yield Allocation(item, moments & {_SENDING})
 
 

@@ -59,13 +59,13 @@ def _with_share(at: Situation, move: Move) -> Move:
 def _after(rollout: RolloutConfig, move: Move) -> RolloutConfig:
     """Return the settings of the engines after a move."""
     vllm, section = vllm_of(rollout), "rollout.vllm."
-    made: dict[str, Any] = {
+    changes: dict[str, Any] = {
         key.removeprefix(section): value for key, value in move.items() if key.startswith(section)
     }
     if _QUANTIZATION in move:
-        quantization = made.pop("arguments.quantization")
-        made["arguments"] = {**vllm.arguments, "quantization": quantization}
-    after = rollout.with_engine(vllm.model_copy(update=made))
+        quantization = changes.pop("arguments.quantization")
+        changes["arguments"] = {**vllm.arguments, "quantization": quantization}
+    after = rollout.with_engine(vllm.model_copy(update=changes))
     return after.model_copy(update={"engines": move.get(ENGINES, rollout.engines)})
 
 
@@ -118,13 +118,13 @@ def _divided_engines(at: Situation) -> Sequence[Move]:
     room = cluster.all_ranks if shared else at.cards - cluster.all_ranks
     in_all = min(rollout.engines * rollout.parts, room)
     most = min(len(at.hardware.nodes[0].cards), room)
-    made: list[Move] = []
+    moves: list[Move] = []
     for parallel in _PARALLELS:
         parts = parallel * vllm.pipeline_parallel
         further = parallel > vllm.tensor_parallel or rollout.parts > most
         if further and parts <= most and not list(against_parallel(at.policy, parallel)):
-            made.append({_PARALLEL: parallel, ENGINES: max(1, in_all // parts)})
-    return [_with_share(at, move) for move in made]
+            moves.append({_PARALLEL: parallel, ENGINES: max(1, in_all // parts)})
+    return [_with_share(at, move) for move in moves]
 
 
 def _narrow_engines(at: Situation) -> Sequence[Move]:

@@ -61,19 +61,21 @@ def vllm_extract(
         # They log a traceback for each call that they cannot read; the policy is told instead.
         logging.getLogger(room).setLevel(logging.CRITICAL)
     begin, lock = re.compile(_BEGINS.get(name, _BEGIN)), Lock()
-    made: dict[str, tuple[ToolParser, ChatCompletionRequest]] = {}
+    parsers: dict[str, tuple[ToolParser, ChatCompletionRequest]] = {}
 
     def extract(text: str, tools: Sequence[Mapping[str, Any]]) -> Extracted:
         try:
             with lock:  # a parser has a state
-                extracted = _extract(*_parser_for(made, parser, name, tokenizer, tools), text)
+                extracted = _extract(*_parser_for(parsers, parser, name, tokenizer, tools), text)
         except Exception as error:  # noqa: BLE001  whatever a policy writes may end a parser
             return text, (), (_unreadable(name, text, f" ({type(error).__name__}: {error})"),)
         if extracted[1] or not begin.search(text):
             return _with_ids(extracted, text, _IDS.get(name))
         return text, (), (_unreadable(name, text),)
 
-    _parser_for(made, parser, name, tokenizer, ({"function": {"name": "none", "parameters": {}}},))
+    _parser_for(
+        parsers, parser, name, tokenizer, ({"function": {"name": "none", "parameters": {}}},)
+    )
     return extract
 
 
@@ -108,7 +110,7 @@ def _parser_class(name: str) -> type[ToolParser]:
 
 
 def _parser_for(
-    made: dict[str, tuple[ToolParser, ChatCompletionRequest]],
+    parsers: dict[str, tuple[ToolParser, ChatCompletionRequest]],
     parser: type[ToolParser],
     name: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -120,17 +122,17 @@ def _parser_for(
     """
     wrapped = [tool if "function" in tool else {"function": tool} for tool in tools]
     key = json.dumps(wrapped, sort_keys=True, default=str)
-    if key not in made:
+    if key not in parsers:
         whole = [{"type": "function", **tool} for tool in wrapped]
         request = ChatCompletionRequest(model="", messages=[], tools=whole, tool_choice=AUTO)
         try:
-            made[key] = parser(tokenizer, request.tools), request
+            parsers[key] = parser(tokenizer, request.tools), request
         except (RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"The tool parser {name!r} cannot work with this model's tokenizer: {error} Choose "
                 f"the one that the model's card names."
             ) from error
-    return made[key]
+    return parsers[key]
 
 
 def _extract(parser: ToolParser, request: ChatCompletionRequest, text: str) -> Extracted:
