@@ -205,7 +205,7 @@ def test_the_trainers_tokens_are_the_engines(
     branches = [one for _, one in every]
     members = [np.arange(len(branches))]
     layout = lay_out(branches, members, 1, 4096, beside=[number for number, _ in every])
-    scored = layout.by_trajectory(layout.scored(Trainer(pair.worker), Worker.log_probs, "actor"))
+    scored = layout.by_trajectory(layout.score(Trainer(pair.worker), Worker.log_probs, "actor"))
     bound = prepare_sync(pair, SyncConfig(), PROBE).bound
     assert bound < 1e-4
     for one, trainers in zip(branches, scored, strict=True):

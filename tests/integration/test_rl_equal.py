@@ -29,7 +29,7 @@ from plimsoll.jobs.rl_loop import train_actor
 from plimsoll.records import Floats
 from plimsoll.rl.batch import Batch, estimate_advantages, pack_batch, score
 from plimsoll.rl.critic import train_critic
-from plimsoll.rl.layout import Layout
+from plimsoll.rl.layout import ColumnLayout
 from plimsoll.run.state import RunState
 from plimsoll.train.loading import load_role
 
@@ -137,7 +137,7 @@ def updates_of(batch: Batch) -> dict[str, list[list[int]]]:
     return {role: updates_in(batch, layout) for role, layout in layouts.items()}
 
 
-def updates_in(batch: Batch, layout: Layout) -> list[list[int]]:
+def updates_in(batch: Batch, layout: ColumnLayout) -> list[list[int]]:
     order = layout.trajectory_S
     return [
         [int(order[s]) for pack in chain(*mini.packs) for s in pack.samples_S if s >= 0]

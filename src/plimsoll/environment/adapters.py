@@ -23,17 +23,17 @@ if TYPE_CHECKING:  # the plan looks adapters up, and needs no schemas
 
 ADAPTERS = "plimsoll.interop.environments"
 ADDRESS = ("base_url", "api_key")
-"""The parameters by which an agent is told where the policy is."""
+"""The parameters by which an agent gets the address of the policy."""
 
 
 @dataclass(frozen=True)
 class EnvironmentFactory:
-    """Makes an environment for one episode, which answers turn by turn."""
+    """The maker of an environment for one episode, which answers turn by turn."""
 
     name: str
     """The environment's name in the config."""
     make: Callable[..., Environment]
-    """Takes the options."""
+    """A function of the options that makes the environment."""
     tools: tuple[Tool, ...] = ()
     """The tools that are known before there is an environment."""
     keeps_end: bool = False
@@ -60,7 +60,7 @@ class EnvironmentFactory:
 
 @dataclass(frozen=True)
 class EpisodeAgent:
-    """Plays whole episodes by calls of the policy's endpoint."""
+    """An agent that plays whole episodes by calls of the policy's endpoint."""
 
     name: str
     """The agent's name in the config."""
@@ -68,9 +68,9 @@ class EpisodeAgent:
     """Called as `play(row, base_url=..., api_key=..., **options)`, plain or `async`. It gives the
     episode's reward, None, or an `AgentResult` (agents/play.py)."""
     check_options: Callable[[Mapping[str, Any]], None] | None = None
-    """Raises ConfigError if the options cannot be used, beyond what the parameters say."""
+    """A further check of the options; it raises ConfigError if they cannot be used."""
     close: Callable[[], Awaitable[None]] | None = None
-    """Releases what the agent holds over all episodes."""
+    """A function that releases what the agent holds over all episodes."""
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise ConfigError if an option is unknown, missing or wrong."""
@@ -96,7 +96,7 @@ class EnvironmentAdapter:
     recognises: Callable[[str], bool]
     """Whether a config's `name` is one of these."""
     open: Callable[[str], EnvironmentFactory | EpisodeAgent]
-    """Opens the environment of this name; raises ConfigError if it cannot be used."""
+    """A function that opens the environment of a name, or raises ConfigError."""
     process_bytes: int = 0
     """The host memory of the process that plays all its episodes; 0 if there is none."""
     process_source: str = ""

@@ -62,7 +62,7 @@ def open_in_process(config: EnvironmentConfig) -> Callable[[MethodCall], object]
 
 
 class _Keeper:
-    """Keeps an episode's environment between its calls, and the event loop of `async` ones."""
+    """The owner of an episode's environment, and of the event loop of its `async` methods."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make, self._environment = make, None
@@ -94,19 +94,23 @@ class Apart:
     _child: Child | None = None
 
     async def reset(self, row: Mapping[str, Any]) -> ResetResult:
+        """Take a process, and begin an episode in it."""
         self._child = await in_thread(self.pool.take, self.pool.give_back)
         result: ResetResult = await self._ask("reset", row)
         return result
 
     async def step(self, reply: Reply) -> StepResult:
+        """Answer a reply."""
         result: StepResult = await self._ask("step", reply)
         return result
 
     async def reward(self) -> EpisodeReward:
+        """Return the reward of the whole episode."""
         reward: EpisodeReward = await self._ask("get_reward")
         return reward
 
     async def close(self) -> None:
+        """Give the process back, after the environment's own `close`."""
         if self._child is None:
             return
         try:
@@ -123,9 +127,9 @@ class Apart:
             call = (method, arguments)
             answer = await in_thread(partial(self._child.ask, call, self.seconds))
         except TimeoutError:
-            said = f"'s {method} took longer than call_seconds, which is {self.seconds:g}"
-            said += "; its process was ended"
-            raise EnvironmentFailed(Failed(said, unanswered=True)) from None
+            why = f"'s {method} took longer than call_seconds, which is {self.seconds:g}"
+            why += "; its process was ended"
+            raise EnvironmentFailed(Failed(why, unanswered=True)) from None
         except ChildEnded as ended:
             raise EnvironmentFailed(Failed(f"'s process {ended}", ended.lines)) from None
         if isinstance(answer, Failed):

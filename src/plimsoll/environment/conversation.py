@@ -25,10 +25,10 @@ from plimsoll.reward.outcome import Failed
 
 @dataclass(frozen=True)
 class Conversation:
-    """One branch of an episode. Columns by token are tuples and arrays of one length."""
+    """A branch of an episode. Columns by token are tuples and arrays of one length."""
 
     prompt: Prompt
-    """With the tokens that the first turn is sampled after; the other columns follow them."""
+    """The prompt of the first turn; the other columns follow its tokens."""
     turns: tuple[Turn, ...] = ()
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     loss_mask: tuple[bool, ...] = ()
@@ -45,7 +45,12 @@ class Conversation:
         return replace(self.prompt, tokens=self.all_tokens)
 
     def add_sampled(self, sample: Trajectory, problem: str = "") -> Conversation:
-        """Append a turn of the policy. problem: what is wrong with its tool calls."""
+        """Append a turn of the policy.
+
+        Args:
+            sample: the turn.
+            problem: what is wrong with its tool calls.
+        """
         tokens = np.asarray(sample.response_tokens, np.int64)
         turn = self._turn("assistant", tokens, sample.response_text, problem)
         logprobs, versions = sample.sampler_logprobs.tolist(), sample.weight_versions.tolist()

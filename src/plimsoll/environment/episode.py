@@ -1,4 +1,4 @@
-"""An episode: what all of one environment have in common, the policy, and the turns sampled so far.
+"""An episode: the rules of its environment, the policy, and the turns sampled so far.
 
 Every turn's tokens are kept as they were sampled. A turn whose prompt begins with all the tokens of
 an earlier branch continues that branch: what the prompt has behind them was said in between, and is
@@ -42,17 +42,24 @@ class EpisodePolicy:
     """The policy as one episode samples it."""
 
     ask: Ask
-    """Asks an engine."""
+    """A function that asks an engine."""
     episode: int
     """The number by which the engine knows the episode."""
     sampling: SamplingConfig
     seed: int
-    """From which each turn's seed is made."""
+    """The seed from which each turn's is made."""
 
     async def sample_turn(
         self, prompt: Prompt, turn: int, max_tokens: int, stop: Sequence[str] = ()
     ) -> Trajectory:
-        """Return a turn of the policy. stop: strings that end it beside the run's own."""
+        """Return a turn of the policy.
+
+        Args:
+            prompt: the prompt that the turn is sampled after.
+            turn: its number in the episode, from which its seed is made.
+            max_tokens: the most tokens of the turn.
+            stop: strings that end it beside the run's own.
+        """
         seed = int(np.random.SeedSequence([self.seed, turn]).generate_state(1)[0])
         sampling = self.sampling
         if stop:
@@ -92,11 +99,11 @@ class Episode:
         self.max_tokens = rules.max_prompt_tokens + rules.config.max_tokens
         """The most tokens of prompt and episode together."""
         self.branches: list[Conversation] = []
-        """In the order of their last turns."""
+        """The branches, in the order of their last turns."""
         self.reason: FinishReason = "stop"
         """Why the episode ended, once the agent is done."""
         self.figures: dict[str, float] = {}
-        """Sums over all calls."""
+        """Sums of figures over all calls."""
         self.turns = 0
         """The number of turns that were sampled."""
         self._over = False
@@ -216,7 +223,13 @@ class Episode:
     def trajectory(
         self, sample_index: int, reward: EpisodeReward, figures: Mapping[str, float]
     ) -> Trajectory:
-        """Return the episode, which has a turn, as `build_trajectory`. figures: further ones."""
+        """Return the episode, which has a turn, as `build_trajectory`.
+
+        Args:
+            sample_index: as of `Trajectory`.
+            reward: as of `build_trajectory`.
+            figures: further figures beside the sums over all calls.
+        """
         figures = {**self.figures, **figures}
         return build_trajectory(self.branches, sample_index, self.reason, reward, figures)
 

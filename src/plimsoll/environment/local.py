@@ -64,30 +64,35 @@ class LocalEnvironment:
     """
 
     make: Callable[[], Any]
-    """Makes the object."""
+    """A function that makes the object."""
     seconds: float
     """How long a call may take."""
     _made: Any = None
 
     @property
     def environment(self) -> object:
-        made = self._made
-        return made.inner if isinstance(made, ToolEnvironment) else made
+        """The object that was made, without the wrapper around its tools."""
+        wrapped = self._made
+        return wrapped.inner if isinstance(wrapped, ToolEnvironment) else wrapped
 
     async def reset(self, row: Mapping[str, Any]) -> ResetResult:
+        """Make the object, and begin an episode with it."""
         self._made = await self._call("__init__", self.make)
         return _or_raise(read_reset(await self._call("reset", self._made.reset, row)))
 
     async def step(self, reply: Reply) -> StepResult:
+        """Answer a reply."""
         return _or_raise(read_step(await self._call("step", self._made.step, reply)))
 
     async def reward(self) -> EpisodeReward:
+        """Return the reward of the whole episode; None if the object has no `get_reward`."""
         get_reward = method_of(self._made, "get_reward")
         if get_reward is None:
             return None
         return _or_raise(read_reward(await self._call("get_reward", get_reward)))
 
     async def close(self) -> None:
+        """Call the object's `close`, if it has one; what that raises is dropped."""
         close = method_of(self._made, "close")
         if close is None:
             return
@@ -107,7 +112,10 @@ class LocalEnvironment:
 async def call_own_code(call: Callable[[], Any], in_loop: bool) -> Any:
     """Return what a user's code gives. Raises EnvironmentFailed for what the code raises.
 
-    in_loop: whether it is an `async def`, called in the event loop; other code runs in a thread.
+    Args:
+        call: the code.
+        in_loop: whether it is an `async def`, called in the event loop; other code runs in a
+            thread.
     """
     if in_loop:
         return await _await_own(call())

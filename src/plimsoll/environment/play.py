@@ -92,7 +92,14 @@ async def _measure(episode: Episode, work: Awaitable[T]) -> T:
 async def _play_turns(
     environment: EpisodeEnvironment, episode: Episode, row: Mapping[str, Any], messages: Rendered
 ) -> None:
-    """Play until the episode is over. messages: is filled with those that follow the prompt."""
+    """Play until the episode is over.
+
+    Args:
+        environment: the environment.
+        episode: the episode, whose turns are kept.
+        row: the row that the episode is about.
+        messages: is filled with the messages that follow the prompt.
+    """
     config, codec = episode.rules.config, episode.rules.codec
     begun = await _measure(episode, environment.reset(row))
     if config.describe_tools:
@@ -141,9 +148,9 @@ def _next_prompt(
     says `branch`: then they are those of the whole conversation.
     """
     if episode.rules.config.rewritten == "branch" and all(m.role != "raw" for m in answer):
-        said, after = render_message(reply.message), [*map(render_message, answer)]
-        if codec.is_rewritten(before, said, after):
-            return np.array(codec.encode_prompt([*before, said, *after]), np.int32)
+        reply_message, after = render_message(reply.message), [*map(render_message, answer)]
+        if codec.is_rewritten(before, reply_message, after):
+            return np.array(codec.encode_prompt([*before, reply_message, *after]), np.int32)
     new = codec.encode_answer(before, reply, answer, sample.response_tokens)
     return np.concatenate([episode.branches[-1].all_tokens, np.array(new, np.int64)])
 

@@ -33,7 +33,7 @@ class ToolCall:
     name: str
     """The tool's name."""
     arguments: Mapping[str, Any]
-    """By name."""
+    """The arguments by name."""
     id: str = ""
     """Nine letters and digits that no other call of the episode has; the policy's own if it wrote
     one."""
@@ -103,7 +103,7 @@ class Environment(Protocol):
     """
 
     def reset(self, row: Mapping[str, Any]) -> EnvironmentOutput | Awaitable[EnvironmentOutput]:
-        """Begin. row: the columns of the data's row."""
+        """Begin an episode about `row`, the columns of the data's row."""
         ...
 
     def step(
@@ -114,5 +114,5 @@ class Environment(Protocol):
         | Awaitable[tuple[EnvironmentOutput, bool]]
         | Awaitable[Step]
     ):
-        """Answer. What stands beside a true `done` is not shown to the policy."""
+        """Answer a reply. What stands beside a true `done` is not shown to the policy."""
         ...

@@ -38,7 +38,11 @@ class EnvironmentFailed(Exception):
     """An episode cannot go on."""
 
     def __init__(self, failed: Failed) -> None:
-        """failed: what came of a call; its text goes on after the environment's name."""
+        """Keep what came of a call.
+
+        Args:
+            failed: how the call failed; its text goes on after the environment's name.
+        """
         super().__init__(failed.said)
         self.failed = failed
 

@@ -22,7 +22,7 @@ class _WaitingTurn:
 
 
 class Rounds:
-    """Collects the turns that episodes ask for, each of one prompt and one response.
+    """A collector of the turns that episodes ask for, each of one prompt and one response.
 
     It asks the engine when every episode under way waits for a turn. So what is sampled together is
     the same in every run, however long environments take; a slow one keeps the others waiting.

@@ -25,8 +25,9 @@ Extracted = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
 none; and a sentence for each call that cannot be read."""
 
 Extract = Callable[[str, Sequence[Tool]], Extracted]
-"""Finds calls in a text, given the tools; one for each format that models write. It raises
-nothing."""
+"""A function that finds calls in a text, given the tools; it raises nothing.
+
+There is one for each format that models write."""
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _EXPECTED = (
@@ -200,7 +201,12 @@ def _excerpt(text: str, begin: int) -> str:
 
 
 def figures_of(reply: Reply, failed: int = 0) -> dict[str, float]:
-    """Return the figures of a turn with tools. failed: the number of calls that raised."""
+    """Return the figures of a turn with tools.
+
+    Args:
+        reply: the turn.
+        failed: the number of calls that raised.
+    """
     return {
         "tool_calls": float(len(reply.tool_calls)),
         "tool_calls_failed": float(failed),

@@ -48,7 +48,7 @@ class Toolbox:
     """Functions that a policy may call."""
 
     functions: Mapping[str, Function]
-    """Plain or `async`, by their names."""
+    """The functions, plain or `async`, by their names."""
     schemas: tuple[Tool, ...]
 
 
@@ -58,7 +58,10 @@ def functions_of(kind: type) -> list[Function]:
 
 
 def _tool_names(kind: type) -> list[str]:
-    """Names come from the class, as an object's properties may do anything."""
+    """Return the names of a class's public methods, but for `RESERVED`.
+
+    They come from the class, as an object's properties may do anything.
+    """
     names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
     return [name for name in names if name[0] != "_" and name not in RESERVED]
 
@@ -112,7 +115,12 @@ class ToolEnvironment:
     close: Function
 
     def __init__(self, inner: Any, tools: Toolbox) -> None:
-        """inner: the object, for rewards that read its state."""
+        """Wrap an object.
+
+        Args:
+            inner: the object; rewards may read its state.
+            tools: what the policy may call.
+        """
         self.inner, self._tools = inner, tools
         for name in ("get_reward", "close"):
             if callable(method := getattr(inner, name, None)):

@@ -13,15 +13,15 @@ from plimsoll.environment.protocol import Message, Reply, ToolCall
 from plimsoll.records import Ints
 
 _CHARACTERS_PER_TOKEN = 32
-"""No more are tokenized to find where a long text is to be cut."""
+"""Characters tokenized for each token kept, to find where a long text is to be cut."""
 
 ReadReply = Callable[[str, Tools], Reply]
-"""Reads a reply's text, given the tools that the policy may call."""
+"""A function that reads a reply's text, given the tools that the policy may call."""
 
 
 @dataclass(frozen=True)
 class TurnCodec:
-    """Encodes what is said to the policy, and decodes what it says."""
+    """The encoder of what is said to the policy, and the decoder of what it says."""
 
     template: Template
     """The run's template, with the environment's tools."""
@@ -41,7 +41,12 @@ class TurnCodec:
         return replace(self, template=self.template.with_tools(tools)) if tools else self
 
     def decode_reply(self, sampled: Ints, tools: Tools) -> Reply:
-        """Return what the policy said. tools: what it may call."""
+        """Return what the policy said.
+
+        Args:
+            sampled: the turn's tokens.
+            tools: what the policy may call.
+        """
         tokens = [token for token in sampled.tolist() if token not in self.ends]
         reply = self.read_reply(self.decode(tokens), tools)
         return replace(reply, text=self.decode(sampled.tolist())) if self.keeps_end else reply
@@ -74,7 +79,7 @@ class TurnCodec:
     def encode_rendered_answer(
         self, before: Messages, reply: Mapping[str, Any], answer: Messages, sampled: Ints
     ) -> list[int]:
-        """Return the same for messages as chat templates take them."""
+        """Return the tokens as `encode_answer` does, for messages as chat templates take them."""
         tokens = sampled.tolist()
         return list(following(self.template, before, reply, answer, tokens, self.ends))
 

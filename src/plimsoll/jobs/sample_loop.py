@@ -23,7 +23,7 @@ from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Environments
 from plimsoll.rl.live import drawn_prompts
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Sampled, normalized, sample
+from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
 from plimsoll.rl.selected import conversations_of, select
 from plimsoll.rl.setup import RlWork, load_prompt_data, start
 from plimsoll.run.counting import counted
@@ -88,7 +88,7 @@ def _sample_step(
         progress = session.progress
         answering = Answering(progress.counted(scorer.submit), progress.note, environments)
         draw = partial(drawn_prompts, work, state)
-        samples = normalized(sample(cluster, spec, draw, state.step + 1, answering), scorer)
+        samples = normalize_rewards(sample(cluster, spec, draw, state.step + 1, answering), scorer)
     if not spec.roles or spec.config.batch.dynamic_sampling is not None:
         return samples  # no reward models, or each round was scored by itself
     with session.phase("score", cluster):

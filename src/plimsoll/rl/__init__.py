@@ -1,0 +1,1 @@
+"""Reinforcement learning: from prompts to scored trajectories, advantages and updates."""

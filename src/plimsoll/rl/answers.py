@@ -18,12 +18,12 @@ from plimsoll.rollout.protocol import Request, derive_seeds
 
 @dataclass(frozen=True)
 class Answering:
-    """What is done with what is sampled.
+    """How sampled responses are scored.
 
     Attributes:
-        submit: begins to score it.
+        submit: begins to score responses.
         note: shows a line while the run goes on.
-        environments: what goes on with it; None: each response stands alone.
+        environments: what plays episodes; None: each response stands alone.
         source: where the prompts come from, as the config calls it.
     """
 
@@ -35,13 +35,13 @@ class Answering:
 
 @dataclass(frozen=True)
 class Answers:
-    """Scored responses, in the order of their prompts, and the failures of those that are not."""
+    """Scored responses, in the order of their prompts, and the failures of the others."""
 
     trajectories: list[Trajectory]
     failures: list[RewardFailure]
 
     def whole_groups(self) -> list[list[Trajectory]]:
-        """Those of which no reward failed."""
+        """Return the groups of which no reward failed."""
         failed = {failure.group for failure in self.failures}
         kept = [t for t in self.trajectories if t.group not in failed]
         return [list(group) for _, group in groupby(kept, key=lambda t: t.group)]
@@ -60,21 +60,30 @@ def answers(
 ) -> Answers:
     """Return responses to each prompt, in the prompts' order, scored side by side as they come.
 
-    Groups are numbered by the prompts' places, from the first on. on_failure: hears of rewards and
-    environments that fail; what it raises ends the sampling at once.
+    Args:
+        cluster: samples the responses.
+        prompts: the prompts to answer.
+        responses: responses to each prompt.
+        sampling: how they are sampled.
+        seed: from which each request's seed is made.
+        answering: how they are scored.
+        on_failure: is called with rewards and environments that fail; what it raises ends the
+            sampling at once.
+        first_group: the number of the first prompt's group; the others follow in the prompts'
+            order.
     """
     if answering.environments is not None:
         scored = play_groups(
             *(cluster, answering.environments, prompts, responses, sampling, seed),
             *(answering.submit, on_failure, answering.source, first_group),
         )
-        return _gathered(scored)
+        return _join(scored)
     size = max(1, cluster.responses_per_request() // responses)
     parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
     seeds = derive_seeds(seed, len(parts))
     requests = [
-        Request(part, responses, sampling, own, limits=_limits(part, sampling))
-        for part, own in zip(parts, seeds, strict=True)
+        Request(part, responses, sampling, request_seed, limits=_limits(part, sampling))
+        for part, request_seed in zip(parts, seeds, strict=True)
     ]
     futures: dict[int, Future[Scored]] = {}
     try:
@@ -89,7 +98,7 @@ def answers(
         for future in futures.values():
             future.cancel()
         raise
-    return _gathered(scored)
+    return _join(scored)
 
 
 def _raise_first(ended: Iterable[Future[Scored]]) -> None:
@@ -98,15 +107,15 @@ def _raise_first(ended: Iterable[Future[Scored]]) -> None:
         future.result()
 
 
-def _gathered(scored: Sequence[Scored]) -> Answers:
+def _join(scored: Sequence[Scored]) -> Answers:
     return Answers(
-        [trajectory for one in scored for trajectory in one.trajectories],
-        [failure for one in scored for failure in one.failures],
+        [trajectory for group in scored for trajectory in group.trajectories],
+        [failure for group in scored for failure in group.failures],
     )
 
 
 def _limits(prompts: Sequence[Prompt], sampling: SamplingConfig) -> tuple[int, ...] | None:
-    """The longest response to each prompt; None where no prompt has a limit of its own."""
+    """Return the longest response to each prompt; None if no prompt has a limit of its own."""
     if all(prompt.max_new_tokens is None for prompt in prompts):
         return None
     return tuple(prompt.max_new_tokens or sampling.max_new_tokens for prompt in prompts)

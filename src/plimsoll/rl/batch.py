@@ -1,7 +1,7 @@
 """A step's trajectories on their way to the losses: layouts, columns, advantages.
 
 Trajectories are packed once, mini-batch by mini-batch; scoring and training use the same packs, and
-each column is laid out once (`Layout`).
+each column is laid out once (`ColumnLayout`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives import PolicyStream
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Ints, Pack, Trajectory
-from plimsoll.rl.layout import Layout, MiniBatch, lay_out
+from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
 from plimsoll.rollout.protocol import CACHED_TOKENS, PROMPT_TOKENS
 from plimsoll.run.health import repeating
 from plimsoll.run.trajectories import TokenScores
@@ -39,14 +39,20 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step learns from. episodes: that were sampled. trajectories: the branches of each, one
-    episode after another; each is a sequence of its own. layout: of the actor's ranks, in which all
-    columns are; critic_layout: of the critic's, which may be as many and the same."""
+    """What a step learns from.
+
+    Attributes:
+        episodes: the episodes that were sampled.
+        trajectories: the branches of each episode, one episode after another; each is a sequence.
+        layout: the layout of the actor's ranks; all columns are in it.
+        critic_layout: the layout of the critic's ranks; the same object if it does not differ.
+        seed: from which the orders are drawn: the run's seed and the step.
+    """
 
     episodes: list[Trajectory]
     trajectories: list[Trajectory]
-    layout: Layout
-    critic_layout: Layout
+    layout: ColumnLayout
+    critic_layout: ColumnLayout
     seed: tuple[int, int]
 
     @property
@@ -54,8 +60,8 @@ class Batch:
         """Prompt and response tokens of all trajectories."""
         return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in self.trajectories)
 
-    def schedule(self, layout: Layout, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
-        """(update number, mini-batch): every epoch in an order of its own."""
+    def schedule(self, layout: ColumnLayout, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
+        """Yield (update number, mini-batch); every epoch has an order of its own."""
         rng = np.random.default_rng([*self.seed, 1])
         order = (i for _ in range(epochs) for i in rng.permutation(len(layout.minis)))
         for number, index in enumerate(order):
@@ -66,9 +72,12 @@ class Batch:
 class Scores:
     """Columns of a batch, before anything is learned from it.
 
-    sampler_L: the sampler's log-probs. old_L: the trainer's, where several updates need them; in a
-    step with one update the policy that learns is the old one. reference_L: the reference's.
-    values_L: the critic's.
+    Attributes:
+        sampler_L: the sampler's log-probs.
+        old_L: the trainer's log-probs; None in a step with one update, where the policy that learns
+            is the old one.
+        reference_L: the reference's log-probs; None without a reference.
+        values_L: the critic's values; None without a critic.
     """
 
     sampler_L: Floats
@@ -78,14 +87,19 @@ class Scores:
 
     @property
     def policy_L(self) -> Floats:
-        """The log-probs of the policy that sampled, by the trainer where it scored them."""
+        """The log-probs of the policy that sampled, by the trainer if it scored them."""
         return self.sampler_L if self.old_L is None else self.old_L
 
 
 @dataclass(frozen=True)
 class Learnables:
-    """Columns that the losses aim at. returns_L: where there is a critic. kl_L: estimates, in nats,
-    where there is a reference."""
+    """Columns that the losses aim at.
+
+    Attributes:
+        advantages_L: advantages.
+        returns_L: returns; None without a critic.
+        kl_L: estimates of the KL from the reference, in nats; None without a reference.
+    """
 
     advantages_L: Floats
     returns_L: Floats | None
@@ -105,22 +119,28 @@ def pack_batch(
     trajectories = [branch for episode in episodes for branch in episode.branches]
     ends = np.cumsum([len(episode.branches) for episode in episodes])
     places = np.split(np.arange(len(trajectories)), ends[:-1])
-    beside = _beside(episodes) if spec.workload.shares_prompts else None
+    beside = _prefix_numbers(episodes) if spec.workload.shares_prompts else None
 
-    def laid_out(minis: int, ranks: int) -> Layout:
-        members = [np.concatenate([places[i] for i in own]) for own in np.split(shuffled, minis)]
+    def lay_out_for(minis: int, ranks: int) -> ColumnLayout:
+        members = [
+            np.concatenate([places[i] for i in episode_numbers])
+            for episode_numbers in np.split(shuffled, minis)
+        ]
         return lay_out(trajectories, members, ranks, spec.workload.budget, beside=beside)
 
-    layout = laid_out(algorithm.mini_batches, ranks)
+    layout = lay_out_for(algorithm.mini_batches, ranks)
     critic_minis = algorithm.critic_mini_batches or algorithm.mini_batches
     same = (critic_minis, critic_ranks) == (algorithm.mini_batches, ranks)
-    critics = layout if same else laid_out(critic_minis, critic_ranks)
+    critics = layout if same else lay_out_for(critic_minis, critic_ranks)
     return Batch(episodes, trajectories, layout, critics, seed)
 
 
-def _beside(episodes: Sequence[Trajectory]) -> list[int]:
-    """For each branch the number of those that begin as it does: of the responses to a prompt; or
-    of its episode's, which have more in common."""
+def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
+    """Return for each branch the number of the branches that begin as it does.
+
+    These are the responses to its prompt, or the branches of its episode, which have more in
+    common.
+    """
     return [
         -1 - number if episode.earlier else episode.group
         for number, episode in enumerate(episodes)
@@ -129,17 +149,17 @@ def _beside(episodes: Sequence[Trajectory]) -> list[int]:
 
 
 def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
-    """What the roles of the run say of the batch."""
+    """Return the columns that the roles of the run compute for the batch."""
     layout, critics = batch.layout, batch.critic_layout
     several = spec.workload.updates > 1
     values_L = None
     if "critic" in spec.roles:
-        values_L = critics.moved(critics.scored(cluster.critics, Worker.values, "critic"), layout)
+        values_L = critics.move_to(critics.score(cluster.critics, Worker.values, "critic"), layout)
     return Scores(
         sampler_L=layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]),
-        old_L=layout.scored(cluster, Worker.log_probs, "actor") if several else None,
+        old_L=layout.score(cluster, Worker.log_probs, "actor") if several else None,
         reference_L=(
-            layout.scored(cluster, Worker.log_probs, "reference")
+            layout.score(cluster, Worker.log_probs, "reference")
             if "reference" in spec.roles
             else None
         ),
@@ -149,15 +169,24 @@ def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
 
 def train_on(
     batch: Batch,
-    layout: Layout,
+    layout: ColumnLayout,
     role: RoleName,
     ranks: Ranks,
     epochs: int,
     step: Callable[[MiniBatch], OptimizerStep[S]],
     rate: Callable[[int], float],
 ) -> dict[str, float]:
-    """All epochs and mini-batches of a role that learns; the means of their metrics. rate: at an
-    update of the batch, from 0."""
+    """Train a role on all epochs and mini-batches; return the means of their metrics.
+
+    Args:
+        batch: the batch to learn from.
+        layout: the layout of the role's ranks.
+        role: the role that learns.
+        ranks: the role's ranks.
+        epochs: how often each mini-batch is learned from.
+        step: makes the optimizer step of a mini-batch.
+        rate: returns the learning rate at an update of the batch, counted from 0.
+    """
     updates = batch.schedule(layout, epochs)
     return mean_metrics([update(role, ranks, step(mini), rate(n)) for n, mini in updates])
 
@@ -169,9 +198,17 @@ def estimate_advantages(
     kl_coefficient: float,
     greedy: dict[int, float],
 ) -> Learnables:
-    """Rewards, then the configured estimator over the whole batch: to it an episode is one
-    sequence, its branches one after another. greedy: the reward of the greedy response to the
-    prompt of each group, where the estimator asks for it."""
+    """Apply the configured estimator to the rewards of the whole batch.
+
+    To the estimator an episode is one sequence, its branches one after another.
+
+    Args:
+        batch: the batch.
+        scores: its columns.
+        spec: the run.
+        kl_coefficient: the weight of the KL in the reward.
+        greedy: the reward of the greedy response to each group's prompt, if the estimator needs it.
+    """
     algorithm, layout = spec.config.algorithm, batch.layout
     whole, ends_S = _whole(batch)
     ordered = [batch.trajectories[i] for i in whole.trajectory_S[ends_S]]
@@ -181,39 +218,43 @@ def estimate_advantages(
         parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
         weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
         shaping_L=(
-            -kl_coefficient * torch.from_numpy(layout.moved(kl_L, whole))
+            -kl_coefficient * torch.from_numpy(layout.move_to(kl_L, whole))
             if kl_L is not None and shaped
             else torch.zeros(len(scores.sampler_L))
         ),
         cu_loss_tokens=torch.from_numpy(whole.cu_loss_tokens[[0, *(ends_S + 1)]]),
-        placed_L=_placed(batch, whole),
+        placed_L=_token_rewards(batch, whole),
     )
     given: dict[AdvantageNeed, torch.Tensor] = {
         "group_S": torch.tensor([t.group for t in ordered]),
     }
     if scores.values_L is not None:
-        given["values_L"] = torch.from_numpy(layout.moved(scores.values_L, whole))
+        given["values_L"] = torch.from_numpy(layout.move_to(scores.values_L, whole))
     if "greedy_S" in advantage_needs(algorithm.advantage):
         greedy_S = [greedy[t.group] for t in ordered]
         given["greedy_S"] = torch.tensor(greedy_S, dtype=torch.float64)
     if "turn_L" in advantage_needs(algorithm.advantage):
-        turns = [own for episode in batch.episodes for own in turn_numbers(episode)]
+        turns = [
+            branch_turns for episode in batch.episodes for branch_turns in turn_numbers(episode)
+        ]
         given["turn_L"] = torch.from_numpy(np.concatenate([turns[i] for i in whole.trajectory_S]))
-    found = advantage(algorithm.advantage)(inputs, given)
+    estimates = advantage(algorithm.advantage)(inputs, given)
 
     def back(column_L: torch.Tensor) -> Floats:
-        return whole.moved(column_L.float().numpy(), layout)
+        return whole.move_to(column_L.float().numpy(), layout)
 
     return Learnables(
-        advantages_L=back(found.advantages_L),
-        returns_L=None if found.returns_L is None else back(found.returns_L),
+        advantages_L=back(estimates.advantages_L),
+        returns_L=None if estimates.returns_L is None else back(estimates.returns_L),
         kl_L=kl_L,
     )
 
 
-def _whole(batch: Batch) -> tuple[Layout, Ints]:
-    """The batch's columns with each episode's branches one after another; and which sequences are
-    an episode's last, shape [S]."""
+def _whole(batch: Batch) -> tuple[ColumnLayout, Ints]:
+    """Return a layout with each episode's branches one after another, and where episodes end.
+
+    The second has shape [episodes]: the number of each episode's last sequence in that layout.
+    """
     layout = batch.layout
     if len(batch.episodes) == len(batch.trajectories):
         return layout, np.arange(len(layout.trajectory_S))
@@ -222,57 +263,62 @@ def _whole(batch: Batch) -> tuple[Layout, Ints]:
     _, first, number = np.unique(episode_S, return_index=True, return_inverse=True)
     order = np.lexsort((layout.trajectory_S, first[number]))
     lengths = np.diff(layout.cu_loss_tokens)[order]
-    whole = Layout([], layout.trajectory_S[order], np.cumsum([0, *lengths]))
+    whole = ColumnLayout([], layout.trajectory_S[order], np.cumsum([0, *lengths]))
     return whole, np.flatnonzero(np.diff(episode_S[order], append=-1))
 
 
-def _placed(batch: Batch, whole: Layout) -> torch.Tensor | None:
-    """What environments gave for single tokens; None where there are none: a run has them for all
-    its rows."""
-    all_ = batch.trajectories
-    given = [t.token_rewards[t.loss_mask] for t in all_ if t.token_rewards is not None]
-    return torch.from_numpy(whole.column(given)) if given else None
+def _token_rewards(batch: Batch, whole: ColumnLayout) -> torch.Tensor | None:
+    """Return what environments gave for single tokens; None without environments.
+
+    A run has such rewards for all its rows or for none.
+    """
+    trajectories = batch.trajectories
+    rewards = [t.token_rewards[t.loss_mask] for t in trajectories if t.token_rewards is not None]
+    return torch.from_numpy(whole.column(rewards)) if rewards else None
 
 
 def turn_numbers(episode: Trajectory) -> list[Ints]:
-    """Of each branch, the number of each learned token's turn in the episode."""
-    found, first = [], 0
+    """Return for each branch the number of each learned token's turn in the episode."""
+    by_branch, first = [], 0
     for branch in episode.branches:
         numbers = np.full(len(branch.response_tokens), first)
         for number, turn in enumerate(branch.turns, first):
             numbers[turn.begin : turn.end] = number
-        found.append(numbers[branch.loss_mask])
+        by_branch.append(numbers[branch.loss_mask])
         first += max(1, len(branch.turns))
-    return found
+    return by_branch
 
 
 def _kl(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
     if scores.reference_L is None or algorithm.kl is None:
         return None
     policy_L, reference_L = map(torch.from_numpy, (scores.policy_L, scores.reference_L))
-    found: Floats = kl(policy_L, reference_L, algorithm.kl.estimator).numpy()
-    return found
+    kl_L: Floats = kl(policy_L, reference_L, algorithm.kl.estimator).numpy()
+    return kl_L
 
 
 def policy_stream(
     batch: Batch, scores: Scores, advantages_L: Floats, kl_loss: bool
 ) -> Callable[[Pack], PolicyStream]:
-    """What the policy loss needs beside each pack."""
+    """Return a function that gives what the policy loss needs beside each pack."""
 
-    def of(column_L: Floats | None, pack: Pack) -> Floats | None:
+    def part_of(column_L: Floats | None, pack: Pack) -> Floats | None:
         return None if column_L is None else batch.layout.of_pack(column_L, pack)
 
     return lambda pack: PolicyStream(
         advantages_L=batch.layout.of_pack(advantages_L, pack),
         sampler_logprobs_L=batch.layout.of_pack(scores.sampler_L, pack),
-        old_logprobs_L=of(scores.old_L, pack),
-        reference_logprobs_L=of(scores.reference_L if kl_loss else None, pack),
+        old_logprobs_L=part_of(scores.old_L, pack),
+        reference_logprobs_L=part_of(scores.reference_L if kl_loss else None, pack),
     )
 
 
 def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[str, float]:
-    """What the batch says of the policy: rewards, lengths, repetition; where there is a reference,
-    the KL from it, and what this step weighs it with."""
+    """Return the metrics of the responses and, with a reference, of the KL from it.
+
+    The responses' are rewards, lengths and repetition; with the KL comes its coefficient in this
+    step.
+    """
     metrics = trajectory_metrics(batch.episodes)
     if scores.reference_L is not None:
         metrics |= {
@@ -284,7 +330,7 @@ def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[s
 
 
 def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """What was sampled says of who sampled it."""
+    """Return the means of rewards, lengths, endings and repetition over trajectories."""
     return {
         "reward": fmean(t.reward for t in trajectories),
         **{
@@ -301,40 +347,46 @@ def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
 
 
 def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """What was measured of episodes, as means over those that have it; and of all their turns'
-    prompts the share that the engines' prefix caches had. Nothing without any."""
+    """Return the mean of each figure over the episodes that have it; nothing without episodes.
+
+    With prefix caches, add the share of all turns' prompt tokens that the engines' caches had.
+    """
     figures = [t.figures for t in trajectories if t.turns]
-    names = dict.fromkeys(name for own in figures for name in own)
-    found = {f"episode/{n}": fmean(own[n] for own in figures if n in own) for n in names}
-    prompts = sum(own.get(PROMPT_TOKENS, 0.0) for own in figures)
+    names = dict.fromkeys(name for episode in figures for name in episode)
+    metrics = {
+        f"episode/{n}": fmean(episode[n] for episode in figures if n in episode) for n in names
+    }
+    prompts = sum(episode.get(PROMPT_TOKENS, 0.0) for episode in figures)
     if prompts:
-        cached = sum(own.get(CACHED_TOKENS, 0.0) for own in figures)
-        found["rollout/prefix_cache_hits"] = cached / prompts
-    return found
+        cached = sum(episode.get(CACHED_TOKENS, 0.0) for episode in figures)
+        metrics["rollout/prefix_cache_hits"] = cached / prompts
+    return metrics
 
 
 def zero_signal(trajectories: list[Trajectory]) -> float:
-    """The share of groups whose rewards are all equal; of groups of one, 0."""
+    """Return the share of groups with several responses whose rewards are all equal."""
     rewards: dict[int, list[float]] = {}
     for t in trajectories:
         rewards.setdefault(t.group, []).append(t.reward)
-    return fmean(len(own) > 1 and min(own) == max(own) for own in rewards.values())
+    return fmean(len(group) > 1 and min(group) == max(group) for group in rewards.values())
 
 
 def observed_kl(batch: Batch, scores: Scores) -> float:
-    """The mean KL per response from the reference (k1 summed over tokens), nats."""
+    """Return the mean KL per response from the reference (k1 summed over tokens), nats."""
     gaps = _gaps(batch, scores)
-    return math.fsum(float(own_L.sum()) for own_L in gaps) / len(batch.episodes)
+    return math.fsum(float(gaps_L.sum()) for gaps_L in gaps) / len(batch.episodes)
 
 
 def observed_kl_per_token(batch: Batch, scores: Scores) -> float:
     """Return the mean over responses of the mean KL of their tokens from the reference (k1), nats.
-    Responses without learned tokens do not count."""
+
+    Responses without learned tokens do not count.
+    """
     gaps = iter(_gaps(batch, scores))
     of_episodes = [
         np.concatenate([next(gaps) for _ in episode.branches]) for episode in batch.episodes
     ]
-    return fmean(float(own_L.mean()) for own_L in of_episodes if len(own_L))
+    return fmean(float(gaps_L.mean()) for gaps_L in of_episodes if len(gaps_L))
 
 
 def _gaps(batch: Batch, scores: Scores) -> list[Floats]:
@@ -344,18 +396,20 @@ def _gaps(batch: Batch, scores: Scores) -> list[Floats]:
 
 
 def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenScores:
-    """What is written beside each branch's tokens."""
+    """Return what is written beside each branch's tokens."""
 
     def of_responses(column_L: Floats) -> list[Floats]:
-        return [_spread(t, x) for t, x in zip(batch.trajectories, of(column_L), strict=True)]
+        return [
+            _spread(t, x) for t, x in zip(batch.trajectories, by_trajectory(column_L), strict=True)
+        ]
 
-    of = batch.layout.by_trajectory
+    by_trajectory = batch.layout.by_trajectory
     trainer = None if scores.old_L is None else of_responses(scores.old_L)
     return TokenScores(of_responses(learnables.advantages_L), trainer)
 
 
 def _spread(trajectory: Trajectory, learned: Floats) -> Floats:
-    """A number for each response token, 0 where it is not learned."""
-    found = np.zeros(len(trajectory.response_tokens), dtype=np.float32)
-    found[trajectory.loss_mask] = learned
-    return found
+    """Return a number for each response token, 0 if it is not learned."""
+    spread = np.zeros(len(trajectory.response_tokens), dtype=np.float32)
+    spread[trajectory.loss_mask] = learned
+    return spread

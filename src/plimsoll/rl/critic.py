@@ -18,7 +18,7 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.update import OptimizerStep
 
 _ROUNDING = 1e-10
-"""Of a mean square, what float32 may leave of numbers that are all the same, and more."""
+"""The share of a mean square that float32 may leave of numbers that are all the same, and more."""
 
 
 def train_critic(
@@ -29,7 +29,7 @@ def train_critic(
     cluster: Cluster,
     state: RunState,
 ) -> dict[str, float]:
-    """All epochs and mini-batches of the critic; the means of their metrics."""
+    """Train the critic on all epochs and mini-batches; return the means of their metrics."""
     algorithm, optimizer = spec.config.algorithm, spec.trained["critic"].optimizer
     layout = batch.critic_layout
     updates = algorithm.epochs * len(layout.minis)
@@ -58,15 +58,21 @@ def train_critic(
 def value_stream(
     batch: Batch, values_L: Floats, returns_L: Floats
 ) -> Callable[[Pack], ValueStream]:
-    """What the value loss needs beside each pack. Columns are in the batch's layout."""
+    """Return a function that gives what the value loss needs beside each pack.
+
+    The columns given are in the batch's layout.
+    """
     layout = batch.critic_layout
-    returns_L, values_L = (batch.layout.moved(x_L, layout) for x_L in (returns_L, values_L))
+    returns_L, values_L = (batch.layout.move_to(x_L, layout) for x_L in (returns_L, values_L))
     return lambda pack: ValueStream(layout.of_pack(returns_L, pack), layout.of_pack(values_L, pack))
 
 
 def explained_variance(returns_L: Floats, values_L: Floats) -> dict[str, float]:
-    """The critic's share of the returns' variance; nothing where they do not vary but for rounding,
-    as where no response has earned anything yet."""
+    """Return the share of the returns' variance that the critic explains.
+
+    Return nothing if the returns vary only by rounding, as when no response has earned anything
+    yet.
+    """
     variance = float(returns_L.var())
     if variance <= _ROUNDING * float(np.square(returns_L).mean()):
         return {}

@@ -30,47 +30,48 @@ from plimsoll.rollout.text import end_tokens
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import template_of
 
-Kind = EnvironmentFactory | EpisodeAgent
-Kinds = Mapping[str, Kind]
+EnvironmentKind = EnvironmentFactory | EpisodeAgent
+EnvironmentKinds = Mapping[str, EnvironmentKind]
 _TOOL = {
     "type": "function",
     "function": {"name": "tool", "description": "A tool.", "parameters": {"type": "object"}},
 }
-"""Any, to see what a chat template does with one."""
+"""Some tool, to see how a chat template renders tools."""
 
 
-def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
-    """What the config names, found and looked at, before anything is loaded.
+def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> EnvironmentKinds:
+    """Open the environments that the config names, before anything is loaded.
 
-    Raises ConfigError, naming the key, for what cannot be used.
+    Raises ConfigError, naming the key, if one cannot be used.
     """
-    found = {}
+    kinds = {}
     for name, config in environments.items():
         try:
-            found[name] = _kind(config)
+            kinds[name] = _kind(config)
         except ConfigError as error:
             raise ConfigError(f"environments.{name}: {error}") from error
-    return found
+    return kinds
 
 
-def _kind(config: EnvironmentConfig) -> Kind:
-    found = open_environment(config.name, load_functions(config.tools))
-    if isinstance(found, EpisodeAgent) and config.process:
+def _kind(config: EnvironmentConfig) -> EnvironmentKind:
+    """Open one environment, and refuse options that cannot be used."""
+    kind = open_environment(config.name, load_functions(config.tools))
+    if isinstance(kind, EpisodeAgent) and config.process:
         raise ConfigError(
             f"{config.name!r} plays whole episodes itself, and process: true is for environments "
             "that are asked turn by turn. An agent in processes of its own is `name: command`."
         )
-    found.check(config.options)
-    if isinstance(found, EnvironmentFactory) and found.tools and config.tool_format == "none":
+    kind.check(config.options)
+    if isinstance(kind, EnvironmentFactory) and kind.tools and config.tool_format == "none":
         raise ConfigError(
-            f"{config.name!r} has tools ({', '.join(map(tool_name, found.tools))}), and with "
+            f"{config.name!r} has tools ({', '.join(map(tool_name, kind.tools))}), and with "
             "tool_format: none no reply calls one. Say how the model writes calls: hermes, ..."
         )
-    return found
+    return kind
 
 
 def _reader(config: EnvironmentConfig, template: Template) -> ReadReply:
-    """How a reply's tool calls are found in its text."""
+    """Return how tool calls are read from a reply's text."""
     if config.tool_format == "none":
         return lambda text, tools: read_reply(text, ())
     one_call = most_calls(template) == 1
@@ -82,8 +83,10 @@ def _reader(config: EnvironmentConfig, template: Template) -> ReadReply:
     return partial(read_reply, extract=extract, one_call=one_call)
 
 
-def _check_tools(name: str, kind: Kind, config: EnvironmentConfig, template: Template) -> None:
-    """ConfigError for a chat template that cannot tell of the environment's tools, or of calls."""
+def _check_tools(
+    name: str, kind: EnvironmentKind, config: EnvironmentConfig, template: Template
+) -> None:
+    """Raise ConfigError if the chat template cannot render the environment's tools or calls."""
     if not isinstance(kind, EnvironmentFactory) or not kind.tools:
         return
     if config.describe_tools:
@@ -102,12 +105,13 @@ def _check_tools(name: str, kind: Kind, config: EnvironmentConfig, template: Tem
         )
 
 
-def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environments | None:
-    """What episodes are played with, in the scorer's event loop, and ended with it; None where the
-    config has no environments.
+def set_up(spec: RunSpec[RlConfig], kinds: EnvironmentKinds, scorer: Scorer) -> Environments | None:
+    """Make the players of a run's episodes, in the scorer's event loop; None without environments.
 
-    Raises ConfigError for a chat template that writes earlier turns anew, where the config does not
-    say what to do then; and for one that does not take what an environment's tools need.
+    They are closed with the scorer.
+
+    Raises ConfigError for a chat template that writes earlier turns anew, if the config does not
+    say what to do then; and for a template that cannot render what an environment's tools need.
     """
     if not kinds:
         return None
@@ -125,7 +129,9 @@ def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environment
     return Environments(players, at_once, scorer.loop)
 
 
-def _player(rules: EpisodeRules, kind: Kind, scorer: Scorer, endpoint: Endpoint | None) -> Player:
+def _player(
+    rules: EpisodeRules, kind: EnvironmentKind, scorer: Scorer, endpoint: Endpoint | None
+) -> Player:
     config = rules.config
     if isinstance(kind, EnvironmentFactory):
         return Player(rules, partial(play, _environment(config, kind, scorer), rules))
@@ -145,7 +151,7 @@ def _environment(
     return partial(Apart, pool, config.call_seconds)
 
 
-def _rules(spec: RunSpec[RlConfig], name: str, kind: Kind) -> EpisodeRules:
+def _rules(spec: RunSpec[RlConfig], name: str, kind: EnvironmentKind) -> EpisodeRules:
     config, model = spec.config.environments[name], spec.actor.model
     template = template_of(spec, spec.data.chat_template)
     changed = rewrites(template, () if config.tool_format == "none" else (_TOOL,))

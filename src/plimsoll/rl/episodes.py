@@ -21,15 +21,20 @@ from plimsoll.reward.source import side_by_side
 from plimsoll.rollout.protocol import Ask, derive_seeds
 
 Submit = Callable[[Sequence[Trajectory], OnFailure], Future[Scored]]
-"""Begins to score; see `Scorer.submit`."""
+"""A function that begins to score; see `Scorer.submit`."""
 
 _ATTEMPT = 7_919
-"""Between the seeds of two tries of an episode."""
+"""The difference between the seeds of two tries of an episode."""
 
 
 @dataclass(frozen=True)
 class Player:
-    """play: an episode: (prompt, seed of the group, number in the group, policy)."""
+    """What plays the episodes of one environment.
+
+    Attributes:
+        rules: what all its episodes have in common.
+        play: plays an episode, given (prompt, seed of the group, number in the group, policy).
+    """
 
     rules: EpisodeRules
     play: Callable[[Prompt, int, int, EpisodePolicy], Awaitable[Trajectory]]
@@ -37,15 +42,20 @@ class Player:
 
 @dataclass(frozen=True)
 class Environments:
-    """Those of a run. players: by their names in the config. at_once: episodes in flight. loop: in
-    which they are played."""
+    """The environments of a run.
+
+    Attributes:
+        players: by the environments' names in the config.
+        at_once: the most episodes in flight.
+        loop: the event loop in which they are played.
+    """
 
     players: Mapping[str, Player]
     at_once: int
     loop: asyncio.AbstractEventLoop
 
     def player_of(self, prompt: Prompt) -> Player:
-        """The one that a prompt's row names; the only one, where there is one."""
+        """Return the player that a prompt's row names; the only one if there is one."""
         if len(self.players) == 1:
             return next(iter(self.players.values()))
         return self.players[prompt.environment]
@@ -53,7 +63,15 @@ class Environments:
 
 @dataclass(frozen=True)
 class _Floor:
-    """Where episodes are played. end: to be called when one has ended."""
+    """What the episodes in flight share.
+
+    Attributes:
+        environments: the environments of the run.
+        ask: asks an engine.
+        places: one for each episode that may be in flight.
+        end: to be called when an episode has ended.
+        sampling: how turns are sampled.
+    """
 
     environments: Environments
     ask: Ask
@@ -74,11 +92,11 @@ def play_groups(
     source: str,
     first_group: int,
 ) -> list[Scored]:
-    """Play episodes of each prompt; each group is scored when its last one has ended.
+    """Play episodes of each prompt; score each group when its last episode has ended.
 
-    A group of which an episode failed is not scored: what it lacks is among its failures. Groups
-    are numbered by the prompts' places, from the first on. on_failure: hears of environments and
-    rewards that fail; what it raises ends all episodes.
+    A group of which an episode failed is not scored: its failures are returned instead. Groups are
+    numbered by the prompts' places, from `first_group` on. `on_failure` is called with environments
+    and rewards that fail; what it raises ends all episodes.
     """
     seeds = derive_seeds(seed, len(prompts))
     together = cluster.responses_per_request()
@@ -95,22 +113,22 @@ def play_groups(
         )
 
         async def group(place: int) -> Scored:
-            prompt, own = prompts[place], seeds[place]
+            prompt, group_seed = prompts[place], seeds[place]
             first, number_of_group = place * responses, first_group + place
             rules = environments.player_of(prompt).rules
             failures: list[RewardFailure] = []
 
-            def failed(outcome: Failed, tries_left: int) -> None:
+            def note_failure(outcome: Failed, tries_left: int) -> None:
                 failure = _failure(outcome, prompt, number_of_group, rules, source, tries_left)
                 if tries_left == 0:
                     failures.append(failure)
                 on_failure(failure)
 
-            found = await side_by_side(
-                _episode(floor, prompt, own, number, first + number, failed)
+            episodes = await side_by_side(
+                _episode(floor, prompt, group_seed, number, first + number, note_failure)
                 for number in range(responses)
             )
-            played = [replace(t, group=number_of_group) for t in found if t is not None]
+            played = [replace(t, group=number_of_group) for t in episodes if t is not None]
             if failures:
                 return Scored((), tuple(failures))
             return await asyncio.wrap_future(submit(played, on_failure))
@@ -126,18 +144,20 @@ async def _episode(
     seed: int,
     number: int,
     place: int,
-    failed: Callable[[Failed, int], None],
+    note_failure: Callable[[Failed, int], None],
 ) -> Trajectory | None:
-    """Return one episode, tried again from its beginning where its environment fails.
+    """Play an episode, and again from its beginning if its environment fails.
 
     Args:
-        floor: where it is played.
+        floor: what the episodes share.
         prompt: its prompt.
         seed: the seed of its group.
         number: its number in the group.
         place: its place among all episodes.
-        failed: called after each try that failed, with the number of tries that are left. None is
-            returned where there are none left.
+        note_failure: called after each try that failed, with the number of tries that are left.
+
+    Returns:
+        The episode; None if its last try failed.
     """
     player = floor.environments.player_of(prompt)
     retries = player.rules.config.retries
@@ -145,12 +165,12 @@ async def _episode(
         policy = EpisodePolicy(floor.ask, place, floor.sampling, seed + number + attempt * _ATTEMPT)
         async with floor.places:
             try:
-                found = await player.play(prompt, seed, number, policy)
+                trajectory = await player.play(prompt, seed, number, policy)
             except EnvironmentFailed as error:
-                failed(error.failed, retries - attempt)
+                note_failure(error.failed, retries - attempt)
             else:
                 floor.end()
-                return found
+                return trajectory
     floor.end()
     return None
 
@@ -159,14 +179,14 @@ def _failure(
     failed: Failed, prompt: Prompt, group: int, rules: EpisodeRules, source: str, tries_left: int
 ) -> RewardFailure:
     where = f"The environment {rules.name!r}, at row {prompt.index} (from 0) of {source}"
-    shown = f"The prompt{cut(prompt.text)}."
+    prompt_text = f"The prompt{cut(prompt.text)}."
     return RewardFailure(
         group,
         prompt.index,
         ENVIRONMENT,
         where,
         failed.said,
-        shown,
+        prompt_text,
         failed.lines,
         failed.kind,
         "environments",

@@ -1,8 +1,8 @@
-"""Held-out prompts answered, and the figures that are told of the answers.
+"""Answer held-out prompts, and compute the figures of the answers.
 
-Of each set: mean rewards, pass@k and maj@k. Of a single set they have plain names (`reward`), of
-several they begin with the set's (`math/reward`), and the plain ones are means over the sets. Where
-the rows name their sources, the same figures follow for each (`math/algebra/reward`).
+Each set has mean rewards, pass@k and maj@k. With a single set they have plain names (`reward`);
+with several they begin with the set's (`math/reward`), and the plain ones are means over the sets.
+If the rows name their sources, the same figures follow for each source (`math/algebra/reward`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 HeldOut = Mapping[str, Sequence[Prompt]]
 Answered = Mapping[str, Sequence[Trajectory]]
-"""The responses to a prompt stand together. Both are by the keys of the sets in the config."""
+"""The responses by the set's key in the config; those to one prompt stand together."""
 
 _EVAL_SEED = 2**31 - 1
 
@@ -37,10 +37,16 @@ def evaluate(
     held_out: HeldOut,
     answering_to: Callable[[str], Answering],
 ) -> dict[str, float]:
-    """The figures of all sets, as `eval/<name>`. answering_to: how a set is answered, by its
-    key."""
-    found = answer_held_out(cluster, spec, held_out, answering_to)
-    return {f"eval/{name}": value for name, value in evaluation_figures(spec, found).items()}
+    """Return the figures of all sets, as `eval/<name>`.
+
+    Args:
+        cluster: samples the answers.
+        spec: the run.
+        held_out: the prompts of each set.
+        answering_to: returns how a set's answers are scored, given the set's key.
+    """
+    answered = answer_held_out(cluster, spec, held_out, answering_to)
+    return {f"eval/{name}": value for name, value in evaluation_figures(spec, answered).items()}
 
 
 def answer_held_out(
@@ -53,48 +59,53 @@ def answer_held_out(
 
     Groups are numbered through all sets. Raises PlimsollError as soon as a reward fails.
     """
-    found: dict[str, list[Trajectory]] = {}
+    answered: dict[str, list[Trajectory]] = {}
     groups = 0
-    for one in spec.eval_sets:
-        answering = answering_to(one.key)
-        own = answers(
+    for eval_set in spec.eval_sets:
+        answering = answering_to(eval_set.key)
+        set_answers = answers(
             cluster,
-            held_out[one.key],
-            one.responses,
-            one.sampling,
+            held_out[eval_set.key],
+            eval_set.responses,
+            eval_set.sampling,
             _EVAL_SEED,
             answering,
             FailedGroups(answering.note),
             first_group=groups,
         )
-        found[one.key] = score_by_models(own.trajectories, spec, cluster)
-        groups += len(held_out[one.key])
-    return found
+        answered[eval_set.key] = score_by_models(set_answers.trajectories, spec, cluster)
+        groups += len(held_out[eval_set.key])
+    return answered
 
 
 def evaluation_figures(spec: RunSpec[RlConfig], answered: Answered) -> dict[str, float]:
-    """Of each set, in the order of the config; of several first the means over them."""
+    """Return the figures of each set, in the config's order, after the means over several sets."""
     config, sets = spec.config, spec.eval_sets
-    by_set = {one.prefix: _set_figures(config.rewards, one, answered[one.key]) for one in sets}
+    by_set = {
+        eval_set.prefix: _set_figures(config.rewards, eval_set, answered[eval_set.key])
+        for eval_set in sets
+    }
     plain = ["reward", *config.rewards, *config.scoring_models] if len(by_set) > 1 else []
-    means = {name: fmean(own[name] for own in by_set.values()) for name in plain}
-    return means | {f"{p}{name}": x for p, own in by_set.items() for name, x in own.items()}
+    means = {name: fmean(figures[name] for figures in by_set.values()) for name in plain}
+    return means | {f"{p}{name}": x for p, figures in by_set.items() for name, x in figures.items()}
 
 
 def _set_figures(
-    rewards: Mapping[str, RewardConfig], one: EvalSet, found: Sequence[Trajectory]
+    rewards: Mapping[str, RewardConfig], eval_set: EvalSet, trajectories: Sequence[Trajectory]
 ) -> dict[str, float]:
-    figures = mean_rewards(found) | passing(rewards, one, found)
-    for source in sorted({t.prompt.source for t in found}) if one.by_source else ():
-        of_it = [t for t in found if t.prompt.source == source]
-        own = mean_rewards(of_it) | passing(rewards, one, of_it)
-        figures |= {f"{source}/{name}": value for name, value in own.items()}
+    figures = mean_rewards(trajectories) | passing(rewards, eval_set, trajectories)
+    for source in sorted({t.prompt.source for t in trajectories}) if eval_set.by_source else ():
+        matching = [t for t in trajectories if t.prompt.source == source]
+        source_figures = mean_rewards(matching) | passing(rewards, eval_set, matching)
+        figures |= {f"{source}/{name}": value for name, value in source_figures.items()}
     return figures
 
 
 def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean reward, and that of each part by its name; each with its 95 % confidence interval
-    over prompts, where there are several."""
+    """Return the mean reward, and that of each part by its name.
+
+    With several prompts each has its 95 % confidence interval over prompts.
+    """
     values = {"reward": [t.reward for t in trajectories]}
     for i, part in enumerate(trajectories[0].rewards):
         values[part.name] = [t.rewards[i].value for t in trajectories]
@@ -102,35 +113,45 @@ def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def passing(
-    rewards: Mapping[str, RewardConfig], one: EvalSet, found: Sequence[Trajectory]
+    rewards: Mapping[str, RewardConfig], eval_set: EvalSet, trajectories: Sequence[Trajectory]
 ) -> dict[str, float]:
-    """pass@k and maj@k over answers to prompts of a set, with their intervals; nothing where no
-    part of the reward tells which responses pass.
+    """Return pass@k and maj@k over the answers to a set's prompts, with their intervals.
 
-    maj@k is the share of prompts whose most frequent answer passes, all responses voting. It is
-    left out where the part takes no answers from responses, such as the tests of a program; where
-    it does, but no response to a prompt gives one, the prompt counts as failed.
+    Return nothing if no part of the reward says which responses pass. maj@k is the share of prompts
+    whose most frequent answer passes, all responses voting. It is left out if the part takes no
+    answers from responses, such as the tests of a program; a prompt whose responses give no answer
+    counts as failed.
     """
-    if one.pass_by is None:
+    if eval_set.pass_by is None:
         return {}
-    groups = [found[i : i + one.responses] for i in range(0, len(found), one.responses)]
-    passed = [[t.part(one.pass_by) >= one.threshold for t in group] for group in groups]
-    single = {"pass@1": [float(right) for own in passed for right in own]}
+    groups = [
+        trajectories[i : i + eval_set.responses]
+        for i in range(0, len(trajectories), eval_set.responses)
+    ]
+    passed = [[t.part(eval_set.pass_by) >= eval_set.threshold for t in group] for group in groups]
+    single = {"pass@1": [float(right) for group_passes in passed for right in group_passes]}
     values = {
-        f"pass@{k}": [pass_at_k(one.responses, sum(own), k) for own in passed] for k in one.ks[1:]
+        f"pass@{k}": [
+            pass_at_k(eval_set.responses, sum(group_passes), k) for group_passes in passed
+        ]
+        for k in eval_set.ks[1:]
     }
-    if one.votes and (chosen := _chosen(rewards, one.pass_by, groups)) is not None:
+    if eval_set.votes and (chosen := _chosen(rewards, eval_set.pass_by, groups)) is not None:
         pairs = zip(passed, chosen, strict=True)
-        values[f"maj@{one.responses}"] = [float(i is not None and own[i]) for own, i in pairs]
-    figures = _means(single, found) | _means(values, [group[0] for group in groups])
+        values[f"maj@{eval_set.responses}"] = [
+            float(i is not None and group_passes[i]) for group_passes, i in pairs
+        ]
+    figures = _means(single, trajectories) | _means(values, [group[0] for group in groups])
     return {name: min(max(share, 0.0), 1.0) for name, share in figures.items()}
 
 
 def _chosen(
     rewards: Mapping[str, RewardConfig], part: str, groups: Sequence[Sequence[Trajectory]]
 ) -> list[int | None] | None:
-    """Return for each group which response gives the most frequent answer, if any does; None if
-    the part takes no answers."""
+    """Return for each group which response gives the most frequent answer, if any does.
+
+    Return None if the part takes no answers.
+    """
     voting = voting_of(rewards, part)
     if voting is None:
         return None
@@ -142,12 +163,19 @@ def _chosen(
         raise failure(f"What takes the answers of rewards.{part}", error) from error
 
 
-def _means(values: Mapping[str, Sequence[float]], of: Sequence[Trajectory]) -> dict[str, float]:
-    """of: a trajectory for each value, which tells its prompt."""
-    prompts = [t.prompt.tokens.tobytes() for t in of]
+def _means(
+    values: Mapping[str, Sequence[float]], trajectories: Sequence[Trajectory]
+) -> dict[str, float]:
+    """Return the mean of each figure, with its confidence interval over prompts if it has one.
+
+    Args:
+        values: for each figure a value for each trajectory.
+        trajectories: the trajectories, which say whose prompt a value is.
+    """
+    prompts = [t.prompt.tokens.tobytes() for t in trajectories]
     figures = {}
-    for name, own in values.items():
-        figures[name] = fmean(own)
-        if (interval := mean_interval(own, prompts)) is not None:
+    for name, numbers in values.items():
+        figures[name] = fmean(numbers)
+        if (interval := mean_interval(numbers, prompts)) is not None:
             figures[f"{name}_low"], figures[f"{name}_high"] = interval
     return figures

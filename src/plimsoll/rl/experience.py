@@ -1,4 +1,4 @@
-"""Where a step's scored trajectories come from: the one thing that the loop does not do itself."""
+"""The source of a step's scored trajectories, which the loop does not make itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from plimsoll.run.state import RunState
 
 @dataclass(frozen=True)
 class Experience:
-    """What a step learns from. trajectories: group by group, with all parts of their rewards.
-    greedy: the greedy response to the prompt of each group, where the advantage asks for it.
-    prompts: how many the step took of the data. metrics: of how they came about."""
+    """What a step learns from.
+
+    Attributes:
+        trajectories: group by group, with all parts of their rewards.
+        greedy: the greedy response to each group's prompt, if the advantage needs it.
+        prompts: the number of prompts that the step took of the data.
+        metrics: figures of how the trajectories came about.
+    """
 
     trajectories: list[Trajectory]
     greedy: Sequence[Trajectory]
@@ -30,17 +35,17 @@ class Source(Protocol):
         ...
 
     def draw(self, state: RunState) -> Experience:
-        """What the step after a state learns from."""
+        """Return what the step after a state learns from."""
         ...
 
     def renew(self, step: int) -> Mapping[str, float]:
-        """Take what the ranks learned in a step; gives the metrics of that."""
+        """Take what the ranks learned in a step; return the metrics of that."""
         ...
 
     def evaluate(self) -> Mapping[str, float]:
-        """The figures of the held-out prompts."""
+        """Return the figures of the held-out prompts."""
         ...
 
     def rewards(self) -> Mapping[str, Mapping[str, float]]:
-        """The running statistics of rewards, as `RunState` keeps them."""
+        """Return the running statistics of rewards, as `RunState` keeps them."""
         ...

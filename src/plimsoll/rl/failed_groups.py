@@ -11,19 +11,22 @@ from plimsoll.run.counting import counted
 _KEY = "batch.max_failed_groups"
 
 Note = Callable[[str], None]
-"""Shows a line while the run goes on."""
+"""A function that shows a line while the run goes on."""
 
 
 class FailedGroups:
-    """An `OnFailure` that shows the first try of each reward that got no answer, and raises the
-    error that ends the run at the first group too many.
+    """An `OnFailure` that shows and counts failures, and ends the run at the first group too many.
 
-    Args:
-        note: shows a line.
-        batch: what a step may lose; None: no group may fail.
+    It shows the first try of each reward that got no answer.
     """
 
     def __init__(self, note: Note, batch: RlBatch | None = None) -> None:
+        """Begin without failures.
+
+        Args:
+            note: shows a line.
+            batch: says how many groups a step may lose; None: no group may fail.
+        """
         self._note = note
         self._batch = batch
         self._allowed = 0 if batch is None else max(1, int(batch.max_failed_groups * batch.prompts))
@@ -35,8 +38,9 @@ class FailedGroups:
         return len(self._first)
 
     def __call__(self, failure: RewardFailure) -> None:
-        """Take a failed try into account. What fails after the error is not counted: all is being
-        ended.
+        """Count a failed try.
+
+        What fails after the error was raised is not counted, because the run is ending.
 
         Raises:
             PlimsollError: more groups are lost than may be; raised once.

@@ -1,4 +1,4 @@
-"""Where each learned token of a step lies: one order, from scoring to the losses.
+"""The order of a step's learned tokens, the same from scoring to the losses.
 
 A step is packed once. All that belongs to its tokens (log-probs, values, advantages) is a column of
 shape [L], in the order of the packs; a pack's part of a column is a slice of it.
@@ -19,24 +19,27 @@ from plimsoll.records import BatchCounts, Floats, Ints, Pack, Sample, Trajectory
 from plimsoll.spec.roles import RoleName
 
 ByTrajectory = Sequence[Floats]
-"""Of each trajectory, a number for each of its learned tokens."""
+"""For each trajectory, a number for each of its learned tokens."""
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What one optimizer step sees. packs: of each rank."""
+    """What one optimizer step sees: the packs of each rank, and counts over all of them."""
 
     packs: list[list[Pack]]
     counts: BatchCounts
 
 
 @dataclass(frozen=True)
-class Layout:
+class ColumnLayout:
     """A step's trajectories in packs, for one group of ranks.
 
-    trajectory_S: which trajectory each sequence is. The packs' `samples_S` number the sequences
-        through, in this order.
-    cu_loss_tokens: shape [S + 1].
+    Attributes:
+        minis: the mini-batches.
+        trajectory_S: which trajectory each sequence is. The packs' `samples_S` number the sequences
+            through, in this order.
+        cu_loss_tokens: where each sequence's learned tokens begin, and where the last's end; shape
+            [S + 1].
     """
 
     minis: list[MiniBatch]
@@ -44,46 +47,46 @@ class Layout:
     cu_loss_tokens: Ints
 
     def of_pack(self, column_L: Floats, pack: Pack) -> Floats:
-        """A pack's part of a column; of a filler, nothing."""
+        """Return a pack's part of a column; of a filler, nothing."""
         return column_L[self._place(pack)]
 
-    def scored(
+    def score(
         self,
         ranks: Ranks,
         task: Callable[[Worker, RoleName, Sequence[Pack]], list[Floats]],
         role: RoleName,
     ) -> Floats:
-        """Have all ranks score all packs: a column."""
+        """Have all ranks score all packs; return the scores as a column."""
         every = zip(*(mini.packs for mini in self.minis), strict=True)
-        packs = [[one for mini in own for one in mini] for own in every]
-        answers = ranks.each(task, [(role, own) for own in packs])
+        packs = [[packed for mini in rank_packs for packed in mini] for rank_packs in every]
+        answers = ranks.each(task, [(role, rank_packs) for rank_packs in packs])
         column_L = np.zeros(self.cu_loss_tokens[-1], dtype=np.float32)
-        for own, values in zip(packs, answers, strict=True):
-            for one, values_L in zip(own, values, strict=True):
-                column_L[self._place(one)] = values_L
+        for rank_packs, values in zip(packs, answers, strict=True):
+            for packed, values_L in zip(rank_packs, values, strict=True):
+                column_L[self._place(packed)] = values_L
         return column_L
 
     def column(self, by_trajectory: ByTrajectory) -> Floats:
-        """What is known by trajectory, as a column."""
+        """Return what is known by trajectory as a column."""
         parts = [by_trajectory[i] for i in self.trajectory_S]
         return np.concatenate(parts, dtype=np.float32)
 
     def by_trajectory(self, column_L: Floats) -> list[Floats]:
-        """The inverse of `column`."""
+        """Return a column by trajectory: the inverse of `column`."""
         pieces = np.split(column_L, self.cu_loss_tokens[1:-1])
         return [pieces[i] for i in self._sequence_of]
 
     def in_order(self, column_L: Floats) -> Floats:
-        """A column in the order of the trajectories, in which sums round alike in any packs."""
+        """Return a column in the trajectories' order, in which sums round alike in any packs."""
         return np.concatenate(self.by_trajectory(column_L))
 
-    def moved(self, column_L: Floats, other: Layout) -> Floats:
-        """A column of this layout as one of another of the same trajectories."""
-        return column_L if other is self else other.column(self.by_trajectory(column_L))
+    def move_to(self, column_L: Floats, target: ColumnLayout) -> Floats:
+        """Return a column of this layout as a column of another layout of the same trajectories."""
+        return column_L if target is self else target.column(self.by_trajectory(column_L))
 
     @cached_property
     def _sequence_of(self) -> Ints:
-        """Which sequence each trajectory is."""
+        """The sequence of each trajectory."""
         return np.argsort(self.trajectory_S)
 
     def _place(self, pack: Pack) -> slice:
@@ -100,39 +103,45 @@ def lay_out(
     budget: int,
     *,
     beside: Sequence[int] | None,
-) -> Layout:
-    """Pack the mini-batches. members: which trajectories each holds. beside: a number for each;
-    those of one number that are in one micro-batch have in it once what they begin with alike.
-    None: each is whole."""
+) -> ColumnLayout:
+    """Pack the mini-batches.
+
+    Args:
+        trajectories: all trajectories of the step.
+        members: which trajectories each mini-batch holds.
+        ranks: the number of ranks.
+        budget: the most tokens of a pack.
+        beside: a number for each trajectory: those of one number in one micro-batch share the
+            tokens that they begin with alike. None: each is packed whole.
+    """
     samples = [_sample(t) for t in trajectories]
     minis: list[MiniBatch] = []
     order: list[Ints] = []
-    for own in members:
-        mine = [samples[i] for i in own]
+    for numbers in members:
+        mini_samples = [samples[i] for i in numbers]
         if beside is None:
-            packed = pack(mine, ranks, budget)
+            packed = pack(mini_samples, ranks, budget)
         else:
-            packed = pack_groups(mine, [beside[i] for i in own], ranks, budget)
-        packs, places = _numbered(packed, sum(map(len, order)))
-        minis.append(MiniBatch(packs, BatchCounts.of(mine)))
-        order.append(own[places])
+            packed = pack_groups(mini_samples, [beside[i] for i in numbers], ranks, budget)
+        packs, places = _renumber(packed, sum(map(len, order)))
+        minis.append(MiniBatch(packs, BatchCounts.of(mini_samples)))
+        order.append(numbers[places])
     trajectory_S = np.concatenate(order)
     lengths = [int(samples[i].loss_mask.sum()) for i in trajectory_S]
-    return Layout(minis, trajectory_S, np.cumsum([0, *lengths]))
+    return ColumnLayout(minis, trajectory_S, np.cumsum([0, *lengths]))
 
 
-def _numbered(packs: list[list[Pack]], first: int) -> tuple[list[list[Pack]], Ints]:
-    """The packs, whose sequences are numbered through from `first` on, and what numbers they had
-    in that order."""
+def _renumber(packs: list[list[Pack]], first: int) -> tuple[list[list[Pack]], Ints]:
+    """Return the packs with sequences numbered through from `first`, and their old numbers."""
     places: list[int] = []
 
-    def renumbered(pack: Pack) -> Pack:
+    def renumber(pack: Pack) -> Pack:
         start = first + len(places)
         places.extend(i for i in pack.samples_S.tolist() if i >= 0)
         numbers = np.arange(start, first + len(places))
         return pack if len(numbers) == 0 else replace(pack, samples_S=numbers)
 
-    return [[renumbered(pack) for pack in own] for own in packs], np.array(places)
+    return [[renumber(pack) for pack in rank_packs] for rank_packs in packs], np.array(places)
 
 
 def _sample(trajectory: Trajectory) -> Sample:

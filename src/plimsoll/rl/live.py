@@ -8,12 +8,12 @@ from functools import partial
 from plimsoll.records import Prompt
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.answers import Answering
-from plimsoll.rl.environments import Kinds, set_up
+from plimsoll.rl.environments import EnvironmentKinds, set_up
 from plimsoll.rl.episodes import Environments
 from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.experience import Experience
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import normalized, sample
+from plimsoll.rl.sampling import normalize_rewards, sample
 from plimsoll.rl.setup import RlWork, first_sync, make_room
 from plimsoll.rollout.protocol import RolloutEngine
 from plimsoll.rollout.sync import WeightSync, sync_weights
@@ -22,8 +22,14 @@ from plimsoll.run.state import RunState
 
 @dataclass(frozen=True)
 class Live:
-    """A `Source` that samples. environments: that go on with what is sampled. sync: the way of new
-    weights to the engines."""
+    """A `Source` that samples.
+
+    Attributes:
+        work: the run at work.
+        scorer: scores responses.
+        environments: what plays episodes; None: each response stands alone.
+        sync: how new weights get to the engines.
+    """
 
     work: RlWork
     scorer: Scorer
@@ -31,8 +37,8 @@ class Live:
     sync: WeightSync
 
     @classmethod
-    def start(cls, work: RlWork, scorer: Scorer, kinds: Kinds) -> Live:
-        """Engines that are seen to have the weights that the ranks have loaded."""
+    def start(cls, work: RlWork, scorer: Scorer, kinds: EnvironmentKinds) -> Live:
+        """Return the source once the engines have the weights that the ranks have loaded."""
         environments = set_up(work.spec, kinds, scorer)
         with work.session.phase("sync", work.cluster):
             make_room(work.cluster, work.spec)  # of what loading needed
@@ -40,6 +46,7 @@ class Live:
         return cls(work, scorer, environments, sync)
 
     def begin(self, state: RunState) -> None:
+        """Restore the rewards' statistics, and send a resumed run's weights to the engines."""
         session = self.work.session
         self.scorer.restore(state.rewards)
         if session.resumed:
@@ -48,24 +55,26 @@ class Live:
                 sync_weights(self.sync, state.weight_version)
 
     def draw(self, state: RunState) -> Experience:
+        """Sample and score what the step after a state learns from."""
         work, cluster = self.work, self.work.cluster
         progress = work.session.progress
         with work.session.phase("rollout", cluster):
             submit = progress.counted(self.scorer.submit)
             answering = Answering(submit, progress.note, self.environments)
             drawn = partial(drawn_prompts, work, state)
-            found = sample(cluster, work.spec, drawn, state.step + 1, answering)
-            found = normalized(found, self.scorer)
-        trajectories, greedy = found.trajectories, found.greedy
+            sampled = sample(cluster, work.spec, drawn, state.step + 1, answering)
+            sampled = normalize_rewards(sampled, self.scorer)
+        trajectories, greedy = sampled.trajectories, sampled.greedy
         with work.session.phase("score", cluster):
             cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned
             if work.config.batch.dynamic_sampling is None:  # else each round was scored by itself
                 trajectories = score_by_models(trajectories, work.spec, cluster)
             if greedy:
                 greedy = score_by_models(greedy, work.spec, cluster)
-        return Experience(trajectories, greedy, found.prompts, found.metrics)
+        return Experience(trajectories, greedy, sampled.prompts, sampled.metrics)
 
     def renew(self, step: int) -> dict[str, float]:
+        """Send the ranks' weights to the engines; return the metrics of that."""
         with self.work.session.phase("sync", self.work.cluster):
             make_room(self.work.cluster, self.work.spec)
             proved = sync_weights(self.sync, step)
@@ -76,6 +85,7 @@ class Live:
         }
 
     def evaluate(self) -> dict[str, float]:
+        """Return the figures of the held-out prompts."""
         work, progress = self.work, self.work.session.progress
 
         def answering_to(key: str) -> Answering:
@@ -86,9 +96,10 @@ class Live:
             return evaluate(work.cluster, work.spec, work.data.held_out, answering_to)
 
     def rewards(self) -> dict[str, dict[str, float]]:
+        """Return the running statistics of rewards."""
         return self.scorer.state()
 
 
 def drawn_prompts(work: RlWork, state: RunState, first: int, count: int) -> list[Prompt]:
-    """Prompts of the step that follows, from the first on."""
+    """Return `count` prompts of the step that follows, from the first on."""
     return work.batch(state.data_position + first, count)

@@ -19,8 +19,10 @@ OVERLONG = "overlong"
 
 
 def grpo(config: Values) -> Values:
-    """Shao et al. 2024 (DeepSeekMath), https://arxiv.org/abs/2402.03300: equations 3 and 4 for the
-    aggregation and the KL, section 4.2 for 64 outputs and the KL's 0.04."""
+    """Return the values of Shao et al. 2024 (DeepSeekMath), https://arxiv.org/abs/2402.03300.
+
+    Equations 3 and 4 for the aggregation and the KL, section 4.2 for 64 outputs and the KL's 0.04.
+    """
     return {
         "batch": {"responses": 64},
         "algorithm": {
@@ -32,14 +34,19 @@ def grpo(config: Values) -> Values:
 
 
 def dr_grpo(config: Values) -> Values:
-    """Liu et al. 2025, https://arxiv.org/abs/2503.20783: table 6. The rest is in the preset."""
+    """Return the values of Liu et al. 2025, https://arxiv.org/abs/2503.20783: table 6.
+
+    The rest is in the preset.
+    """
     return {"algorithm": {"correction": None}}
 
 
 def rloo(config: Values) -> Values:
-    """Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740: a response is one action, and the KL
-    part of its reward (section 2); no clip (section 3); 2 or 4 responses, and a KL coefficient of
-    0.03 for TL;DR, 0.10 for HH (appendix C)."""
+    """Return the values of Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740.
+
+    A response is one action, and the KL part of its reward (section 2); no clip (section 3); 2 or 4
+    responses, and a KL coefficient of 0.03 for TL;DR, 0.10 for HH (appendix C).
+    """
     return {
         "batch": {"responses": 4},
         "algorithm": {
@@ -54,14 +61,19 @@ def rloo(config: Values) -> Values:
 
 
 def gspo(config: Values) -> Values:
-    """Zheng et al. 2025, https://arxiv.org/abs/2507.18071: four mini-batches (section 5.1)."""
+    """Return the values of Zheng et al. 2025, https://arxiv.org/abs/2507.18071.
+
+    Four mini-batches (section 5.1).
+    """
     return {"algorithm": {"mini_batches": 4, "correction": None}}
 
 
 def cispo(config: Values) -> Values:
-    """MiniMax 2025, https://arxiv.org/abs/2506.13585, section 3.1: no lower bound of the weight,
-    the dynamic sampling and the length penalty of DAPO, and 16 updates of a step. Its upper bound
-    is not published."""
+    """Return the values of MiniMax 2025, https://arxiv.org/abs/2506.13585, section 3.1.
+
+    No lower bound of the weight, the dynamic sampling and the length penalty of DAPO, and 16
+    updates of a step. Its upper bound is not published.
+    """
     return {
         **_dapo_rewards(config),
         "algorithm": {
@@ -73,8 +85,11 @@ def cispo(config: Values) -> Values:
 
 
 def dapo(config: Values) -> Values:
-    """Yu et al. 2025, https://arxiv.org/abs/2503.14476: section 4.1 for 16 responses and 16 updates
-    of a step, equation 11 for the groups that are kept, equation 13 for the length penalty."""
+    """Return the values of Yu et al. 2025, https://arxiv.org/abs/2503.14476.
+
+    Section 4.1 for 16 responses and 16 updates of a step, equation 11 for the groups that are kept,
+    equation 13 for the length penalty.
+    """
     values = _dapo_rewards(config)
     return {
         **values,
@@ -84,11 +99,10 @@ def dapo(config: Values) -> Values:
 
 
 def _dapo_rewards(config: Values) -> dict[str, Any]:
-    """Return the length penalty, and dynamic sampling by the part of the reward that says what is
-    right: with the penalty, the rewards of a group that is all right would differ.
+    """Return the length penalty, and dynamic sampling by the part that says what is right.
 
-    The penalty grows over the last fifth of the longest response, as in the paper (4,096 of 20,480
-    tokens).
+    With the penalty, the rewards of a group that is all right would differ. The penalty grows over
+    the last fifth of the longest response, as in the paper (4,096 of 20,480 tokens).
     """
     from plimsoll.config.rollout import SamplingConfig
 
@@ -104,8 +118,10 @@ def _dapo_rewards(config: Values) -> dict[str, Any]:
 
 
 def _main_part(config: Values) -> str | None:
-    """Return the part of `rewards` with the greatest weight, of several such the first, as
-    `data.eval.pass_by` does; else what an environment gives; else None."""
+    """Return the part of `rewards` with the greatest weight, the first of several.
+
+    That is what `data.eval.pass_by` takes. Without parts return what an environment gives, or None.
+    """
     from plimsoll.config.rl import ENVIRONMENT
 
     rewards = config.get("rewards")

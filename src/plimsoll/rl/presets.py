@@ -16,7 +16,7 @@ _CRITIC = {"critic.model.path": MODEL, "critic.optimizer.learning_rate": 5e-6}
 
 
 def _of_groups(advantage: str, **algorithm: Any) -> Values:
-    """Without a critic and a reference: eight responses a prompt, whose prompt is computed once."""
+    """Return values for eight responses to each prompt, without a critic and a reference."""
     return {
         "batch": {"responses": 8, "share_prompts": True},
         "algorithm": {"advantage": {"name": advantage}, "kl": "none", **algorithm},
@@ -94,4 +94,4 @@ _ALL = (
 )
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL}
-"""By name, in the order of the help."""
+"""The presets by name, in the order of the help."""

@@ -24,60 +24,66 @@ from plimsoll.train.session import RunSession
 
 @dataclass(frozen=True)
 class Replay:
-    """A `Source` that reads, step by step. run: the one that sampled."""
+    """A `Source` that reads, step by step, what an earlier run sampled.
+
+    Attributes:
+        work: the run at work.
+        run: the run that sampled.
+    """
 
     work: RlWork
     run: RunDirectory
 
     @classmethod
     def open(cls, work: RlWork) -> Replay:
+        """Return the source for the run that `rollout.replay` names."""
         path = work.config.rollout.replay
         assert path is not None, "only a run that replays has no engines"
         return cls(work, RunDirectory(Path(path)))
 
     def begin(self, state: RunState) -> None:
-        """Nothing: what is stored needs no weights."""
+        """Do nothing: stored trajectories need no weights."""
 
     def draw(self, state: RunState) -> Experience:
+        """Read and check the stored trajectories of the step after a state."""
         step = state.step + 1
         with self.work.session.phase("score", self.work.cluster):
-            found = read_trajectories(self.run.trajectories_path(step))
-            _check_step(found, step, self.work.spec)
-        return Experience(found, (), self.work.config.batch.prompts, {})
+            trajectories = read_trajectories(self.run.trajectories_path(step))
+            _check_step(trajectories, step, self.work.spec)
+        return Experience(trajectories, (), self.work.config.batch.prompts, {})
 
     def renew(self, step: int) -> dict[str, float]:
-        """Nothing: no engine samples with the weights."""
+        """Return no metrics: no engine samples with the weights."""
         return {}
 
     def evaluate(self) -> dict[str, float]:
-        """Nothing: without engines no prompt is answered; the rules refuse `run.eval_every`."""
+        """Return no figures: no engine answers prompts; the rules refuse `run.eval_every`."""
         return {}
 
     def rewards(self) -> dict[str, dict[str, float]]:
-        """None: what is stored has its rewards."""
+        """Return no statistics: stored trajectories have their rewards."""
         return {}
 
 
 def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:
-    """The prompts of a run that replays. What it replays is held against them and the actor before
-    anything is loaded.
+    """Load the prompts of a run that replays.
 
-    Raises ConfigError or SettingsConflict for steps that are not there, and for tokens that are not
-    the actor's.
+    Raises ConfigError or SettingsConflict, before anything is loaded, for steps that are not there,
+    and for tokens that are not the actor's.
     """
-    data = load_prompt_data(session, spec, _unread)
+    data = load_prompt_data(session, spec, _accept)
     known = replace(spec, rows=len(data.train))  # run.epochs now says how many steps there are
     refuse(stored(known))
     _check_tokens(known)
     return data
 
 
-def _unread(reference: object) -> None:
-    """No reward reads references."""
+def _accept(reference: object) -> None:
+    """Accept any reference, for no reward reads it."""
 
 
 def _check_tokens(spec: RunSpec[RlConfig]) -> None:
-    """What the first step sampled must be the same text to the actor."""
+    """Raise ConfigError if what the first step sampled is other text to the actor."""
     path, model = spec.config.rollout.replay, spec.actor.model
     assert path is not None, "asked of a run that samples"
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
@@ -92,10 +98,10 @@ def _check_tokens(spec: RunSpec[RlConfig]) -> None:
             )
 
 
-def _check_step(found: list[Trajectory], step: int, spec: RunSpec[RlConfig]) -> None:
-    """Raises ConfigError for groups of other numbers, and for longer sequences, than planned."""
+def _check_step(trajectories: list[Trajectory], step: int, spec: RunSpec[RlConfig]) -> None:
+    """Raise ConfigError for groups of other numbers, and for longer sequences, than planned."""
     batch, where = spec.config.batch, f"step {step} in {spec.config.rollout.replay}"
-    sizes = Counter(t.group for t in found)
+    sizes = Counter(t.group for t in trajectories)
     if list(sizes.values()) != [batch.responses] * batch.prompts:
         raise ConfigError(
             f"rollout.replay: {where} has {counted(len(sizes), 'group')} of {min(sizes.values())} "
@@ -106,8 +112,13 @@ def _check_step(found: list[Trajectory], step: int, spec: RunSpec[RlConfig]) -> 
     new_key = spec.sampling.longest_key
     new = spec.sampling.longest_responses[new_key]
     for what, key, most, lengths in (
-        ("prompt", "data.max_tokens", spec.data.max_tokens, [len(t.prompt.tokens) for t in found]),
-        ("response", new_key, new, [len(t.loss_mask) for t in found]),
+        (
+            "prompt",
+            "data.max_tokens",
+            spec.data.max_tokens,
+            [len(t.prompt.tokens) for t in trajectories],
+        ),
+        ("response", new_key, new, [len(t.loss_mask) for t in trajectories]),
     ):
         if max(lengths) > most:
             raise ConfigError(

@@ -27,7 +27,7 @@ from plimsoll.reward.rule import texts_of
 from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec
 
-_TAKEN: dict[str, Callable[[Sequence[float]], float]] = {
+_TAKE: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
     "mean": fmean,
     "product": math.prod,
@@ -38,28 +38,31 @@ _TAKEN: dict[str, Callable[[Sequence[float]], float]] = {
 def score_by_models(
     trajectories: Sequence[Trajectory], spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Trajectory]:
-    """Add each reward model's score to each trajectory's parts. Raises as `model_scores`."""
-    found = list(trajectories)
+    """Return the trajectories with each reward model's score as a further part.
+
+    Raises as `model_scores`.
+    """
+    scored = list(trajectories)
     for name, model in spec.config.scoring_models.items():
-        scores = model_scores(found, name, spec, cluster)
-        found = [
+        scores = model_scores(scored, name, spec, cluster)
+        scored = [
             replace(t, rewards=(*t.rewards, RewardPart(name, score, model.weight)))
-            for t, score in zip(found, scores, strict=True)
+            for t, score in zip(scored, scores, strict=True)
         ]
-    return found
+    return scored
 
 
 def model_scores(
     trajectories: Sequence[Trajectory], name: str, spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[float]:
-    """What one reward model gives for each trajectory.
+    """Return the score of one reward model for each trajectory.
 
     Raises PlimsollError, naming model, row, prompt and response, for what is no finite number.
     """
     model = spec.config.scoring_models[name]
     samples = [_sample(t, model, spec) for t in trajectories]
-    found = _scores(samples, scoring_role(name), spec, cluster)
-    for trajectory, scores in zip(trajectories, found, strict=True):
+    all_scores = _scores(samples, scoring_role(name), spec, cluster)
+    for trajectory, scores in zip(trajectories, all_scores, strict=True):
         if not np.isfinite(scores).all():
             raise PlimsollError(
                 f"The reward model {name!r} ({model.role.model.path}), at row "
@@ -67,30 +70,35 @@ def model_scores(
                 f"a finite number: its weights hold NaN, or overflow in role.model.dtype "
                 f"{model.role.model.dtype}. {texts_of(trajectory)}"
             )
-    return [of_response(scores, model) for scores in found]
+    return [of_response(scores, model) for scores in all_scores]
 
 
 def _scores(
     samples: Sequence[Sample], role: str, spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Floats]:
-    """Of each sample, the scores at its marked tokens."""
+    """Return for each sample the scores at its marked tokens."""
     longest = max(len(s.tokens) for s in samples)
     packs = pack(samples, cluster.ranks, max(longest, spec.workload.largest_pack(cluster.ranks)))
-    found = cluster.each(Worker.values, [(role, own, at_marks) for own in packs])
-    flat = [one for own in packs for one in own]
-    return from_packed(flat, [values for own in found for values in own], len(samples))
+    by_rank = cluster.each(Worker.values, [(role, rank_packs, at_marks) for rank_packs in packs])
+    flat = [sequence for rank_packs in packs for sequence in rank_packs]
+    return from_packed(
+        flat, [values for rank_packs in by_rank for values in rank_packs], len(samples)
+    )
 
 
 def of_response(scores: Floats, model: RewardModelConfig) -> float:
-    """One number: the score itself, or what is taken of the steps' probabilities."""
+    """Return a response's score: its only one, or what is taken of its steps' probabilities."""
     if model.steps is None:
         return float(scores[-1])
-    return _TAKEN[model.steps.take](sigmoid(scores).tolist())
+    return _TAKE[model.steps.take](sigmoid(scores).tolist())
 
 
 def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlConfig]) -> Sample:
-    """The conversation, marked where its scores are read: at its last token, as transformers'
-    sequence classification does, or at the last token of each step."""
+    """Return the conversation, marked where its scores are read.
+
+    That is its last token, as in transformers' sequence classification, or the last token of each
+    step.
+    """
     if model.tokenizer == "actor":
         tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])
         return Sample(tokens, np.arange(len(tokens)) == len(tokens) - 1)
@@ -110,5 +118,5 @@ def _template_of(path: str, trust_remote_code: bool, chat_template: str | None) 
 
 
 def _template(model: ModelConfig, chat_template: str | None) -> Template:
-    """Read once for each model."""
+    """Return a model's template, which is read once for each model."""
     return _template_of(model.path, model.trust_remote_code, chat_template)

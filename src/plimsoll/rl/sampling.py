@@ -21,15 +21,20 @@ from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
 
 Draw = Callable[[int, int], Sequence[Prompt]]
-"""(first, count): so many of the step's prompts, from the first on; a step may draw further."""
+"""A function of (first, count) that returns so many of the step's prompts, from the first on."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a step sampled. trajectories: of the groups that it learns from, group by group.
-    greedy: the greedy response to the prompt of each, where the advantage asks for it. prompts:
-    that were drawn. idle: groups of these that teach nothing. failed: groups of these for which a
-    reward failed; others took their places."""
+    """What a step sampled.
+
+    Attributes:
+        trajectories: those of the groups that the step learns from, group by group.
+        greedy: the greedy response to each group's prompt, if the advantage needs it.
+        prompts: the number of prompts that were drawn.
+        idle: the number of their groups that teach nothing.
+        failed: the number of their groups for which a reward failed; others took their places.
+    """
 
     trajectories: list[Trajectory]
     greedy: list[Trajectory]
@@ -39,8 +44,11 @@ class Sampled:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`groups/drawn`: that were sampled. `groups/idle`: the share of them that teach nothing.
-        `groups/failed`: how many were replaced because a reward failed."""
+        """The figures of the step's groups.
+
+        `groups/drawn`: how many were sampled. `groups/idle`: the share of them that teach nothing.
+        `groups/failed`: how many were replaced because a reward failed.
+        """
         return {
             "groups/drawn": self.prompts,
             "groups/idle": self.idle / self.prompts,
@@ -48,9 +56,12 @@ class Sampled:
         }
 
 
-def normalized(sampled: Sampled, scorer: Scorer) -> Sampled:
-    """The same with the rewards that the config normalises less their mean over the run, over their
-    standard deviation, both with what is learned from here taken in."""
+def normalize_rewards(sampled: Sampled, scorer: Scorer) -> Sampled:
+    """Return what was sampled with the rewards normalised that the config names.
+
+    They are taken less their mean over the run, over their standard deviation, both with what is
+    learned from here taken in.
+    """
     scorer.observe(sampled.trajectories)
     return replace(
         sampled,
@@ -62,7 +73,7 @@ def normalized(sampled: Sampled, scorer: Scorer) -> Sampled:
 def sample(
     cluster: Cluster, spec: RunSpec[RlConfig], draw: Draw, step: int, answering: Answering
 ) -> Sampled:
-    """Groups of responses to a step's prompts, each response scored as it comes.
+    """Sample groups of responses to a step's prompts, each response scored as it comes.
 
     Groups for which a reward or an environment failed are replaced by further ones, in the order of
     the prompts. With dynamic sampling so are those that teach nothing, until there are enough or
@@ -75,11 +86,11 @@ def sample(
     idle: list[list[Trajectory]] = []
     failed = FailedGroups(answering.note, batch)
     drawn = 0
-    while asked := _asked(batch.prompts, len(kept), len(idle), drawn, dynamic):
-        found = _round(cluster, spec, draw(drawn, asked), drawn, step, answering, failed)
-        for group in found.whole_groups():
+    while count := _next_count(batch.prompts, len(kept), len(idle), drawn, dynamic):
+        round_answers = _round(cluster, spec, draw(drawn, count), drawn, step, answering, failed)
+        for group in round_answers.whole_groups():
             (kept if dynamic is None or teaches(group, dynamic) else idle).append(group)
-        drawn += asked
+        drawn += count
     groups = sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group)
     return Sampled(
         [t for group in groups for t in group],
@@ -90,8 +101,10 @@ def sample(
     )
 
 
-def _asked(needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampling | None) -> int:
-    """How many prompts to draw next; 0: no more."""
+def _next_count(
+    needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampling | None
+) -> int:
+    """Return how many prompts to draw next; 0: no more."""
     if dynamic is None:
         return needed - kept
     more = math.ceil((needed - kept) * dynamic.oversampling)
@@ -99,8 +112,10 @@ def _asked(needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampli
 
 
 def teaches(group: Sequence[Trajectory], dynamic: DynamicSampling) -> bool:
-    """Whether the rewards of a group differ, or those of the part that is looked at, and their mean
-    lies strictly within the bounds."""
+    """Return whether a group's rewards differ and their mean lies strictly within the bounds.
+
+    With `dynamic.by` only this part of the rewards counts.
+    """
     rewards = [t.reward if dynamic.by is None else t.part(dynamic.by) for t in group]
     low = -math.inf if dynamic.low is None else dynamic.low
     high = math.inf if dynamic.high is None else dynamic.high
@@ -116,14 +131,16 @@ def _round(
     answering: Answering,
     on_failure: OnFailure,
 ) -> Answers:
-    """The responses to further prompts of a step that has drawn some."""
+    """Return the responses to further prompts of a step that has drawn some."""
     responses, sampling = spec.config.batch.responses, spec.config.rollout.sampling
     seed = _seed(spec, step, drawn)
-    asked = (prompts, responses, sampling, seed, answering, on_failure)
-    found = answers(cluster, *asked, first_group=drawn)
+    arguments = (prompts, responses, sampling, seed, answering, on_failure)
+    round_answers = answers(cluster, *arguments, first_group=drawn)
     if spec.config.batch.dynamic_sampling is None:  # then all are scored once engines sleep
-        return found
-    return replace(found, trajectories=score_by_models(found.trajectories, spec, cluster))
+        return round_answers
+    return replace(
+        round_answers, trajectories=score_by_models(round_answers.trajectories, spec, cluster)
+    )
 
 
 def _greedy(
@@ -133,26 +150,35 @@ def _greedy(
     step: int,
     answering: Answering,
 ) -> list[Trajectory]:
-    """The greedy response to the prompt of each group, where the advantage asks for it."""
+    """Return the greedy response to each group's prompt, if the advantage needs it."""
     if "greedy_S" not in advantage_needs(spec.config.algorithm.advantage):
         return []
     sampling = spec.config.rollout.sampling.model_copy(update={"temperature": 0.0})
     prompts = [group[0].prompt for group in groups]
-    asked = (prompts, 1, sampling, _seed(spec, step, 0), answering, FailedGroups(answering.note))
-    found = answers(cluster, *asked).trajectories
-    return [replace(t, group=g[0].group) for t, g in zip(found, groups, strict=True)]
+    arguments = (
+        prompts,
+        1,
+        sampling,
+        _seed(spec, step, 0),
+        answering,
+        FailedGroups(answering.note),
+    )
+    responses = answers(cluster, *arguments).trajectories
+    return [replace(t, group=g[0].group) for t, g in zip(responses, groups, strict=True)]
 
 
 def _seed(spec: RunSpec[RlConfig], step: int, drawn: int) -> int:
-    """Of the requests of a step that has drawn some prompts."""
+    """Return the seed of the requests of a step that has drawn some prompts."""
     parts = [spec.run.seed, step, drawn] if drawn else [spec.run.seed, step]
     return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
 def probe_sequences(prompts: Sequence[Prompt], spec: RunSpec[RlConfig]) -> list[Ints]:
-    """The token sequences that weight syncs are proved with: the first prompts of the data that
-    have two tokens, as the log-prob of a sequence's first is not known; where none has, two prompts
-    of one token after each other."""
+    """Return the token sequences that weight syncs are proved with.
+
+    They are the first prompts of the data that have two tokens, for the log-prob of a sequence's
+    first token is not known. If none has, they are two prompts of one token after each other.
+    """
     long_enough = [p.tokens for p in prompts if len(p.tokens) > 1]
     pair = np.concatenate([prompts[0].tokens, prompts[-1].tokens])
     probe = (long_enough or [pair])[: spec.config.rollout.sync.probe_sequences]

@@ -9,34 +9,45 @@ from typing import Any
 
 from plimsoll.records import Prompt, Trajectory
 
-Row = dict[str, Any]
+SelectedRow = dict[str, Any]
 Conversations = Mapping[int, Sequence[Mapping[str, Any]]]
 """The messages of prompts, by their index."""
 
 
 @dataclass(frozen=True)
 class Selected:
-    """best: rows of prompt, response and reward. pairs: rows of prompt, chosen, rejected and their
-    rewards. groups: how many were looked at."""
+    """The rows that were chosen.
 
-    best: list[Row]
-    pairs: list[Row]
+    Attributes:
+        best: rows of prompt, response and reward.
+        pairs: rows of prompt, chosen, rejected and their rewards.
+        groups: how many groups were looked at.
+    """
+
+    best: list[SelectedRow]
+    pairs: list[SelectedRow]
     groups: int
 
 
 def conversations_of(prompts: Sequence[Prompt]) -> Conversations:
-    """Of all prompts, where one has several turns: then rows are whole conversations."""
+    """Return the messages of all prompts if one has several turns; else nothing.
+
+    Rows are then whole conversations.
+    """
     turns = {prompt.index: prompt.messages for prompt in prompts}
-    return turns if any(len(own) > 1 for own in turns.values()) else {}
+    return turns if any(len(messages) > 1 for messages in turns.values()) else {}
 
 
 def select(steps: Iterable[Sequence[Trajectory]], conversations: Conversations) -> Selected:
-    """Rows of each group of each step: of its best response, and of it beside the worst one, where
-    their rewards differ. Of responses with the same reward the first is taken.
+    """Return each group's best response, and pairs of best and worst if their rewards differ.
 
-    Responses that were cut off are left out, and so are empty ones: a row's response is learned
-    with an end. conversations: of prompts that no plain text can stand for; their rows have
-    `messages` for prompt and response, and whole conversations as chosen and rejected.
+    Of responses with the same reward the first is taken. Responses that were cut off are left out,
+    and so are empty ones: a row's response is learned with an end.
+
+    Args:
+        steps: the trajectories of each step, group by group.
+        conversations: the messages of prompts that no plain text can stand for; their rows have
+            `messages` for prompt and response, and whole conversations as chosen and rejected.
     """
     groups = [
         list(group)
@@ -47,8 +58,8 @@ def select(steps: Iterable[Sequence[Trajectory]], conversations: Conversations) 
         [t for t in group if t.finish_reason == "stop" and t.response_text.strip()]
         for group in groups
     ]
-    best = [max(own, key=lambda t: t.reward) for own in ended if own]
-    worst = [min(own, key=lambda t: t.reward) for own in ended if own]
+    best = [max(responses, key=lambda t: t.reward) for responses in ended if responses]
+    worst = [min(responses, key=lambda t: t.reward) for responses in ended if responses]
     pairs = [
         _pair(high, low, conversations)
         for high, low in zip(best, worst, strict=True)
@@ -57,14 +68,14 @@ def select(steps: Iterable[Sequence[Trajectory]], conversations: Conversations) 
     return Selected([_single(t, conversations) for t in best], pairs, len(groups))
 
 
-def _single(best: Trajectory, conversations: Conversations) -> Row:
+def _single(best: Trajectory, conversations: Conversations) -> SelectedRow:
     if conversations:
         return {"messages": _conversation(best, conversations), "reward": best.reward}
     text = best.response_text
     return {"prompt": best.prompt.text, "response": text, "reward": best.reward}
 
 
-def _pair(high: Trajectory, low: Trajectory, conversations: Conversations) -> Row:
+def _pair(high: Trajectory, low: Trajectory, conversations: Conversations) -> SelectedRow:
     rewards = {"chosen_reward": high.reward, "rejected_reward": low.reward}
     if conversations:
         chosen, rejected = (_conversation(t, conversations) for t in (high, low))

@@ -1,4 +1,4 @@
-"""What PPO needs before its first step: prompts, processes, models."""
+"""Prepare a run of RL before its first step: prompts, processes, models."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ RlWork = Work[RlConfig, Prompt]
 def load_prompt_data(
     session: RunSession, spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
 ) -> RlData:
-    """The prompts of all sources; at least as many to learn on as a step needs, with references
-    that pass the check, and with a template whose end of turn ends a response."""
+    """Load the prompts of all sources, at least as many to learn on as a step needs.
+
+    Raises ConfigError if a reference fails the check, or if the template's end of turn does not end
+    a response.
+    """
 
     def check(reference: object) -> None:
         session.stop_if_asked(session.state.step)  # thousands may take a minute
@@ -50,7 +53,7 @@ def load_prompt_data(
     data = load_data(session, prompt_loader(spec, check))
     if len(data.order.portions) > 1:  # each source numbers its rows from 0
         data = replace(data, train=tuple(replace(p, index=i) for i, p in enumerate(data.train)))
-    data = replace(data, order=_in_their_order(data.order, data.train))
+    data = replace(data, order=_order_portions(data.order, data.train))
     _check_best(spec, data.held_out)
     for portion in data.order.portions:
         _check_enough(portion, spec.config.batch.prompts * data.order.share(portion), spec)
@@ -63,22 +66,28 @@ def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]
     name = None if best is None else spec.evaluation.reports(best.metric)
     if best is None or name is None or (source := source_in(name, best.metric)) is None:
         return
-    for one in spec.eval_sets:
-        there = {prompt.source for prompt in held_out[one.key]}
-        if name.startswith(f"eval/{one.prefix}{SOURCE}/") and source not in there:
+    for eval_set in spec.eval_sets:
+        there = {prompt.source for prompt in held_out[eval_set.key]}
+        if name.startswith(f"eval/{eval_set.prefix}{SOURCE}/") and source not in there:
             raise ConfigError(
-                f"run.best.metric: {best.metric}: no row of {one.key} is of the source "
+                f"run.best.metric: {best.metric}: no row of {eval_set.key} is of the source "
                 f"{source!r}.{nearest(source, there)} There are: {', '.join(sorted(there))}."
             )
 
 
-def _in_their_order(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
-    """The same with each source drawn by its prompts' numbers, where they have some. prompts: of
-    all sources, one after another."""
+def _order_portions(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
+    """Return the order with each source drawn by its prompts' numbers, if they have some.
+
+    Args:
+        order: the order of the portions.
+        prompts: the prompts of all sources, one after another.
+    """
     portions, first = [], 0
     for portion in order.portions:
-        own = [p.order_by for p in prompts[first : first + portion.rows] if p.order_by is not None]
-        portions.append(replace(portion, by=Ascending(np.array(own)) if own else None))
+        numbers = [
+            p.order_by for p in prompts[first : first + portion.rows] if p.order_by is not None
+        ]
+        portions.append(replace(portion, by=Ascending(np.array(numbers)) if numbers else None))
         first += portion.rows
     return replace(order, portions=tuple(portions))
 
@@ -86,9 +95,13 @@ def _in_their_order(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
 def prompt_loader(
     spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
 ) -> LoadRows[Prompt]:
-    """Reads prompts, of a template whose end of turn ends a response. check_reference: as
-    `load_prompts` takes it."""
-    samplings = {one.key: one.sampling for one in spec.eval_sets}
+    """Return what reads prompts, of a template whose end of turn ends a response.
+
+    Args:
+        spec: the run.
+        check_reference: as `load_prompts` takes it.
+    """
+    samplings = {eval_set.key: eval_set.sampling for eval_set in spec.eval_sets}
 
     def load(
         data: DataConfig, source: SourceConfig, template: Template, seen: CountRows
@@ -102,7 +115,7 @@ def prompt_loader(
 
 
 def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> None:
-    """drawn: the prompts of a source in a step."""
+    """Raise ConfigError if a source has fewer prompts than a step draws of it."""
     if portion.rows < drawn:
         raise ConfigError(
             f"batch.prompts is {spec.config.batch.prompts}, but {portion.key} has only "
@@ -112,7 +125,12 @@ def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> No
 
 
 def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
-    """Start ranks and, where the run samples, engines. prompts: all that are to be answered."""
+    """Start ranks and, if the run samples, engines.
+
+    Args:
+        spec: the run.
+        prompts: all prompts that are to be answered.
+    """
     if spec.engines is None:
         return start_cluster(spec.cluster, ())
     longest, rollout = longest_sequence(spec, prompts), spec.config.rollout
@@ -136,8 +154,10 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
 
 
 def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
-    """Tokens of the longest prompt and what follows it, as engines are to take it. What an
-    environment's `reset` says, and its tools, lengthen a prompt up to data.max_tokens."""
+    """Return the tokens of the longest prompt and what follows it, as engines are to take it.
+
+    What an environment's `reset` says, and its tools, lengthen a prompt up to data.max_tokens.
+    """
     assert spec.sampling is not None, "asked of a run that samples"
     longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
     if spec.sampling.environments:
@@ -146,7 +166,7 @@ def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
 
 
 def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> WeightSync:
-    """How weights reach the engines, once the first ones are seen to be the same there."""
+    """Return how weights reach the engines, once the first ones are seen to be the same there."""
     merged = spec.actor.adapter is not None and not spec.sends_adapter_alone
     return prepare_sync(
         _actor_route(cluster, spec),
@@ -158,7 +178,7 @@ def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> Weigh
 
 
 def _actor_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
-    """The way of the actor's weights, or of its adapter alone, to the engines."""
+    """Return the way of the actor's weights, or of its adapter alone, to the engines."""
     rollout = spec.config.rollout
     budget = spec.workload.largest_pack(cluster.ranks)
     whole = ActorRoute(cluster, budget, as_published=rollout_build(rollout).as_published)
@@ -166,7 +186,9 @@ def _actor_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
 
 
 def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
-    """Have ranks that share their cards with engines give back what their allocators only keep for
-    later. Call it before engines wake, and after loading, which needs more than sampling does."""
+    """Have ranks that share cards with engines give back what their allocators keep for later.
+
+    Call it before engines wake, and after loading, which needs more than sampling does.
+    """
     if spec.config.rollout.placement == "shared":
         on_all_ranks(cluster, Worker.give_back)

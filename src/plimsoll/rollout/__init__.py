@@ -1,0 +1,1 @@
+"""Rollouts: engines that sample responses, their prices, and new weights for them."""

@@ -1,4 +1,4 @@
-"""The receiving end's book: which tensors were announced, which came, and whole."""
+"""Which tensors of a weight sync were announced, and which of them came whole."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Arrivals:
         """
         if sent.name not in self._missing:
             raise WeightSyncError(f"{sent.name} came twice, or was never announced")
-        found = hash_bytes(tensor)
-        if found != sent.hash:
+        arrived_hash = hash_bytes(tensor)
+        if arrived_hash != sent.hash:
             raise WeightSyncError(
-                f"{sent.name} arrived damaged: hash {found}, but {sent.hash} was sent"
+                f"{sent.name} arrived damaged: hash {arrived_hash}, but {sent.hash} was sent"
             )
         self._missing.remove(sent.name)
 
     def complete(self) -> None:
-        """Raise WeightSyncError when announced tensors have not come."""
+        """Raise WeightSyncError if announced tensors have not come."""
         if self._missing:
             first = ", ".join(sorted(self._missing)[:5])
             raise WeightSyncError(

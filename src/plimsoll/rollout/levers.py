@@ -16,7 +16,7 @@ _BUCKET = "rollout.sync.bucket_bytes"
 _RANKS = "cluster.ranks"
 
 _SMALL_BUCKET = 64 * 2**20
-"""Bytes of weights at once: less saves little more."""
+"""Bytes of weights sent at once; less saves little more memory."""
 
 
 def _has_engines(spec: RunSpec[Any]) -> bool:

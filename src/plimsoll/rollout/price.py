@@ -19,7 +19,7 @@ from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Allocation, Item, Moment
 
 STARTING = Moment("load", "start engines")
-"""Engines take their share before the ranks read their models."""
+"""The moment when engines take their share, before the ranks read their models."""
 _SENDING = Moment("sync", "gather")
 
 
@@ -138,6 +138,7 @@ def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
     """Return the model and work of each engine of a run; None without engines.
 
     Args:
+        spec: the run.
         policy: the shape of the model that engines sample with.
     """
     sampling, engines = spec.sampling, spec.engines
@@ -165,7 +166,9 @@ def receiving_items(
     """Yield a host copy of new weights on their way to an engine.
 
     Args:
+        name: the copy's name in the plan.
         size: its bytes.
+        moments: all moments of the job.
         words: what its bytes are.
     """
     formula = f"{size:,} bytes of {words}"

@@ -25,9 +25,16 @@ asked for, and those of them that the cache had."""
 class EngineSpec:
     """What an engine is built from.
 
-    index: which of the run's engines this is. model: the directory it first loads.
-    max_tokens: the longest prompt and response together. threads: CPU threads.
-    adapter_rank: the engine makes room for an adapter of this rank beside its model; None: none.
+    Attributes:
+        index: which of the run's engines this is.
+        model: the directory that the engine first loads.
+        max_tokens: the longest prompt and response together.
+        threads: CPU threads.
+        device: "cuda" or "cpu".
+        rollout: the settings of the engine.
+        trust_remote_code: whether the model's own code may run.
+        adapter_rank: the engine makes room for an adapter of this rank beside its model; None:
+            none.
     """
 
     index: int
@@ -44,10 +51,16 @@ class EngineSpec:
 class Request:
     """Prompts to answer with `responses` samples each.
 
-    seed: no other request of the run has it; with it, sampling is repeatable as far as the
-    engine's arithmetic is. limits: the longest response to each prompt, in tokens of 1 or more,
-    where that is less than `sampling.max_new_tokens`; None: no prompt has its own. first: the
-    number of the first response to each prompt; each is sampled with the seed of its number.
+    Attributes:
+        prompts: the prompts.
+        responses: samples of each prompt.
+        sampling: how they are sampled.
+        seed: no other request of the run has it; with it, sampling is repeatable as far as the
+            engine's arithmetic is.
+        limits: the longest response to each prompt, in tokens of 1 or more, where that is less than
+            `sampling.max_new_tokens`; None: no prompt has a limit of its own.
+        first: the number of the first response to each prompt; each is sampled with the seed of its
+            number.
     """
 
     prompts: tuple[Prompt, ...]
@@ -62,21 +75,21 @@ class Request:
             assert len(self.limits) == len(self.prompts) and min(self.limits, default=1) >= 1
 
     def most_tokens(self) -> list[int]:
-        """The longest response to each prompt."""
+        """Return the longest response to each prompt."""
         most = self.sampling.max_new_tokens
-        return [min(most, own) for own in self.limits or [most] * len(self.prompts)]
+        return [min(most, limit) for limit in self.limits or [most] * len(self.prompts)]
 
     def each_prompt(self) -> list[Prompt]:
-        """The prompt of each response, in the order in which an engine gives them."""
+        """Return the prompt of each response, in the order in which an engine gives them."""
         return [prompt for prompt in self.prompts for _ in range(self.responses)]
 
     def seeds(self) -> list[int]:
-        """A seed for each prompt; a prompt that is there twice has two."""
+        """Return a seed for each prompt; a prompt that is there twice has two."""
         return derive_seeds(self.seed, len(self.prompts))
 
 
 def derive_seeds(seed: int, count: int) -> list[int]:
-    """So many seeds, all different, from one."""
+    """Return `count` seeds, all different, from one seed."""
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(count)]
 
 
@@ -88,21 +101,20 @@ cache has its earlier turns."""
 class RolloutEngine(Protocol):
     """An engine that samples, and takes new weights.
 
-    Consumes: requests, any number at once; weight buckets, between requests.
-    Waits for: its own model. Unblocked by: nothing outside itself.
-    Produces: trajectories with the weight version that sampled them.
-    Shut down by `stop`, or with its process.
+    It takes requests, any number at once, and weight buckets between requests. It waits for its own
+    model, and for nothing outside itself. It produces trajectories with the weight version that
+    sampled them. It ends by `stop`, or with its process.
     """
 
     responses_per_request: int
     """How many responses the engine wants to be asked for at once."""
 
     async def generate(self, request: Request) -> list[Trajectory]:
-        """All responses, in the order of the request's prompts, and of each prompt's samples."""
+        """Return all responses, in the order of the prompts, and of each prompt's samples."""
         ...
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
-        """The log-prob (nats, temperature 1) of every token but the first, per sequence."""
+        """Return the log-prob (nats, temperature 1) of every token but the first, per sequence."""
         ...
 
     async def sleep(self) -> None:
@@ -110,16 +122,15 @@ class RolloutEngine(Protocol):
         ...
 
     async def begin_sync(self, names: tuple[str, ...]) -> None:
-        """New weights are coming: these tensors, in buckets. An engine asleep makes room for
-        them."""
+        """Expect these tensors as new weights, in buckets; if asleep, make room for them."""
         ...
 
     async def receive(self, bucket: WeightBucket) -> int:
-        """Take one bucket; its hashes are checked. Returns its bytes."""
+        """Take one bucket and check its hashes; return its bytes."""
         ...
 
     async def finish_sync(self, version: int) -> None:
-        """All came: use them from now on, forget cached prefixes, count the version; be awake.
+        """Use the new weights from now on, forget cached prefixes, count the version; be awake.
 
         Raises:
             WeightSyncError: a tensor is missing.
@@ -127,13 +138,17 @@ class RolloutEngine(Protocol):
         ...
 
     async def read_memory(self) -> Reading:
-        """What the engine's processes hold, on the fullest of their cards, and their peaks since
-        the last call."""
+        """Return what the engine's processes hold, and their peaks since the last call.
+
+        Of several cards the fullest is returned.
+        """
         ...
 
     async def take_adapter(self, files: AdapterFiles) -> int:
-        """Sample with this adapter over the engine's own weights from now on, forget cached
-        prefixes, count the version. Returns its bytes."""
+        """Sample with this adapter over the engine's own weights from now on; return its bytes.
+
+        Cached prefixes are forgotten, and the version is counted.
+        """
         ...
 
     async def watch(self) -> str:
@@ -141,8 +156,10 @@ class RolloutEngine(Protocol):
         ...
 
     async def answer(self) -> None:
-        """Return once the engine's own processes have answered, between two of their steps; may be
-        called in another event loop than the engine's."""
+        """Return once the engine's own processes have answered, between two of their steps.
+
+        It may be called in another event loop than the engine's.
+        """
         ...
 
     async def stop(self) -> None:
@@ -176,6 +193,6 @@ class RolloutBuild:
 
 
 def rollout_build(rollout: RolloutConfig) -> RolloutBuild:
-    """Return how the engine is started that the settings name."""
+    """Return how the engine that the settings name is started."""
     package = package_of(rollout.engine_name, ROLLOUT_ENGINES)
     return cast(RolloutBuild, import_module(f"{package}.engine").ENGINE)

@@ -27,19 +27,21 @@ trainer adds up in another order. The first weights do not show it: a new adapte
 
 
 class WeightRoute(Protocol):
-    """The way from the trainer's ranks to the engines; the cluster knows it."""
+    """The way from the trainer's ranks to the engines, which the cluster provides."""
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
-        """Announce all tensors to all engines, send them in buckets, and have the engines use them
-        as `version`. Returns the bytes that each engine got."""
+        """Send all tensors to all engines in buckets; return the bytes that each engine got.
+
+        They are announced first; at the end the engines use them as `version`.
+        """
         ...
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
-        """The trainer's log-prob of every token but the first; temperature 1."""
+        """Return the trainer's log-prob of every token but the first; temperature 1."""
         ...
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
-        """The same by every engine."""
+        """Return the same by every engine."""
         ...
 
 
@@ -47,8 +49,12 @@ class WeightRoute(Protocol):
 class WeightSync:
     """How a run's weights reach its engines, and what proves that they arrived.
 
-    probe: a few token sequences, each of 2 tokens or more. bound: of the mean absolute difference
-    of their log-probs, nats per token. origin: where the bound comes from, for people.
+    Attributes:
+        route: the way to the engines.
+        bucket_bytes: bytes of weights sent at once.
+        probe: a few token sequences, each of 2 tokens or more.
+        bound: the largest mean absolute difference of their log-probs, nats per token.
+        origin: where the bound comes from, for people.
     """
 
     route: WeightRoute
@@ -60,8 +66,14 @@ class WeightSync:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """gap: the largest mean absolute difference of log-probs over the engines, nats per token.
-    bytes: that each engine got. seconds: until all of them had taken them. Of a proof alone, 0."""
+    """What a sync, or a proof alone, gave.
+
+    Attributes:
+        version: the version of the weights.
+        gap: the largest mean absolute difference of log-probs over the engines, nats per token.
+        bytes: bytes that each engine got; 0 of a proof alone.
+        seconds: until all engines had taken the weights; 0 of a proof alone.
+    """
 
     version: int
     gap: float
@@ -77,12 +89,18 @@ def prepare_sync(
     send_first: bool = False,
     merged_in_bfloat16: bool = False,
 ) -> WeightSync:
-    """Compare trainer and engines while both still hold the weights of the same files, and so
-    learn how far rounding alone takes them apart: later gaps are measured by that.
+    """Return how weights are to be sent, with a bound from what rounding alone does.
 
-    send_first: the trainer holds other weights than the files, because it quantised them; engines
-        get those before they are compared. merged_in_bfloat16: what engines get is an adapter
-        merged into bfloat16 weights.
+    Trainer and engines are compared while both still hold the weights of the same files: later gaps
+    are measured by how far rounding takes them apart then.
+
+    Args:
+        route: the way to the engines.
+        config: the settings of the sync.
+        probe: token sequences, each of 2 tokens or more.
+        send_first: the trainer holds other weights than the files, because it quantised them;
+            engines get those before they are compared.
+        merged_in_bfloat16: what engines get is an adapter merged into bfloat16 weights.
 
     Raises:
         WeightSyncError: the gap is over `max_logprob_gap` already.
@@ -107,10 +125,10 @@ def prepare_sync(
 
 
 def sync_weights(sync: WeightSync, version: int) -> SyncReport:
-    """Send the trainer's weights to all engines as `version`, then prove it.
+    """Send the trainer's weights to all engines as `version`, then prove that they arrived.
 
     Raises:
-        WeightSyncError: with both numbers, when an engine disagrees with the trainer.
+        WeightSyncError: an engine disagrees with the trainer; both numbers are in it.
     """
     start = monotonic()
     sent = sync.route.transfer(sync.bucket_bytes, version)
@@ -119,11 +137,11 @@ def sync_weights(sync: WeightSync, version: int) -> SyncReport:
 
 
 def prove(sync: WeightSync, version: int) -> SyncReport:
-    """Compare the log-probs of the probe. Errors: see `sync_weights`."""
+    """Compare the log-probs of the probe by trainer and engines. Raises as `sync_weights`."""
     expected = np.concatenate(sync.route.trainer_log_probs(sync.probe))
     gaps = []
-    for index, found in enumerate(sync.route.engine_log_probs(sync.probe)):
-        sampled = np.concatenate(found)
+    for index, log_probs in enumerate(sync.route.engine_log_probs(sync.probe)):
+        sampled = np.concatenate(log_probs)
         gap = float(np.abs(sampled - expected).mean())
         if not gap <= sync.bound:
             raise WeightSyncError(_disagreement(index, version, expected, sampled, gap, sync))

@@ -19,23 +19,25 @@ if TYPE_CHECKING:
 
 
 class Decoder:
-    """The tokenizer of an engine's model, for what comes out of it."""
+    """The tokenizer of an engine's model, for what the model writes."""
 
     def __init__(self, model: str, trust_remote_code: bool) -> None:
         self.tokenizer = load_tokenizer(model, trust_remote_code)
         self.end_tokens = end_tokens(model, self.tokenizer, trust_remote_code)
 
     def stops(self, tokens: Ints, sampling: SamplingConfig) -> bool:
-        """Whether one of the stop strings ends the response."""
+        """Return whether one of the stop strings ends the response."""
         return self._stop(tokens, sampling) is not None
 
     def text(self, tokens: Ints, sampling: SamplingConfig) -> str:
-        """The response as a person reads it: without special tokens, cut before a stop string."""
+        """Return the response as a person reads it: no special tokens, cut before a stop string."""
         return self._plain(tokens)[: self._stop(tokens, sampling)]
 
     def _stop(self, tokens: Ints, sampling: SamplingConfig) -> int | None:
-        """Where in the text the first stop string is that ends after the tokens that there must
-        be, as vLLM counts them; None: nowhere."""
+        """Return where in the text the first stop string begins; None if there is none.
+
+        It must end after the first `min_new_tokens` tokens, as in vLLM.
+        """
         if not sampling.stop or len(tokens) <= sampling.min_new_tokens:
             return None
         text, least = self._plain(tokens), len(self._plain(tokens[: sampling.min_new_tokens]))
@@ -49,19 +51,21 @@ class Decoder:
 def end_tokens(
     model: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool
 ) -> tuple[int, ...]:
-    """Every token that the model, its generation config or its tokenizer calls an end."""
+    """Return all tokens that the model, its generation config or its tokenizer calls an end."""
     config = read_model_config(model, trust_remote_code)
     named = (tokenizer.eos_token_id, config.eos_token_id, _generation_end(model))
-    lists = [found if isinstance(found, list) else [found] for found in named]
+    lists = [
+        tokens_named if isinstance(tokens_named, list) else [tokens_named] for tokens_named in named
+    ]
     return tuple(sorted({token for tokens in lists for token in tokens if token is not None}))
 
 
 def _generation_end(model: str) -> int | list[int] | None:
     try:
-        found: int | list[int] | None = GenerationConfig.from_pretrained(model).eos_token_id
+        end: int | list[int] | None = GenerationConfig.from_pretrained(model).eos_token_id
     except OSError:  # a model without generation_config.json
         return None
-    return found
+    return end
 
 
 def check_turn_end(template: Template, model: ModelConfig, sampling: SamplingConfig) -> None:

@@ -31,7 +31,7 @@ from plimsoll.rl.batch import (
     zero_signal,
 )
 from plimsoll.rl.critic import explained_variance, value_stream
-from plimsoll.rl.layout import Layout
+from plimsoll.rl.layout import ColumnLayout
 from plimsoll.run.state import RunState
 from plimsoll.spec.run_spec import RunSpec
 
@@ -118,7 +118,7 @@ def scores_of(
     return batch, score(batch, settings, cast(Cluster, cluster))
 
 
-def packs_of(layout: Layout) -> list[Pack]:
+def packs_of(layout: ColumnLayout) -> list[Pack]:
     return [p for mini in layout.minis for p in chain.from_iterable(mini.packs)]
 
 

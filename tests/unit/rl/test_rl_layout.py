@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Pack, Prompt, Trajectory
-from plimsoll.rl.layout import Layout, lay_out
+from plimsoll.rl.layout import ColumnLayout, lay_out
 
 BUDGET = 24
 
@@ -54,7 +54,7 @@ class Scoring:
         return found
 
 
-def packs_of(layout: Layout) -> list[Pack]:
+def packs_of(layout: ColumnLayout) -> list[Pack]:
     return [pack for mini in layout.minis for own in mini.packs for pack in own]
 
 
@@ -114,7 +114,7 @@ def test_columns_and_trajectories_are_inverse_and_packs_take_their_own_part(
     for pack, part in zip(packs_of(layout), taken, strict=True):
         assert part.tolist() == pack.targets_L.tolist()
     assert sum(map(len, taken)) == len(column_L)
-    scored_L = layout.scored(cast(Ranks, Scoring(ranks)), Worker.log_probs, "actor")
+    scored_L = layout.score(cast(Ranks, Scoring(ranks)), Worker.log_probs, "actor")
     assert scored_L.dtype == np.float32 and scored_L.tolist() == column_L.tolist()
 
 
@@ -144,9 +144,9 @@ def test_a_column_moves_to_the_layout_of_other_ranks_and_mini_batches_and_back(
         for m, r in zip(minis, ranks, strict=True)
     )
     own = [learned(t) for t in trajectories]
-    moved_L = one.moved(one.column(own), other)
+    moved_L = one.move_to(one.column(own), other)
     assert moved_L.tolist() == other.column(own).tolist()
-    assert other.moved(moved_L, one).tolist() == one.column(own).tolist()
+    assert other.move_to(moved_L, one).tolist() == one.column(own).tolist()
     for pack in packs_of(other):
         assert other.of_pack(moved_L, pack).tolist() == pack.targets_L.tolist()
 

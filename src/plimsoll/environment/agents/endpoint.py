@@ -127,7 +127,7 @@ class Endpoint:
 
 
 _Answering = Callable[[Episode, Mapping[str, Any]], Awaitable["Response"]]
-"""Answers a request's body, by the calls of an episode."""
+"""A function that answers a request's body, by the calls of an episode."""
 
 
 async def _list_models(request: Request) -> Response:

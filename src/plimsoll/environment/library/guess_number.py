@@ -26,7 +26,13 @@ class GuessNumber:
     """
 
     def __init__(self, *, low: int = 1, high: int = 100, guesses: int = 7) -> None:
-        """low, high: the bounds, which are among the numbers. guesses: how many the policy has."""
+        """Check the options.
+
+        Args:
+            low: the least number.
+            high: the greatest number.
+            guesses: how many guesses the policy has.
+        """
         if not low < high or guesses < 1:
             raise ConfigError(
                 f"guess_number needs low < high and at least one guess, and has low {low}, high "

@@ -25,7 +25,11 @@ class SelfCorrection:
     """
 
     def __init__(self, *, marker: str = "####") -> None:
-        """marker: what an answer follows; a reply without it has no answer."""
+        """Begin without an answer.
+
+        Args:
+            marker: what an answer follows; a reply without it has no answer.
+        """
         self._marker, self._reference = marker, ""
         self._right: list[bool] = []
 

@@ -62,15 +62,16 @@ class TransformersEngine:
         self._arrivals = Arrivals(())
 
     async def generate(self, request: Request) -> list[Trajectory]:
+        """Sample all responses of a request in one batch."""
         sampling = request.sampling
         prompts = request.each_prompt()
-        tokens, mask = _left_padded([p.tokens for p in prompts], self._pad_token, self._spec.device)
+        tokens, mask = _pad_left([p.tokens for p in prompts], self._pad_token, self._spec.device)
         limits = [most for most in request.most_tokens() for _ in range(request.responses)]
         ends = torch.tensor(self._decoder.end_tokens, device=self._spec.device)
         recorder = Recorder(sampling, tokens.shape[1], ends)
         # The engine's own card: torch warns where it has to fork the generators of several.
-        own = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
-        with torch.random.fork_rng(own):
+        cards = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
+        with torch.random.fork_rng(cards):
             torch.manual_seed(request.seed + request.first)
             output = self._model.generate(
                 input_ids=tokens,
@@ -105,12 +106,12 @@ class TransformersEngine:
     def _stopping(
         self, sampling: SamplingConfig, limits: Sequence[int], prompt_tokens: int
     ) -> StoppingCriteriaList:
-        found = StoppingCriteriaList()
+        criteria = StoppingCriteriaList()
         if min(limits) < max(limits):
-            found.append(EndAtLimit(limits, prompt_tokens))
+            criteria.append(EndAtLimit(limits, prompt_tokens))
         if sampling.stop:
-            found.append(StopStrings(self._decoder, sampling, prompt_tokens))
-        return found
+            criteria.append(StopStrings(self._decoder, sampling, prompt_tokens))
+        return criteria
 
     def _trajectory(
         self,
@@ -133,7 +134,7 @@ class TransformersEngine:
         )
 
     def _length(self, tokens: Ints, sampling: SamplingConfig) -> tuple[int, bool]:
-        """Tokens of the response up to and with its end, and whether it ended by itself.
+        """Return the length of the response, its end included, and whether it ended by itself.
 
         What generate puts behind the end of one response until all have ended is cut off.
         """
@@ -146,53 +147,61 @@ class TransformersEngine:
         return stop or length, stop is not None or len(ends) > 0
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        """Return the log-prob of every token but the first, one sequence after another."""
         return [self._sequence_log_probs(tokens) for tokens in sequences]
 
     def _sequence_log_probs(self, tokens: Ints) -> Floats:
         ids = torch.tensor(tokens, device=self._spec.device)
         with torch.no_grad():
             logits = self._model(input_ids=ids[None]).logits[0, :-1].float()
-        found: Floats = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0].cpu().numpy()
-        return found
+        log_probs: Floats = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0].cpu().numpy()
+        return log_probs
 
     async def sleep(self) -> None:
-        """It keeps no cache between requests, and its weights stay."""
+        """Do nothing: the engine keeps no cache between requests, and its weights stay."""
 
     async def begin_sync(self, names: tuple[str, ...]) -> None:
+        """Expect these tensors as new weights."""
         self._arrivals = Arrivals(names)
 
     async def receive(self, bucket: WeightBucket) -> int:
-        own = dict(self._model.named_parameters(remove_duplicate=False))
+        """Copy a bucket's tensors into the model; return the bucket's bytes."""
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
         pieces = read_bucket(bucket)
         for sent in bucket.tensors:
             self._arrivals.take(sent, pieces[sent.name])
-            if sent.name not in own:
+            if sent.name not in parameters:
                 raise WeightSyncError(f"the rollout model has no tensor {sent.name}")
-            own[sent.name].data.copy_(pieces[sent.name])
+            parameters[sent.name].data.copy_(pieces[sent.name])
         return bucket.data.nbytes
 
     async def finish_sync(self, version: int) -> None:
+        """Check that all tensors came, and count the version."""
         self._arrivals.complete()
         self._version = version
 
     async def read_memory(self) -> Reading:
+        """Return what this process holds, and its peaks since the last call."""
         return read_memory(torch.device(self._spec.device))
 
     async def take_adapter(self, files: AdapterFiles) -> int:
+        """Raise NotImplementedError: only merged weights are taken."""
         raise NotImplementedError("the engine on transformers takes merged weights only")
 
     async def watch(self) -> str:
+        """Wait for ever: the engine has no process that could die."""
         await asyncio.Event().wait()
         return ""
 
     async def answer(self) -> None:
-        pass  # it has no processes of its own
+        """Return at once: the engine has no processes of its own."""
 
     async def stop(self) -> None:
+        """Drop the model."""
         del self._model
 
 
-def _left_padded(prompts: Sequence[TokenIds], pad: int, device: str) -> tuple[Tensor, Tensor]:
+def _pad_left(prompts: Sequence[TokenIds], pad: int, device: str) -> tuple[Tensor, Tensor]:
     longest = max(len(p) for p in prompts)
     tokens = torch.full((len(prompts), longest), pad, dtype=torch.long)
     mask = torch.zeros(len(prompts), longest, dtype=torch.long)

@@ -1,6 +1,8 @@
-"""Attention of `generate` for models with fewer heads of keys than of queries (grouped-query
-attention, Ainslie et al. 2023, https://arxiv.org/abs/2305.13245), registered with transformers'
-AttentionInterface: its own copies the KV cache for every head of queries at each token.
+"""Attention of `generate` for models with fewer heads of keys than of queries.
+
+That is grouped-query attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245), registered
+with transformers' AttentionInterface, whose own copies the KV cache for every head of queries at
+each token.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """As `sdpa` of transformers: query [sequences, heads, tokens, width], keys and values
-    [sequences, key-value heads, tokens so far, width], to [sequences, tokens, heads, width].
+    """Compute attention as `sdpa` of transformers does, without copies of keys and values.
+
+    Query [sequences, heads, tokens, width], keys and values [sequences, key-value heads, tokens so
+    far, width]; the result is [sequences, tokens, heads, width].
 
     One token of each sequence, which sees all before it, has the same mask in all heads: the
     queries of a group are then as many rows before the same keys, and nothing is copied.
@@ -39,8 +43,10 @@ def grouped_attention(
         whole: tuple[Tensor, None] = sdpa_attention_forward(*inputs, **options)
         return whole
     rows = query.reshape(sequences, groups, heads // groups, width)
-    found = scaled_dot_product_attention(rows, key, value, attention_mask, dropout, scale=scaling)
-    return found.reshape(sequences, 1, heads, width), None
+    attended = scaled_dot_product_attention(
+        rows, key, value, attention_mask, dropout, scale=scaling
+    )
+    return attended.reshape(sequences, 1, heads, width), None
 
 
 AttentionInterface.register(GROUPED, grouped_attention)

@@ -9,8 +9,10 @@ from plimsoll.timeline.items import Allocation, Item
 
 
 def _contents(process: EngineProcess) -> Iterator[Allocation]:
-    """Yield a whole model, and a KV cache that grows to the longest response and, as torch
-    concatenates it, has one layer twice."""
+    """Yield a whole model, and a KV cache that grows to the longest response.
+
+    One layer of the cache is there twice, as torch concatenates it.
+    """
     sampler, moments = process.sampler, process.moments
     shape, element, token = sampler.shape, sampler.element, _kv_token(sampler)
     sequences, longest = sampler.sequences, sampler.longest

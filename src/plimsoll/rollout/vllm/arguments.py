@@ -36,7 +36,7 @@ OWNED = {
     "trust_remote_code": "actor.model.trust_remote_code",
     "weight_transfer_config": "rollout.sync.bucket_bytes",
 }
-"""Names, and the key that sets the same."""
+"""Names that Plimsoll sets, and the key to write instead."""
 
 FIXED = {
     "logprobs_mode": "The sampler's log-probs must be those of the distribution sampled from.",
@@ -51,7 +51,7 @@ FIXED = {
 
 
 def check_arguments(vllm: VllmConfig) -> Iterator[Problem]:
-    """The names under `rollout.vllm.arguments`."""
+    """Yield what is wrong with the names under `rollout.vllm.arguments`."""
     known = _known() if vllm.arguments else None
     for name, value in vllm.arguments.items():
         key, given = f"rollout.vllm.arguments.{name}", show(value)
@@ -69,7 +69,7 @@ def check_arguments(vllm: VllmConfig) -> Iterator[Problem]:
 
 @cache
 def _known() -> frozenset[str] | None:
-    """The arguments of the installed vLLM's engine; None where none is installed."""
+    """Return the arguments of the installed vLLM's engine; None if none is installed."""
     vllm = find_spec("vllm")
     if vllm is None or not vllm.submodule_search_locations:
         return None

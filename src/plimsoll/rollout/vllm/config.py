@@ -57,8 +57,11 @@ class VllmConfig(RolloutEngineConfig):
         return True
 
     def stage_of(self, part: int) -> int:
-        """Return the number of a part's stage: the parts that divide its layers come one after
-        another (vllm/distributed/parallel_state.py, `initialize_model_parallel`)."""
+        """Return the number of a part's stage.
+
+        The parts that divide its layers come one after another (vllm/distributed/parallel_state.py,
+        `initialize_model_parallel`).
+        """
         return part // self.tensor_parallel
 
     @property

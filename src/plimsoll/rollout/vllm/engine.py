@@ -45,7 +45,7 @@ _SOCKETS = "VLLM_RPC_BASE_PATH"
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:
-    """What vLLM reads from the environment; set before its process starts."""
+    """Return what vLLM reads from the environment; set before its process starts."""
     common = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
@@ -88,8 +88,9 @@ class VllmEngine:
         self._loop = asyncio.get_running_loop()
 
     async def generate(self, request: Request) -> list[Trajectory]:
-        asked = zip(request.prompts, request.most_tokens(), request.seeds(), strict=True)
-        answers = await asyncio.gather(*(self._answer(*own, request) for own in asked))
+        """Sample all responses of a request, its prompts side by side."""
+        calls = zip(request.prompts, request.most_tokens(), request.seeds(), strict=True)
+        answers = await asyncio.gather(*(self._answer(*call, request) for call in calls))
         return [trajectory for group in answers for trajectory in group]
 
     async def _answer(
@@ -118,7 +119,7 @@ class VllmEngine:
             prompt=prompt,
             sample_index=request.first + completion.index,
             response_tokens=tokens,
-            sampler_logprobs=_own_logprobs(completion.logprobs, tokens),
+            sampler_logprobs=_token_logprobs(completion.logprobs, tokens),
             response_text=self._decoder.text(tokens, request.sampling),
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             weight_version=version,
@@ -126,6 +127,7 @@ class VllmEngine:
         return replace(sampled, figures=figures)
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        """Return the log-prob of every token but the first, per sequence."""
         from vllm import SamplingParams
 
         params = SamplingParams(
@@ -133,7 +135,7 @@ class VllmEngine:
         )
         outputs = await asyncio.gather(*(self._run(tokens, params) for tokens in sequences))
         return [
-            _own_logprobs(output.prompt_logprobs, tokens[1:])  # nothing predicts the first
+            _token_logprobs(output.prompt_logprobs, tokens[1:])  # nothing predicts the first
             for output, tokens in zip(outputs, sequences, strict=True)
         ]
 
@@ -151,6 +153,7 @@ class VllmEngine:
         return outputs[-1]
 
     async def sleep(self) -> None:
+        """Sleep at the configured level, if any."""
         if vllm_of(self._spec.rollout).sleep_level > 0:
             await self._llm.sleep(vllm_of(self._spec.rollout).sleep_level)
             self._asleep = True
@@ -165,11 +168,13 @@ class VllmEngine:
             raise RuntimeError(str(error)) from error
 
     async def begin_sync(self, names: tuple[str, ...]) -> None:
+        """Wake the weights of a sleeping engine, and announce the tensors to its workers."""
         if self._asleep:
             await self._wake(["weights"])
         await self._rpc("plimsoll_begin", list(names))
 
     async def receive(self, bucket: WeightBucket) -> int:
+        """Hand a bucket to the workers in shared memory; return its bytes."""
         # Memory that other processes can open, and that goes with this one, however it ends.
         with open(os.memfd_create("weights"), "wb") as file:
             bucket.data.tofile(file)
@@ -179,6 +184,7 @@ class VllmEngine:
         return bucket.data.nbytes
 
     async def finish_sync(self, version: int) -> None:
+        """Put the new weights to use, wake the KV cache, forget cached prefixes."""
         await self._rpc("plimsoll_finish")
         if self._asleep:
             await self._wake(["kv_cache"])
@@ -199,7 +205,7 @@ class VllmEngine:
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Within: an error that vLLM survives is one of the new weights, and names the engine."""
+        """Turn errors in the block that vLLM survives into WeightSyncError, naming the engine."""
         try:
             yield
         except Exception as error:
@@ -208,6 +214,7 @@ class VllmEngine:
             raise WeightSyncError(f"rollout engine {self._spec.index}: {error}") from error
 
     async def read_memory(self) -> Reading:
+        """Return what the engine's processes hold, and the reading of its fullest card."""
         host = read_host(self._children)
         if self._spec.device == "cpu":
             return Reading(host)
@@ -217,6 +224,7 @@ class VllmEngine:
         return Reading(host, max(readings, key=lambda card: card.peak_used))
 
     async def take_adapter(self, files: AdapterFiles) -> int:
+        """Sample with this adapter from now on, in place of the one before; return its bytes."""
         from vllm.lora.request import LoRARequest
 
         if self._asleep:
@@ -238,16 +246,19 @@ class VllmEngine:
         return len(files.weights)
 
     async def watch(self) -> str:
+        """Return the reason once vLLM's processes have died."""
         llm = self._llm
         while not llm.errored:
             await asyncio.sleep(_WATCH_SECONDS)
         return ENGINE_ENDED
 
     async def answer(self) -> None:
-        asked = asyncio.run_coroutine_threadsafe(self._llm.is_sleeping(), self._loop)
-        await asyncio.wrap_future(asked)
+        """Return once vLLM's core has answered."""
+        sleeping = asyncio.run_coroutine_threadsafe(self._llm.is_sleeping(), self._loop)
+        await asyncio.wrap_future(sleeping)
 
     async def stop(self) -> None:
+        """End vLLM and its processes."""
         self._llm.shutdown()
         self._sockets.cleanup()
         del os.environ[_SOCKETS]
@@ -255,8 +266,10 @@ class VllmEngine:
 
 
 def _arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Return the arguments of vLLM's engine: what Plimsoll decides, and over its defaults what
-    `rollout.vllm.arguments` says."""
+    """Return the arguments of vLLM's engine.
+
+    Plimsoll's own come over `rollout.vllm.arguments`, and these over Plimsoll's defaults.
+    """
     on_gpu, rollout, vllm = spec.device == "cuda", spec.rollout, vllm_of(spec.rollout)
     defaults = {
         "enforce_eager": not on_gpu,
@@ -288,19 +301,21 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
 
 
 def _adapter_settings(rank: int | None) -> dict[str, Any]:
-    """Room for one adapter of at most this rank."""
+    """Return the arguments that make room for one adapter of at most this rank."""
     if rank is None:
         return {}
     return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
 
 
 def _prefix_figures(output: Any, request: Request) -> dict[str, float]:
-    """Tokens of the prompt, and of these the ones whose keys and values the prefix cache had.
-    Nothing of several responses: vLLM tells of one of them alone."""
+    """Return the number of the prompt's tokens, and of those that the prefix cache had.
+
+    Return nothing for several responses, for vLLM gives the number of one of them alone.
+    """
     if request.responses > 1:
         return {}
-    found = output.num_cached_tokens or 0
-    return {PROMPT_TOKENS: float(len(output.prompt_token_ids)), CACHED_TOKENS: float(found)}
+    cached = output.num_cached_tokens or 0
+    return {PROMPT_TOKENS: float(len(output.prompt_token_ids)), CACHED_TOKENS: float(cached)}
 
 
 def _kv_cache_bytes(spec: EngineSpec) -> int:
@@ -330,21 +345,21 @@ def _sampling_params(request: Request, decoder: Decoder, most: int, seed: int) -
     )
 
 
-def _own_logprobs(found: Any, tokens: TokenIds) -> Floats:
+def _token_logprobs(logprobs: Any, tokens: TokenIds) -> Floats:
     """Return each token's own log-prob.
 
     Args:
-        found: vLLM's `FlatLogprobs` of these tokens, which has one entry a token where none of the
-            other tokens' was asked for. In vLLM's usual form, a dictionary and an object a token
-            would be made in the one thread that also feeds the engine.
+        logprobs: vLLM's `FlatLogprobs` of these tokens, which has one entry a token where none of
+            the other tokens' was asked for. In vLLM's usual form, a dictionary and an object a
+            token would be made in the one thread that also feeds the engine.
         tokens: shape [n].
     """
-    assert np.array_equal(found.token_ids, tokens), "vLLM's log-probs are of other tokens"
-    return np.asarray(found.logprobs, dtype=np.float32)
+    assert np.array_equal(logprobs.token_ids, tokens), "vLLM's log-probs are of other tokens"
+    return np.asarray(logprobs.logprobs, dtype=np.float32)
 
 
 def _shared_memory(size: int) -> str | None:
-    """A folder in memory with room for the bytes; else the usual temporary folder."""
+    """Return a folder in memory with room for the bytes; None: the usual temporary folder."""
     memory = "/dev/shm"
     if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 * size:
         return memory

@@ -40,56 +40,75 @@ _GRAPHS = int(0.8 * GIB)
 _RESIDUE, _RESIDUE_PARALLEL = int(0.8 * GIB), int(4.9 * GIB)
 _MIB = 2**20
 _STEP, _SHARED = 2 * _MIB, 20 * _MIB
-_OF_THE_FEWEST = "; as many tokens as in the stage that has room for the fewest"
+_FEWEST_WORDS = "; as many tokens as in the stage that has room for the fewest"
 _SOURCE = "vLLM 0.32: gpu_worker.determine_available_memory"
 
 
 @dataclass(frozen=True)
 class CardShare:
-    """How a vLLM worker divides what it asks for; bytes. fixed: what is neither weights nor KV
-    cache. kv_cache below 0: vLLM does not start."""
+    """How a vLLM worker divides the memory that it asks for; bytes.
 
-    asked: int
+    Attributes:
+        requested: all of it.
+        weights: the weights.
+        fixed: what is neither weights nor KV cache.
+    """
+
+    requested: int
     weights: int
     fixed: int
 
     @property
     def kv_cache(self) -> int:
-        return self.asked - self.weights - self.fixed
+        """What is left for the KV cache; below 0 vLLM does not start."""
+        return self.requested - self.weights - self.fixed
 
 
 def card_share(sampler: VllmSampler, card_bytes: int) -> CardShare:
-    """Of a stage's card. card_bytes: its whole memory, as CUDA reports it."""
+    """Return how the worker on a stage's card divides its share.
+
+    Args:
+        sampler: the stage.
+        card_bytes: the card's whole memory, as CUDA reports it.
+    """
     fixed = sampler.profile_peak + sampler.token_counts + sampler.adapter_room
     fixed += sampler.draft_logits + sampler.handed_over + _OTHER + _graphs(sampler)
     return CardShare(int(card_bytes * sampler.vllm.memory_share), sampler.weights, fixed)
 
 
 def _graphs(sampler: VllmSampler) -> int:
-    """Bytes of the CUDA graphs, of which there are none with vLLM's `enforce_eager`."""
+    """Return the bytes of the CUDA graphs, of which there are none with vLLM's `enforce_eager`."""
     return 0 if sampler.vllm.arguments.get("enforce_eager") is True else _GRAPHS
 
 
 def card_cache(sampler: VllmSampler, card_bytes: int) -> int:
-    """Bytes of the KV cache on a stage's card; below 0: vLLM does not start."""
+    """Return the bytes of the KV cache on a stage's card; below 0: vLLM does not start."""
     return _fewest_blocks(sampler, lambda stage: card_share(stage, card_bytes).kv_cache)
 
 
 def cpu_cache(sampler: VllmSampler) -> int:
-    """Bytes of the KV cache of a stage on CPU."""
+    """Return the bytes of the KV cache of a stage on CPU."""
     return _fewest_blocks(sampler, lambda _: int(sampler.vllm.cpu_kv_cache_gib * GIB))
 
 
 def _fewest_blocks(sampler: VllmSampler, room: Callable[[VllmSampler], int]) -> int:
-    """Of as many blocks as the stage with room for the fewest has (v1/core/kv_cache_utils.py,
-    `get_kv_cache_configs`); room: bytes of a stage."""
-    own, stages = sampler.kv_token, sampler.stages
-    return min(room(one) * own // one.kv_token for one in stages if one.kv_token)
+    """Return the bytes of as many blocks as the stage with room for the fewest has.
+
+    Source: v1/core/kv_cache_utils.py, `get_kv_cache_configs`.
+
+    Args:
+        sampler: the stage whose blocks are counted.
+        room: returns the bytes that a stage has for its KV cache.
+    """
+    token_bytes, stages = sampler.kv_token, sampler.stages
+    return min(room(stage) * token_bytes // stage.kv_token for stage in stages if stage.kv_token)
 
 
 def least_share(sampler: VllmSampler, card_bytes: int) -> float:
-    """The share of a card, in hundredths rounded up, from which on vLLM starts: with a KV cache for
-    one sequence at its longest, in every stage."""
+    """Return the least share of a card with which vLLM starts, in hundredths rounded up.
+
+    It holds a KV cache for one sequence at its longest, in every stage.
+    """
     stage = tightest_stage(sampler, card_bytes)
     share = card_share(stage, card_bytes)
     needed = share.weights + share.fixed + stage.kv_token * stage.longest
@@ -97,7 +116,7 @@ def least_share(sampler: VllmSampler, card_bytes: int) -> float:
 
 
 def tightest_stage(sampler: VllmSampler, card_bytes: int) -> VllmSampler:
-    """The one whose card has the least left beside the KV cache of one sequence."""
+    """Return the stage whose card has the least left beside the KV cache of one sequence."""
 
     def left(stage: VllmSampler) -> int:
         return card_share(stage, card_bytes).kv_cache - stage.kv_token * stage.longest
@@ -106,7 +125,7 @@ def tightest_stage(sampler: VllmSampler, card_bytes: int) -> VllmSampler:
 
 
 def least_cpu_cache(sampler: VllmSampler) -> float:
-    """The KV cache on CPU from which on vLLM starts: GiB, in hundredths rounded up."""
+    """Return the least KV cache on CPU with which vLLM starts: GiB, in hundredths rounded up."""
     token = max(stage.kv_token for stage in sampler.stages)
     return ceil(100 * token * (sampler.longest + _BLOCK) / GIB) / 100
 
@@ -114,10 +133,14 @@ def least_cpu_cache(sampler: VllmSampler) -> float:
 def card_items(
     sampler: VllmSampler, card_bytes: int, context: int, moments: frozenset[Moment]
 ) -> tuple[Allocation, ...]:
-    """A vLLM worker on a card of a stage.
+    """Return what a vLLM worker holds on a card of a stage.
 
-    context: bytes of its CUDA context, which is counted elsewhere and is part of what a sleeping
-    engine leaves. moments: all of the job's.
+    Args:
+        sampler: the stage.
+        card_bytes: the card's whole memory.
+        context: bytes of the worker's CUDA context, which is counted elsewhere and is part of what
+            a sleeping engine leaves.
+        moments: all moments of the job.
     """
     sleeps = sampler.vllm.sleep_level > 0
     asleep = frozenset(m for m in moments if sleeps and m.phase in ASLEEP)
@@ -134,7 +157,7 @@ def card_items(
 
 
 def _verifying(sampler: VllmSampler) -> Item:
-    """It comes beyond the share."""
+    """Return the logits of proposed tokens, which come beyond the share."""
     sequences, tokens = sampler.vllm.max_sequences, sampler.speculation.tokens
     words = (
         f"logits of {sequences} sequences x (1 + {tokens}) tokens, at most "
@@ -146,7 +169,7 @@ def _verifying(sampler: VllmSampler) -> Item:
 
 
 def _share_items(sampler: VllmSampler, share: CardShare, card_bytes: int) -> Iterator[Item]:
-    weights, rest = min(share.weights, share.asked), max(0, share.asked - share.weights)
+    weights, rest = min(share.weights, share.requested), max(0, share.requested - share.weights)
     counts, room = sampler.token_counts, sampler.adapter_room
     words = (
         f"{sampler.profile_peak:,} of a forward of the largest batch + {_graphs(sampler):,} CUDA "
@@ -155,18 +178,18 @@ def _share_items(sampler: VllmSampler, share: CardShare, card_bytes: int) -> Ite
     )
     if kept := sampler.draft_logits:
         words += f" + {kept:,} of a draft's logits"
-    words += f" + {sampler.handed_over:,} for what the stage before gives" * _staged(sampler)
+    words += f" + {sampler.handed_over:,} for what the stage before gives" * _has_stages(sampler)
     yield _item("vLLM weights", "device", weights, _weights_words(sampler))
     yield _item("vLLM profile peak, graphs", "device", min(share.fixed, rest), words)
     words = (
         f"{sampler.vllm.memory_share:g} of the card's {card_bytes:,} bytes - weights - profile "
         f"peak - graphs; {sampler.kv_token:,} bytes a token"
     )
-    words += _OF_THE_FEWEST * _staged(sampler)
+    words += _FEWEST_WORDS * _has_stages(sampler)
     yield _cache("device", max(0, card_cache(sampler, card_bytes)), words)
 
 
-def _staged(sampler: VllmSampler) -> bool:
+def _has_stages(sampler: VllmSampler) -> bool:
     return sampler.vllm.pipeline_parallel > 1
 
 
@@ -176,7 +199,7 @@ def _weights_words(sampler: VllmSampler) -> str:
     words = f"{sampler.element} bytes x {parameters} parameters / tensor parallel {parallel}"
     if (narrow := quantized_bytes(sampler.vllm)) is not None:
         words += f", linear layers in {narrow:g} bytes a weight"
-    return words + f", in a stage of {sampler.held.layers} layers" * _staged(sampler)
+    return words + f", in a stage of {sampler.stage_shape.layers} layers" * _has_stages(sampler)
 
 
 def _residue(cards: int, context: int) -> Item:
@@ -190,8 +213,10 @@ def _residue(cards: int, context: int) -> Item:
 
 
 def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
-    """A vLLM worker on the host: linear layers are packed in place, but a tied head is packed
-    beside the embedding."""
+    """Yield what a vLLM worker holds on the host.
+
+    Linear layers are packed in place, but a tied head is packed beside the embedding.
+    """
     vllm, shape, element = sampler.vllm, sampler.shape, sampler.element
 
     def held(name: str, size: int, words: str) -> Allocation:
@@ -199,7 +224,7 @@ def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allo
 
     gib = vllm.cpu_kv_cache_gib
     yield held("vLLM weights", sampler.weights, _weights_words(sampler))
-    words = f"{gib:g} GiB asked for" + _OF_THE_FEWEST * _staged(sampler)
+    words = f"{gib:g} GiB asked for" + _FEWEST_WORDS * _has_stages(sampler)
     yield Allocation(_cache("host", cpu_cache(sampler), words), moments)
     if room := sampler.adapter_room:
         words = f"{element} bytes x rank {sampler.base.adapter_rank} x inputs and outputs"
@@ -218,27 +243,33 @@ def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allo
 def reload_items(
     sampler: VllmSampler, where: Where, bucket: int, moments: frozenset[Moment]
 ) -> Iterator[Allocation]:
-    """What a worker keeps of new weights beyond a bucket: the experts of a layer are one layer to
-    vLLM, which holds their tensors, whole on each worker, until the last has come, and then makes
-    its own part of them. On a card the room of the largest forward is free meanwhile; on CPU the
-    tensors lie in the files of the buckets. Other layers are smaller than that.
+    """Yield what a worker keeps of new weights beyond a bucket.
+
+    The experts of a layer are one layer to vLLM, which holds their tensors, whole on each worker,
+    until the last has come, and then makes its own part of them. On a card the room of the largest
+    forward is free meanwhile; on CPU the tensors lie in the files of the buckets. Other layers are
+    smaller than that.
     """
     shape, parallel = sampler.shape, sampler.vllm.tensor_parallel
     if not shape.experts:
         return
-    own = [one for one in shape.linears if one.stacked > 1]
-    layer = sampler.element * sum(one.parameters * shape.experts // one.count for one in own)
-    made = -(-layer // parallel)
+    experts = [linear for linear in shape.linears if linear.stacked > 1]
+    layer = sampler.element * sum(
+        linear.parameters * shape.experts // linear.count for linear in experts
+    )
+    part = -(-layer // parallel)
     free = sampler.profile_peak if where == "device" else bucket
     words = f"{layer:,} bytes of a layer's experts + / tensor parallel {parallel} - {free:,} there"
     source = "vLLM 0.32: model_loader/reload/layerwise.py"
-    item = _item("experts until whole", where, max(0, layer + made - free), words, source)
+    item = _item("experts until whole", where, max(0, layer + part - free), words, source)
     yield Allocation(item, moments & {_SENDING})
 
 
 def sleep_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
-    """The host copy of a worker's weights at sleep level 1. Its pinned blocks go back to torch's
-    cache when the engine wakes, not to the system, so they stay.
+    """Yield the host copy of a worker's weights at sleep level 1.
+
+    Its pinned blocks go back to torch's cache when the engine wakes, not to the system, so they
+    stay.
     """
     if sampler.vllm.sleep_level == 1:
         words = (
@@ -261,34 +292,39 @@ def _cache(where: Where, size: int, formula: str) -> Item:
 
 
 def pinned_copy(sampler: VllmSampler) -> int:
-    """Bytes of all pinned blocks."""
+    """Return the bytes of all pinned blocks of the host copy."""
     model, *drafts = sampler.models
     narrow = quantized_bytes(sampler.vllm) or sampler.element
     tensors = list(_tensors(model, sampler, narrow))
-    tensors += [one for draft in drafts for one in _tensors(draft, sampler, sampler.element)]
+    tensors += [tensor for draft in drafts for tensor in _tensors(draft, sampler, sampler.element)]
     small = sum(size * number for size, number in tensors if size <= _MIB)
-    return _whole(small, _STEP) + sum(_blocks(*one) for one in tensors if one[0] > _MIB)
+    return _whole(small, _STEP) + sum(_blocks(*tensor) for tensor in tensors if tensor[0] > _MIB)
 
 
 def _tensors(shape: ModelShape, sampler: VllmSampler, narrow: float) -> Iterator[tuple[int, int]]:
     """Yield (bytes, number) of a model's tensors on each card.
 
     Args:
+        shape: the model.
+        sampler: the stage that holds it.
         narrow: bytes of a linear layer's weight.
     """
     parallel = sampler.vllm.tensor_parallel
-    merged = replace(shape, linears=tuple(_merged(shape.linears)), other_tensors=())
-    matrices = {one.inputs * one.outputs * one.stacked for one in merged.linears}
-    for one in parameter_tensors(merged):
-        if one.elements:  # 0 in a stage without a table
-            element = narrow if one.elements in matrices else sampler.element
-            yield int(element * -(-one.elements // parallel)), one.parameters // one.elements
-    for one in shape.other_tensors:
-        yield one.elements * sampler.element, one.parameters // one.elements
+    merged = replace(shape, linears=tuple(_merge(shape.linears)), other_tensors=())
+    matrices = {tensor.inputs * tensor.outputs * tensor.stacked for tensor in merged.linears}
+    for tensor in parameter_tensors(merged):
+        if tensor.elements:  # 0 in a stage without a table
+            element = narrow if tensor.elements in matrices else sampler.element
+            yield (
+                int(element * -(-tensor.elements // parallel)),
+                tensor.parameters // tensor.elements,
+            )
+    for tensor in shape.other_tensors:
+        yield tensor.elements * sampler.element, tensor.parameters // tensor.elements
 
 
 def _blocks(size: int, number: int) -> int:
-    """Of so many tensors of more than 1 MiB."""
+    """Return the bytes of the pinned blocks of so many tensors of more than 1 MiB."""
     if size < _SHARED // 2:
         return -(-number // (_SHARED // size)) * pinned_block(_SHARED)
     return number * pinned_block(_whole(size, _STEP))
@@ -298,8 +334,8 @@ def _whole(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _merged(linears: Sequence[Linear]) -> Iterator[Linear]:
-    """As vLLM has them: queries, keys and values in one, gate and up in one."""
+def _merge(linears: Sequence[Linear]) -> Iterator[Linear]:
+    """Yield linear layers as vLLM has them: queries, keys and values in one, gate and up in one."""
     parts: dict[tuple[object, ...], Linear] = {}
     for place, linear in enumerate(linears):
         together = linear.stacked == 1 and linear.name in (*QUERIES, *GATES, *UPS)

@@ -27,7 +27,7 @@ _CACHE = "rollout.vllm.cpu_kv_cache_gib"
 _QUANTIZATION = "rollout.vllm.arguments.quantization"
 
 _LARGEST_SHARE = 0.9
-"""Of a card, for vLLM: its own default."""
+"""The largest share of a card for vLLM: its own default."""
 _PARALLELS = (1, 2, 4, 8)
 
 
@@ -37,8 +37,11 @@ def _rollout(at: Situation) -> RolloutConfig:
 
 
 def _with_share(at: Situation, move: Move) -> Move:
-    """Return the move with the share of a card that fits it: one with which its engines start, and
-    which leaves the ranks of these cards their room. A share that fits already stays."""
+    """Return the move with the share of a card that fits it.
+
+    With that share the engines start, and the ranks of these cards have their room. A share that
+    fits already stays.
+    """
     if at.device == "cpu":
         return move
     rollout = _after(_rollout(at), move)
@@ -56,19 +59,21 @@ def _with_share(at: Situation, move: Move) -> Move:
 def _after(rollout: RolloutConfig, move: Move) -> RolloutConfig:
     """Return the settings of the engines after a move."""
     vllm, section = vllm_of(rollout), "rollout.vllm."
-    made: dict[str, Any] = {
+    changes: dict[str, Any] = {
         key.removeprefix(section): value for key, value in move.items() if key.startswith(section)
     }
     if _QUANTIZATION in move:
-        quantization = made.pop("arguments.quantization")
-        made["arguments"] = {**vllm.arguments, "quantization": quantization}
-    after = rollout.with_engine(vllm.model_copy(update=made))
+        quantization = changes.pop("arguments.quantization")
+        changes["arguments"] = {**vllm.arguments, "quantization": quantization}
+    after = rollout.with_engine(vllm.model_copy(update=changes))
     return after.model_copy(update={"engines": move.get(ENGINES, rollout.engines)})
 
 
 def _largest_share(at: Situation, rollout: RolloutConfig) -> float:
-    """Return the share of a card, in hundredths rounded down, that all else leaves to an engine:
-    what is held while the engine sleeps does not count."""
+    """Return the share of a card, in hundredths rounded down, that all else leaves to an engine.
+
+    What is held while the engine sleeps does not count.
+    """
     if rollout.placement == "own":
         return max(_LARGEST_SHARE, vllm_of(rollout).memory_share)
     asleep = ASLEEP if vllm_of(rollout).sleep_level else ()
@@ -103,21 +108,23 @@ def _asleep(at: Situation) -> Sequence[Move]:
 
 
 def _divided_engines(at: Situation) -> Sequence[Move]:
-    """Return engines over more cards of a node, and fewer of them, as far as there are cards; over
-    fewer cards if there are too few for one engine."""
+    """Return engines over more cards of a node, and fewer of them, as far as there are cards.
+
+    If there are too few cards for one engine, return engines over fewer cards.
+    """
     rollout, cluster = _rollout(at), at.spec.cluster
     vllm = vllm_of(rollout)
     shared = rollout.placement == "shared"
     room = cluster.all_ranks if shared else at.cards - cluster.all_ranks
     in_all = min(rollout.engines * rollout.parts, room)
     most = min(len(at.hardware.nodes[0].cards), room)
-    made: list[Move] = []
+    moves: list[Move] = []
     for parallel in _PARALLELS:
         parts = parallel * vllm.pipeline_parallel
         further = parallel > vllm.tensor_parallel or rollout.parts > most
         if further and parts <= most and not list(against_parallel(at.policy, parallel)):
-            made.append({_PARALLEL: parallel, ENGINES: max(1, in_all // parts)})
-    return [_with_share(at, move) for move in made]
+            moves.append({_PARALLEL: parallel, ENGINES: max(1, in_all // parts)})
+    return [_with_share(at, move) for move in moves]
 
 
 def _narrow_engines(at: Situation) -> Sequence[Move]:
@@ -130,8 +137,10 @@ def _narrow_engines(at: Situation) -> Sequence[Move]:
 
 
 def _caches_on_cpu(at: Situation) -> Sequence[Move]:
-    """Return the KV cache for which all else on the hosts leaves room, in halves of a GiB, and the
-    least with which vLLM starts."""
+    """Return the KV cache for which all else on the hosts leaves room, and the least one.
+
+    The first is in halves of a GiB; with the second vLLM just starts.
+    """
     sampler, rollout = sampler_of(at.spec, at.policy), _rollout(at)
     if sampler is None or at.device != "cpu":
         return ()

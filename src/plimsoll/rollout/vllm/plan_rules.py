@@ -47,8 +47,8 @@ def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
         yield f"a vocabulary of {rows:,} (padded)"
 
 
-def divided(site: EngineSite) -> Iterator[Problem]:
-    """The actor's model over the cards of an engine, and its layers over the stages."""
+def division(site: EngineSite) -> Iterator[Problem]:
+    """Refuse a model that an engine's cards, or its stages, cannot divide."""
     vllm, shape = _settings(site), site.sampler.shape
     parallel = vllm.tensor_parallel
     obstacles = list(against_parallel(shape, parallel))
@@ -70,7 +70,7 @@ def divided(site: EngineSite) -> Iterator[Problem]:
 
 
 def one_node(site: EngineSite) -> Iterator[Problem]:
-    """An engine's cards."""
+    """Refuse an engine over more cards than a node has."""
     vllm, most = _settings(site), site.hardware.cards_of_node
     if site.device == "cuda" and vllm.parts > most:
         keys, given = "rollout.vllm.tensor_parallel", f"{vllm.tensor_parallel}"
@@ -85,7 +85,7 @@ def one_node(site: EngineSite) -> Iterator[Problem]:
 
 
 def engine_dtype(site: EngineSite) -> Iterator[Problem]:
-    """bfloat16 on old cards."""
+    """Refuse bfloat16 on old cards."""
     capability = site.capability
     narrow = site.sampler.rollout.dtype == "bfloat16" and site.device == "cuda"
     if narrow and capability is not None and capability < BFLOAT16_UNITS:
@@ -96,8 +96,8 @@ def engine_dtype(site: EngineSite) -> Iterator[Problem]:
         yield Problem("bfloat16-card", "error", what, why, fix)
 
 
-def not_counted(site: EngineSite) -> Iterator[Problem]:
-    """What `rollout.vllm.arguments` asks for that the plan has no price of."""
+def unpriced_arguments(site: EngineSite) -> Iterator[Problem]:
+    """Warn of what `rollout.vllm.arguments` asks for that the plan has no price of."""
     for name in unpriced(_settings(site)):
         what = f"rollout.vllm.arguments.{name} changes what vLLM holds, and is not in the plan"
         why = "the plan counts what vLLM would hold without it"
@@ -105,8 +105,8 @@ def not_counted(site: EngineSite) -> Iterator[Problem]:
         yield Problem("vllm-not-in-plan", "warning", what, why, fix)
 
 
-def quantised(site: EngineSite) -> Iterator[Problem]:
-    """Engines whose weights vLLM quantises, where it would not start."""
+def quantization(site: EngineSite) -> Iterator[Problem]:
+    """Refuse engines whose weights vLLM quantises, if it would not start."""
     obstacle = against_quantization(site.sampler.rollout, site.device, site.capability)
     if obstacle is not None:
         why, fix = obstacle
@@ -115,7 +115,7 @@ def quantised(site: EngineSite) -> Iterator[Problem]:
 
 
 def speculation(site: EngineSite) -> Iterator[Problem]:
-    """Speculative decoding, where vLLM 0.32 would not sample what it should."""
+    """Refuse speculative decoding if vLLM 0.32 would not sample what it should."""
     vllm = _settings(site)
     method = proposer(vllm)
     if method is None:
@@ -136,14 +136,14 @@ def speculation(site: EngineSite) -> Iterator[Problem]:
 
 
 def episodes_in_cache(site: EngineSite) -> Iterator[Problem]:
-    """Episodes in flight whose earlier turns the KV cache has no room for."""
+    """Warn of episodes in flight whose earlier turns the KV cache has no room for."""
     sampler, sampling = site.sampler, site.spec.sampling
     if sampling is None or site.episodes is None:
         return
     engines = sampler.rollout.engines
     flying = ceil(min(site.episodes, sampling.sequences) / engines)
-    own = vllm_sampler(sampler)
-    room = int(_kv_cache(site) // (own.kv_token * sampler.longest / 2))
+    engine = vllm_sampler(sampler)
+    room = int(_kv_cache(site) // (engine.kv_token * sampler.longest / 2))
     if room >= flying:
         return
     what = f"the KV cache of an engine has room for {counted(room, 'episode')} at half their "
@@ -158,7 +158,7 @@ def episodes_in_cache(site: EngineSite) -> Iterator[Problem]:
 
 
 def cpu_heads(site: EngineSite) -> Iterator[Problem]:
-    """Attention heads of an engine on the CPU."""
+    """Refuse attention heads that vLLM has no kernel for on the CPU."""
     shape = site.sampler.shape
     if site.device == "cpu" and shape.head_dim not in CPU_HEAD_SIZES:
         what = f"{shape.name} has attention heads of {shape.head_dim}"
@@ -172,6 +172,7 @@ def free_share(
     """Refuse engines if other processes hold what vLLM asks for at its start, before ranks load.
 
     Args:
+        site: the engines and their hardware.
         cards: the numbers of the cards of this machine, the run's first node, that engines use.
         free_bytes: bytes that are free on each card of this machine.
     """
@@ -199,13 +200,13 @@ def _settings(site: EngineSite) -> VllmConfig:
 def _kv_cache(site: EngineSite) -> int:
     """Return the bytes of an engine's KV cache, on each of its cards or on the CPU."""
     cards = site.hardware.nodes[0].cards if site.device == "cuda" else ()
-    own = vllm_sampler(site.sampler)
-    return card_cache(own, cards[0].usable_bytes) if cards else cpu_cache(own)
+    engine = vllm_sampler(site.sampler)
+    return card_cache(engine, cards[0].usable_bytes) if cards else cpu_cache(engine)
 
 
 _RULES = (
-    *(divided, one_node, engine_dtype, cpu_heads, episodes_in_cache),
-    *(not_counted, quantised, speculation),
+    *(division, one_node, engine_dtype, cpu_heads, episodes_in_cache),
+    *(unpriced_arguments, quantization, speculation),
 )
 
 

@@ -21,8 +21,10 @@ from plimsoll.timeline.items import Allocation, Where
 
 
 def _contents(process: EngineProcess) -> Iterator[Allocation]:
-    """Yield what an engine's front holds, the part of the engine on a card, or all of it in one
-    process."""
+    """Yield what a process of an engine holds.
+
+    It is the engine's front, the part of the engine on a card, or the whole engine.
+    """
     sampler, moments, bucket = vllm_sampler(process.sampler), process.moments, process.bucket
     whole = process.device == "cpu" and sampler.vllm.parts == 1
     if process.kind == "engine":
@@ -43,8 +45,8 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
 
 
 def _kv_cache(sampler: Sampler, card_bytes: int | None) -> int:
-    own = vllm_sampler(sampler)
-    return cpu_cache(own) if card_bytes is None else card_cache(own, card_bytes)
+    engine = vllm_sampler(sampler)
+    return cpu_cache(engine) if card_bytes is None else card_cache(engine, card_bytes)
 
 
 PRICE = RolloutPrice(

@@ -26,35 +26,41 @@ from plimsoll.rollout.arrivals import Arrivals
 
 
 def _without_amx_attention() -> None:
-    """On CPU: vLLM 0.32's attention with AMX's tiles ends its process with an illegal instruction
-    (tilezero, on tiles that nobody has configured in that thread); its AVX-512 kernels serve."""
+    """Have vLLM's attention on CPU use its AVX-512 kernels in place of AMX's tiles.
+
+    With the tiles vLLM 0.32 ends its process with an illegal instruction (tilezero, on tiles that
+    nobody has configured in that thread).
+    """
     from vllm.v1.attention.backends import cpu_attn
 
     choose = cpu_attn._get_attn_isa
 
-    def chosen(*inputs: Any, **named: Any) -> str:
-        found: str = choose(*inputs, **named)
-        return "vec" if found == "amx" else found
+    def choose_without_amx(*inputs: Any, **named: Any) -> str:
+        isa: str = choose(*inputs, **named)
+        return "vec" if isa == "amx" else isa
 
-    cpu_attn._get_attn_isa = chosen
+    cpu_attn._get_attn_isa = choose_without_amx
 
 
 def _with_room_for_the_stage_before() -> None:
-    """On CPU: vLLM 0.32 makes the buffer for what a stage gets from the one before in the forward
-    that warms up compiled code; where nothing is compiled, it fails at the first batch."""
+    """Make the buffer for what a stage on CPU gets from the one before when the model is loaded.
+
+    vLLM 0.32 makes it in the forward that warms up compiled code; where nothing is compiled, it
+    fails at the first batch.
+    """
     from vllm.distributed.parallel_state import get_pp_group
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     load = CPUModelRunner.load_model
 
-    def loaded(runner: Any, *inputs: Any, **named: Any) -> None:
+    def load_with_buffer(runner: Any, *inputs: Any, **named: Any) -> None:
         load(runner, *inputs, **named)
         if not get_pp_group().is_first_rank:
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
                 runner.max_num_tokens, runner.model_config.dtype, runner.device
             )
 
-    CPUModelRunner.load_model = loaded
+    CPUModelRunner.load_model = load_with_buffer
 
 
 # Here, because vLLM imports this module in each worker, before its kernels are chosen.
@@ -65,11 +71,11 @@ if current_platform.is_cpu():
 
 
 _HEADS = ("lm_head.weight", "lm_head.bias")
-"""A tied head is sent under its own name, too; vLLM's Gemma 2 has none, and refuses it."""
+"""Names of a head. A tied head is sent, too, but vLLM's Gemma 2 has none and refuses it."""
 
 
 class WeightReceiver:
-    """Mixed into vLLM's worker through its `worker_extension_cls`."""
+    """The methods that are mixed into vLLM's worker through its `worker_extension_cls`."""
 
     vllm_config: Any
     model_runner: Any
@@ -98,7 +104,7 @@ class WeightReceiver:
             model.load_weights((name, pieces[name].to(self.device)) for name in wanted)
 
     def plimsoll_read_card(self) -> list[float | None]:
-        """The numbers of a `CardReading`: only plain values cross to the engine."""
+        """Return the numbers of a `CardReading`: only plain values cross to the engine."""
         return list(astuple(read_card(torch.device(self.device))))
 
     def plimsoll_finish(self) -> None:
@@ -112,8 +118,11 @@ class WeightReceiver:
 
 
 def _pack_experts(model: nn.Module) -> None:
-    """As vLLM's CPU kernel wants them; vLLM 0.32 does so at the first load alone
-    (unquantized_fused_moe_method.py, `_setup_kernel`), and computes nonsense from the next."""
+    """Pack experts as vLLM's CPU kernel wants them.
+
+    vLLM 0.32 does so at the first load alone (unquantized_fused_moe_method.py, `_setup_kernel`),
+    and computes nonsense from the next.
+    """
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None:

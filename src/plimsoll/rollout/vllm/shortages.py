@@ -1,4 +1,4 @@
-"""The errors of vLLM's engines that have too little memory, without the ways out."""
+"""The errors of vLLM engines that have too little memory, without the ways out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def find_unstarted(site: EngineSite, card_bytes: int | None) -> Iterator[Problem
     """Yield the error of engines that would not start, or not hold one sequence.
 
     Args:
-        card_bytes: of the smallest card of an engine; None on the CPU.
+        site: the engines and their hardware.
+        card_bytes: bytes of the smallest card of an engine; None on the CPU.
     """
     sampler = vllm_sampler(site.sampler)
     return _cpu_cache(sampler) if card_bytes is None else _share(sampler, card_bytes)
@@ -27,7 +28,7 @@ def _share(sampler: VllmSampler, card_bytes: int) -> Iterator[Problem]:
     share, needed = card_share(tightest, card_bytes), tightest.kv_token * sampler.longest
     if share.kv_cache >= needed:
         return
-    fixed = share.asked - share.kv_cache
+    fixed = share.requested - share.kv_cache
     yield Problem(
         "vllm-share",
         "error",

@@ -1,4 +1,4 @@
-"""Speculative decoding of vLLM's: what proposes tokens, and which of it the plan has a price of.
+"""Speculative decoding of vLLM: what proposes tokens, and what of it the plan prices.
 
 Read in vLLM 0.32 (config/speculative.py, v1/spec_decode/draft_model.py,
 v1/worker/gpu/spec_decode/standalone_ar/speculator.py): a draft model is a whole model beside the
@@ -20,11 +20,11 @@ from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import ModelShape
 
 CACHE_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "bfloat16": 2, "float16": 2}
-"""Of a number in the KV cache, by vLLM's `kv_cache_dtype`."""
+"""Bytes of a number in the KV cache, by vLLM's `kv_cache_dtype`."""
 
 _SECTION = "speculative_config"
 _SHORT = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
-"""What vLLM has as arguments of their own, too."""
+"""Settings that vLLM also takes as arguments of their own."""
 
 _DRAFT_MODEL = "draft_model"
 FROM_TEXT = ("ngram", "ngram_gpu", "suffix")
@@ -37,9 +37,14 @@ _BY_NAME = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark":
 
 @dataclass(frozen=True)
 class Speculation:
-    """tokens: proposed at once for each sequence. draft: of the model that proposes them; None
-    where none does. draft_cache: vLLM's `kv_cache_dtype` of its KV cache; None: the engine's.
-    keeps_logits: the draft's, until its tokens are verified."""
+    """What proposes tokens beside the model.
+
+    Attributes:
+        tokens: how many are proposed at once for each sequence.
+        draft: the shape of the model that proposes them; None without such a model.
+        draft_cache: vLLM's `kv_cache_dtype` of the draft's KV cache; None: the engine's.
+        keeps_logits: whether the draft's logits are kept until its tokens are verified.
+    """
 
     tokens: int = 0
     draft: ModelShape | None = None
@@ -48,65 +53,68 @@ class Speculation:
 
 
 def speculation_of(vllm: VllmConfig) -> Speculation:
-    """What of the engine's speculative decoding is priced."""
-    asked, method = _asked(vllm.arguments), proposer(vllm)
+    """Return the part of the engine's speculative decoding that is priced."""
+    settings, method = _speculative_settings(vllm.arguments), proposer(vllm)
     if method is None or [*unpriced_speculation(vllm)]:
         return Speculation()
-    depth = asked.get("suffix_decoding_max_tree_depth", _DEPTH)
+    depth = settings.get("suffix_decoding_max_tree_depth", _DEPTH)
     default = depth if method == "suffix" else 0
-    tokens, cache = asked.get("num_speculative_tokens", default), asked.get("kv_cache_dtype")
+    tokens, cache = settings.get("num_speculative_tokens", default), settings.get("kv_cache_dtype")
     count = tokens if isinstance(tokens, int) else 0
     if method != _DRAFT_MODEL:
         return Speculation(count)
-    keeps_logits = asked.get("draft_sample_method") == "probabilistic"
-    draft = read_shape(str(asked["model"]))
+    keeps_logits = settings.get("draft_sample_method") == "probabilistic"
+    draft = read_shape(str(settings["model"]))
     return Speculation(count, draft, cache if isinstance(cache, str) else None, keeps_logits)
 
 
 def proposer(vllm: VllmConfig) -> str | None:
-    """vLLM's name of the method that proposes tokens; None without one."""
-    asked = _asked(vllm.arguments)
-    return _method(asked) if asked else None
+    """Return vLLM's name of the method that proposes tokens; None without one."""
+    settings = _speculative_settings(vllm.arguments)
+    return _method(settings) if settings else None
 
 
 def draft_model(vllm: VllmConfig) -> tuple[str, str] | None:
-    """The key that gives a draft model, and its path; None without one."""
-    path = _asked(vllm.arguments).get("model")
+    """Return the key that gives a draft model, and its path; None without one."""
+    path = _speculative_settings(vllm.arguments).get("model")
     if proposer(vllm) != _DRAFT_MODEL or not isinstance(path, str):
         return None
     return f"rollout.vllm.arguments.{_key(vllm.arguments, 'model')}", path
 
 
 def unpriced_speculation(vllm: VllmConfig) -> Iterator[str]:
-    """What of it the plan does not count, as `key: value` under `rollout.vllm.arguments`."""
-    asked, method = _asked(vllm.arguments), proposer(vllm)
+    """Yield the settings that the plan does not count, as `key: value`.
+
+    The keys are those under `rollout.vllm.arguments`.
+    """
+    settings, method = _speculative_settings(vllm.arguments), proposer(vllm)
     if method is None or method in FROM_TEXT:
         return
     if method != _DRAFT_MODEL:
-        yield _written(vllm.arguments, "method", method)
+        yield _key_value(vllm.arguments, "method", method)
         return
-    if not _is_known(asked.get("model")):
-        yield _written(vllm.arguments, "model", asked.get("model"))
+    if not _is_known(settings.get("model")):
+        yield _key_value(vllm.arguments, "model", settings.get("model"))
     counted: Mapping[str, tuple[object, ...]] = {
         "quantization": (None,),
         "kv_cache_dtype": (None, AUTO, *CACHE_BYTES),
         "draft_tensor_parallel_size": (None, vllm.tensor_parallel),
     }
     for name, values in counted.items():
-        if asked.get(name) not in values:
-            yield _written(vllm.arguments, name, asked[name])
+        if settings.get(name) not in values:
+            yield _key_value(vllm.arguments, name, settings[name])
 
 
-def _asked(arguments: Mapping[str, object]) -> dict[str, object]:
+def _speculative_settings(arguments: Mapping[str, object]) -> dict[str, object]:
     section = arguments.get(_SECTION)
-    found = section if isinstance(section, dict) else {}
-    asked = {str(name).replace("-", "_"): value for name, value in found.items()}
-    return asked | {n: arguments[short] for n, short in _SHORT.items() if short in arguments}
+    given = section if isinstance(section, dict) else {}
+    settings = {str(name).replace("-", "_"): value for name, value in given.items()}
+    return settings | {n: arguments[short] for n, short in _SHORT.items() if short in arguments}
 
 
-def _method(asked: Mapping[str, object]) -> str:
-    """As vLLM finds it where it is not given."""
-    given, model = asked.get("method"), str(asked.get("model") or "")
+def _method(settings: Mapping[str, object]) -> str:
+    """Return the method, found as vLLM finds it if it is not given."""
+    given, model = settings.get("method"), str(settings.get("model") or "")
     if given is None and model.strip("[]") == "ngram":
         return "ngram"
     if given is None and "." in model and all(map(str.isidentifier, model.split("."))):
@@ -118,7 +126,7 @@ def _method(asked: Mapping[str, object]) -> str:
 
 
 def _is_known(model: object) -> bool:
-    """Whether the shape of a draft model is; vLLM itself says what is wrong with another."""
+    """Return whether the shape of a draft model can be read; if not, vLLM says what is wrong."""
     try:
         read_shape(str(model))
     except ConfigError:
@@ -126,11 +134,11 @@ def _is_known(model: object) -> bool:
     return True
 
 
-def _written(arguments: Mapping[str, object], name: str, value: object) -> str:
+def _key_value(arguments: Mapping[str, object], name: str, value: object) -> str:
     return f"{_key(arguments, name)}: {show(value)}"
 
 
 def _key(arguments: Mapping[str, object], name: str) -> str:
-    """Under `rollout.vllm.arguments`, as it is written there."""
+    """Return the key under `rollout.vllm.arguments`, as it is written there."""
     short = _SHORT.get(name, "")
     return short if short in arguments else f"{_SECTION}.{name}"

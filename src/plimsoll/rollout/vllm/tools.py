@@ -1,5 +1,4 @@
-"""Tool calls by vLLM's own parsers, for the formats that models write: Llama, Mistral, Qwen's XML
-and some forty more.
+"""Tool calls by vLLM's own parsers: the formats of Llama, Mistral, Qwen's XML and some forty more.
 
 To be imported where such a format is chosen, and not before: vLLM takes seconds.
 """
@@ -44,48 +43,59 @@ Extracted = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
 def vllm_extract(
     name: str, tokenizer: PreTrainedTokenizerBase
 ) -> Callable[[str, Sequence[Mapping[str, Any]]], Extracted]:
-    """What finds calls in a text, without what was thought: the text outside of them; each one's
-    name, its arguments as JSON text and the id that was written with it, or nothing; a sentence
-    where there is one that cannot be read.
+    """Return what finds calls in a text without its thought.
 
-    name: of vLLM's `--tool-call-parser`. The text is to have the tokenizer's special tokens.
-    Raises ConfigError for a name that vLLM does not know, and for a tokenizer that lacks tokens of
-    the format.
+    The result gives the text outside of calls; each call's name, its arguments as JSON text and the
+    id that was written with it, or ""; and a sentence if there is a call that cannot be read. The
+    text is to have the tokenizer's special tokens.
+
+    Args:
+        name: a name of vLLM's `--tool-call-parser`.
+        tokenizer: the tokenizer of the policy.
+
+    Raises:
+        ConfigError: vLLM does not know the name, or the tokenizer lacks tokens of the format.
     """
     parser = _parser_class(name)
     for room in ("vllm.tool_parsers", "vllm.parser"):
         # They log a traceback for each call that they cannot read; the policy is told instead.
         logging.getLogger(room).setLevel(logging.CRITICAL)
     begin, lock = re.compile(_BEGINS.get(name, _BEGIN)), Lock()
-    made: dict[str, tuple[ToolParser, ChatCompletionRequest]] = {}
+    parsers: dict[str, tuple[ToolParser, ChatCompletionRequest]] = {}
 
     def extract(text: str, tools: Sequence[Mapping[str, Any]]) -> Extracted:
         try:
             with lock:  # a parser has a state
-                found = _extracted(*_made(made, parser, name, tokenizer, tools), text)
+                extracted = _extract(*_parser_for(parsers, parser, name, tokenizer, tools), text)
         except Exception as error:  # noqa: BLE001  whatever a policy writes may end a parser
             return text, (), (_unreadable(name, text, f" ({type(error).__name__}: {error})"),)
-        if found[1] or not begin.search(text):
-            return _with_ids(found, text, _IDS.get(name))
+        if extracted[1] or not begin.search(text):
+            return _with_ids(extracted, text, _IDS.get(name))
         return text, (), (_unreadable(name, text),)
 
-    _made(made, parser, name, tokenizer, ({"function": {"name": "none", "parameters": {}}},))
+    _parser_for(
+        parsers, parser, name, tokenizer, ({"function": {"name": "none", "parameters": {}}},)
+    )
     return extract
 
 
-def _with_ids(found: Extracted, text: str, ids: re.Pattern[str] | None) -> Extracted:
-    content, calls, problems = found
-    written = ids.findall(text) if ids else []
-    if len(written) != len(calls):
-        return found
-    pairs = zip(calls, written, strict=True)
-    return content, [(name, arguments, own) for (name, arguments, _), own in pairs], problems
+def _with_ids(extracted: Extracted, text: str, ids: re.Pattern[str] | None) -> Extracted:
+    content, calls, problems = extracted
+    written_ids = ids.findall(text) if ids else []
+    if len(written_ids) != len(calls):
+        return extracted
+    pairs = zip(calls, written_ids, strict=True)
+    return (
+        content,
+        [(name, arguments, call_id) for (name, arguments, _), call_id in pairs],
+        problems,
+    )
 
 
 def _unreadable(name: str, text: str, why: str = "") -> str:
-    shown = " ".join(text.split())
-    said = f"{shown[:200]!r}{'...' if len(shown) > 200 else ''}"
-    return f"A tool call in the format {name} cannot be read{why[:200]}: {said}."
+    line = " ".join(text.split())
+    excerpt = f"{line[:200]!r}{'...' if len(line) > 200 else ''}"
+    return f"A tool call in the format {name} cannot be read{why[:200]}: {excerpt}."
 
 
 def _parser_class(name: str) -> type[ToolParser]:
@@ -99,30 +109,33 @@ def _parser_class(name: str) -> type[ToolParser]:
     return parser
 
 
-def _made(
-    made: dict[str, tuple[ToolParser, ChatCompletionRequest]],
+def _parser_for(
+    parsers: dict[str, tuple[ToolParser, ChatCompletionRequest]],
     parser: type[ToolParser],
     name: str,
     tokenizer: PreTrainedTokenizerBase,
     tools: Sequence[Mapping[str, Any]],
 ) -> tuple[ToolParser, ChatCompletionRequest]:
-    """A parser and a request for these tools; made once, as they read the whole vocabulary."""
+    """Return a parser and a request for these tools.
+
+    They are made once, as they read the whole vocabulary.
+    """
     wrapped = [tool if "function" in tool else {"function": tool} for tool in tools]
     key = json.dumps(wrapped, sort_keys=True, default=str)
-    if key not in made:
+    if key not in parsers:
         whole = [{"type": "function", **tool} for tool in wrapped]
         request = ChatCompletionRequest(model="", messages=[], tools=whole, tool_choice=AUTO)
         try:
-            made[key] = parser(tokenizer, request.tools), request
+            parsers[key] = parser(tokenizer, request.tools), request
         except (RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"The tool parser {name!r} cannot work with this model's tokenizer: {error} Choose "
                 f"the one that the model's card names."
             ) from error
-    return made[key]
+    return parsers[key]
 
 
-def _extracted(parser: ToolParser, request: ChatCompletionRequest, text: str) -> Extracted:
-    found = parser.extract_tool_calls(text, request)
-    calls = [(call.function.name, call.function.arguments, "") for call in found.tool_calls]
-    return found.content or "", calls, ()
+def _extract(parser: ToolParser, request: ChatCompletionRequest, text: str) -> Extracted:
+    result = parser.extract_tool_calls(text, request)
+    calls = [(call.function.name, call.function.arguments, "") for call in result.tool_calls]
+    return result.content or "", calls, ()
