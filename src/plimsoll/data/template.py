@@ -59,7 +59,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """How messages become tokens. `make_template` makes it and checks it."""
+    """The rules by which messages become tokens. `make_template` makes and checks it."""
 
     tokenizer: PreTrainedTokenizerBase
     jinja: str | None

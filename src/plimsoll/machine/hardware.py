@@ -77,7 +77,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Hardware:
-    """All machines of a run, at least one."""
+    """The machines of a run, at least one."""
 
     nodes: tuple[Node, ...]
 

@@ -55,7 +55,7 @@ class LiveCard:
 
     @property
     def free_bytes(self) -> int:
-        """What a new process could take."""
+        """The bytes that a new process could take."""
         return max(0, self.usable_bytes - self.used_bytes)
 
 

@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def stores(self) -> tuple[Store, ...]:
-        """All cards and hosts."""
+        """The cards and the hosts."""
         return (*self.devices, *self.hosts)
 
     @property

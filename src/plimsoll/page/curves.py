@@ -1,4 +1,4 @@
-"""The curves of runs as JSON: which panels there are, and for long runs the points that matter."""
+"""The curves of runs as JSON: panels, and for long runs the points that show the shape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HealthyBand = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Curves:
-    """What a run has to draw in a section."""
+    """The curves of a run in a section."""
 
     steps: Column
     """The steps, shape [S]."""

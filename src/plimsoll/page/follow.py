@@ -17,15 +17,15 @@ _BLOCK = 4 * 2**20
 
 @dataclass(frozen=True)
 class FilePosition:
-    """How far a file has been read, in bytes."""
+    """The position up to which a file has been read, in bytes."""
 
     inode: int = 0
-    """Which file it was."""
+    """The number of the file in its file system."""
     offset: int = 0
     size: int = 0
     """Size of the file when it was last looked at."""
 
-    def seen(self, path: Path) -> FilePosition:
+    def update(self, path: Path) -> FilePosition:
         """Return the position in the file as it is now; 0 if another file has its name."""
         try:
             status = path.stat()

@@ -39,7 +39,7 @@ def our_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Program:
-    """What a child process runs (see serve.py), and its limits.
+    """The program of a child process (see serve.py), and its limits.
 
     Attributes:
         open_: A function of a module; in the child it takes the setup and returns what answers.
@@ -165,7 +165,7 @@ class Child:
         except TimeoutError:  # which is an OSError
             raise
         except (OSError, ValueError, RecursionError) as error:
-            raise self._ended() from error
+            raise self._end_error() from error
         self.is_idle = True
         return answer
 
@@ -198,7 +198,7 @@ class Child:
             line += received
         return bytes(line)
 
-    def _ended(self) -> ChildEnded:
+    def _end_error(self) -> ChildEnded:
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
-"""What a reward declares beside its value.
+"""The declarations of a reward beside its value.
 
-How it checks references and takes answers from responses, and what it needs of the machine. The
-check is called for every reference while the rows are read, so that one that nothing could equal
-is a bad row.
+They say how it checks references and takes answers from responses, and what it needs of the
+machine. The check is called for every reference while the rows are read, so that a row is bad if
+nothing could equal its reference.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def reads_episodes(environments: bool) -> Callable[[_Reward], _Reward]:
 
 @dataclass(frozen=True)
 class Voting:
-    """How a reward takes the answer from a response, and how it tells answers apart.
+    """The functions by which a reward takes answers from responses, and compares them.
 
     Attributes:
         take: Gives the answer in a response's text; None if there is none.

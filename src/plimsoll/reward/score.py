@@ -1,4 +1,4 @@
-"""From the config's rewards to what scores trajectories, all rewards side by side as they come."""
+"""The scorer of trajectories from the config's rewards, which run side by side."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class RewardFailure:
 
 
 OnFailure = Callable[[RewardFailure], None]
-"""Hears of each try that failed, in the event loop of the rewards; raises to end the scoring."""
+"""Called for each failed try, in the event loop of the rewards; raises to end the scoring."""
 
 
 def _go_on(failure: RewardFailure) -> None:
@@ -118,7 +118,7 @@ def _go_on(failure: RewardFailure) -> None:
 
 @dataclass(frozen=True)
 class Scored:
-    """What came of trajectories.
+    """The scored trajectories, and the failures of the others.
 
     Attributes:
         trajectories: Those that got all parts of their reward, in the given order.

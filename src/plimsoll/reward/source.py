@@ -1,4 +1,4 @@
-"""What scores trajectories, how a failed call is made again, and the event loop of all rewards."""
+"""The sources of rewards, which repeat failed calls, and the event loop of all rewards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Watch:
-    """What hears of failures while trajectories are scored, and what need not be scored any more.
+    """The listener to failures during scoring, and the groups that need no scores any more.
 
     Attributes:
         failed: Called after each try of a trajectory that failed, with the number of tries that

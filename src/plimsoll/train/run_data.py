@@ -45,7 +45,7 @@ class RunData(Generic[T]):
 
     @property
     def eval(self) -> tuple[T, ...]:
-        """All held-out rows."""
+        """The held-out rows of all sources."""
         return tuple(chain.from_iterable(self.held_out.values()))
 
 

@@ -31,10 +31,13 @@ class PlayerProcess:
     """Plays the episodes of one environment side by side, in one process.
 
     The process starts with the first episode, and anew with the next episode after it has ended.
+
+    Args:
+        name: TASKSET, or ENVIRONMENT+TASKSET.
+        program: the command; by default verifiers'.
     """
 
     def __init__(self, name: str, program: tuple[str, ...] = ()) -> None:
-        """name: TASKSET, or ENVIRONMENT+TASKSET. program: the command; default: verifiers'."""
         self._name, self._program = name, program
         self._starting = asyncio.Lock()
         self._running: tuple[Process, httpx.AsyncClient] | None = None

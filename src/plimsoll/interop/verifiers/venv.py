@@ -52,7 +52,7 @@ def python_of(directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class VerifiersInstall:
-    """What a look at the virtual environment found."""
+    """The state of the virtual environment."""
 
     directory: Path
     exists: bool

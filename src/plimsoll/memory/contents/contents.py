@@ -1,4 +1,4 @@
-"""What each process of a run holds in every phase: roles, engines, and the process itself."""
+"""The contents of each process of a run in every phase: roles, engines, and the process itself."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def process_items(
     cuda_build: bool,
     constants: Constants,
 ) -> Iterator[Item]:
-    """Yield the memory that a process holds whatever its work is.
+    """Yield the memory of a process that does not depend on its work.
 
     Args:
         process: the process.
@@ -239,7 +239,7 @@ def _process_count(process: Process, device: Device, group: int) -> int:
 
 
 def _resident(process: Process, libraries: str) -> tuple[str, ...]:
-    """Return the constants of the host memory that a process holds whatever its work is."""
+    """Return the constants of a process's host memory that does not depend on its work."""
     match process.kind:
         case "local":
             return ("worker_process",)

@@ -23,7 +23,7 @@ VERDICTS: tuple[Verdict, ...] = ("fits", "risky", "does not fit")
 
 @dataclass(frozen=True)
 class Band:
-    """How far predictions are known to be off, as a share of the predicted bytes."""
+    """The known error of predictions, as a share of the predicted bytes."""
 
     share: float
     source: str

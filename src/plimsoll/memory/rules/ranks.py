@@ -35,8 +35,8 @@ def bfloat16_cards(job: Job) -> Iterator[Problem]:
 
 def own_kernels(job: Job) -> Iterator[Problem]:
     """Warn of cards without Liger's kernels."""
-    own = any(model.kernels == "own" for model in job.spec.models.values())
-    if job.device == "cuda" and own and not cards_have_liger():
+    uses_own = any(model.kernels == "own" for model in job.spec.models.values())
+    if job.device == "cuda" and uses_own and not cards_have_liger():
         yield Problem(
             "package-missing",
             "warning",

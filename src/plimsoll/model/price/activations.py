@@ -107,7 +107,7 @@ def activation_items(
     """
     moment = Moment(phase, "forward_backward" if form.trained else "forward")
     heights = _Heights(Layer(shape, work, form))
-    return _held(role, moment, (heights.masks(), *heights.highest()))
+    return _allocations(role, moment, (heights.masks(), *heights.highest()))
 
 
 @lru_cache(_KEPT)
@@ -119,12 +119,14 @@ def backward_items(
         return ()
     lower = _Heights(Layer(_lower(shape, left), work, form))
     masks = _Heights(Layer(shape, work, form)).masks()
-    return _held(role, at, (masks, *lower.at_layer()))
+    return _allocations(role, at, (masks, *lower.at_layer()))
 
 
-def _held(role: str, moment: Moment, parts: tuple[UnownedItem, ...]) -> tuple[Allocation, ...]:
+def _allocations(
+    role: str, moment: Moment, items: tuple[UnownedItem, ...]
+) -> tuple[Allocation, ...]:
     """Return the items of a role, without empty ones."""
-    return tuple(Allocation(part.item(role), frozenset({moment})) for part in parts if part.bytes)
+    return tuple(Allocation(item.item(role), frozenset({moment})) for item in items if item.bytes)
 
 
 def _lower(shape: ModelShape, layers: int) -> ModelShape:

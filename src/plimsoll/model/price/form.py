@@ -1,4 +1,4 @@
-"""How a forward and backward pass is computed, as far as its memory depends on it."""
+"""The form of a forward and backward pass, as far as its memory depends on it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class AdapterForm:
 
 @dataclass(frozen=True)
 class ActivationForm:
-    """How a forward and backward pass is computed.
+    """The form of a forward and backward pass.
 
     Attributes:
         element: bytes of a weight and of an activation (2 in bfloat16).
