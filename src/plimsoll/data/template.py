@@ -54,7 +54,7 @@ _REFUSALS = (
     LookupError,
     ArithmeticError,
 )
-"""What a template, which is a program, may raise."""
+"""The errors that a template, which is a program, may raise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Template:
     specials: tuple[str, ...]
     """The tokenizer's special tokens, as text."""
     vocabulary: int | None = None
-    """The number of tokens that the model knows; None if it is unknown."""
+    """The size of the model's vocabulary; None if it is unknown."""
     tools: Tools = ()
     """The tools that a conversation may call."""
 

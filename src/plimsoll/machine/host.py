@@ -22,7 +22,7 @@ class HostMemory:
     total_bytes: int
     """All memory of the machine."""
     available_bytes: int
-    """What the machine has left."""
+    """The bytes that the machine has left."""
     limit: Limit | None
     """The limit of the cgroups; None if they do not set less than the machine has."""
     swap_bytes: int

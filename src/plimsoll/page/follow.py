@@ -53,7 +53,7 @@ def read_on(
 
     A line without its end is left for the next read.
 
-    `most`: number of bytes to read. `schema`: columns to read; all if it is None.
+    At most `most` bytes are read, and the columns of `schema`, or all columns if it is None.
 
     Raises PlimsollError if a line is no JSON object; the message names file and line.
     """

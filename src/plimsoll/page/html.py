@@ -46,10 +46,10 @@ PLAN = View(
 
 
 def render_page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
-    """Return the whole file.
+    """Return the page as the text of one file.
 
-    `title`: title of the window. `data`: answers of a frozen page by request; None for a page that
-    asks its server.
+    `title` is the title of the window. `data` has the replies of a frozen page by request; it is
+    None for a page that asks its server.
     """
     style = "\n".join(map(_asset, view.styles))
     libraries, modules = [*map(_asset, view.libraries)], join_scripts(view)

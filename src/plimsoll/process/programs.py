@@ -17,7 +17,7 @@ REMEDY = (
     "`apt install bubblewrap`, and allow user namespaces (docs/rewards.md, Code); or write "
     "`sandbox: none`, with which the programs of a policy may do all that you may"
 )
-"""What to do if the sandbox does not work."""
+"""The remedy if the sandbox does not work."""
 _TRIAL = "import threading\nthreading.Thread(target=print, args=(input(),)).start()"
 
 

@@ -100,9 +100,8 @@ async def side_by_side(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
 def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
     """Yield an event loop that runs in a thread of its own.
 
-    The loop consumes coroutines handed to it by `asyncio.run_coroutine_threadsafe`, waits for what
-    they wait for, is unblocked by each, and produces their results in futures. The end of the block
-    stops the loop and waits for its thread.
+    `asyncio.run_coroutine_threadsafe` hands coroutines to the loop, and returns futures of their
+    results. The end of the block stops the loop and waits for its thread.
     """
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, name="rewards", daemon=True)

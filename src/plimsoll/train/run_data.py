@@ -41,7 +41,7 @@ class RunData(Generic[T]):
     order: MixedOrder
     """The order in which the rows of `train` are drawn."""
     sources: Sources
-    """What each source gave."""
+    """The state of each source."""
 
     @property
     def eval(self) -> tuple[T, ...]:

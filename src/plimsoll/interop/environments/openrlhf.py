@@ -128,7 +128,10 @@ class AgentEnvironment:
         self._text = ""
 
     async def reset(self, row: Mapping[str, Any]) -> Observation:
-        """Return the agent's addition to the prompt; raise ConfigError if it replaces the prompt."""
+        """Return the agent's addition to the prompt.
+
+        Raises ConfigError if the agent replaces the prompt.
+        """
         prompt = row.get(PROMPT_TEXT, row.get("prompt"))
         if not isinstance(prompt, str):
             raise ConfigError(

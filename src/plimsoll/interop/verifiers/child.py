@@ -24,7 +24,7 @@ _TASK = "task"
 """The column that has a task's data, as `plimsoll verifiers-tasks` writes it."""
 _START_SECONDS = 300.0
 _END_SECONDS = 10.0
-"""How long a process may take to end, or to answer at all."""
+"""The longest time that a process may take to end, or to answer at all."""
 
 
 class PlayerProcess:

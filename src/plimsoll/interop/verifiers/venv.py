@@ -59,7 +59,7 @@ class VerifiersInstall:
     version: str | None = None
     """The version of verifiers; None if it cannot be imported."""
     trouble: str = ""
-    """Why verifiers cannot be imported."""
+    """The reason why verifiers cannot be imported."""
 
 
 def look(directory: Path) -> VerifiersInstall:

@@ -18,7 +18,7 @@ from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Level, Moment
 
 Verdict = Literal["fits", "risky", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "risky", "does not fit")
-"""From the best to the worst."""
+"""All verdicts, from the best to the worst."""
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ class _Heights:
         if whole:
             words = f"{self._saved_words(whole, steps)} + {words}"
         kept = UnownedItem("activations", whole * saved_bytes(steps) + last, words)
-        return (self._positions(), *self._kept(undoing=False), kept, *self._head())
+        return (self._positions(), *self._of_checkpoints(undoing=False), kept, *self._head())
 
     def at_layer(self) -> tuple[UnownedItem, ...]:
         """Return the tensors in the backward pass of the last layer.
@@ -194,7 +194,7 @@ class _Heights:
         waiting = self._tables(1 if self._tied else 0, "held for the tied embedding")
         words = f"{top.gradient:,} bytes of a weight"
         flight = UnownedItem("gradients in flight", top.gradient, words, kind="gradients")
-        kept = self._kept(undoing=True)
+        kept = self._of_checkpoints(undoing=True)
         return (self._positions(), *kept, saved, working, flight, waiting)
 
     @property
@@ -214,8 +214,8 @@ class _Heights:
         every = self.layer.form.checkpoint_every
         return every is not None and (self.layer.shape.layers - 1) % every == 0
 
-    def _kept(self, undoing: bool) -> tuple[UnownedItem, ...]:
-        """Return the tensors of checkpointed layers; `undoing`: in the last layer's backward."""
+    def _of_checkpoints(self, undoing: bool) -> tuple[UnownedItem, ...]:
+        """Return checkpointed layers' tensors; with `undoing`, those in the last layer's backward."""
         again = undoing and self._last_is_checkpointed
         return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
 

@@ -83,7 +83,7 @@ class FunctionHere:
     coroutine: bool
     """Whether the function is an `async def`."""
     limit: TimeLimit
-    """How long a call may take."""
+    """The longest time of a call."""
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
         """Return what the function gives, or failures if it takes too long."""
