@@ -215,7 +215,7 @@ class _Heights:
         return every is not None and (self.layer.shape.layers - 1) % every == 0
 
     def _of_checkpoints(self, undoing: bool) -> tuple[UnownedItem, ...]:
-        """Return checkpointed layers' tensors; with `undoing`, those in the last layer's backward."""
+        """Return the tensors of checkpointed layers; `undoing` is in the last layer's backward."""
         again = undoing and self._last_is_checkpointed
         return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
 
