@@ -34,7 +34,7 @@ from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.engine.zero.sizes import trained_counts, zero_sizes
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
-from plimsoll.memory.contents.contents import held_by, make_job
+from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.stores import Use, uses_of
 from plimsoll.page.comparison import Comparison, compare
 from plimsoll.run.ledger import read_ledger
@@ -169,7 +169,7 @@ def predicted_tensors(config: JobConfig) -> tuple[Phase, int]:
     spec = spec_of(config)
     job = make_job(spec, hardware_of(spec.cluster), constants_of(spec.cluster))
     (process,) = job.layout.processes
-    uses, rest = uses_of(held_by(job, process)), _untouched(spec)
+    uses, rest = uses_of(contents_of(job, process)), _untouched(spec)
     sizes = [use.allocated + rest * _has_bucket(use) for use in uses]
     largest = max(sizes)
     return uses[sizes.index(largest)].moment.phase, largest

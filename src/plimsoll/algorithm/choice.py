@@ -74,10 +74,11 @@ class PreferenceLoss:
 
 @dataclass(frozen=True)
 class _PolicyLoss:
-    """A policy loss that crosses processes; `compares`: it takes the sampler's log-probs too."""
+    """A policy loss that crosses processes."""
 
     compute: Callable[..., TokenLoss]
     compares: bool
+    """Whether it takes the sampler's log-probs too."""
 
     def __call__(self, inputs: PolicyObjectiveInputs) -> TokenLoss:
         extra = [inputs.sampler_logprobs_L] if self.compares else []

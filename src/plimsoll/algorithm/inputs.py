@@ -111,7 +111,7 @@ class PairValues:
 
     @property
     def margin_P(self) -> Tensor:
-        """How far the chosen response is ahead of the rejected one."""
+        """The chosen response's value minus the rejected one's."""
         return self.chosen_P - self.rejected_P
 
 
@@ -154,7 +154,7 @@ class RewardLossInputs:
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """How many responses of each label an optimizer step has, over all ranks."""
+    """The numbers of responses of each label in an optimizer step, over all ranks."""
 
     desirable: int
     undesirable: int

@@ -88,8 +88,8 @@ class PolicyObjectiveInputs:
 class PolicyTerms:
     """The terms of the objective; see `policy_objective`, `aggregate` and `kl`.
 
-    `ratio_corrected`: the KL of each token is multiplied by its importance ratio, and has the
-    gradient of the KL.
+    If `ratio_corrected` is set, the KL of each token is multiplied by its importance ratio, and has
+    the gradient of the KL.
     """
 
     aggregation: Aggregation = "tokens"

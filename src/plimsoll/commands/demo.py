@@ -33,7 +33,7 @@ from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
 from plimsoll.machine.versions import installed_version
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.page.answers import frozen
+from plimsoll.page.answers import freeze_replies
 from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.progress import seconds
 from plimsoll.page.watched import Watched, read_whole_run, watch_runs
@@ -217,7 +217,7 @@ def tell(home: Path, console: Console, elapsed: float) -> Outcome:
     watched = [read_whole_run(run) for run in watch_runs([run.path for run in runs.values()])]
     console.print(_times(watched))
     page_path = home / "curves.html"
-    write_whole(page_path, render_page("PPO and GRPO", frozen(watched[1:], ()), RUNS))
+    write_whole(page_path, render_page("PPO and GRPO", freeze_replies(watched[1:], ()), RUNS))
     directories = ", ".join(str(run.path) for run in runs.values())
     console.print(f"\n{elapsed:.0f} s in all. Curves: {page_path}. Run directories: {directories}")
     write_whole(

@@ -18,7 +18,7 @@ from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.memory.weigh import Plan
-from plimsoll.page.controls import controls, flags_from, laid_over
+from plimsoll.page.controls import controls, flags_from, merge_flags
 from plimsoll.page.html import PLAN, render_page
 from plimsoll.page.plan import describe_advice, describe_plan, peaks
 from plimsoll.page.serve import Query, require_server, serve
@@ -99,7 +99,7 @@ _ANSWERS: Mapping[str, Callable[[str, Sequence[str], Query], dict[str, Any]]] = 
 
 def _changed_flags(spec: RunSpec[Any], flags: Sequence[str], query: Query) -> tuple[Flag, ...]:
     """Return the flags of the command with the changes laid over them."""
-    return laid_over(parse_flags(flags), flags_from(spec, query))
+    return merge_flags(parse_flags(flags), flags_from(spec, query))
 
 
 def _before(spec: RunSpec[Any]) -> dict[str, Any] | None:

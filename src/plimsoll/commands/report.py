@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from plimsoll.errors import ConfigError
-from plimsoll.page.answers import frozen
+from plimsoll.page.answers import freeze_replies
 from plimsoll.page.comparison import (
     Comparison,
     compare,
@@ -45,7 +45,7 @@ def report_run(path: Path) -> str:
     remarks = [*_several(comparisons), nearest_text(*nearest_to_line(rows))]
     remarks += [f"Leak: {leak.text}." for leak in find_leaks(rows)]
     watched = [read_whole_run(run_read) for run_read in watch_runs([path])]
-    write_whole(run.report_path, render_page(str(path), frozen(watched, remarks), RUNS))
+    write_whole(run.report_path, render_page(str(path), freeze_replies(watched, remarks), RUNS))
     last_line = f"Written to {run.report_path}."
     return "\n".join([*failure, table_text(fullest), "", *remarks, last_line])
 

@@ -1,0 +1,1 @@
+"""Data: from files and data sets to rows, tokens and packs."""

@@ -43,9 +43,9 @@ class Stripped:
     """Rows of which the chat template leaves out reasoning that would not be learned."""
 
     rows: int
-    """How many there are."""
+    """The number of these rows."""
     first: str
-    """The place of the first, as `file:line`."""
+    """The place of the first of them, as `file:line`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Loaded(Generic[T]):
     bad_rows: tuple[BadRow, ...]
     """The rows that cannot be used; empty unless `data.on_bad_row` is `skip`."""
     cut_rows: int
-    """How many rows were cut to `data.max_tokens`; 0 unless `data.over_long` is `truncate`."""
+    """The number of rows cut to `data.max_tokens`; 0 unless `data.over_long` is `truncate`."""
     stripped: Stripped | None = None
     """The rows without their reasoning; None if there are none."""
 
@@ -157,7 +157,7 @@ class _FinishedRow(Generic[T]):
     place: str = ""
     """The place of the row, as `file:line`."""
     stripped: bool = False
-    """As `CheckedRow.stripped`."""
+    """Whether reasoning was left out, as in `CheckedRow.stripped`."""
 
 
 def _finish_rows(

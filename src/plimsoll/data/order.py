@@ -41,7 +41,7 @@ class DataOrder:
     source: int = 0
     """The position of the source in the mixture."""
     by: Ascending | None = None
-    """What each epoch is sorted by. Rows with equal numbers keep the order that `shuffle` gives."""
+    """The numbers that sort each epoch. Rows with equal numbers keep the order of `shuffle`."""
 
     def __post_init__(self) -> None:
         assert self.rows > 0 and self.seed >= 0
@@ -74,10 +74,10 @@ class Portion:
     name: str
     """The key of the source in the config; empty for a single source."""
     rows: int
-    """How many rows the source has."""
+    """The number of rows of the source."""
     weight: float
     by: Ascending | None = None
-    """What the rows are sorted by; None if they are not."""
+    """The numbers that sort the rows; None if they are not sorted."""
 
     @property
     def key(self) -> str:

@@ -54,12 +54,12 @@ _REFUSALS = (
     LookupError,
     ArithmeticError,
 )
-"""What a template, which is a program, may raise."""
+"""The errors that a template, which is a program, may raise."""
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """How messages become tokens. `make_template` makes it and checks it."""
+    """The rules by which messages become tokens. `make_template` makes and checks it."""
 
     tokenizer: PreTrainedTokenizerBase
     jinja: str | None
@@ -73,7 +73,7 @@ class Template:
     specials: tuple[str, ...]
     """The tokenizer's special tokens, as text."""
     vocabulary: int | None = None
-    """The number of tokens that the model knows; None if it is unknown."""
+    """The size of the model's vocabulary; None if it is unknown."""
     tools: Tools = ()
     """The tools that a conversation may call."""
 

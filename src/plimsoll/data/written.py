@@ -55,14 +55,14 @@ def check_written(turns: Messages, text: str | None, system: str | None = None) 
     texts = [*_turn_texts(turns)]
     if system is not None:
         texts.append(_TurnText(0, "system", "content", system, thought=False, learned=False))
-    texts = [one for one in texts if one.text.strip()]
+    texts = [part for part in texts if part.text.strip()]
     if text is None:
-        missing = [one for one in texts if one.key != "content"]
+        missing = [part for part in texts if part.key != "content"]
     else:
         missing = [*_find_missing(texts, dense_text(text))]
-    for one in missing:
-        if one.learned or not one.thought:
-            raise DataError(_describe_omission(one, plain=text is None))
+    for part in missing:
+        if part.learned or not part.thought:
+            raise DataError(_describe_omission(part, plain=text is None))
     return bool(missing)
 
 
@@ -86,33 +86,33 @@ def _find_missing(texts: Sequence[_TurnText], rendered: str) -> Iterator[_TurnTe
     or within a JSON string.
     """
     expected: Counter[str] = Counter()
-    for one in sorted(texts, key=_omission_order):
-        as_is = dense_text(one.text)
-        in_json = dense_text(json.dumps(one.text.strip(), ensure_ascii=False)[1:-1])
+    for part in sorted(texts, key=_omission_order):
+        as_is = dense_text(part.text)
+        in_json = dense_text(json.dumps(part.text.strip(), ensure_ascii=False)[1:-1])
         expected[as_is] += 1
         if sum(map(rendered.count, {as_is, in_json})) < expected[as_is]:
-            yield one
+            yield part
 
 
-def _omission_order(one: _TurnText) -> tuple[bool, bool, bool]:
+def _omission_order(part: _TurnText) -> tuple[bool, bool, bool]:
     """Return a sort key: texts that templates are likelier to leave out come later."""
-    return one.thought, one.thought and not one.learned, one.role in ("system", "tool")
+    return part.thought, part.thought and not part.learned, part.role in ("system", "tool")
 
 
-def _describe_omission(one: _TurnText, *, plain: bool) -> str:
+def _describe_omission(part: _TurnText, *, plain: bool) -> str:
     renderer = "plain text" if plain else "the chat template"
     fix = "Write it into the content" if plain else "Set `data.chat_template` to one that has it"
-    quoted = quote(one.text.strip())
-    if one.number == 0:
+    quoted = quote(part.text.strip())
+    if part.number == 0:
         return (
             f"would begin with `data.system`, which {renderer} leaves out: {quoted}. "
             f"{fix}, or leave it out"
         )
     what = "text"
-    if one.thought:
+    if part.thought:
         what = "reasoning"
         fix += ", mark the turn `train: false` (it is then not learned)"
     return (
-        f"has a turn {one.number} ({one.role}) with {what} in its `{one.key}` that {renderer} "
+        f"has a turn {part.number} ({part.role}) with {what} in its `{part.key}` that {renderer} "
         f"leaves out: {quoted}. {fix}, or take it out of the row"
     )

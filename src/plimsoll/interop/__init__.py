@@ -1,2 +1,4 @@
-"""What only serves other systems: converters of their commands, and adapters of their functions and
-environments. The rooms below find the adapters by name and import none."""
+"""Parts that serve other systems: converters of commands, adapters of functions and environments.
+
+The rooms below find the adapters by name and import none.
+"""

@@ -5,7 +5,7 @@
 Each step samples groups of responses with the current weights (or reads those that an earlier run
 stored: `--replay RUN`), scores them, estimates each token's advantage, and takes one or several
 steps on the policy loss. The config says how advantages are estimated and which roles that needs;
-the loop knows no method by name. A step with a single update is on-policy by construction: the old
+the loop names no method. A step with a single update is on-policy by construction: the old
 log-probs are then those that are differentiated, and are not computed again.
 """
 

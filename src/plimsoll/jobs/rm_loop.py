@@ -81,6 +81,7 @@ def learn(work: RmWork, batch: Sequence[Pair]) -> OptimizerStep[Floats]:
 
 
 def margins_of(pairs: Sequence[Pair]) -> Floats:
+    """Return the margins of pairs, shape [P]."""
     return np.array([pair.margin for pair in pairs], dtype=np.float32)
 
 

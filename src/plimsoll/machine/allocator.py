@@ -14,8 +14,8 @@ import os
 from collections.abc import Mapping
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The variables that set the allocator. PyTorch reads only the first that is set, whatever the
-other says (tried with 2.13; c10/core/AllocatorConfig.cpp).
+"""The variables that set the allocator. PyTorch reads only the first that is set, and ignores the
+other (tried with 2.13; c10/core/AllocatorConfig.cpp).
 """
 
 _EXPANDABLE = "expandable_segments"

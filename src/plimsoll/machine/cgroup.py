@@ -21,7 +21,7 @@ class Limit:
     bytes: int
     """The limit."""
     free_bytes: int
-    """What is free below the limit. File caches count as free, as the kernel reclaims them."""
+    """Free bytes below the limit. File caches count as free, as the kernel reclaims them."""
 
 
 def memory_limit(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Limit | None:

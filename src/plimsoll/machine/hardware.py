@@ -48,7 +48,7 @@ class Card:
     nominal_bytes: int
     """The memory in the card's name, in binary units."""
     compute_capability: tuple[int, int] | None
-    """None if it is unknown."""
+    """The compute capability; None if it is unknown."""
     bf16_flops: float
     """Dense operations a second."""
     memory_bandwidth: float
@@ -56,7 +56,7 @@ class Card:
     link_bandwidth: float
     """Bytes a second to a neighbour, in one direction."""
     source: str
-    """Where `usable_bytes` was found."""
+    """The source of `usable_bytes`."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Hardware:
-    """All machines of a run, at least one."""
+    """The machines of a run, at least one."""
 
     nodes: tuple[Node, ...]
 

@@ -22,7 +22,7 @@ class HostMemory:
     total_bytes: int
     """All memory of the machine."""
     available_bytes: int
-    """What the machine has left."""
+    """The bytes that the machine has left."""
     limit: Limit | None
     """The limit of the cgroups; None if they do not set less than the machine has."""
     swap_bytes: int
@@ -30,12 +30,12 @@ class HostMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """What all processes here may fill together."""
+        """The bytes that all processes here may hold together."""
         return self.limit.bytes if self.limit else self.total_bytes
 
     @property
     def free_bytes(self) -> int:
-        """What can still be filled."""
+        """The bytes that are still available."""
         return min(self.available_bytes, self.limit.free_bytes if self.limit else self.total_bytes)
 
 

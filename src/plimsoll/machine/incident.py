@@ -13,7 +13,7 @@ from plimsoll.run.readings import Footprint, Reading, Share
 
 @dataclass(frozen=True)
 class Sighting:
-    """What the cluster saw around a process."""
+    """The observations of the cluster around a process."""
 
     process: str
     """The name of the process in plan and ledger, such as `rank 1`."""
@@ -41,19 +41,19 @@ class Incident:
     """A process that ran out of memory."""
 
     where: Literal["device", "host"]
-    """Which memory ran out."""
+    """The memory that ran out."""
     why: str
-    """The message of whatever noticed it."""
+    """The message of the error."""
     role: str | None = None
-    """The role whose model was in use; None if the process could not tell."""
+    """The role whose model was in use; None if unknown."""
     asked: int | None = None
     """The bytes that could not be allocated."""
     held: Footprint | None = None
-    """What the process held then."""
+    """The memory of the process then."""
     shares: tuple[Share, ...] = ()
-    """What its roles held."""
+    """The shares of its roles."""
     seen: Sighting | None = None
-    """What the cluster saw; None until it has looked."""
+    """The observations of the cluster; None until there are any."""
     phase: str | None = None
     """The phase of the run; None until the run has added it."""
 

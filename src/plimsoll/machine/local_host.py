@@ -1,4 +1,4 @@
-"""What a run meets on the machine at hand, beside its hardware."""
+"""The settings and packages of the local machine that matter to a run."""
 
 from __future__ import annotations
 

@@ -28,21 +28,21 @@ class NodeState:
     """A node's memory at one time, in bytes."""
 
     capacity: int
-    """What all processes together may fill."""
+    """The bytes that all processes together may hold."""
     free: int
     own: int
-    """What the run's processes hold."""
+    """The bytes that the run's processes hold."""
     others: tuple[Holder, ...]
     """The other processes that hold most."""
     kills: int | None
-    """How many processes the kernel killed for lack of memory since it started; None if unknown."""
+    """Processes that the kernel has killed for lack of memory since it started; None if unknown."""
     cards: tuple[LiveCard, ...] = ()
     pids: frozenset[int] = frozenset()
     """The ids of the run's processes."""
 
     @property
     def room(self) -> int:
-        """What the run can have here."""
+        """The bytes that the run can have here."""
         return min(self.capacity, self.free + self.own)
 
 

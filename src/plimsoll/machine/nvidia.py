@@ -23,7 +23,7 @@ class CardProcess:
     pid: int
     name: str
     bytes: int | None
-    """What the process holds; None if the driver does not say."""
+    """The bytes that the process holds; None if the driver does not report them."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class LiveCard:
     memory (GB10).
     """
     reserved_bytes: int
-    """What the driver reserves; 0 if the driver is too old to say."""
+    """The bytes that the driver reserves; 0 if the driver is too old to report them."""
     used_bytes: int
-    """What processes hold."""
+    """The bytes that processes hold."""
     compute_capability: tuple[int, int] | None
     driver: str
     processes: tuple[CardProcess, ...]
@@ -55,7 +55,7 @@ class LiveCard:
 
     @property
     def free_bytes(self) -> int:
-        """What a new process could take."""
+        """The bytes that a new process could take."""
         return max(0, self.usable_bytes - self.used_bytes)
 
 

@@ -23,7 +23,7 @@ from plimsoll.config.problems import Problem, Severity
 
 @dataclass(frozen=True)
 class Failure:
-    """What goes wrong with some versions of a library."""
+    """A known failure of some versions of a library."""
 
     versions: str
     """A specifier, such as `<4.48`."""

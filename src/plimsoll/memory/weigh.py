@@ -1,5 +1,7 @@
-"""What a run puts on its machines, and whether it fits: every byte by role, phase and item, on all
-cards, hosts and disks."""
+"""The plan of a run's memory, and whether it fits.
+
+The plan has every byte by role, phase and item, on all cards, hosts and disks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any, Literal
 from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import Hardware
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.memory.contents.contents import Alike, Job, alike, held_by, make_job
+from plimsoll.memory.contents.contents import ContentsKey, Job, contents_key, contents_of, make_job
 from plimsoll.memory.contents.disk import disk_items
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants
@@ -36,7 +38,7 @@ BAND = Band(
 
 @dataclass(frozen=True)
 class Ground:
-    """What a plan is made on: the machines, and what is known of them."""
+    """The machines that a plan is made for, and the facts known about them."""
 
     hardware: Hardware
     constants: Constants = field(default_factory=Constants)
@@ -45,17 +47,17 @@ class Ground:
     host: LocalHost | None = None
     """Machine that the run would start on; None for other machines."""
     band: Band = BAND
-    """How far off predictions may be."""
+    """The possible error of predictions."""
 
     def under(self, spec: RunSpec[Any]) -> Ground:
-        """Return the ground with as many machines of its kind as the config names."""
+        """Return the ground with as many machines of its kind as the config has nodes."""
         nodes = self.hardware.nodes[:1] * spec.cluster.nodes
         return replace(self, hardware=replace(self.hardware, nodes=nodes))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run puts on its machines, and whether it fits."""
+    """The memory of a run on its machines, and whether it fits."""
 
     job: Job
     band: Band
@@ -64,7 +66,7 @@ class Plan:
     hosts: tuple[Store, ...]
     """Hosts; equal ones are one store."""
     disk: tuple[Item, ...]
-    """What the run directory holds at most."""
+    """The most that the run directory holds."""
     free_disk: int | None
     """Bytes; None unless it is the disk of this machine."""
     problems: tuple[Problem, ...]
@@ -76,12 +78,12 @@ class Plan:
 
     @property
     def stores(self) -> tuple[Store, ...]:
-        """All cards and hosts."""
+        """The cards and the hosts."""
         return (*self.devices, *self.hosts)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of everything that is written."""
+        """The bytes of all files that are written."""
         return sum(item.bytes for item in self.disk)
 
     @cached_property
@@ -98,15 +100,15 @@ def _worst(stores: Sequence[Store], band: Band, problems: Sequence[Problem]) -> 
 
 
 def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
-    """Return the plan of a run without the ways out of what does not fit.
+    """Return the plan of a run, without ways out if something does not fit.
 
-    Of models only the config.json, or a shipped shape, is read.
+    Only the config.json of a model, or a shipped shape, is read.
 
     Raises ConfigError if the shape of a model is unknown.
     """
     job = make_job(spec, ground.hardware, ground.constants)
-    kinds = {alike(job, process): process for process in job.layout.processes}
-    contents = {kind: held_by(job, process) for kind, process in kinds.items()}
+    examples = {contents_key(job, process): process for process in job.layout.processes}
+    contents = {key: contents_of(job, process) for key, process in examples.items()}
     devices = tuple(_stores(job, contents, "device"))
     hosts = tuple(_stores(job, contents, "host"))
     disk = disk_items(job)
@@ -117,13 +119,16 @@ def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
 
 
 def shortages_of(plan: Plan) -> tuple[Shortage, ...]:
-    """Return what a weighed plan has too little of; to say why takes as long as to weigh it."""
+    """Return the shortages of a weighed plan.
+
+    The reasons take as long to compute as the plan itself.
+    """
     overfull = find_overfull(plan.job, plan.stores, plan.band)
     return (*find_unstarted(plan.job), *overfull)
 
 
 def has_shortage(plan: Plan) -> bool:
-    """Return whether a weighed plan has too little of anything, without saying of what."""
+    """Return whether a weighed plan has any shortage, without its reason."""
     overfull = any(verdict_of(store, plan.band) == "does not fit" for store in plan.stores)
     return overfull or any(True for _ in find_unstarted(plan.job))
 
@@ -135,21 +140,23 @@ def problems_besides(plan: Plan) -> tuple[Problem, ...]:
 
 
 def _stores(
-    job: Job, contents: Mapping[Alike, tuple[Allocation, ...]], where: Literal["device", "host"]
+    job: Job,
+    contents: Mapping[ContentsKey, tuple[Allocation, ...]],
+    where: Literal["device", "host"],
 ) -> Iterator[Store]:
-    """Yield all cards, or all hosts; those with alike processes are one store."""
-    groups: dict[object, list[Slot]] = {}
-    kinds: dict[object, list[Alike]] = {}
+    """Yield all cards, or all hosts; those with equal contents are one store."""
+    slots_of: dict[object, list[Slot]] = {}
+    keys_of: dict[object, list[ContentsKey]] = {}
     for slot, processes in sorted(_by_slot(job.layout.processes, where).items()):
-        alike_kinds = [alike(job, process) for process in processes]
-        # What the first rank collects is on its host: on cards being first makes no difference.
-        seen = alike_kinds if where == "host" else [replace(k, first=False) for k in alike_kinds]
-        key = (_hardware(job, slot), *seen)
-        groups.setdefault(key, []).append(slot)
-        kinds[key] = alike_kinds
-    for group, slots in groups.items():
+        keys = [contents_key(job, process) for process in processes]
+        # The first rank collects weights on its host: to be first makes no difference on cards.
+        compared = keys if where == "host" else [replace(key, first=False) for key in keys]
+        group = (_hardware(job, slot), *compared)
+        slots_of.setdefault(group, []).append(slot)
+        keys_of[group] = keys
+    for equal, slots in slots_of.items():
         name, capacity = _hardware(job, slots[0])
-        held = tuple(a for kind in kinds[group] for a in contents[kind] if a.item.where == where)
+        held = tuple(a for key in keys_of[equal] for a in contents[key] if a.item.where == where)
         gap = job.constants.allocator_gap if where == "device" else 0.0
         yield Store(where, tuple(slots), name, capacity, held, gap)
 
@@ -164,7 +171,7 @@ def _by_slot(processes: Sequence[Process], where: str) -> dict[Slot, list[Proces
 
 
 def _hardware(job: Job, slot: Slot) -> tuple[str, int | None]:
-    """Return the name of a slot, and the bytes that it can hold."""
+    """Return the name of a slot's hardware, and the bytes that it can hold."""
     node = job.hardware.nodes[slot.node]
     if slot.card is None:
         return "host memory", node.host_bytes

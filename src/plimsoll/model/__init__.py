@@ -1,0 +1,1 @@
+"""Models: loading, packed forwards, heads, adapters and quantization, and their prices."""

@@ -139,10 +139,10 @@ def plain_weight(module: nn.Module, name: str) -> Tensor:
     layer, base, leaf = name.rpartition(f"{_BASE}.")
     if not base or leaf != "weight":
         return weight
-    return _merged(module.get_submodule(layer), weight)
+    return _merge_into(module.get_submodule(layer), weight)
 
 
-def _merged(layer: Any, weight: Tensor) -> Tensor:
+def _merge_into(layer: Any, weight: Tensor) -> Tensor:
     """Return W + s B A, Hu et al. 2021, eq. 3, computed in fp32 and rounded once to W's dtype.
 
     With DoRA each row is scaled to its learned magnitude, Liu et al. 2024, eq. 5.

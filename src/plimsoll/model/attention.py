@@ -56,6 +56,7 @@ class Span(NamedTuple):
 
     @property
     def queries(self) -> int:
+        """The number of queries."""
         return int(self.own.stop - self.own.start)
 
     @property
@@ -250,7 +251,7 @@ def sdpa(pack: Attended) -> Tensor:
     for sequence, shared in zip(sequences, pack.layout.shared, strict=True):
         leader = leader if shared else sequence
         if shared:
-            output = _continued(leader, sequence, shared, pack)
+            output = _attend_behind(leader, sequence, shared, pack)
         else:
             output = _one_sequence(sequence, pack)
         outputs.append(output.transpose(1, 2))
@@ -259,7 +260,7 @@ def sdpa(pack: Attended) -> Tensor:
     return torch.cat(outputs, dim=1)
 
 
-def _continued(leader: _Sequence, sequence: _Sequence, shared: int, pack: Attended) -> Tensor:
+def _attend_behind(leader: _Sequence, sequence: _Sequence, shared: int, pack: Attended) -> Tensor:
     """Return the attention of a sequence's own queries, behind `shared` tokens of its leader."""
     query, key, value = sequence
     key, value = (

@@ -30,7 +30,7 @@ from plimsoll.model.logit_chunks import (
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a student's head learns from one micro-batch.
+    """The teacher's side of one micro-batch, from which a student's head learns.
 
     Attributes:
         hidden_L_H: the teacher's hidden states; their size and dtype may differ from the student's.

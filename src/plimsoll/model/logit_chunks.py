@@ -34,7 +34,7 @@ def fill_rows(x_N: Tensor, multiple: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LogitForm:
-    """How hidden states become logits: cap * tanh(x / cap), then scale * x.
+    """The form of logits from hidden states: cap * tanh(x / cap), then scale * x.
 
     Attributes:
         scale: 1 / temperature, times the model's own factor if it has one.

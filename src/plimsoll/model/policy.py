@@ -132,7 +132,7 @@ class PackTensors:
 
 @dataclass(frozen=True)
 class HeadForm:
-    """How the head computes log-probabilities.
+    """The form in which the head computes log-probabilities.
 
     Attributes:
         chunk: rows of logits that exist at once.
@@ -165,6 +165,7 @@ class TokenLogprobHead(nn.Module):
         entropy: Entropy,
         lesson: Lesson | Imitation | None,
     ) -> TokenLogprobs | Distilled | Tensor:
+        """Return the log-probs of the targets; with a lesson, the loss that the lesson needs."""
         where = (hidden_L_H, self.weight, targets_L)
         form, chunk, bias_V = self.form.logits, self.form.chunk, self.bias
         match lesson:

@@ -59,9 +59,9 @@ def tiny_config(
 ) -> PreTrainedConfig:
     """Return the config of a small decoder of a family.
 
-    `tied`: the output head is the embedding. `window`: tokens that a sliding-window layer sees (all
-    layers of Mistral, every second layer of the other families that have them; Llama, Qwen3 and
-    Gemma ignore it); None for none.
+    If `tied` is set, the output head is the embedding. A sliding-window layer sees `window` tokens;
+    None for no window. All layers of Mistral have a window, and every second layer of the other
+    families that have windows; Llama, Qwen3 and Gemma ignore it.
     """
     common: dict[str, Any] = {
         "vocab_size": vocab,

@@ -44,6 +44,7 @@ class ValueHead(nn.Module):
         self.weight = score.weight
 
     def forward(self, hidden_L_H: Tensor) -> Tensor:
+        """Return a value for each hidden state, shape [L]."""
         return hidden_L_H.float() @ self.weight[0].float()
 
 

@@ -1,5 +1,6 @@
-"""Replies to what the page of runs asks for: from a path with its query to JSON. A frozen page has
-the replies within, by the same paths.
+"""Replies to the requests of the page of runs: from a path with its query to JSON.
+
+A frozen page contains the replies, by the same paths.
 """
 
 from __future__ import annotations
@@ -25,17 +26,16 @@ _FROZEN_GROUPS = 8
 
 
 def answer(runs: Sequence[Watched], name: str, query: Query) -> Any:
-    """Return the reply to a request. Raises ConfigError for what there is none of."""
+    """Return the reply to a request. Raises ConfigError if the requested thing does not exist."""
     if name not in _ANSWERS:
         raise ConfigError(f"There is no {name!r}. There are: {', '.join(_ANSWERS)}.")
     return _ANSWERS[name](runs, query)
 
 
-def frozen(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str, Any]:
-    """Return all that a page shows, by what it asks for.
+def freeze_replies(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str, Any]:
+    """Return the replies to all requests of a frozen page, by request.
 
-    Args:
-        remarks: sentences about memory.
+    `remarks` are sentences about memory.
     """
     replies = {
         "progress": answer(runs, "progress", {}),
@@ -46,32 +46,35 @@ def frozen(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str, Any]:
         for name in ("held-out", "seconds", "memory", "pictures", "console"):
             replies[f"{name}?run={place}"] = answer(runs, name, {"run": str(place)})
         replies[f"memory?run={place}"]["remarks"] = list(remarks)
-        replies |= _sampled(run, place)
+        replies |= _samples(run, place)
     return replies
 
 
-def _sampled(run: Watched, place: int) -> dict[str, Any]:
-    """Return what was sampled in the last step: its best and worst responses with their groups, and
-    a few other groups, each of another prompt, from the highest reward to the lowest."""
+def _samples(run: Watched, place: int) -> dict[str, Any]:
+    """Return the replies about the samples of the last step.
+
+    They have the best and worst responses with their groups, and a few other groups, each of
+    another prompt, from the highest reward to the lowest.
+    """
     overview = groups(run, None)
     step = overview["step"]
     if step is None:
         return {f"groups?run={place}": overview}
     best_and_worst = ends(run, step)
-    needed = {one["group"] for what in ("best", "worst") for one in best_and_worst[what]}
-    of_prompts = {one["prompt"]: one for one in reversed(overview["groups"])}
-    ordered = sorted(of_prompts.values(), key=lambda one: -one["reward"])
+    needed = {response["group"] for end in ("best", "worst") for response in best_and_worst[end]}
+    by_prompt = {summary["prompt"]: summary for summary in reversed(overview["groups"])}
+    ordered = sorted(by_prompt.values(), key=lambda summary: -summary["reward"])
     needed |= {ordered[at]["group"] for at in pick_evenly(len(ordered), _FROZEN_GROUPS)}
-    shown = [one for one in overview["groups"] if one["group"] in needed]
+    summaries = [summary for summary in overview["groups"] if summary["group"] in needed]
     return {
-        f"groups?run={place}": {**overview, "steps": [step], "groups": shown},
+        f"groups?run={place}": {**overview, "steps": [step], "groups": summaries},
         f"ends?run={place}&step={step}": best_and_worst,
         **{f"group?run={place}&step={step}&group={n}": group(run, step, n) for n in needed},
     }
 
 
 def pictures(run: Watched) -> list[dict[str, str]]:
-    """Return the pictures that a run drew itself, as addresses that hold them."""
+    """Return the pictures that a run drew itself, as data addresses."""
     drawn = [
         ("Calibration: do predicted probabilities come true?", run.run.calibration_path, "svg+xml"),
     ]

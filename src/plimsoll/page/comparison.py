@@ -23,7 +23,7 @@ class Comparison:
     phase: str
     measure: Measure
     predicted: int | None
-    """What the plan says; None if it says nothing."""
+    """The planned bytes; None if the plan has none."""
     measured: int
     seconds: float
     """Duration of the phase, summed over all steps."""

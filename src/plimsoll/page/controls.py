@@ -1,5 +1,6 @@
-"""The settings that a page of a plan offers to change: which there are for a run, what they may
-become, and the flags that their texts are.
+"""The settings that a page of a plan offers to change.
+
+For a run there is a list of controls with their possible values. Their texts become flags.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ _GROUPS = {
     "rollout": "engines",
     "reference_logprobs": "reference log-probs",
 }
-"""The titles of groups of keys that are in the section of no role, in their order; those of roles
-come after the batch."""
+"""The group titles of keys outside the sections of roles."""
 _GIVEN = (
     *("cluster.hardware", "cluster.host_memory", "cluster.device"),
     *("batch.prompts", "batch.responses", "batch.sequences", "batch.pairs"),
 )
-"""What a run is given, which no lever turns; each job has some of them."""
+"""Keys that a user gives and no lever changes; each job has some of them."""
 _GIVEN_OF_FROZEN = "model.quantization"
-"""The same, in the section of a role that only scores."""
+"""Such a key in the section of a role that only scores."""
 _UNSET_WHOLE = re.compile(r"(.*\.adapter)\.rank")
-"""Keys whose section is unset where they are."""
+"""Keys that are unset together with their section."""
 _RANKS = ("", "8", "16", "32", "64", "128")
-"""Of adapters."""
+"""The proposed ranks of adapters."""
 _TYPES = re.compile(r"(integer|number|text|list|mapping|value)\b")
-"""What the words for a key's type begin with, where it takes more than a few values."""
+"""The beginning of the words for a type with more than a few values."""
 _OPEN = re.compile(r"(text|list|mapping|value)\b")
+"""The beginning of the words for a type whose values may name files."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +60,27 @@ class Control:
     """The value of the run, as YAML; "" for null."""
     doc: str
     kind: str
-    """What may be written, in words."""
+    """The allowed values, in words."""
     choices: tuple[str, ...]
-    """All values there are, if they are few."""
+    """All allowed values, if they are few."""
     proposals: tuple[str, ...]
-    """Values to choose from where any text may be written."""
+    """Values to choose from if any text is allowed."""
     step: float | None
-    """By what a number grows; None if it doubles."""
+    """The amount by which a number grows; None if it doubles."""
 
 
 def controls(spec: RunSpec[Any], changed: Collection[str] = ()) -> tuple[Control, ...]:
-    """Return the controls of a run, in the order in which they are shown: one for each key that a
-    lever has on the page, and for what a run is given.
+    """Return the controls of a run, in the order of the page.
+
+    There is one for each lever with a field on the page, and for each given key.
 
     Args:
-        changed: keys that have a control whether they are offered or not, as answers change them,
-            if their values are numbers or a choice. A text has none, as it may name a file.
+        spec: the run.
+        changed: further keys with a control, because answers change them, if their values are
+            numbers or a choice. A text gets no control, because it may name a file.
     """
     known = tuple(keys_of(spec.job.config))
-    offered = dict.fromkeys(_offered(spec))
+    offered = dict.fromkeys(_offered_keys(spec))
     placed = {key: _place(spec, key) for key in offered if find_key(known, _path(key))}
     further = [key for key in changed if key not in placed and _is_harmless(known, key)]
     placed |= {key: ("other settings", key) for key in further}
@@ -105,8 +108,8 @@ def _path(key: str) -> tuple[str, ...]:
     return tuple(key.split("."))
 
 
-def _offered(spec: RunSpec[Any]) -> Iterator[str]:
-    """Yield the keys that are offered; some may be of other jobs."""
+def _offered_keys(spec: RunSpec[Any]) -> Iterator[str]:
+    """Yield the keys that the page offers; some may belong to other jobs."""
     yield from _GIVEN
     for lever in levers_by_rank():
         if lever.control:
@@ -129,14 +132,14 @@ def _place(spec: RunSpec[Any], key: str) -> tuple[str, str]:
 
 
 def _is_harmless(known: tuple[Key, ...], key: str) -> bool:
-    """Return whether a key takes numbers, or words that the schema names."""
+    """Return whether the values of a key are numbers, or words of the schema."""
     described = find_key(known, _path(key))
     words = [] if described is None or described.section else described.kind.split(" | ")
     return bool(words) and not any(map(_OPEN.match, words))
 
 
 def _value(spec: RunSpec[Any], key: str) -> Value:
-    """Return the value of a key; of a reference that is not given, its default."""
+    """Return the value of a key; for a reference that the config lacks, its default."""
     for role in spec.roles.values():
         if key.startswith(f"{role.key}."):
             return value_at(role.settings, key.removeprefix(f"{role.key}."))
@@ -149,7 +152,7 @@ def _choices(key: Key) -> tuple[str, ...]:
 
 
 def _proposals(spec: RunSpec[Any], key: str) -> tuple[str, ...]:
-    """Return texts that may be chosen; an empty one unsets the key."""
+    """Return texts to choose from; an empty text unsets the key."""
     if key == "cluster.hardware":
         given = re.match(r"\d+", spec.cluster.hardware or "")
         count = given[0] if given else str(min(spec.cluster.ranks, 8))
@@ -158,10 +161,11 @@ def _proposals(spec: RunSpec[Any], key: str) -> tuple[str, ...]:
 
 
 def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]:
-    """Return the flags that changed texts of a run's controls are, and what must stand beside them.
+    """Return the flags for changed texts, with the keys that must be set together with them.
 
     Args:
-        texts: by key; an empty one unsets the key.
+        spec: the run.
+        texts: the texts of controls by key; an empty text unsets the key.
 
     Raises ConfigError for a key without a control, and for a text that is no value.
     """
@@ -169,7 +173,7 @@ def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]
     for key in texts:
         if key not in known:
             raise ConfigError(f"{key} cannot be changed here. These can: {', '.join(known)}.")
-    words = [f"--{_written(key, text)}" for key, text in texts.items()]
+    words = [f"--{_setting_text(key, text)}" for key, text in texts.items()]
     flags = {flag.path: flag for flag in parse_flags(words)}
     for name, role in spec.roles.items():
         made: dict[str, Any] = {
@@ -181,17 +185,17 @@ def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]
     return tuple(flags.values())
 
 
-def _written(key: str, text: str) -> str:
+def _setting_text(key: str, text: str) -> str:
     whole = _UNSET_WHOLE.fullmatch(key)
     return f"{whole[1] if whole and not text.strip() else key}={text.strip() or 'null'}"
 
 
-def laid_over(given: Sequence[Flag], made: Sequence[Flag]) -> tuple[Flag, ...]:
-    """Return flags with others over them: of a key that both set, those of `made` hold."""
+def merge_flags(given: Sequence[Flag], made: Sequence[Flag]) -> tuple[Flag, ...]:
+    """Return both groups of flags as one; if both set a key, the value of `made` holds."""
     kept = list(given)
     for flag in made:
-        above = next((one for one in kept if one.path == flag.path[: len(one.path)]), None)
-        kept = [one for one in kept if one.path[: len(flag.path)] != flag.path]
+        above = next((old for old in kept if old.path == flag.path[: len(old.path)]), None)
+        kept = [old for old in kept if old.path[: len(flag.path)] != flag.path]
         if above is None or above.path == flag.path:
             kept.append(flag)
         else:  # a section that was given as one value

@@ -1,4 +1,4 @@
-"""The curves of runs as JSON: which panels there are, and for long runs the points that matter."""
+"""The curves of runs as JSON: panels, and for long runs the points that show the shape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HealthyBand = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Curves:
-    """What a run has to draw in a section."""
+    """The curves of a run in a section."""
 
     steps: Column
     """The steps, shape [S]."""
@@ -45,7 +45,7 @@ def curves(
 
     A stacked panel belongs to one run, so each run gets its own.
 
-    `steps`: first and last step to include. `buckets`: as `BUCKETS`.
+    `steps` are the first and the last step to include. `buckets` is as `BUCKETS`.
     """
     compared = [run.metrics.names for run in runs]
     per_run = [_curves_of(run, section, compared) for run in runs]
@@ -106,8 +106,8 @@ def _panels(run: Watched, section: Section, compared: Sequence[JsonRow]) -> list
     time = list(time_panels([names]))
     taken |= _series([*learning, *health, *time]) | {f"seconds/{phase}" for phase in BEFORE_STEPS}
     untaken = [n for n in names if n not in taken and not n.startswith("memory_bytes/")]
-    other = [_panel_of(name, name) for name in untaken]
-    return {"learning": learning, "health": health, "time": time, "other": other}[section]
+    rest = [_panel_of(name, name) for name in untaken]
+    return {"learning": learning, "health": health, "time": time, "other": rest}[section]
 
 
 def _panel_of(name: str, title: str, unit: str = "") -> Panel:

@@ -17,15 +17,15 @@ _BLOCK = 4 * 2**20
 
 @dataclass(frozen=True)
 class FilePosition:
-    """How far a file has been read, in bytes."""
+    """The position up to which a file has been read, in bytes."""
 
     inode: int = 0
-    """Which file it was."""
+    """The number of the file in its file system."""
     offset: int = 0
     size: int = 0
     """Size of the file when it was last looked at."""
 
-    def seen(self, path: Path) -> FilePosition:
+    def update(self, path: Path) -> FilePosition:
         """Return the position in the file as it is now; 0 if another file has its name."""
         try:
             status = path.stat()
@@ -53,7 +53,7 @@ def read_on(
 
     A line without its end is left for the next read.
 
-    `most`: number of bytes to read. `schema`: columns to read; all if it is None.
+    At most `most` bytes are read, and the columns of `schema`, or all columns if it is None.
 
     Raises PlimsollError if a line is no JSON object; the message names file and line.
     """

@@ -22,7 +22,7 @@ _UPLOT = "uplot/uPlot.iife.min.js"
 
 @dataclass(frozen=True)
 class View:
-    """What a page is made of, as names of files in `static/`."""
+    """The components of a page, as names of files in `static/`."""
 
     modules: tuple[str, ...]
     """Our scripts, in the order in which they depend on each other."""
@@ -46,10 +46,10 @@ PLAN = View(
 
 
 def render_page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
-    """Return the whole file.
+    """Return the page as the text of one file.
 
-    `title`: title of the window. `data`: answers of a frozen page by request; None for a page that
-    asks its server.
+    `title` is the title of the window. `data` has the replies of a frozen page by request; it is
+    None for a page that asks its server.
     """
     style = "\n".join(map(_asset, view.styles))
     libraries, modules = [*map(_asset, view.libraries)], join_scripts(view)
@@ -60,7 +60,7 @@ def render_page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
         style=style,
         libraries=libraries,
         script=modules,
-        data=None if data is None else _embedded(data),
+        data=None if data is None else _to_script_json(data),
     )
     return text
 
@@ -94,7 +94,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _embedded(data: Mapping[str, Any]) -> str:
+def _to_script_json(data: Mapping[str, Any]) -> str:
     """Return the data as JSON that cannot end the HTML element around it."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")

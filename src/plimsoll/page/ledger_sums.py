@@ -36,7 +36,7 @@ _HOW = {
     "line.capacity_bytes": "last",
     "seconds": "sum",
 }
-"""How the rows of several steps become one row of a process and phase."""
+"""The function by which each column of several steps becomes one value."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LedgerSums:
 
     def read_on(self, path: Path, most: int) -> LedgerSums:
         """Return the sums after reading at most `most` more bytes of a ledger.jsonl."""
-        place = self.place.seen(path)
+        place = self.place.update(path)
         more = read_on(path, place, most, _SCHEMA)
         before = self if place.offset else LedgerSums()
         if more is None:
@@ -64,7 +64,7 @@ class LedgerSums:
         peaks = [] if before.peaks is None else [before.peaks]
         return LedgerSums(
             more.place,
-            _summed(pa.concat_tables([*sums, flat.select(["process", "phase", *_HOW])])),
+            _sum_rows(pa.concat_tables([*sums, flat.select(["process", "phase", *_HOW])])),
             pa.concat_tables([*peaks, _peaks(flat)]),
         )
 
@@ -90,7 +90,8 @@ class LedgerSums:
         return steps.astype(np.float64), by_kind
 
 
-def _summed(rows: pa.Table) -> pa.Table:
+def _sum_rows(rows: pa.Table) -> pa.Table:
+    """Return one row for each process and phase, as `_HOW` says."""
     grouped = rows.group_by(["process", "phase"], use_threads=False)
     summed = grouped.aggregate(list(_HOW.items()))
     names = {f"{name}_{how}": name for name, how in _HOW.items()}

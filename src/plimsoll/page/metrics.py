@@ -1,4 +1,4 @@
-"""What metrics.jsonl says of a whole run: evaluations, time by phase, and panels of curves."""
+"""The metrics of a whole run: evaluations, time by phase, and panels of curves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def evaluations(rows: Iterable[JsonRow], best_step: int | None) -> dict[str, Jso
 
 
 def held_out_figures(evaluated: Collection[JsonRow]) -> dict[str, list[Figure | None]]:
-    """Return the figures of each metric in the evaluations; None where one lacks it."""
+    """Return the figures of each metric in the evaluations; None if an evaluation lacks it."""
     per_evaluation = [
         figures({n: nan if row[n] is None else row[n] for n in metric_names([row], "eval/")})
         for row in evaluated

@@ -28,7 +28,7 @@ _OF_PROBLEMS = ("severity", "code", "what", "why", "fix")
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """Return what the page shows of a plan.
+    """Return a plan for its page.
 
     `says` is the sentence that decides the verdict. `peaks` are the bytes of the fullest card and
     host.
@@ -91,7 +91,7 @@ def _decisive(plan: Plan) -> str:
 
 
 def _says(store: Store, plan: Plan) -> str:
-    """Return by how much a card or host fits or does not fit, and in which phase."""
+    """Return a sentence with the free or missing bytes of a card or host at its peak."""
     peak, verdict = store.peak, verdict_of(store, plan.band)
     if store.capacity is None:
         held = f"{gigabytes_text(peak.bytes)} in {peak.moment}"

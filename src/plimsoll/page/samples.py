@@ -1,4 +1,4 @@
-"""What was sampled in a step, as JSON.
+"""The samples of a step, as JSON.
 
 Groups are summarized; a single group is shown in full, with the advantage of each token.
 """
@@ -158,7 +158,7 @@ def _response(
 
 
 def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
-    """Yield what each side said; a response without turns is one turn of the assistant."""
+    """Yield the turns of both sides; a response without turns is one turn of the assistant."""
     whole = {"role": "assistant", "begin": 0, "end": len(row["tokens"]), "text": row["response"]}
     for turn in row.get("turns") or [whole]:
         span = slice(turn["begin"], turn["end"])
@@ -196,12 +196,12 @@ def _tokenizer_files(run: Watched) -> Iterator[Path]:
     path = value_at(run.settings, ("actor", "model", "path"))
     if isinstance(path, str):
         yield Path(path) / name
-        cached = None if Path(path).is_dir() else _cached(path, name)
+        cached = None if Path(path).is_dir() else _find_in_cache(path, name)
         if isinstance(cached, str):
             yield Path(cached)
 
 
-def _cached(repository: str, name: str) -> object:
+def _find_in_cache(repository: str, name: str) -> object:
     try:
         return try_to_load_from_cache(repository, name)
     except ValueError:  # no name of a repository

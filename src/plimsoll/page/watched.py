@@ -59,7 +59,7 @@ class MetricsTable:
 
     def read_on(self, path: Path, most: int) -> MetricsTable:
         """Return the table after reading at most `most` more bytes."""
-        place = self.place.seen(path)
+        place = self.place.update(path)
         more = read_on(path, place, most)
         before = self if place.offset else MetricsTable()
         if more is None:
@@ -83,8 +83,8 @@ def _numbers(table: pa.Table) -> pa.Table:
     """Return the columns that hold numbers; a column of nulls is a metric that was never finite."""
     kept = {"step": table["step"].cast(pa.int64())}
     for name, column in zip(table.column_names, table.columns, strict=True):
-        numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_null)
-        if name != "step" and any(is_one(column.type) for is_one in numeric):
+        checks = (pa.types.is_integer, pa.types.is_floating, pa.types.is_null)
+        if name != "step" and any(is_kind(column.type) for is_kind in checks):
             kept[name] = column.cast(pa.float64())
     return pa.table(kept)
 
@@ -105,9 +105,9 @@ class Watched:
     now: CurrentPhase | None = None
     """Current phase; None if the run does not go on."""
     end: RunEnd | None = None
-    """How the run ended, if that is known."""
+    """The end of the run, if it is known."""
     problem: str = ""
-    """Why the run cannot be read further; empty if it can."""
+    """The reason why the run cannot be read further; empty if it can."""
 
     def look(self, most: int = AT_ONCE) -> Watched:
         """Return the run after reading at most `most` more bytes of each file."""

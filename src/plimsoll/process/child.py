@@ -23,7 +23,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.process.serve import Responder
 
 _START_SECONDS = 300.0
-"""How long a child may take to open: imports may take long on a slow disk."""
+"""The longest time that a child may take to open: imports may take long on a slow disk."""
 _END_SECONDS = 10.0
 _LAST_LINES, _LAST_BYTES = 20, 8192
 _LONGEST_LINE = 2**30
@@ -39,17 +39,17 @@ def our_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Program:
-    """What a child process runs (see serve.py), and its limits.
+    """The program of a child process (see serve.py), and its limits.
 
     Attributes:
-        open_: A function of a module; in the child it takes the setup and returns what answers.
-        what: What messages call the child, such as "The process for reward function f".
+        open_: A function of a module; in the child it takes the setup and returns the responder.
+        what: The name of the child in messages, such as "The process for reward function f".
         setup: The first message.
         codec: The module that writes messages: `json`, or pickled.py for trusted children.
         python: The command that starts Python.
         environment: All environment variables of the child.
-        memory_gib: How much memory the child may take beyond what it has once it is open.
-        cpu_seconds: How much processor time the child has for each answer, before it is ended.
+        memory_gib: The memory that the child may take in addition to its memory once it is open.
+        cpu_seconds: The processor time that the child has for each answer, before it is ended.
         forwards: Whether what the child prints appears on our standard error.
     """
 
@@ -83,7 +83,7 @@ class ChildEnded(Exception):
 
 
 def describe_exit(code: int) -> str:
-    """Return how a process of this exit code ended, in words that follow its name."""
+    """Return a description of an exit code, in words that follow the name of the process."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -97,10 +97,10 @@ def describe_exit(code: int) -> str:
 def start(
     words: Sequence[str], environment: Mapping[str, str], **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a group of its own: Ctrl-C is not for it, and `end` ends the whole group.
+    """Start a process in its own group: Ctrl-C does not reach it, and `end` ends the whole group.
 
-    streams: `stdin`, `stdout` and `stderr`, as `subprocess.Popen` takes them. Raises OSError if it
-    cannot be started.
+    `streams` are `stdin`, `stdout` and `stderr`, as `subprocess.Popen` takes them. Raises OSError
+    if the process cannot be started.
     """
     begin: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
     options = {"env": environment, "start_new_session": True, **streams}
@@ -165,7 +165,7 @@ class Child:
         except TimeoutError:  # which is an OSError
             raise
         except (OSError, ValueError, RecursionError) as error:
-            raise self._ended() from error
+            raise self._end_error() from error
         self.is_idle = True
         return answer
 
@@ -198,7 +198,7 @@ class Child:
             line += received
         return bytes(line)
 
-    def _ended(self) -> ChildEnded:
+    def _end_error(self) -> ChildEnded:
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

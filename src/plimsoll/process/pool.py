@@ -10,10 +10,10 @@ from plimsoll.process.child import Child, Program
 
 
 class Pool:
-    """At most `size` children of one program; any thread may ask.
+    """A pool of at most `size` children of one program, for any thread.
 
-    The last child that answered is the next to be asked: who asks one message after another starts
-    no second child. A child that gave no answer is ended; one that has ended is replaced.
+    The last child that answered gets the next message, so messages one after another start no
+    second child. A child that gave no answer is ended. A child that has ended is replaced.
     """
 
     def __init__(self, program: Program, size: int) -> None:

@@ -17,13 +17,13 @@ REMEDY = (
     "`apt install bubblewrap`, and allow user namespaces (docs/rewards.md, Code); or write "
     "`sandbox: none`, with which the programs of a policy may do all that you may"
 )
-"""What to do if the sandbox does not work."""
+"""The remedy if the sandbox does not work."""
 _TRIAL = "import threading\nthreading.Thread(target=print, args=(input(),)).start()"
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a program may use.
+    """The limits of a program.
 
     Attributes:
         seconds: Processor time for one case (rounded up); a case may take twice as long by the
@@ -39,11 +39,11 @@ class Bounds:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """How a case ended.
+    """The end of a case.
 
     Attributes:
-        how: `done`: by itself, and, of a check, at its last line.
-        output: What the program wrote; of a call, what the function gave, as JSON.
+        how: `done`: the program ended by itself, and a check at its last line.
+        output: The output of the program; for a call, the result of the function as JSON.
     """
 
     how: Literal["done", "error", "time"]

@@ -28,14 +28,14 @@ RewardFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class RewardAdapter:
-    """How functions of another system's form become rewards."""
+    """An adapter that makes rewards of functions of another system's form."""
 
     name: str
-    """What a config's `name` says for a function in the file that `options.path` names."""
+    """The `name` in a config for a function in the file that `options.path` names."""
     function: str
-    """What the file calls the function if `options.function` does not say."""
+    """The name of the function in the file, if `options.function` is not given."""
     recognises: Callable[[Collection[str]], bool]
-    """Whether a function with parameters of these names has the form."""
+    """Returns whether a function with parameters of these names has the form."""
     adapt: Callable[[Callable[..., Any]], RewardFunction]
     """Wraps a function of the form."""
 

@@ -22,8 +22,10 @@ class Case:
     run: Mapping[str, object]
     """The case, as `programs.run_program` takes it."""
     expected: object = None
-    """What the program should write, or the function return. None for a check, which decides
-    itself."""
+    """The expected output of the program, or result of the function.
+
+    None for a check, which decides itself.
+    """
 
     def is_passed(self, result: CaseResult) -> bool:
         """Return whether the program did what is expected."""

@@ -49,7 +49,7 @@ def plain_number(text: str) -> str | None:
 
     Both `$1,234.00` and `1234 apples` give `1234`. A percent sign stays.
     """
-    number = _NUMBER.fullmatch(_signed(text))
+    number = _NUMBER.fullmatch(_with_plain_signs(text))
     if number is None:
         return None
     value = re.sub(r"[ ,]", "", number["value"])
@@ -63,7 +63,7 @@ def as_math(text: str) -> str | None:
 
     A number is returned in plain digits, other mathematics in `\boxed{}` unless it has delimiters.
     """
-    text = _signed(text)
+    text = _with_plain_signs(text)
     if (number := plain_number(text)) is not None:
         return number
     if not text or BOX in text:  # the box is empty, or does not end
@@ -98,7 +98,7 @@ def last_in_prose(text: str) -> str | None:
     return formulas[-1][0] if formulas else None
 
 
-def _signed(text: str) -> str:
+def _with_plain_signs(text: str) -> str:
     return _SIGN.sub("-", _minus(text.strip()))
 
 

@@ -31,7 +31,7 @@ _ENDED_BY_ANSWER = {-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT}
 
 
 class Verdict(StrEnum):
-    """What the comparison said. UNDECIDED: it took too much time or memory."""
+    """The result of a comparison. UNDECIDED: it took too much time or memory."""
 
     EQUAL = "equal"
     DIFFERENT = "different"

@@ -1,4 +1,4 @@
-"""What came of one call of a reward, for one trajectory: a number, a failure, a broken contract.
+"""The outcome of one call of a reward, for one trajectory: a number or a kind of failure.
 
 Outcomes are plain numbers and text, so they cross processes as they are.
 """
@@ -28,11 +28,11 @@ class Failed:
     """No number this time; another try may give one.
 
     Attributes:
-        said: What is wrong, going on after the reward's name.
+        said: The text of the failure, which continues after the reward's name.
         lines: Lines of a traceback, or the last lines that a process wrote.
         kind: The error that stops a run.
-        unanswered: Whether no answer came at all, in time or from anybody. Such a try takes long,
-            so the first one is shown at once.
+        unanswered: Whether there was no answer in time, or none at all. Such a try takes long, so
+            the first one is reported at once.
     """
 
     said: str
@@ -43,7 +43,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Broken:
-    """What no other try would mend, such as text instead of a number; fields as of `Failed`."""
+    """A failure that another try cannot mend, such as text for a number; fields as of `Failed`."""
 
     said: str
     kind: type[PlimsollError] = PlimsollError
@@ -59,7 +59,7 @@ Outcome = Given | Failed | Broken | Unasked
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """How long one try may take, and the key that sets it, such as `rewards.style.time_limit`."""
+    """The longest time of one try, and the key that sets it, such as `rewards.style.time_limit`."""
 
     seconds: float
     key: str
@@ -71,7 +71,7 @@ class TimeLimit:
 
 
 def number(value: object) -> Outcome:
-    """Return the outcome of what a reward gave for one trajectory."""
+    """Return the outcome of a value that a reward returned for one trajectory."""
     finite_value = finite(value)
     if finite_value is None:
         kind = type(value).__name__
@@ -99,8 +99,8 @@ def error_outcome(error: BaseException) -> Failed | Broken:
         return Broken(f": {str(error).rstrip('.')}", type(error))
     if isinstance(error, PlimsollError):
         return Failed(f": {str(error).rstrip('.')}", "", type(error))
-    told, lines = describe_error(error)
-    return Failed(f" raised {told}", lines, FunctionFailed)
+    description, lines = describe_error(error)
+    return Failed(f" raised {description}", lines, FunctionFailed)
 
 
 def finite(value: object) -> float | None:

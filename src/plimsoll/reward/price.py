@@ -22,8 +22,8 @@ _SOURCE = "measured: Linux, Python 3.11, with NumPy 2 and psutil, 52.9 MB reside
 def process_items(rewards: Mapping[str, Choice], cores: int | None) -> Iterator[Item]:
     """Yield the memory of each reward's own processes, and of those that it waits for.
 
-    Not counted: what a function of the user's loads and makes, and what programs of a policy take.
-    cores: those of the machine, if they are known.
+    The memory that a user's function takes, or programs of a policy, is not counted. `cores` are
+    those of the machine; None if unknown.
     """
     for name, part in rewards.items():
         if not isinstance(part, RewardConfig) or not part.name:

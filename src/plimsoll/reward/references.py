@@ -1,8 +1,8 @@
-"""What a reward declares beside its value.
+"""The declarations of a reward beside its value.
 
-How it checks references and takes answers from responses, and what it needs of the machine. The
-check is called for every reference while the rows are read, so that one that nothing could equal
-is a bad row.
+They say how it checks references and takes answers from responses, and what it needs of the
+machine. The check is called for every reference while the rows are read, so that a row is bad if
+nothing could equal its reference.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def checks_references(
         whole: Whether the reward, and `check`, take a reference as its row has it. Others take
             text: true, false, a list or an object is then no reference for them.
     """
-    return _marked(_ATTRIBUTE, (check if whole else _text_check(check), unless))
+    return _mark(_ATTRIBUTE, (check if whole else _text_check(check), unless))
 
 
 def _text_check(check: Callable[..., object]) -> Callable[..., object]:
@@ -82,7 +82,7 @@ def needs_machine(missing: Callable[..., str], fix: str) -> Callable[[_Reward], 
             missing here, in sentences; "" if nothing is.
         fix: What to do then.
     """
-    return _marked(_MACHINE, (missing, fix))
+    return _mark(_MACHINE, (missing, fix))
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ class HelperProcesses:
     bytes: int
     """Resident memory of each."""
     source: str
-    """Where this number is from."""
+    """The source of this number."""
 
 
 def asks_processes(bytes_each: int, source: str) -> Callable[[_Reward], _Reward]:
     """Mark a reward that waits for `HelperProcesses`: several threads may call it at once."""
-    return _marked(_PROCESSES, HelperProcesses(bytes_each, source))
+    return _mark(_PROCESSES, HelperProcesses(bytes_each, source))
 
 
 def reads_episodes(environments: bool) -> Callable[[_Reward], _Reward]:
@@ -106,12 +106,12 @@ def reads_episodes(environments: bool) -> Callable[[_Reward], _Reward]:
     Args:
         environments: whether it needs the environments' objects, not only the conversations.
     """
-    return _marked(_EPISODES, environments)
+    return _mark(_EPISODES, environments)
 
 
 @dataclass(frozen=True)
 class Voting:
-    """How a reward takes the answer from a response, and how it tells answers apart.
+    """The functions by which a reward takes answers from responses, and compares them.
 
     Attributes:
         take: Gives the answer in a response's text; None if there is none.
@@ -133,10 +133,10 @@ def gives_answers(
         same: Takes two answers; says whether the reward values them alike. Default: if their
             texts are equal.
     """
-    return _marked(_VOTING, Voting(answer, same))
+    return _mark(_VOTING, Voting(answer, same))
 
 
-def _marked(attribute: str, value: object) -> Callable[[_Reward], _Reward]:
+def _mark(attribute: str, value: object) -> Callable[[_Reward], _Reward]:
     def mark(reward: _Reward) -> _Reward:
         setattr(reward, attribute, value)
         return reward

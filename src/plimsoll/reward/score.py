@@ -1,4 +1,4 @@
-"""From the config's rewards to what scores trajectories, all rewards side by side as they come."""
+"""The scorer of trajectories from the config's rewards, which run side by side."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class RewardFailure:
 
 
 OnFailure = Callable[[RewardFailure], None]
-"""Hears of each try that failed, in the event loop of the rewards; raises to end the scoring."""
+"""Called for each failed try, in the event loop of the rewards; raises to end the scoring."""
 
 
 def _go_on(failure: RewardFailure) -> None:
@@ -118,7 +118,7 @@ def _go_on(failure: RewardFailure) -> None:
 
 @dataclass(frozen=True)
 class Scored:
-    """What came of trajectories.
+    """The scored trajectories, and the failures of the others.
 
     Attributes:
         trajectories: Those that got all parts of their reward, in the given order.
@@ -132,7 +132,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class ScoredRule:
-    """A rule and what scores it."""
+    """A rule and its source of values."""
 
     rule: Rule
     source: RewardSource
@@ -148,7 +148,7 @@ class Scorer:
     loop: asyncio.AbstractEventLoop
     """The event loop in which all rewards are awaited."""
     held: AsyncExitStack
-    """Ends with the loop, and what is put on it with it."""
+    """The stack of everything that is closed together with the loop."""
     source: str = "data.train"
     """The key of the prompts in the config, for messages."""
 
@@ -163,8 +163,8 @@ class Scorer:
 
         Values are those before `normalize`.
 
-        The future raises PlimsollError, naming rule, row, prompt and response, as soon as something
-        comes that no other try would mend, such as NaN; and what `on_failure` raises.
+        The future raises PlimsollError, naming rule, row, prompt and response, as soon as a value
+        comes that no other try would mend, such as NaN. It raises all errors of `on_failure`, too.
         """
         scoring = self._score(tuple(trajectories), on_failure)
         return asyncio.run_coroutine_threadsafe(scoring, self.loop)
@@ -185,7 +185,7 @@ class Scorer:
         return [*scored.trajectories]
 
     def check_reference(self, reference: object) -> None:
-        """Have every rule check a reference; raises as `Rule.check_reference`."""
+        """Check a reference with every rule. Raises as `Rule.check_reference`."""
         for scored in self.rules:
             scored.rule.check_reference(reference)
 
@@ -199,11 +199,11 @@ class Scorer:
         """Return the trajectories with values less the observed mean, over the deviation."""
         moments = self._moments()
 
-        def changed(part: RewardPart) -> RewardPart:
+        def normalize_part(part: RewardPart) -> RewardPart:
             observed = moments.get(part.name)
             return part if observed is None else replace(part, value=observed.normalize(part.value))
 
-        return [replace(t, rewards=tuple(map(changed, t.rewards))) for t in trajectories]
+        return [replace(t, rewards=tuple(map(normalize_part, t.rewards))) for t in trajectories]
 
     def state(self) -> dict[str, MomentsState]:
         """Return mean and deviation of the rewards that are normalised, by name."""
@@ -250,12 +250,12 @@ class Scorer:
         lost: set[int],
         on_failure: OnFailure,
     ) -> list[Outcome]:
-        def failed(trajectory: Trajectory, outcome: Failed, tries_left: int) -> None:
+        def handle_failure(trajectory: Trajectory, outcome: Failed, tries_left: int) -> None:
             if tries_left == 0:
                 lost.add(trajectory.group)
             on_failure(_failure(scored.rule, trajectory, outcome, self.source, tries_left))
 
-        outcomes = await scored.source.score(trajectories, Watch(failed, lost))
+        outcomes = await scored.source.score(trajectories, Watch(handle_failure, lost))
         for trajectory, outcome in zip(trajectories, outcomes, strict=True):
             if isinstance(outcome, Broken):
                 raise _failure(scored.rule, trajectory, outcome, self.source).error()
@@ -266,7 +266,7 @@ class Scorer:
 def open_rewards(rewards: Mapping[str, RewardConfig]) -> Iterator[Scorer]:
     """Yield the scorer of a config's `rewards`.
 
-    At the end its event loop, processes and HTTP clients are closed, whatever happened. Raises
+    At the end its event loop, processes and HTTP clients are closed, even after an error. Raises
     ConfigError if a rule or an option cannot be used.
     """
     rules = [build_rule(name, config) for name, config in rewards.items()]
@@ -286,7 +286,7 @@ async def _open(rules: Sequence[Rule], stack: AsyncExitStack) -> tuple[ScoredRul
 
 
 async def _close(stack: AsyncExitStack) -> None:
-    await end_all()  # what is still at work would replace what is ended
+    await end_all()  # work that goes on would start closed processes again
     await stack.aclose()
 
 

@@ -1,4 +1,4 @@
-"""What scores trajectories, how a failed call is made again, and the event loop of all rewards."""
+"""The sources of rewards, which repeat failed calls, and the event loop of all rewards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Watch:
-    """What hears of failures while trajectories are scored, and what need not be scored any more.
+    """The listener to failures during scoring, and the groups that need no scores any more.
 
     Attributes:
         failed: Called after each try of a trajectory that failed, with the number of tries that
@@ -100,9 +100,8 @@ async def side_by_side(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
 def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
     """Yield an event loop that runs in a thread of its own.
 
-    The loop consumes coroutines handed to it by `asyncio.run_coroutine_threadsafe`, waits for what
-    they wait for, is unblocked by each, and produces their results in futures. The end of the block
-    stops the loop and waits for its thread.
+    `asyncio.run_coroutine_threadsafe` hands coroutines to the loop, and returns futures of their
+    results. The end of the block stops the loop and waits for its thread.
     """
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, name="rewards", daemon=True)

@@ -108,18 +108,18 @@ def head_norms(sizes: Sizes) -> ParameterTensors:
 def llama(fields: Fields, sizes: Sizes) -> DecoderParts:
     """Return the parts of a Llama: biases of attention and MLP as the file says."""
     bias = fields.flag("attention_bias")
-    linears = _gated(sizes, bias, bias, fields.flag("mlp_bias"))
+    linears = _gated_linears(sizes, bias, bias, fields.flag("mlp_bias"))
     return DecoderParts(linears, (layer_norms(sizes, 2),))
 
 
 def mistral(fields: Fields, sizes: Sizes) -> DecoderParts:
     """Return the parts of a Mistral: no biases."""
-    return DecoderParts(_gated(sizes), (layer_norms(sizes, 2),))
+    return DecoderParts(_gated_linears(sizes), (layer_norms(sizes, 2),))
 
 
 def qwen2(fields: Fields, sizes: Sizes) -> DecoderParts:
     """Return the parts of a Qwen2: biases of queries, keys and values."""
-    return DecoderParts(_gated(sizes, qkv_bias=True), (layer_norms(sizes, 2),))
+    return DecoderParts(_gated_linears(sizes, qkv_bias=True), (layer_norms(sizes, 2),))
 
 
 def with_traits(fields: Fields, sizes: Sizes, traits: Traits) -> DecoderParts:
@@ -127,7 +127,7 @@ def with_traits(fields: Fields, sizes: Sizes, traits: Traits) -> DecoderParts:
     bias = fields.flag("attention_bias")
     norms = (layer_norms(sizes, 4 if traits.post_norms else 2),)
     of_heads = (head_norms(sizes),) if traits.query_norms else ()
-    return DecoderParts(_gated(sizes, bias, bias), (*norms, *of_heads), traits=traits)
+    return DecoderParts(_gated_linears(sizes, bias, bias), (*norms, *of_heads), traits=traits)
 
 
 qwen3 = partial(with_traits, traits=Traits(query_norms=True))
@@ -139,7 +139,7 @@ gemma3 = partial(
 )
 
 
-def _gated(
+def _gated_linears(
     sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, mlp_bias: bool = False
 ) -> tuple[Linear, ...]:
     """Return attention and a gated MLP in every layer."""
@@ -198,7 +198,7 @@ def qwen(fields: Fields, sizes: Sizes) -> DecoderParts:
 def mixtral(fields: Fields, sizes: Sizes) -> DecoderParts:
     """Return the parts of a Mixtral: experts in every layer, with the names w1, w3 and w2."""
     experts = _experts(fields, "num_local_experts", sizes.intermediate, 0, sizes.layers)
-    routed = _routed(sizes, experts, ("w1", "w3", "w2"))
+    routed = _routed_linears(sizes, experts, ("w1", "w3", "w2"))
     return DecoderParts((*attention(sizes), *routed), _norms_and_routers(sizes, experts), experts)
 
 
@@ -260,10 +260,10 @@ def _mlps(sizes: Sizes, experts: Experts) -> tuple[Linear, ...]:
     """Return the linears of dense layers, routed and shared experts, all with the same names."""
     dense = mlp(sizes.hidden, sizes.intermediate, sizes.layers - experts.layers)
     shared = mlp(sizes.hidden, experts.shared_width, experts.layers if experts.shared_width else 0)
-    return (*dense, *_routed(sizes, experts), *shared)
+    return (*dense, *_routed_linears(sizes, experts), *shared)
 
 
-def _routed(
+def _routed_linears(
     sizes: Sizes, experts: Experts, names: tuple[str, str, str] = _GATED
 ) -> tuple[Linear, ...]:
     number, count = experts.number, experts.layers * experts.number

@@ -71,7 +71,7 @@ def _by_type(fields: Fields, otherwise: int) -> int:
 
 @dataclass(frozen=True)
 class FamilyReader:
-    """How to read the config.json of a model_type.
+    """The rules for reading the config.json of a model_type.
 
     Attributes:
         decoder: builds the parts from the fields and sizes.

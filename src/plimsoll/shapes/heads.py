@@ -27,8 +27,11 @@ class HeadSizes:
 
 
 def head_sizes(path: str) -> HeadSizes:
-    """Return the attention heads of a model, with what its family takes for fields that config.json
-    leaves out, or of an unknown family as transformers reads them."""
+    """Return the attention heads of a model.
+
+    Fields that config.json leaves out have the family's defaults. An unknown family is read as
+    transformers reads it.
+    """
     with suppress(ConfigError, OSError):
         shape = read_shape(path)
         return HeadSizes(shape.head_dim, shape.head_dim, shape.softcapped)

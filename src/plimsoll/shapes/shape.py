@@ -41,7 +41,7 @@ class ParameterTensors:
 
 @dataclass(frozen=True)
 class Traits:
-    """How a family's code computes, as far as memory depends on it.
+    """The properties of a family's code on which memory depends.
 
     Source: transformers 5, models/<family>/modeling_<family>.py.
 

@@ -1,9 +1,8 @@
-"""What a memory lever is: a setting by which a run needs less memory, or needs it elsewhere.
+"""Memory levers: settings by which a run needs less memory, or needs it elsewhere.
 
-A lever is a value. The levers of an engine stand in the `levers.py` of its folder, those of the run
-at large in memory/levers/. memory/levers/catalogue.py lists them all, and whoever offers a change
-reads that list: refusals, `plimsoll plan --suggest`, the report of a run out of memory, the page of
-a plan.
+A lever is a value. The levers of an engine are in the `levers.py` of its folder, those of the run
+at large in memory/levers/. memory/levers/catalogue.py lists them all. Refusals, `plimsoll plan
+--suggest`, the report of a run out of memory and the page of a plan read that list.
 """
 
 from __future__ import annotations
@@ -25,34 +24,39 @@ from plimsoll.timeline.items import Kind, Where
 
 Value = bool | int | float | str | None
 Move = Mapping[str, Value]
-"""Dotted keys and what they become."""
+"""Dotted keys and their new values."""
 
 Effect = Literal["same", "rounding", "adapters", "machines", "shorter"]
-"""What becomes of what is learned. same: nothing. rounding: the same training with coarser numbers.
-adapters: only adapters learn. machines: nothing, but the run takes more machines. shorter: less of
-each sequence is learned from."""
+"""The effect of a lever on the result of training.
+
+- same: no effect.
+- rounding: the same training with coarser numbers.
+- adapters: only adapters learn.
+- machines: no effect, but the run takes more machines.
+- shorter: less of each sequence is learned.
+"""
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
-"""From the most welcome to the least."""
+"""All effects, from the most welcome to the least."""
 
 Turns = Literal["run", "trained", "frozen"]
-"""Whose keys a lever turns: the run's, or those of each role that learns, or that only scores."""
+"""The keys that a lever changes: the run's, or those of each role that learns or only scores."""
 
 
 @dataclass(frozen=True)
 class Relief:
-    """Items that become smaller, or go elsewhere."""
+    """The items that become smaller, or go elsewhere."""
 
     kinds: frozenset[Kind]
     """The kinds of these items."""
     where: frozenset[Where]
-    """The sides that have more room afterwards."""
+    """The places that have more room afterwards."""
     phases: frozenset[Phase] | None = None
-    """The phases in which they do; None: in all."""
+    """The phases with more room; None: all phases."""
 
     def covers(self, kind: Kind | None, where: Where, phase: Phase) -> bool:
-        """Return whether items of a kind (None: of any) become smaller there in a phase."""
-        there = where in self.where and (self.phases is None or phase in self.phases)
-        return there and (kind is None or kind in self.kinds)
+        """Return whether items of a kind (None: of any) become smaller in a place and phase."""
+        has_room = where in self.where and (self.phases is None or phase in self.phases)
+        return has_room and (kind is None or kind in self.kinds)
 
 
 def relief(
@@ -71,13 +75,15 @@ class Room:
     capacity: int
     """Usable bytes."""
     others: Mapping[Phase, int]
-    """Bytes of all else at its fullest in each phase, if the plan is as much too low as its band
-    says. On a host, whatever of an engine is not its KV cache is among them."""
+    """Bytes of everything else at its fullest in each phase, with the plan's band added.
+
+    On a host these include everything of an engine that is not its KV cache.
+    """
 
 
 @dataclass(frozen=True)
 class Situation:
-    """A run on its machines, as a lever finds it."""
+    """A run on its machines, from which a lever computes its moves."""
 
     spec: RunSpec[Any]
     hardware: Hardware
@@ -89,7 +95,7 @@ class Situation:
     rooms: Sequence[Room]
     """The cards and hosts that engines share with others."""
     role: RoleName = ""
-    """The role whose keys are turned; "" for keys of the run."""
+    """The role whose keys are changed; "" for keys of the run."""
 
     @property
     def trained(self) -> TrainedRole:
@@ -125,35 +131,38 @@ class Lever:
     """A setting by which a run needs less memory, or needs it elsewhere."""
 
     keys: tuple[str, ...]
-    """The keys that it turns, the decisive one first; in the section of a role if `turns` is not
-    "run"."""
+    """The keys that it changes, the decisive one first.
+
+    They are in the section of a role if `turns` is not "run".
+    """
     words: str
-    """What turning it does, as the object of a sentence: "smaller micro-batches"."""
+    """The change as a noun phrase, such as "smaller micro-batches"."""
     cost: str
-    """What it costs, as half a sentence."""
+    """The cost of the change, as half a sentence."""
     rank: int
     """The order of cost: levers of lower ranks are turned first."""
     settings: Callable[[Situation], Sequence[Move]]
-    """Gives what the keys may become from where they are, the mildest first; each needs less memory
-    than the one before."""
+    """Returns the possible moves, the mildest first; each needs less memory than the one before."""
     reliefs: tuple[Relief, ...]
     """The items that become smaller."""
     effect: Effect = "same"
-    """What becomes of what is learned."""
+    """The effect on the result of training."""
     turns: Turns = "run"
-    """Whose keys it turns."""
+    """The owner of the keys."""
     engine: type[Settings] | None = None
-    """The settings of the engine that has the keys; None: of any. Only runs and roles with that
-    engine are turned."""
+    """The settings of the engine that has the keys; None: of any engine.
+
+    Only runs and roles with that engine are changed.
+    """
     applies: Callable[[RunSpec[Any]], bool] = _always
-    """Tells whether the keys mean anything in a run."""
+    """Returns whether the keys mean anything in a run."""
     codes: frozenset[Code] = frozenset()
     """The errors, besides those of a full card or host, that it may mend."""
     control: bool = False
     """Whether the page of a plan has a field for its decisive key."""
 
     def roles(self, spec: RunSpec[Any]) -> tuple[RoleName, ...]:
-        """Return the roles whose keys it turns; one role of no name for keys of the run."""
+        """Return the roles whose keys it changes; for keys of the run, one role without a name."""
         if not self.applies(spec):
             return ()
         sections: Mapping[RoleName, HasEngine | None] = {

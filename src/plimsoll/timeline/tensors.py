@@ -1,4 +1,4 @@
-"""Tensors of one kind that a role keeps on one rank, whatever framework keeps them."""
+"""Tensors of one kind that a role keeps on one rank, in any framework."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def scorer_use(*, steps: bool) -> str:
 
 
 def actor_use(spec: RunSpec[Any], path: Path, *, adapter: bool) -> str:
-    """Return how a run's trained model is used. `adapter`: only an adapter is written."""
+    """Return how a run's trained model is used; with `adapter`, only an adapter is written."""
     if adapter:
         return f"a plain model of it and its base: `{_merge_command(spec.actor.model, path)}`"
     if spec.roles["actor"].head == "value":

@@ -61,6 +61,7 @@ class LiveReference:
     cluster: Cluster
 
     def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
+        """Return the log-probs of rows, computed now."""
         with self.session.phase(phase, self.cluster):
             return log_probs("reference", packs, self.cluster)
 
@@ -73,6 +74,7 @@ class StoredReference:
     """The log-probs by `sequence_key`."""
 
     def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
+        """Return the stored log-probs of rows."""
         return np.array([self.logprobs[key] for key in _keys(rows)], dtype=np.float32)
 
 

@@ -26,7 +26,7 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.session import RunSession
 
 Sources = Mapping[str, SourceState]
-"""What each source gave, by its key in the config."""
+"""The state of each source, by its key in the config."""
 Items = Mapping[str, Sequence[Row | Prompt]]
 """The items of each source, by its key in the config."""
 

@@ -41,11 +41,11 @@ class RunData(Generic[T]):
     order: MixedOrder
     """The order in which the rows of `train` are drawn."""
     sources: Sources
-    """What each source gave."""
+    """The state of each source."""
 
     @property
     def eval(self) -> tuple[T, ...]:
-        """All held-out rows."""
+        """The held-out rows of all sources."""
         return tuple(chain.from_iterable(self.held_out.values()))
 
 

@@ -1,4 +1,4 @@
-"""What every job has around its loop: the run directory, the clock, the display, Ctrl-C."""
+"""The surroundings of every job's loop: the run directory, the clock, the display, Ctrl-C."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], ranks: Ranks) -> Packs:
 
 @dataclass(frozen=True)
 class OptimizerStep(Generic[S]):
-    """What one optimizer step learns from."""
+    """The data and the objective of one optimizer step."""
 
     packs: Packs
     counts: BatchCounts

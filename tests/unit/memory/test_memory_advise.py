@@ -27,7 +27,7 @@ from plimsoll.memory.advise.advise import Advice, Suggestion, advise, smallest_c
 from plimsoll.memory.contents.stores import VERDICTS
 from plimsoll.memory.levers import models, run
 from plimsoll.memory.levers.catalogue import moves_of
-from plimsoll.memory.levers.changes import Change, changed, changes_between, value_at
+from plimsoll.memory.levers.changes import Change, apply_changes, changes_between, value_at
 from plimsoll.memory.levers.descent import Turned, cost_of, move_of
 from plimsoll.memory.levers.trials import Trials
 from plimsoll.memory.plan.as_json import plan_values
@@ -99,7 +99,7 @@ def scenario_advice(path: Path) -> Advice:
 def test_a_change_decides_anew_what_the_config_leaves_open() -> None:
     """At stage 0 DeepSpeed adds gradients up in bfloat16, at stage 2 in float32."""
     spec = config_of(stage=0)
-    made = changed(spec, [Change("actor.zero.stage", 0, 2)])
+    made = apply_changes(spec, [Change("actor.zero.stage", 0, 2)])
     assert made is not None
     dtypes = [one.actor.settings_of(ZeroConfig).gradient_dtype for one in (spec, made)]
     assert dtypes == ["bfloat16", "float32"]
@@ -227,13 +227,13 @@ def test_risky_answers_are_given_only_if_nothing_fits(room: str, verdict: str) -
 
 
 def test_ranks_take_free_cards_and_no_more_than_there_are_cards_or_sequences() -> None:
-    spec = changed(config_of(tokens=512), [Change("actor.zero.stage", 2, 3)])
+    spec = apply_changes(config_of(tokens=512), [Change("actor.zero.stage", 2, 3)])
     assert spec is not None
     at = Trials(spec, ground_of(spec, "8xA100-80GB", 1000)).root.situation
     assert moves_of(run.RANKS, at) == [{"cluster.ranks": 8}]
     lacking = advised(config_of(ranks=8, model=SMALL), "4xA100-80GB").answers
     assert [after(one) for one in lacking] == [{"cluster.ranks": 4}, {"cluster.nodes": 2}]
-    few = changed(spec, [Change("batch.sequences", 64, 1)])
+    few = apply_changes(spec, [Change("batch.sequences", 64, 1)])
     assert few is not None
     at = Trials(few, ground_of(few, "8xA100-80GB", 1000)).root.situation
     assert moves_of(run.RANKS, at) == moves_of(run.MORE_NODES, at) == []
@@ -264,7 +264,9 @@ def test_an_implicit_reference_is_written_out_where_it_is_changed() -> None:
 
 @pytest.mark.parametrize(("rate", "offered"), [("1e-4", True), ("1e-6", False)])
 def test_narrow_states_are_offered_where_no_update_is_lost(rate: str, offered: bool) -> None:
-    spec = changed(config_of(ranks=2), [Change("actor.optimizer.learning_rate", 0, float(rate))])
+    spec = apply_changes(
+        config_of(ranks=2), [Change("actor.optimizer.learning_rate", 0, float(rate))]
+    )
     assert spec is not None
     at = Trials(spec, ground_of(spec, "2xRTX4090", 100)).root.situation
     narrow = {"actor.zero.stage": 2, "actor.zero.state_dtype": "bfloat16"}
@@ -364,6 +366,6 @@ def test_changes_are_a_diff_and_flags_that_the_parser_reads_back() -> None:
     typed = [word for change in changes for word in change.flag.split()]
     tree = apply_flags(read_tree("", "nothing"), parse_flags(typed))
     assert tree.values == {"actor": {"zero": {"stage": 3}, "adapter": {"rank": 16}}}
-    again = changed(spec, changes)
+    again = apply_changes(spec, changes)
     assert again is not None and again.actor.adapter is not None
-    assert changed(spec, [Change("actor.model.quantization", "none", "nf4")]) is None
+    assert apply_changes(spec, [Change("actor.model.quantization", "none", "nf4")]) is None

@@ -14,7 +14,7 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.levers.changes import changed, changes_between
+from plimsoll.memory.levers.changes import apply_changes, changes_between
 from plimsoll.memory.plan.plan import make_plan
 from plimsoll.memory.weigh import Ground
 from plimsoll.shapes.known_models import known_models
@@ -91,7 +91,7 @@ def with_(of: RunSpec[Any], key: str, value: object) -> RunSpec[Any] | None:
         return None
     try:
         values: dict[str, Any] = dict.fromkeys(keys, value)
-        return changed(of, changes_between(of, values))
+        return apply_changes(of, changes_between(of, values))
     except AttributeError:
         return None
 

@@ -18,7 +18,7 @@ from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.as_text import advice_values
-from plimsoll.memory.contents.contents import held_by, make_job
+from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import verdict_text
@@ -329,7 +329,7 @@ def test_of_what_roles_have_only_while_they_score_the_largest_counts() -> None:
     rank = next(p for p in job.layout.processes if p.kind == "rank")
     passing = {
         one.item.role
-        for one in held_by(job, rank)
+        for one in contents_of(job, rank)
         if any(m.phase == "score" for m in one.moments)
         and not any(m.phase == "save" for m in one.moments)
     }

@@ -15,7 +15,7 @@ from plimsoll.config.run import JobConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import Hardware, parse_cluster
-from plimsoll.memory.contents.contents import held_by, make_job
+from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.plan.plan import make_plan
@@ -61,7 +61,7 @@ def held_while_loading(config: JobConfig, cluster: str = "cpu") -> dict[str, dic
     return {
         process.name: {
             one.item.name: one.item.bytes
-            for one in held_by(job, process)
+            for one in contents_of(job, process)
             if one.item.role == "process" and one.moments == job.moments
         }
         for process in job.layout.processes
@@ -115,7 +115,7 @@ def test_processes_of_rewards_and_environments_are_with_the_loop_from_the_first_
         found = [
             (process.name, one.item.name, one.item.bytes, {m.phase for m in one.moments})
             for process in job.layout.processes
-            for one in held_by(job, process)
+            for one in contents_of(job, process)
             if "rewards." in one.item.name or "environments." in one.item.name
         ]
         phases = {moment.phase for moment in job.moments} - {"load"}
@@ -134,7 +134,7 @@ def test_a_rule_that_cannot_be_used_is_for_others_to_tell() -> None:
 def writers(config: JobConfig) -> list[str]:
     job = make_job(spec_of(config), parse_cluster("4xA100-80GB", 1, 10**12), CONSTANTS)
     items = (
-        (one.name, held.item.name) for one in job.layout.processes for held in held_by(job, one)
+        (one.name, held.item.name) for one in job.layout.processes for held in contents_of(job, one)
     )
     return [process for process, item in items if item == "pyarrow and pandas"]
 
@@ -208,7 +208,7 @@ def test_two_buckets_of_new_weights_are_on_their_way() -> None:
         config = ppo(vllm={"memory_share": 0.3}, sync={"bucket_bytes": bucket})
         job = make_job(spec_of(config), hardware, CONSTANTS)
         [ray] = [p for p in job.layout.processes if p.kind == "ray"]
-        held = {one.item.name: one.item.bytes for one in held_by(job, ray)}
+        held = {one.item.name: one.item.bytes for one in contents_of(job, ray)}
         assert held["buckets in the object store"] == min(expected, whole)
 
 
@@ -217,6 +217,6 @@ def test_what_computes_on_cpu_keeps_prepared_kernels() -> None:
     keeping = {
         process.kind
         for process in job.layout.processes
-        if "prepared kernels" in {one.item.name for one in held_by(job, process)}
+        if "prepared kernels" in {one.item.name for one in contents_of(job, process)}
     }
     assert keeping == {"rank", "engine"}

@@ -17,7 +17,7 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.levers.changes import Change, changed, value_at
+from plimsoll.memory.levers.changes import Change, apply_changes, value_at
 from plimsoll.memory.levers.ways_out import OTHERS_STAY
 from plimsoll.memory.plan.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
@@ -72,7 +72,9 @@ def settings_of(fix: str) -> Iterator[dict[str, Any]]:
 
 
 def written(config: RunSpec[Any], values: dict[str, Any]) -> RunSpec[Any] | None:
-    return changed(config, [Change(k, value_at(config.config, k), v) for k, v in values.items()])
+    return apply_changes(
+        config, [Change(k, value_at(config.config, k), v) for k, v in values.items()]
+    )
 
 
 def errors(found: Plan) -> set[str | None]:

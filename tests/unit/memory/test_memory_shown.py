@@ -7,7 +7,7 @@ from rule_cases import config
 
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.contents.contents import held_by, make_job
+from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Store
@@ -82,7 +82,7 @@ def test_every_item_has_a_kind() -> None:
     kinds: dict[tuple[str, str], Kind] = {}
     for job in [make_job(spec_of(one), hardware, Constants()) for one in jobs]:
         for process in job.layout.processes:
-            for one in held_by(job, process):
+            for one in contents_of(job, process):
                 kinds[one.item.role, one.item.name] = one.item.kind
     roles = {"rollout": "rollout engines", "process": "processes"}
     of_role = {name: {kind for (role, _), kind in kinds.items() if role == name} for name in roles}

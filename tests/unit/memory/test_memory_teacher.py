@@ -9,7 +9,7 @@ from rule_cases import conflicts
 
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.contents.contents import held_by, make_job
+from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.timeline.items import Allocation, Moment
 
@@ -34,7 +34,7 @@ def found(role: str, name: str, **more: Any) -> list[Allocation]:
     hardware = parse_cluster("8xA100-80GB", 1, 10**12)
     job = make_job(spec_of(read("distill", changes(**more))), hardware, Constants())
     [rank] = [process for process in job.layout.processes if process.name == "rank 3"]
-    held = held_by(job, rank)
+    held = contents_of(job, rank)
     return [one for one in held if (one.item.role, one.item.name) == (role, name)]
 
 

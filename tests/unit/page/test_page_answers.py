@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import ConfigError
-from plimsoll.page.answers import answer, frozen
+from plimsoll.page.answers import answer, freeze_replies
 from plimsoll.page.html import PLAN, RUNS, View, join_scripts, render_page
 from plimsoll.page.settings import settings
 from plimsoll.page.watched import Watched, watch_runs
@@ -56,7 +56,7 @@ def test_what_there_is_none_of_is_refused(
 
 
 def test_a_frozen_page_has_every_answer_as_json(runs: tuple[Watched, ...]) -> None:
-    found = frozen(runs[:1], ["a remark"])
+    found = freeze_replies(runs[:1], ["a remark"])
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["settings"] == answer(runs[:1], "settings", {})
     assert [one["step"] for one in found["progress"]] == [1]
@@ -66,7 +66,7 @@ def test_a_frozen_page_has_every_answer_as_json(runs: tuple[Watched, ...]) -> No
 
 def test_every_name_that_the_page_asks_for_is_answered(runs: tuple[Watched, ...]) -> None:
     asked = set(re.findall(r'load\("([a-z-]+)"', join_scripts(RUNS))) | {"held-out", "pictures"}
-    known = {key.partition("?")[0] for key in frozen(runs, [])}
+    known = {key.partition("?")[0] for key in freeze_replies(runs, [])}
     assert asked - known == {"ends", "group"}  # no trajectories here
     for name in asked - {"ends", "group", "curves"}:
         answer(runs, name, {"run": "0"})

@@ -10,7 +10,7 @@ import pytest
 from plimsoll.config.flags import parse_flags
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import load_any
-from plimsoll.page.controls import Control, controls, flags_from, laid_over
+from plimsoll.page.controls import Control, controls, flags_from, merge_flags
 from plimsoll.spec.run_spec import RunSpec
 
 SFT = """\
@@ -140,5 +140,5 @@ def test_other_keys_and_broken_texts_are_refused(
 def test_changes_win_over_the_flags_of_the_command(
     given: list[str], over: list[str], both: dict[str, object]
 ) -> None:
-    found = laid_over(parse_flags(given), parse_flags(over))
+    found = merge_flags(parse_flags(given), parse_flags(over))
     assert {flag.name: flag.value for flag in found} == both

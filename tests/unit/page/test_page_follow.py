@@ -63,12 +63,12 @@ def test_a_file_that_was_written_anew_is_read_anew(run: Watched) -> None:
 def test_much_is_read_in_parts_of_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write_rows(path, [{"step": step} for step in range(10)])  # of 12 bytes each
-    place, read = FilePosition().seen(path), []
+    place, read = FilePosition().update(path), []
     while more := read_on(path, place, most=30):
         read.append(more.rows["step"].to_pylist())
         place = more.place
     assert read == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-    one = read_on(path, FilePosition().seen(path), most=3)
+    one = read_on(path, FilePosition().update(path), most=3)
     assert one is not None and one.rows["step"].to_pylist() == [0]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from plimsoll.errors import ConfigError
-from plimsoll.page.answers import frozen
+from plimsoll.page.answers import freeze_replies
 from plimsoll.page.samples import ends, group, groups
 from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
@@ -169,7 +169,7 @@ def test_a_frozen_page_has_every_group_that_it_can_be_asked_for(run: Watched) ->
     rewards = [number / 40 for number in range(40)]
     sampled = [response(number, [1], reward) for number, reward in enumerate(rewards)]
     write_trajectories(run.run.trajectories_path(3), 3, sampled, None)
-    found = frozen([run], [])
+    found = freeze_replies([run], [])
     asked = [one["group"] for one in found["groups?run=0"]["groups"]]
     best_and_worst = found["ends?run=0&step=3"]
     asked += [one["group"] for what in ("best", "worst") for one in best_and_worst[what]]

@@ -10,7 +10,7 @@ RemarkKind = Literal["same", "idle", "lacking", "unknown", "check"]
 
 @dataclass(frozen=True)
 class Absence:
-    """Why a setting has no counterpart.
+    """The reason why a setting has no counterpart.
 
     Attributes:
         kind: Kind of the remark.

@@ -1,4 +1,4 @@
-"""The run that a foreign command describes, in no trainer's words.
+"""Records of the run that a foreign command describes, in words of no trainer.
 
 A converter fills these records; `writer` alone knows the keys of a config. Every value is traced to
 the settings that it was made of. None means that the command says nothing.
@@ -76,9 +76,10 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How the learning rate changes. shape: cosine, linear or constant.
+    """The changes of the learning rate.
 
     Attributes:
+        shape: cosine, linear or constant.
         warmup_ratio: Share of the run in which the rate rises; or `warmup_steps`.
         final_ratio: Share of the peak at the end.
     """
@@ -105,7 +106,7 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How ZeRO, or FSDP as its stage 3, divides a trained role among the ranks.
+    """The division of a trained role among the ranks by ZeRO, or by FSDP as its stage 3.
 
     Attributes:
         secondary_partition: Ranks over which a second copy of the weights is divided.
@@ -214,7 +215,7 @@ class GroupFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSizes:
-    """What one optimizer step (sequences, pairs) or one step of RL (prompts) learns from.
+    """The sizes of one optimizer step (sequences, pairs) or of one step of RL (prompts).
 
     Attributes:
         responses: Responses for each prompt.
@@ -231,7 +232,7 @@ class BatchSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """How responses are sampled."""
+    """The settings by which responses are sampled."""
 
     max_new_tokens: Value = None
     temperature: Value = None
@@ -242,14 +243,14 @@ class SamplingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What samples.
+    """The engines that sample.
 
     Attributes:
         engine: vllm or transformers.
         engines: Number of engines.
         placement: `shared` on the ranks' cards, or `own`.
         memory_share: Share of a card that an engine takes.
-        sleep_level: What an engine gives up while roles train.
+        sleep_level: The memory that an engine gives up while roles train.
     """
 
     engine: Value = None
@@ -334,10 +335,10 @@ class KL:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """What the run learns by.
+    """The algorithm of the run.
 
     Attributes:
-        aggregation: What the loss is a mean over.
+        aggregation: The units over which the loss is a mean.
         aggregation_tokens: Divisor of each response's sum.
         correction: Correction for the difference between sampler and trainer; a value of None
             turns it off.
@@ -379,7 +380,7 @@ class Algorithm:
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """Which checkpoint is kept for being the best."""
+    """The rule for the best checkpoint."""
 
     metric: Value = None
     goal: Value = None
@@ -388,7 +389,7 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How long the run is, and what is kept of it."""
+    """The length of the run, and the checkpoints and logs that it keeps."""
 
     directory: Value = None
     seed: Value = None
@@ -405,7 +406,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignRun:
-    """All that a command says."""
+    """The whole run that a command describes."""
 
     machines: Machines
     actor: LearningRole

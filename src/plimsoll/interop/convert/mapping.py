@@ -129,13 +129,13 @@ def source_names(paths: Iterable[str]) -> list[str]:
     return names
 
 
-def joined_mixture(*, weighted: bool) -> Value:
+def mixture_to_check(*, weighted: bool) -> Value:
     """Return what to check if data sets are joined there and drawn equally here."""
     why = "sources are concatenated there; here rows are drawn equally from each: give weights "
     return None if weighted else Sourced(NO_VALUE, check=f"{why}as their numbers of rows are")
 
 
-def checked(value: Sourced, why: str) -> Sourced:
+def with_check(value: Sourced, why: str) -> Sourced:
     """Return the value with something to check; unchanged for an empty reason."""
     return replace(value, check=why) if why else value
 

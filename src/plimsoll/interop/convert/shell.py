@@ -82,7 +82,7 @@ class _Piece:
 
 @dataclass
 class _Scope:
-    """What is known while a script is read from its beginning.
+    """The known variables while a script is read from its beginning.
 
     Attributes:
         path: Name of the script, for messages.

@@ -14,7 +14,7 @@ from plimsoll.interop.convert.absences import Absence
 
 @dataclass(frozen=True)
 class ValueReader:
-    """How the words after a setting become its value.
+    """The rules by which the words after a setting become its value.
 
     Attributes:
         kind: Type of each word. A `bool` needs no word.

@@ -138,7 +138,7 @@ def write_config(
             foreign settings.
         SettingsConflict: Settings cannot work together.
     """
-    refuse(_refused(o, absent, about.partition(" ")[0]))
+    refuse(_refusals(o, absent, about.partition(" ")[0]))
     entries: dict[str, Entry] = {}
     checks: list[Remark] = []
     for key, traced in _walk(run, ""):
@@ -204,7 +204,7 @@ def _walk(part: object, key: str) -> Iterator[tuple[str, Sourced]]:
             yield from _walk(getattr(part, field.name), inner_key)
 
 
-def _refused(o: Options, absent: Mapping[str, Absence], trainer: str) -> Iterator[Problem]:
+def _refusals(o: Options, absent: Mapping[str, Absence], trainer: str) -> Iterator[Problem]:
     """Yield the settings without which the run would be another one."""
     for id in o.typed:
         reason = absent.get(id)

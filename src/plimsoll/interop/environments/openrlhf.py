@@ -115,16 +115,23 @@ def load_agent(path: str) -> type[AgentInstanceBase]:
 
 
 class AgentEnvironment:
-    """An agent as an environment of one episode."""
+    """An agent as an environment of one episode.
+
+    Args:
+        agent: an object of the file's class.
+        sampling: the agent's `sampling_params`.
+    """
 
     def __init__(self, agent: Any, sampling: Mapping[str, Any]) -> None:
-        """agent: an object of the file's class. sampling: what it is given as sampling_params."""
         self._agent, self._sampling = agent, sampling
         self._label: object = None
         self._text = ""
 
     async def reset(self, row: Mapping[str, Any]) -> Observation:
-        """Return what the agent adds to the prompt. Raises ConfigError if it replaces that."""
+        """Return the agent's addition to the prompt.
+
+        Raises ConfigError if the agent replaces the prompt.
+        """
         prompt = row.get(PROMPT_TEXT, row.get("prompt"))
         if not isinstance(prompt, str):
             raise ConfigError(

@@ -30,7 +30,7 @@ _PARAMETERS = {"prompts", "completions", "completion_ids", ENVIRONMENTS}
 
 
 def recognises(names: Collection[str]) -> bool:
-    """Whether a parameter has a name of TRL's."""
+    """Return whether a parameter has one of TRL's names."""
     return not _PARAMETERS.isdisjoint(names)
 
 

@@ -24,17 +24,20 @@ _TASK = "task"
 """The column that has a task's data, as `plimsoll verifiers-tasks` writes it."""
 _START_SECONDS = 300.0
 _END_SECONDS = 10.0
-"""How long a process may take to end, or to answer at all."""
+"""The longest time that a process may take to end, or to answer at all."""
 
 
 class PlayerProcess:
     """Plays the episodes of one environment side by side, in one process.
 
     The process starts with the first episode, and anew with the next episode after it has ended.
+
+    Args:
+        name: TASKSET, or ENVIRONMENT+TASKSET.
+        program: the command; by default verifiers'.
     """
 
     def __init__(self, name: str, program: tuple[str, ...] = ()) -> None:
-        """name: TASKSET, or ENVIRONMENT+TASKSET. program: the command; default: verifiers'."""
         self._name, self._program = name, program
         self._starting = asyncio.Lock()
         self._running: tuple[Process, httpx.AsyncClient] | None = None

@@ -52,14 +52,14 @@ def python_of(directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class VerifiersInstall:
-    """What a look at the virtual environment found."""
+    """The state of the virtual environment."""
 
     directory: Path
     exists: bool
     version: str | None = None
     """The version of verifiers; None if it cannot be imported."""
     trouble: str = ""
-    """Why verifiers cannot be imported."""
+    """The reason why verifiers cannot be imported."""
 
 
 def look(directory: Path) -> VerifiersInstall:

@@ -1,1 +1,1 @@
-"""What would fit instead, and what each answer costs."""
+"""Changes that make a config fit, and the cost of each."""

@@ -1,8 +1,8 @@
-"""Which changes to a config would make it fit, and what each costs.
+"""The changes that would make a config fit, and the cost of each.
 
-One answer is the smallest change: the levers that cost least, turned until the config fits, without
-whatever it does as well without. The others are of other kinds: there a kind's own levers are
-turned first, so that a person may choose an adapter, say, instead of offload.
+One answer is the smallest change: the cheapest levers are turned until the config fits, and those
+that are not needed are taken back. The other answers are of other kinds. For them the levers of the
+kind are turned first, so that a person may choose an adapter, for example, instead of offload.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.levers import EFFECTS, Effect, Lever
 
 _MOST_HERE = 3
-"""Answers on the machines given; one on more machines comes beside them."""
+"""The most answers on the given machines; there is one more on more machines."""
 _BESIDE: Mapping[Effect, tuple[Effect, ...]] = {
     "same": (),
     "rounding": ("same",),
@@ -48,51 +48,56 @@ class Suggestion:
 
     @property
     def effect(self) -> Effect:
-        """What becomes of what is learned, by all changes together."""
+        """The effect of all changes together on the result of training."""
         return effect_of(self.levers)
 
     @property
     def costs(self) -> tuple[str, ...]:
-        """What each lever costs, in words."""
+        """The cost of each lever, in words."""
         return tuple(dict.fromkeys(lever.cost for lever in self.levers))
 
     @property
     def flags(self) -> str:
-        """The changes as they are typed behind the config on a command line."""
+        """The changes as flags of the command line."""
         return " ".join(change.flag for change in self.changes)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What would make a config fit."""
+    """The suggestions that would make a config fit."""
 
     fits: bool
-    """Whether it fits as it is written, and needs nothing."""
+    """Whether the config fits as it is written, and needs no change."""
     answers: tuple[Suggestion, ...] = ()
-    """One of each kind, the smallest change first; a person chooses one by its number, from 1 on.
-    They are risky only if nothing fits."""
+    """One suggestion of each kind, the smallest change first.
+
+    A person chooses by number, from 1 on. Suggestions are risky only if nothing fits.
+    """
 
 
 def advise(spec: RunSpec[Any], ground: Ground) -> Advice:
-    """Return what would make a config fit.
+    """Return the suggestions that would make a config fit.
 
     Args:
-        ground: machines that are alike.
+        spec: the run.
+        ground: the machines, all of one kind.
 
     Raises ConfigError for a model whose shape cannot be known.
     """
     trials = Trials(spec, ground)
     made = list(_of_each_kind(trials))
-    best = [one for one in made if one.verdict == "fits"] or made
-    answers = list(_needed_beside(best))
-    here = [one for one in answers if one.effect != "machines"][:_MOST_HERE]
-    chosen = [one for one in answers if one in here or one.effect == "machines"]
+    best = [answer for answer in made if answer.verdict == "fits"] or made
+    answers = list(_drop_extensions(best))
+    here = [answer for answer in answers if answer.effect != "machines"][:_MOST_HERE]
+    chosen = [answer for answer in answers if answer in here or answer.effect == "machines"]
     return Advice(trials.root.rank == 0, tuple(chosen))
 
 
 def smallest_change(spec: RunSpec[Any], ground: Ground) -> Suggestion | None:
-    """Return the suggestion that costs least; None if the config fits, or if nothing would make it
-    fit. Raises as `advise`."""
+    """Return the cheapest suggestion; None if the config fits, or if nothing makes it fit.
+
+    Raises as `advise`.
+    """
     risky = None
     for suggestion in _of_each_kind(Trials(spec, ground)):
         if suggestion.verdict == "fits":
@@ -109,26 +114,27 @@ def _of_each_kind(trials: Trials) -> Iterator[Suggestion]:
             yield suggestion
 
 
-def _needed_beside(suggestions: Sequence[Suggestion]) -> Iterator[Suggestion]:
-    """Yield all but those that change whatever a more welcome one changes, and more."""
-    for place, one in enumerate(suggestions):
-        keys = {change.key for change in one.changes}
+def _drop_extensions(suggestions: Sequence[Suggestion]) -> Iterator[Suggestion]:
+    """Yield the suggestions without those that change all keys of a more welcome one."""
+    for place, suggestion in enumerate(suggestions):
+        keys = {change.key for change in suggestion.changes}
         if not any({c.key for c in before.changes} <= keys for before in suggestions[:place]):
-            yield one
+            yield suggestion
 
 
 def _of_kind(trials: Trials, effect: Effect) -> Suggestion | None:
-    """Return the cheapest answer of a kind; None if there is none that needs a lever of it."""
-    levers = [one for one in levers_by_rank() if one.effect in (effect, *_BESIDE[effect])]
-    own = [lever for lever in levers if lever.effect == effect and effect != "same"]
+    """Return the cheapest answer of a kind; None if no answer needs a lever of this kind."""
+    allowed = (effect, *_BESIDE[effect])
+    levers = [lever for lever in levers_by_rank() if lever.effect in allowed]
+    of_kind = [lever for lever in levers if lever.effect == effect and effect != "same"]
     errors = {problem.code for problem in trials.root.plan.problems}
-    mending = [lever for lever in levers if lever.codes & errors and lever not in own]
-    firsts = [None, *own, *mending]
-    kept = [lever if lever in own else None for lever in firsts]
+    mending = [lever for lever in levers if lever.codes & errors and lever not in of_kind]
+    firsts = [None, *of_kind, *mending]
+    kept = [lever if lever in of_kind else None for lever in firsts]
     way = Descent(trials, levers, _at_most(0))
     ends = [_end_of(way, *pair) for pair in zip(firsts, kept, strict=True)]
-    found = [(end, lever) for end, lever in zip(ends, kept, strict=True) if end]
-    for end, lever in sorted(found, key=lambda one: (_rank(trials, one[0]), cost_of(one[0]))):
+    better = [(end, lever) for end, lever in zip(ends, kept, strict=True) if end]
+    for end, lever in sorted(better, key=lambda pair: (_rank(trials, pair[0]), cost_of(pair[0]))):
         fewest = replace(way, enough=_at_most(_rank(trials, end))).take_back(end, lever)
         if fewest and effect_of(fewest) == effect:
             return _suggestion(trials, fewest)
@@ -140,27 +146,26 @@ def _at_most(rank: int) -> Callable[[Trial], bool]:
 
 
 def _end_of(way: Descent, first: Lever | None, kept: Lever | None) -> Turned:
-    """Return the levers that are needed where a way down ends; none if it fits no better there than
-    as it is written."""
-    turned = way.down(first)
+    """Return the needed levers at the end of a descent; none if the config fits no better there."""
+    turned = way.descend(first)
     rank = _rank(way.trials, turned)
     if rank >= way.trials.root.rank:
         return {}
-    return replace(way, enough=_at_most(rank)).needed(turned, kept)
+    return replace(way, enough=_at_most(rank)).keep_needed(turned, kept)
 
 
 def _rank(trials: Trials, turned: Turned) -> int:
-    return _made(trials, turned).rank
+    return _trial_of(trials, turned).rank
 
 
-def _made(trials: Trials, turned: Turned) -> Trial:
+def _trial_of(trials: Trials, turned: Turned) -> Trial:
     trial = trials.of(move_of(turned))
     assert trial is not None, "settings on the way down do not contradict one another"
     return trial
 
 
 def _suggestion(trials: Trials, turned: Turned) -> Suggestion:
-    plan = _made(trials, turned).plan
+    plan = _trial_of(trials, turned).plan
     return Suggestion(
         changes=changes_between(trials.spec, dict(sorted(move_of(turned).items()))),
         levers=tuple(sorted(turned, key=lambda lever: lever.rank)),

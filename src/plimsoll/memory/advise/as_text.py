@@ -1,5 +1,7 @@
-"""Advice for a person: the answers side by side, or each as a diff, in 80 columns; and as values of
-JSON, for programs."""
+"""Advice as text in 80 columns, and as JSON values for programs.
+
+The text has the answers side by side, or each as a diff.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.levers import Effect, Value
 
 _Line = tuple[str, Sequence[str]]
-"""What is compared, and a cell for the config as written and for each answer."""
+"""A label, and a cell for the config as written and for each answer."""
 
 _DOT, _SPACED = re.compile(r"\.(?=[a-z])"), re.compile(r"\. (?=[a-z])")
-"""Within a key: not in numbers."""
+"""A dot within a key, which is not the dot of a number."""
 
 _FITS: Mapping[Verdict, str] = {"fits": "yes", "risky": "risky", "does not fit": "no"}
 _LEARNED: Mapping[Effect, str] = {
@@ -44,10 +46,11 @@ _NOTHING = "nothing that was tried would fit"
 
 
 def answers_text(advice: Advice, plan: Plan) -> str:
-    """Return the answers beside the config as written, and what each gives up.
+    """Return a table of the answers beside the config as written, and the costs of each answer.
 
     Args:
-        plan: of the config as written.
+        advice: the answers.
+        plan: the plan of the config as written.
     """
     if not advice.answers:
         return _ALL_FIT if advice.fits else _NOTHING
@@ -56,15 +59,15 @@ def answers_text(advice: Advice, plan: Plan) -> str:
     head: _Line = f"what {'fits' if certain else 'may fit'}", ["as written", *numbers]
     lines = [head, *_results(answers, plan), *_settings(answers, plan)]
     given_up = (
-        wrap_lines(f"  {number} gives up: {'; '.join(one.costs)}", "    ")
-        for number, one in zip(numbers, answers, strict=True)
+        wrap_lines(f"  {number} gives up: {'; '.join(answer.costs)}", "    ")
+        for number, answer in zip(numbers, answers, strict=True)
     )
     how = "`plimsoll plan --apply N [-o FILE]` writes the config with answer N; `--suggest --all` "
     return "\n".join([*_table(lines), *given_up, wrap_lines(f"{how}shows all as diffs", "  ")])
 
 
 def _table(lines: Sequence[_Line]) -> Iterator[str]:
-    """Yield the lines; a label that is too long for its column goes on below, a key after a dot."""
+    """Yield the lines of a table; a label that is too long is wrapped, a key after a dot."""
     columns = zip(*(cells for _, cells in lines), strict=True)
     widths = [2 + max(map(len, column)) for column in columns]
     room = WIDTH - sum(widths)
@@ -77,11 +80,11 @@ def _table(lines: Sequence[_Line]) -> Iterator[str]:
 
 
 def _results(answers: Sequence[Suggestion], plan: Plan) -> Iterator[_Line]:
-    yield "  fits", [_FITS[plan.verdict], *(_FITS[one.verdict] for one in answers)]
-    yield "  what is learned", ["", *(_LEARNED[one.effect] for one in answers)]
+    yield "  fits", [_FITS[plan.verdict], *(_FITS[answer.verdict] for answer in answers)]
+    yield "  what is learned", ["", *(_LEARNED[answer.effect] for answer in answers)]
     if plan.devices:
-        yield _peaks("card", plan.devices, [one.device_bytes for one in answers])
-    yield _peaks("host", plan.hosts, [one.host_bytes for one in answers])
+        yield _peaks("card", plan.devices, [answer.device_bytes for answer in answers])
+    yield _peaks("host", plan.hosts, [answer.host_bytes for answer in answers])
 
 
 def _peaks(where: str, stores: Sequence[Store], answers: Sequence[int]) -> _Line:
@@ -92,25 +95,29 @@ def _peaks(where: str, stores: Sequence[Store], answers: Sequence[int]) -> _Line
 
 
 def _settings(answers: Sequence[Suggestion], plan: Plan) -> Iterator[_Line]:
-    """Yield a line for each key that any answer changes, empty where it stays; roles that are
-    changed alike have one line together."""
-    made = [{change.key: change for change in one.changes} for one in answers]
-    keys = sorted({key for changes in made for key, one in changes.items() if not _repeats(one)})
+    """Yield a line for each key that any answer changes, with empty cells where the value stays.
+
+    Roles with the same changes share a line.
+    """
+    by_key = [{change.key: change for change in answer.changes} for answer in answers]
+    changed = (change for changes in by_key for change in changes.values())
     settings = []
-    for key in keys:
-        before = next(changes[key].before for changes in made if key in changes)
-        cells = [_cell(before), *(_after(changes.get(key)) for changes in made)]
+    for key in sorted({change.key for change in changed if not _repeats(change)}):
+        before = next(changes[key].before for changes in by_key if key in changes)
+        cells = [_cell(before), *(_after(changes.get(key)) for changes in by_key)]
         role, setting = _split(plan.job.spec, key)
         settings.append((setting, cells, role))
-    for (setting, cells), alike in groupby(sorted(settings), key=lambda one: one[:2]):
-        roles = [role for *_, role in alike if role]
+    for (setting, cells), equal in groupby(sorted(settings), key=lambda entry: entry[:2]):
+        roles = [role for *_, role in equal if role]
         between = ": " if len(roles) > 1 else "." * len(roles)
         yield f"  {', '.join(roles)}{between}{setting}", cells
 
 
 def _repeats(change: Change) -> bool:
-    """Return whether a change only writes out the model of a reference, which is the actor's:
-    another key of the reference cannot stand without it."""
+    """Return whether a change only writes out the reference's model, which is the actor's.
+
+    The config needs these keys as soon as it has another key of the reference.
+    """
     return change.before is None and change.key.startswith("reference.model.")
 
 
@@ -129,38 +136,39 @@ def _after(change: Change | None) -> str:
 
 
 def advice_text(advice: Advice) -> str:
-    """Return every answer by its number, as a diff, with all that it costs."""
+    """Return every answer by its number, as a diff with its costs."""
     if not advice.answers:
         return _ALL_FIT if advice.fits else _NOTHING
     lines = ["what would fit, one answer of each kind:"]
-    for number, one in enumerate(advice.answers, 1):
-        card = f"at most {gigabytes(one.device_bytes)} GB on a card, " if one.device_bytes else ""
-        sizes = f"{card or 'at most '}{gigabytes(one.host_bytes)} GB on a host"
-        lines += [wrap_lines(f"{number}. {one.verdict}: {sizes}", "   "), *change_lines(one)]
+    for number, answer in enumerate(advice.answers, 1):
+        on_card, on_host = gigabytes(answer.device_bytes), gigabytes(answer.host_bytes)
+        card = f"at most {on_card} GB on a card, " if answer.device_bytes else ""
+        sizes = f"{card or 'at most '}{on_host} GB on a host"
+        lines += [wrap_lines(f"{number}. {answer.verdict}: {sizes}", "   "), *change_lines(answer)]
     return "\n".join(lines)
 
 
 def change_lines(suggestion: Suggestion) -> Iterator[str]:
-    """Yield the diff of a suggestion, and what it costs."""
+    """Yield the diff of a suggestion, and its costs."""
     yield from (f"   {line}" for change in suggestion.changes for line in change.lines)
     costs = (EFFECT_WORDS[suggestion.effect], *suggestion.costs)
     yield from (wrap_lines(f"     {cost}", "     ") for cost in costs)
 
 
 def advice_values(advice: Advice | None) -> dict[str, Any]:
-    """Return the suggestions as values of JSON; none if no advice was asked for."""
+    """Return the suggestions as JSON values; none if there is no advice."""
     answers = () if advice is None else advice.answers
-    return {"suggestions": [_values(number, one) for number, one in enumerate(answers, 1)]}
+    return {"suggestions": [_values(number, answer) for number, answer in enumerate(answers, 1)]}
 
 
-def _values(number: int, one: Suggestion) -> dict[str, Any]:
+def _values(number: int, answer: Suggestion) -> dict[str, Any]:
     return {
         "number": number,
-        "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in one.changes],
-        "flags": one.flags,
-        "effect": one.effect,
-        "verdict": one.verdict,
-        "device_bytes": one.device_bytes,
-        "host_bytes": one.host_bytes,
-        "costs": [EFFECT_WORDS[one.effect], *one.costs],
+        "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in answer.changes],
+        "flags": answer.flags,
+        "effect": answer.effect,
+        "verdict": answer.verdict,
+        "device_bytes": answer.device_bytes,
+        "host_bytes": answer.host_bytes,
+        "costs": [EFFECT_WORDS[answer.effect], *answer.costs],
     }

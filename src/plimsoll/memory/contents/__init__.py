@@ -1,1 +1,1 @@
-"""What every process, card and host of a run holds, where and when."""
+"""The contents of every process, card and host of a run at every moment."""

@@ -1,4 +1,4 @@
-"""What each process of a run holds in every phase: roles, engines, and the process itself."""
+"""The contents of each process of a run in every phase: roles, engines, and the process itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WRITING = Moment("save", "write")
 
 @dataclass(frozen=True)
 class Job:
-    """A run with what pricing it needs, each worked out once. moments: all of the run's."""
+    """A run with everything that pricing needs, each value computed once."""
 
     spec: RunSpec[Any]
     hardware: Hardware
@@ -54,15 +54,16 @@ class Job:
     layout: Layout
     shapes: Mapping[RoleName, ModelShape]
     moments: frozenset[Moment]
+    """All moments of the run."""
 
     @cached_property
     def policy(self) -> ModelShape:
-        """The shape of what engines sample with, which no rank may have."""
+        """The shape of the model that engines sample with; there may be no rank that holds it."""
         return self.shapes.get("actor") or read_shape(self.spec.actor.model.path)
 
     @property
     def sampler(self) -> Sampler | None:
-        """What each engine runs; None without engines."""
+        """The sampler that each engine runs; None without engines."""
         return sampler_of(self.spec, self.policy)
 
     @property
@@ -83,32 +84,31 @@ class Job:
 
     @cached_property
     def computing(self) -> frozenset[Moment]:
-        """The moments from when all roles are loaded."""
+        """The moments after all roles are loaded."""
         return frozenset(moment for moment in self.moments if moment.phase != "load")
 
     @cached_property
     def steps(self) -> frozenset[Moment]:
-        """The moments of the steps: those from when all roles are loaded, but not those of a
-        reference that scores everything before."""
+        """The moments after loading, without those of a reference that scores before the steps."""
         return frozenset(moment for moment in self.computing if moment.phase != "precompute")
 
     @cached_property
     def capability(self) -> Capability | None:
-        """The lowest of the cards that the run uses; None where none is known, as without any."""
+        """The lowest compute capability of the run's cards; None if none is known."""
         cards = [card for p in self.layout.processes if (card := self.card(p.slot)) is not None]
         return min((c.compute_capability for c in cards if c.compute_capability), default=None)
 
     def key(self, role: RoleName) -> str:
-        """The config's key of a role."""
+        """Return the config's key of a role."""
         return self.spec.roles[role].key
 
     def card(self, slot: Slot) -> Card | None:
-        """None for a node alone."""
+        """Return the card of a slot; None if the slot is a node alone."""
         return None if slot.card is None else self.hardware.nodes[slot.node].cards[slot.card]
 
 
 def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Job:
-    """Raises ConfigError for a model whose shape cannot be known."""
+    """Return the job of a run. Raises ConfigError for a model whose shape cannot be known."""
     cards = [len(node.cards) for node in hardware.nodes]
     device: Device = "cuda" if hardware.cards and spec.cluster.device != "cpu" else "cpu"
     layout = lay_out(spec, cards if device == "cuda" else [0] * len(cards))
@@ -125,21 +125,23 @@ def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Jo
 
 
 @dataclass(frozen=True)
-class Alike:
-    """What tells processes apart that hold different things: of the actor's ranks only the first
-    collects weights, and an engine's share is of its card and of its stage."""
+class ContentsKey:
+    """The properties of a process on which its contents depend."""
 
     kind: ProcessKind
     first: bool
+    """Whether it is the first of the actor's ranks, which alone collects weights."""
     card: str
+    """The name of its card, on which an engine's share depends; "" without a card."""
     stage: int
+    """The stage of an engine's worker, on which its share depends too."""
 
 
-def alike(job: Job, process: Process) -> Alike:
-    """The same for processes that hold the same."""
+def contents_key(job: Job, process: Process) -> ContentsKey:
+    """Return a key that is equal for processes with equal contents."""
     card = job.card(process.slot)
     first = process.kind in ("local", "rank") and process.index == 0
-    return Alike(process.kind, first, "" if card is None else card.name, _stage(job, process))
+    return ContentsKey(process.kind, first, "" if card is None else card.name, _stage(job, process))
 
 
 def _stage(job: Job, process: Process) -> int:
@@ -147,18 +149,18 @@ def _stage(job: Job, process: Process) -> int:
     return job.spec.engines.engine.stage_of(process.part) if job.spec.engines else 0
 
 
-def held_by(job: Job, process: Process) -> tuple[Allocation, ...]:
-    """Everything that a process ever holds, wherever that is."""
-    own = tuple(_contents(job, process))
+def contents_of(job: Job, process: Process) -> tuple[Allocation, ...]:
+    """Return everything that a process holds at any moment, on its card and on its host."""
+    contents = tuple(_contents(job, process))
     if job.device == "cuda":
-        return own
-    return tuple(replace(one, item=replace(one.item, where="host")) for one in own)
+        return contents
+    return tuple(replace(held, item=replace(held.item, where="host")) for held in contents)
 
 
 def _contents(job: Job, process: Process) -> Iterator[Allocation]:
     yield from _process(job, process)
     first = process.index == 0
-    held = [one for name in hosted(job, process) for one in _role(job, name, first)]
+    held = [held for name in roles_in(job, process) for held in _role(job, name, first)]
     held = list(_one_at_a_time(held, _SCORING, job.steps))
     yield from _one_at_a_time(held, _WRITING, job.steps)
     if process.samples:
@@ -166,7 +168,10 @@ def _contents(job: Job, process: Process) -> Iterator[Allocation]:
 
 
 def _process(job: Job, process: Process) -> Iterator[Allocation]:
-    """What it is besides what it does, and what Ray's object store carries on its node."""
+    """Yield the contents of a process without its roles and its engine.
+
+    For Ray's own processes that includes the object store of the node.
+    """
     cluster, sampler = job.spec.cluster, job.sampler
     parts = sampler.rollout.parts if sampler else 1
     groups = {"rank": cluster.ranks, "critic rank": cluster.critic_ranks or 1}
@@ -176,7 +181,7 @@ def _process(job: Job, process: Process) -> Iterator[Allocation]:
     cuda_build = job.hardware.nodes[process.slot.node].cuda_build
     for item in process_items(process, job.device, group, libraries, cuda_build, job.constants):
         yield Allocation(item, job.moments)
-    for name, moments in _besides(job, process):
+    for name, moments in _task_constants(job, process):
         yield Allocation(constant_item(name, job.constants), moments)
     yield from _rewards(job, process)
     if process.kind == "ray" and sampler is not None:
@@ -185,11 +190,14 @@ def _process(job: Job, process: Process) -> Iterator[Allocation]:
         yield from receiving_items("buckets in the object store", size, job.moments, words)
 
 
-def _besides(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment]]]:
-    """The constants of what it holds for what it does, and when. Kernels of 16 bits are prepared by
-    shape, from the first forward on, and kept; products of fp32 are not."""
+def _task_constants(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment]]]:
+    """Yield the constants that depend on the work of a process, each with its moments.
+
+    16-bit kernels are prepared for each shape from the first forward on, and kept. fp32 products
+    need no such kernels.
+    """
     trained = job.spec.trained
-    if any(name in trained and trained[name].adapter for name in hosted(job, process)):
+    if any(name in trained and trained[name].adapter for name in roles_in(job, process)):
         yield "adapter_libraries", job.moments
     narrow = any(model.dtype == "bfloat16" for model in job.spec.models.values())
     if job.device == "cpu" and narrow and process.kind not in ("recipe", "ray"):
@@ -199,8 +207,10 @@ def _besides(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment
 
 
 def _rewards(job: Job, process: Process) -> Iterator[Allocation]:
-    """The processes that rewards and environments start, with the first responses, where the loop
-    runs."""
+    """Yield the processes that rewards and environments start.
+
+    They start with the first responses, on the node of the process that runs the loop.
+    """
     sampling, node = job.spec.sampling, job.hardware.nodes[process.slot.node]
     if sampling is None or process.kind not in ("local", "recipe"):
         return
@@ -210,8 +220,8 @@ def _rewards(job: Job, process: Process) -> Iterator[Allocation]:
         yield Allocation(item, job.computing)
 
 
-def hosted(job: Job, process: Process) -> Iterator[RoleName]:
-    """The roles that live in a process: in ranks alone."""
+def roles_in(job: Job, process: Process) -> Iterator[RoleName]:
+    """Yield the roles that live in a process; only ranks have roles."""
     own_critic = job.spec.cluster.critic_ranks is not None
     critics = ("critic rank",) if own_critic else ("local", "rank")
     for name in job.shapes:
@@ -220,10 +230,13 @@ def hosted(job: Job, process: Process) -> Iterator[RoleName]:
 
 
 def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
-    """On a rank of its group; first: that collects the actor's weights when they leave."""
+    """Return the contents of a role on a rank of its group.
+
+    `first` says whether this rank collects the actor's weights before they are sent or saved.
+    """
     spec, shape, ranks = job.spec, job.shapes[name], job.spec.ranks_of(name)
     sampling = spec.sampling
-    own = RoleWork(
+    work = RoleWork(
         name=name,
         shape=shape,
         head=spec.roles[name].head,
@@ -233,17 +246,17 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
         moments=job.moments,
         scaled=sampling is not None and sampling.rollout.sampling.temperature != 1,
         capability=job.capability,
-        first=first or name != "actor",  # else alike: only the actor's weights leave
+        first=first or name != "actor",  # only the actor's weights are sent and saved
         scores=name != "actor" or spec.actor_scores,
     )
     if frozen := spec.frozen.get(name):
-        held = frozen_role(frozen, own)
+        held = frozen_role(frozen, work)
         return (*held, *_distillation(job, frozen)) if name == "teacher" else held
     role = spec.trained[name]
     phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
     return trained_role(
         role,
-        own,
+        work,
         phase,
         entropy=sampling is not None,
         sync_bucket=_sync_bucket(job) if name == "actor" else 0,
@@ -252,8 +265,10 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
 
 
 def _sync_bucket(job: Job) -> int:
-    """Bytes of a bucket of new weights on its way to the engines; an adapter that goes by itself
-    goes in one piece (cluster/route.py)."""
+    """Return the bytes of a bucket of new weights on its way to the engines.
+
+    An adapter that is sent alone is sent in one piece (cluster/route.py).
+    """
     actor, shape = job.spec.actor, job.policy
     if actor.adapter and job.spec.sends_adapter_alone:
         return adapter_parameters(shape, actor.adapter) * actor.model.element
@@ -261,8 +276,10 @@ def _sync_bucket(job: Job) -> int:
 
 
 def _two_buckets(job: Job) -> int:
-    """Bytes of what engines receive and of what is gathered meanwhile (cluster/ray.py:
-    hand_over)."""
+    """Return the bytes that engines receive and that are gathered meanwhile.
+
+    See cluster/ray.py, `hand_over`.
+    """
     bucket, shape = _sync_bucket(job), job.policy
     if job.spec.sends_adapter_alone:
         return bucket
@@ -271,8 +288,10 @@ def _two_buckets(job: Job) -> int:
 
 
 def _bucket_bytes(spec: RunSpec[Any], shape: ModelShape) -> int:
-    """One tensor may be larger than a bucket is meant to be, and a tied head is sent beside the
-    embedding. 0 without engines."""
+    """Return the bytes of the largest bucket of full weights; 0 without engines.
+
+    One tensor may be larger than the configured bucket. A tied head is sent beside the embedding.
+    """
     if spec.engines is None:
         return 0
     element = spec.actor.model.element
@@ -283,8 +302,11 @@ def _bucket_bytes(spec: RunSpec[Any], shape: ModelShape) -> int:
 
 
 def micro_batch(work: Workload, ranks: int) -> MicroBatch:
-    """The largest pack of a rank. Where prompts are shared, a response may be a token long, and its
-    prompt almost all of a micro-batch."""
+    """Return the largest pack of a rank.
+
+    If prompts are shared, a response may be one token long, and its prompt almost the whole
+    micro-batch.
+    """
     tokens = work.largest_pack(ranks)
     sequences = -(-tokens // work.longest)
     loss_tokens = sequences if work.ends_only else tokens
@@ -301,7 +323,7 @@ def _distillation(job: Job, teacher: FrozenRole) -> Iterator[Allocation]:
 
 
 def _teacher_head(job: Job) -> TeacherHead | None:
-    """Of an actor that learns from a teacher."""
+    """Return the teacher's head for an actor that learns from a teacher; None without a teacher."""
     teacher = job.spec.models.get("teacher")
     if teacher is None:
         return None
@@ -310,7 +332,7 @@ def _teacher_head(job: Job) -> TeacherHead | None:
 
 
 def _engine(job: Job, process: Process) -> Iterator[Allocation]:
-    """Yield what a process of an engine holds."""
+    """Yield the contents of a process of an engine."""
     sampler = job.sampler
     if sampler is None:
         return
@@ -330,17 +352,20 @@ def _engine(job: Job, process: Process) -> Iterator[Allocation]:
 def _one_at_a_time(
     held: Sequence[Allocation], moment: Moment, steps: frozenset[Moment]
 ) -> Iterator[Allocation]:
-    """Roles score one after another, and so are their states written: of what exists only
-    meanwhile, the largest role's counts. What exists at all moments of the steps is always there.
-    """
+    """Yield the allocations, with a moment left to the one role that temporarily needs most then.
 
-    passes = [moment in one.moments and not steps <= one.moments for one in held]
-    passing: dict[str, int] = {}
-    for one in compress(held, passes):
-        passing[one.item.role] = passing.get(one.item.role, 0) + one.item.bytes
-    largest = max(passing, key=lambda role: passing[role], default="")
-    for one, does in zip(held, passes, strict=True):
-        if does and one.item.role != largest:
-            one = replace(one, moments=one.moments - {moment})
-        if one.moments:
-            yield one
+    Roles score one after another, and their states are written one after another. So of the
+    allocations that exist only meanwhile, those of the largest role count. An allocation that
+    exists at all moments of the steps always counts.
+    """
+    temporary = [moment in a.moments and not steps <= a.moments for a in held]
+    role_bytes: dict[str, int] = {}
+    for allocation in compress(held, temporary):
+        item = allocation.item
+        role_bytes[item.role] = role_bytes.get(item.role, 0) + item.bytes
+    largest = max(role_bytes, key=lambda role: role_bytes[role], default="")
+    for allocation, is_temporary in zip(held, temporary, strict=True):
+        if is_temporary and allocation.item.role != largest:
+            allocation = replace(allocation, moments=allocation.moments - {moment})
+        if allocation.moments:
+            yield allocation

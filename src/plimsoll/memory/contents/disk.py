@@ -1,4 +1,4 @@
-"""What a run writes to its directory: checkpoints and the final model."""
+"""The files that a run writes to its directory: checkpoints and the final model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ _STORED_LOGPROB = 20
 
 
 def disk_items(job: Job) -> tuple[Item, ...]:
-    """Return at most what a run writes: the checkpoints that are kept, the best one among them, the
-    one that is being written, and the final model."""
+    """Return the most that a run keeps on disk.
+
+    These are the kept checkpoints, the best checkpoint, the checkpoint that is being written, and
+    the final model.
+    """
     roles, run = job.spec.trained, job.spec.run
     if not roles:
         return ()
@@ -35,8 +38,11 @@ def disk_items(job: Job) -> tuple[Item, ...]:
 
 
 def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
-    """At most, as rows may come several times; KTO has each prompt scored with two responses. Of a
-    run in epochs it is not known before its rows are."""
+    """Yield the stored log-probs of the reference, at most.
+
+    Rows may come several times. KTO scores each prompt with two responses. For a run in epochs
+    nothing is known before its rows are read.
+    """
     steps = spec.known_steps
     if spec.precomputes and steps is not None:
         work = spec.workload
@@ -54,7 +60,10 @@ def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
 
 
 def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> Item:
-    """Masters, moments, and a moving average; the weights are the masters', rounded."""
+    """Return the checkpoints of a role: masters, moments, and a moving average.
+
+    The weights are not saved: they are the masters, rounded.
+    """
     saved = trainer_price(role).saved(role)
     return _item(
         name,

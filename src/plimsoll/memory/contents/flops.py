@@ -7,12 +7,13 @@ from plimsoll.memory.contents.contents import Job
 
 
 def tokens_at_peak(job: Job) -> float | None:
-    """Return how many tokens a second a run would work on if its cards multiplied at their bf16
-    peak all the time; None without cards, or if the speed of one is not known.
+    """Return the tokens a second of a run whose cards always compute at their bf16 peak.
+
+    None without cards, or if the speed of a card is not known.
 
     A token takes 2 FLOPs a parameter in each forward and each product of a backward pass (Kaplan et
-    al. 2020, section 2.1). What is computed again, and attention over other tokens, is left out: so
-    the share of the peak that a run reaches is a lower bound if sequences are long.
+    al. 2020, section 2.1). Recomputation, and attention over other tokens, are left out. So the
+    share of the peak that a run reaches is a lower bound if sequences are long.
     """
     slots = {process.slot for process in job.layout.processes}
     cards = [card for slot in slots if (card := job.card(slot)) is not None]
@@ -24,8 +25,8 @@ def tokens_at_peak(job: Job) -> float | None:
 def _token_flops(job: Job) -> float:
     """Return the FLOPs of a step for each of its tokens, in all roles and in engines.
 
-    A role that learns does a forward, and in the backward pass as much for the gradients of inputs,
-    and again for those of weights, which a frozen base has not.
+    A role that learns does a forward, in the backward pass as much for the gradients of inputs, and
+    as much again for the gradients of weights. A frozen base has no gradients of weights.
     """
     spec, products = job.spec, 0.0
     for name, trained in spec.trained.items():

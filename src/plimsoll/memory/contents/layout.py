@@ -1,4 +1,4 @@
-"""Which process of a run lives where: ranks, engines, the recipe and Ray on nodes and cards.
+"""The places of a run's processes: ranks, engines, the run's own and Ray's on nodes and cards.
 
 Ranks fill the nodes card by card: the actor's group first, then the critic's own, if it has one,
 then the engines, whose cards must be of one node each. With `rollout.placement: shared` engines
@@ -30,10 +30,12 @@ class Slot:
 class Process:
     """One operating-system process.
 
-    kind: `local` is the recipe with rank 0 and the sampler in it; `ray` is all that Ray itself runs
-    on a node; `engine` is an engine's front, and its model too where it has no `engine worker`.
-    index: of the rank in its group, of the engine, or of the node (ray). part: of a worker among
-    those of its engine.
+    Attributes:
+        kind: `local` is the whole run in one process, with rank 0 and the sampler in it; `recipe`
+            is the process that runs the loop; `ray` is all that Ray itself runs on a node;
+            `engine` is an engine's front, and its model too if it has no `engine worker`.
+        index: the number of the rank in its group, of the engine, or of the node (ray).
+        part: the number of a worker among the workers of its engine.
     """
 
     kind: ProcessKind
@@ -43,12 +45,12 @@ class Process:
 
     @property
     def samples(self) -> bool:
-        """Whether it has an engine, or a part of one."""
+        """Whether the process has an engine, or a part of one."""
         return self.kind in ("local", "engine", "engine worker")
 
     @property
     def name(self) -> str:
-        """Such as `rank 3` or `engine 0 worker 1`."""
+        """The name of the process, such as `rank 3` or `engine 0 worker 1`."""
         if self.kind == "engine worker":
             return f"engine {self.index} worker {self.part}"
         return self.kind if self.kind in ("local", "recipe") else f"{self.kind} {self.index}"
@@ -56,15 +58,17 @@ class Process:
 
 @dataclass(frozen=True)
 class Layout:
-    """processes: those that have a place. unplaced: names of those that found no free card."""
+    """The places of a run's processes."""
 
     processes: tuple[Process, ...]
+    """The processes that have a place."""
     unplaced: tuple[str, ...]
+    """The names of processes without a free card."""
     cards_needed: int
 
 
 def lay_out(spec: RunSpec[Any], cards: Sequence[int]) -> Layout:
-    """Place a run's processes; cards: how many each node has (0 on all for a run on CPU)."""
+    """Place a run's processes; `cards` is the number of cards of each node (all 0 on CPU)."""
     cluster = spec.cluster
     rollout = spec.engines
     if cluster.where == "local":
@@ -86,11 +90,11 @@ def lay_out(spec: RunSpec[Any], cards: Sequence[int]) -> Layout:
 
 
 Placed = tuple[str, Process | None]
-"""A process's name and, where it has a card, the process."""
+"""The name of a process, and the process if there is a card for it."""
 
 
 def _ranks(cluster: ClusterConfig, free: Sequence[Slot]) -> tuple[list[Placed], list[Slot]]:
-    """The ranks of all groups, and the cards that they leave free."""
+    """Return the ranks of all groups, and the cards that they leave free."""
     slots: list[Slot | None] = [*free, *[None] * cluster.all_ranks]
     placed: list[Placed] = []
     for (kind, index), slot in zip(_rank_names(cluster), slots, strict=False):
@@ -105,26 +109,26 @@ def _rank_names(cluster: ClusterConfig) -> Iterator[tuple[ProcessKind, int]]:
 
 
 def _engines(rollout: RolloutConfig | None, free: Sequence[Slot]) -> Iterator[Placed]:
-    """Each engine on the next cards of one node: its front, and a worker on each card."""
+    """Yield each engine on the next cards of one node: its front, and a worker on each card."""
     left = list(free)
     for index in range(rollout.engines if rollout else 0):
         assert rollout is not None
-        own = _together(left, rollout.parts)
-        if not own:
+        slots = _on_one_node(left, rollout.parts)
+        if not slots:
             yield f"engine {index}", None
             continue
-        left = left[left.index(own[-1]) + 1 :]
+        left = left[left.index(slots[-1]) + 1 :]
         if not rollout.engine.has_front:
-            yield f"engine {index}", Process("engine", index, own[0])
+            yield f"engine {index}", Process("engine", index, slots[0])
             continue
-        yield f"engine {index}", Process("engine", index, Slot(own[0].node))
-        for part, slot in enumerate(own):
+        yield f"engine {index}", Process("engine", index, Slot(slots[0].node))
+        for part, slot in enumerate(slots):
             worker = Process("engine worker", index, slot, part)
             yield worker.name, worker
 
 
-def _together(free: Sequence[Slot], count: int) -> list[Slot]:
-    """The first so many cards of one node; none where no node has them."""
+def _on_one_node(free: Sequence[Slot], count: int) -> list[Slot]:
+    """Return the first `count` successive cards of one node; none if no node has so many."""
     for start in range(len(free) - count + 1):
         chosen = free[start : start + count]
         if chosen[0].node == chosen[-1].node:
@@ -135,7 +139,7 @@ def _together(free: Sequence[Slot], count: int) -> list[Slot]:
 def _without_cards(
     cluster: ClusterConfig, rollout: RolloutConfig | None, nodes: int
 ) -> Iterator[Process]:
-    """Ranks and engines as CPU processes, each kind spread evenly over the nodes."""
+    """Yield ranks and engines as CPU processes, each kind spread evenly over the nodes."""
     for kind, index in _rank_names(cluster):
         group = cluster.ranks if kind == "rank" else cluster.critic_ranks or 1
         yield Process(kind, index, Slot(index * nodes // group))

@@ -1,6 +1,7 @@
-"""What a process holds besides tensors: interpreter and libraries, CUDA context, communicators,
-Ray; and the allocator's gap. These depend on versions and machines, and are all that a calibration
-may change.
+"""Memory of a process besides tensors, and the allocator's gap.
+
+That is the interpreter and libraries, the CUDA context, communicators and Ray. These numbers depend
+on versions and machines, and are all that a calibration may change.
 """
 
 from __future__ import annotations
@@ -47,28 +48,34 @@ _SOURCES = {
 
 
 FIXED_SEGMENTS_GAP = 0.29
-"""The allocator's gap with fixed segments: the middle of the 18 to 40 % that four runs on an H200
-reserved over their live tensors."""
+"""The allocator's gap with fixed segments.
+
+It is the middle of the 18 to 40 % that four runs on an H200 reserved over their live tensors.
+"""
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Bytes, but for a share.
+    """The constants of processes, in bytes; `allocator_gap` alone is a share.
 
-    cuda_context: of a process on a card, kernels loaded. nccl_communicator: on a card, of each
-    communicator of more than one rank. allocator_gap: reserved over allocated device bytes, as a
-    share of the latter. worker_process: resident memory of a training rank without tensors.
-    cuda_libraries: what CUDA adds to that; cuda_build: what torch's build for CUDA adds to each
-    process that uses no card. controller_process: the same of the process that runs
-    the recipe. kernel_cache: of a process that computes on CPU: the kernels that it keeps
-    (`kernel_limits` in engine/process_group.py).
-    adapter_libraries: what PEFT, and bitsandbytes with it, add to a process that trains an adapter.
-    trajectory_libraries: pandas, which pyarrow imports to make a table, in the process that writes
-    the trajectories.
-    engine_process: of an engine's front, of its core, and of each worker besides, without weights
-    and KV cache. ray_actor: what Ray adds to
-    each worker. ray_node: Ray's own processes on a node, without the object store's contents.
-    sources: where each is from, by name.
+    Attributes:
+        cuda_context: CUDA context of a process on a card, with kernels loaded.
+        nccl_communicator: bytes on a card for each communicator of more than one rank.
+        allocator_gap: reserved over allocated device bytes, as a share of the allocated ones.
+        worker_process: resident memory of a training rank without tensors.
+        cuda_libraries: addition of CUDA to a process on a card.
+        cuda_build: addition of torch's build for CUDA to each process that uses no card.
+        controller_process: resident memory of the process that runs the loop, without tensors.
+        kernel_cache: kernels that a process keeps if it computes on CPU (`kernel_limits` in
+            engine/process_group.py).
+        adapter_libraries: addition of PEFT and bitsandbytes to a process that trains an adapter.
+        trajectory_libraries: pandas, which pyarrow imports to make a table, in the process that
+            writes the trajectories.
+        engine_process: an engine's front, its core, and each further worker, without weights and
+            KV cache.
+        ray_actor: addition of Ray to each worker.
+        ray_node: Ray's own processes on a node, without the contents of the object store.
+        sources: the source of each number, by name.
     """
 
     cuda_context: int = 1_180 * MIB
@@ -89,46 +96,46 @@ class Constants:
     )
 
     def calibrated(self, source: str, **values: float) -> Constants:
-        """With measured values; `source` says where and on what they were measured."""
+        """Return the constants with measured values; `source` says where they were measured."""
         merged = dict(self.sources) | dict.fromkeys(values, source)
         return replace(self, **values, sources=MappingProxyType(merged))  # type: ignore[arg-type]
 
     def calibrations(self) -> dict[str, list[str]]:
-        """The numbers that are not the shipped ones, by where they are from."""
-        found: dict[str, list[str]] = {}
+        """Return the names of the numbers that are not the shipped ones, by their source."""
+        names: dict[str, list[str]] = {}
         for name in NUMBERS:
             if self.sources[name] != _SOURCES[name]:
-                found.setdefault(self.sources[name], []).append(name)
-        return found
+                names.setdefault(self.sources[name], []).append(name)
+        return names
 
 
-NUMBERS = tuple(one.name for one in fields(Constants) if one.name != "sources")
+NUMBERS = tuple(number.name for number in fields(Constants) if number.name != "sources")
 
 
 def read_constants(path: Path) -> Constants:
-    """A calibration that `write_constants` wrote.
+    """Return the constants of a calibration file that `write_constants` wrote.
 
-    Raises ConfigError with path and reason where it cannot be read, is no such file, or holds
-    values that cannot be.
+    Raises ConfigError with path and reason if the file cannot be read, is no calibration, or has
+    impossible values.
     """
     way = "Write one with `plimsoll calibrate`, or do without: then the shipped constants count."
-    with _told(f"{path} is no calibration", way):
+    with _as_config_error(f"{path} is no calibration", way):
         return _constants(json.loads(path.read_text(encoding="utf-8")))
 
 
 def read_plan_constants(path: Path) -> Constants:
-    """The constants that a plan.json was made with.
+    """Return the constants that a plan.json was made with.
 
-    Raises ConfigError with path and reason where they cannot be read.
+    Raises ConfigError with path and reason if they cannot be read.
     """
     wrong = f"{path} does not tell with which constants the run was planned"
-    with _told(wrong, "Give runs that have been planned, by this version."):
+    with _as_config_error(wrong, "Give runs that have been planned, by this version."):
         return _constants(json.loads(path.read_text(encoding="utf-8"))["constants"])
 
 
 @contextmanager
-def _told(wrong: str, way_out: str) -> Iterator[None]:
-    """Within: what cannot be read is a ConfigError."""
+def _as_config_error(wrong: str, way_out: str) -> Iterator[None]:
+    """Turn read errors inside the block into ConfigError."""
     try:
         yield
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -143,15 +150,18 @@ def _constants(stored: Mapping[str, Any]) -> Constants:
 
 
 def write_constants(constants: Constants, path: Path) -> None:
-    """Each number that is not the shipped one, with its source, as JSON; written whole or not at
-    all."""
+    """Write the numbers that are not the shipped ones as JSON, each with its source.
+
+    The file is written whole or not at all.
+    """
     values = constant_values(constants)
-    calibrated = {name: values[name] for own in constants.calibrations().values() for name in own}
+    names = (name for names in constants.calibrations().values() for name in names)
+    calibrated = {name: values[name] for name in names}
     write_whole(path, json.dumps(calibrated, indent=2) + "\n")
 
 
 def constant_values(constants: Constants) -> dict[str, dict[str, float | str]]:
-    """Each number with its source, by name."""
+    """Return each number with its source, by name."""
     return {
         name: {"value": getattr(constants, name), "source": constants.sources[name]}
         for name in NUMBERS
@@ -193,14 +203,18 @@ def process_items(
     cuda_build: bool,
     constants: Constants,
 ) -> Iterator[Item]:
-    """Yield what a process holds whatever it does.
+    """Yield the memory of a process that does not depend on its work.
 
     Args:
-        group: how many processes its communicator joins; of an engine's front, its workers'.
-        libraries: the constant that a process of the engines that sample holds.
-        cuda_build: as of `Node`.
+        process: the process.
+        device: the device on which the run computes.
+        group: the number of processes that its communicator joins; for an engine's front, those
+            of its workers' communicator.
+        libraries: the constant for the libraries of a process of a sampling engine.
+        cuda_build: whether the node has torch's build for CUDA, as in `Node`.
+        constants: the constants.
     """
-    processes = _with_core(process, device, group)
+    processes = _process_count(process, device, group)
     for name in _resident(process, libraries):
         count = processes if name == "engine_process" else 1
         yield constant_item(name, constants, count)
@@ -216,14 +230,16 @@ def process_items(
         yield constant_item("nccl_communicator", constants)
 
 
-def _with_core(process: Process, device: Device, group: int) -> int:
-    """An engine's front has its core beside it: the worker's own process, where there is one card
-    (vLLM: v1/executor/uniproc_executor.py)."""
+def _process_count(process: Process, device: Device, group: int) -> int:
+    """Return 2 for an engine's front with its core beside it, else 1.
+
+    With one card the core is the worker's own process (vLLM: v1/executor/uniproc_executor.py).
+    """
     return 2 if process.kind == "engine" and (device == "cpu" or group > 1) else 1
 
 
 def _resident(process: Process, libraries: str) -> tuple[str, ...]:
-    """The constants of what is there whatever the process does."""
+    """Return the constants of a process's host memory that does not depend on its work."""
     match process.kind:
         case "local":
             return ("worker_process",)
@@ -240,7 +256,7 @@ def _resident(process: Process, libraries: str) -> tuple[str, ...]:
 
 
 def constant_item(constant: str, constants: Constants, processes: int = 1) -> Item:
-    """What a constant says that so many processes hold."""
+    """Return the item of a constant for a number of processes."""
     each: int = getattr(constants, constant)
     where: Where = "device" if constant in _ON_DEVICE else "host"
     words = f"{each:,} bytes a process" + (f" x {processes} processes" if processes > 1 else "")

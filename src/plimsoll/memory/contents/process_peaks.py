@@ -1,4 +1,4 @@
-"""What the plan says of each single process: what the ledger holds against the measured peaks."""
+"""The planned peaks of each process, which the ledger compares with the measured ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
 
-from plimsoll.memory.contents.contents import Job, held_by
+from plimsoll.memory.contents.contents import Job, contents_of
 from plimsoll.memory.contents.layout import Process
 from plimsoll.memory.contents.stores import Use, uses_of
 from plimsoll.run.readings import Footprint, Footprints
@@ -15,33 +15,34 @@ from plimsoll.timeline.items import Allocation, Where
 
 
 def process_peaks(job: Job) -> dict[str, Footprints]:
-    """By process, as the ledger calls it, and phase: each number's largest over the instants.
+    """Return the largest of each number over the instants, by the ledger's process name and phase.
 
-    An engine is its front and its workers together, and of their cards the fullest. `device` is
-    of the whole card: other processes' share of it too. `eval` is the phase of the plan that does
-    the same: sampling, or else scoring. Ray's own processes are left out: nobody reads them.
+    An engine is its front and its workers together, on the fullest of their cards. `device`
+    counts the whole card, with the shares of other processes. `eval` is the phase of the plan that
+    does the same work: sampling, or else scoring. Ray's own processes are left out, because they
+    are not measured.
     """
     read = [process for process in job.layout.processes if process.kind != "ray"]
     return {
-        name: _with_eval(_together([_phases(job, process) for process in processes]))
-        for name, processes in groupby(read, key=read_as)
+        name: _with_eval(_combine([_phases(job, process) for process in processes]))
+        for name, processes in groupby(read, key=reading_name)
     }
 
 
-def read_as(process: Process) -> str:
-    """The name under which a process is read."""
+def reading_name(process: Process) -> str:
+    """Return the name of a process in the ledger's readings."""
     return f"engine {process.index}" if process.kind == "engine worker" else process.name
 
 
 def _phases(job: Job, process: Process) -> Footprints:
-    own = held_by(job, process)
-    host = _by_phase(own, "host")
+    contents = contents_of(job, process)
+    host = _by_phase(contents, "host")
     if process.slot.card is None:
         return {phase: Footprint(_most(uses)) for phase, uses in host.items()}
     gap = job.constants.allocator_gap
-    beside = (other for other in job.layout.processes if other.slot == process.slot)
-    on_card = [one for other in beside for one in held_by(job, other)]
-    device, card = _by_phase(own, "device", gap), _by_phase(on_card, "device", gap)
+    sharing = (p for p in job.layout.processes if p.slot == process.slot)
+    on_card = [held for p in sharing for held in contents_of(job, p)]
+    device, card = _by_phase(contents, "device", gap), _by_phase(on_card, "device", gap)
     return {
         phase: Footprint(
             host=_most(uses),
@@ -54,23 +55,23 @@ def _phases(job: Job, process: Process) -> Footprints:
 
 
 def _by_phase(held: Iterable[Allocation], where: Where, gap: float = 0.0) -> dict[Phase, list[Use]]:
-    found: dict[Phase, list[Use]] = {}
-    for use in uses_of((one for one in held if one.item.where == where), gap):
-        found.setdefault(use.moment.phase, []).append(use)
-    return found
+    uses: dict[Phase, list[Use]] = {}
+    for use in uses_of((a for a in held if a.item.where == where), gap):
+        uses.setdefault(use.moment.phase, []).append(use)
+    return uses
 
 
 def _most(uses: Iterable[Use]) -> int:
     return max((use.bytes for use in uses), default=0)
 
 
-def _together(parts: list[Footprints]) -> Footprints:
-    """The host's bytes added up; of the cards the fullest."""
+def _combine(parts: list[Footprints]) -> Footprints:
+    """Return the footprints of several processes together: host bytes summed, the fullest card."""
     if len(parts) == 1:
         return parts[0]
     return {
         phase: replace(
-            max((part[phase] for part in parts), key=lambda one: one.device or 0),
+            max((part[phase] for part in parts), key=lambda footprint: footprint.device or 0),
             host=sum(part[phase].host for part in parts),
         )
         for phase in parts[0]

@@ -1,5 +1,6 @@
-"""What a plan fills: cards and nodes' host memory. How full each is at every moment, when it is
-fullest, and whether what it must hold fits.
+"""The stores that a plan fills: cards, and the host memory of nodes.
+
+For each store: its use at every moment, the fullest moment, and whether its contents fit.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Level, Moment
 
 Verdict = Literal["fits", "risky", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "risky", "does not fit")
-"""From the best to the worst."""
+"""All verdicts, from the best to the worst."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """How far predictions are known to be off, as a share of the predicted bytes."""
+    """The known error of predictions, as a share of the predicted bytes."""
 
     share: float
     source: str
@@ -30,18 +31,17 @@ class Band:
 
 @dataclass(frozen=True)
 class Use:
-    """All that is held at one moment; bytes.
-
-    held: what each process has, item by item. gap: of the allocator, as `uses_of` takes it.
-    """
+    """Everything that is held at one moment; sizes are in bytes."""
 
     moment: Moment
     held: tuple[Item, ...]
+    """The items of each process."""
     gap: float
+    """The allocator's gap, as in `uses_of`."""
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """Like items as one, and the allocator's gap; the largest first."""
+        """The items, equal ones merged, and the allocator's gap; the largest first."""
         merged = merge(item for item in self.held if item.bytes)
         gap = [_gap_item(self.allocated, self.gap)] if self.gap and self.allocated else []
         return tuple(sorted([*merged, *gap], key=lambda item: -item.bytes))
@@ -56,17 +56,17 @@ class Use:
 
     @cached_property
     def bytes(self) -> int:
-        """All of it: what the device shows as used, or what the host's processes hold."""
+        """The bytes that the device reports as used, or that the host's processes hold."""
         return sum(item.bytes for item in self.held) + self._gap_bytes
 
     @cached_property
     def allocated(self) -> int:
-        """What torch counts as allocated."""
+        """The bytes that torch counts as allocated."""
         return sum(item.bytes for item in self.held if item.level == "allocated")
 
     @property
     def reserved(self) -> int:
-        """What torch counts as reserved: allocated, and the allocator's gap."""
+        """The bytes that torch counts as reserved: allocated ones, and the allocator's gap."""
         return self.allocated + self._gap_bytes
 
     @property
@@ -75,33 +75,35 @@ class Use:
 
 
 def uses_of(held: Iterable[Allocation], gap: float = 0.0) -> tuple[Use, ...]:
-    """What is held at every moment that any of these items names.
+    """Return the use at every moment that any of these allocations names.
 
-    gap: the allocator's reserved bytes above its allocated ones, as a share of the latter.
+    Args:
+        held: the allocations.
+        gap: the allocator's reserved bytes above its allocated ones, as a share of the latter.
     """
-    together: dict[frozenset[Moment], list[Item]] = {}
-    for one in held:  # few kinds of lives among hundreds of items
-        together.setdefault(one.moments, []).append(one.item)
-    found: dict[Moment, list[Item]] = {}
-    for moments, items in together.items():
+    by_life: dict[frozenset[Moment], list[Item]] = {}
+    for allocation in held:  # few different lifetimes among hundreds of items
+        by_life.setdefault(allocation.moments, []).append(allocation.item)
+    by_moment: dict[Moment, list[Item]] = {}
+    for moments, items in by_life.items():
         for moment in moments:
-            found.setdefault(moment, []).extend(items)
-    ordered = sorted(found, key=lambda moment: (PHASES.index(moment.phase), moment.instant))
-    return tuple(Use(moment, tuple(found[moment]), gap) for moment in ordered)
+            by_moment.setdefault(moment, []).extend(items)
+    ordered = sorted(by_moment, key=lambda moment: (PHASES.index(moment.phase), moment.instant))
+    return tuple(Use(moment, tuple(by_moment[moment]), gap) for moment in ordered)
 
 
 def phase_peaks(uses: Iterable[Use]) -> tuple[Use, ...]:
-    """The fullest instant of each phase, in the order of the phases."""
-    found: dict[Phase, Use] = {}
+    """Return the fullest instant of each phase, in the order of the phases."""
+    peaks: dict[Phase, Use] = {}
     for use in uses:
-        best = found.get(use.moment.phase)
+        best = peaks.get(use.moment.phase)
         if best is None or use.bytes > best.bytes:
-            found[use.moment.phase] = use
-    return tuple(found[phase] for phase in PHASES if phase in found)
+            peaks[use.moment.phase] = use
+    return tuple(peaks[phase] for phase in PHASES if phase in peaks)
 
 
 def fullest(uses: Iterable[Use]) -> Use:
-    """The use with the most bytes; the first of equals."""
+    """Return the use with the most bytes; the first of equals."""
     return max(uses, key=lambda use: use.bytes)
 
 
@@ -119,14 +121,14 @@ def _gap_item(allocated: int, gap: float) -> Item:
 
 
 def merge(items: Iterable[Item]) -> list[Item]:
-    """Items of the same role, name and level as one: that of all processes together."""
-    alike: dict[tuple[str, str, Level], list[Item]] = {}
+    """Return one item for all items of the same role, name and level, over all processes."""
+    groups: dict[tuple[str, str, Level], list[Item]] = {}
     for item in items:
-        alike.setdefault((item.role, item.name, item.level), []).append(item)
-    return [_together(group) for group in alike.values()]
+        groups.setdefault((item.role, item.name, item.level), []).append(item)
+    return [_add_up(group) for group in groups.values()]
 
 
-def _together(items: Sequence[Item]) -> Item:
+def _add_up(items: Sequence[Item]) -> Item:
     if len(items) == 1:
         return items[0]
     counts = Counter(item.formula for item in items)
@@ -136,22 +138,22 @@ def _together(items: Sequence[Item]) -> Item:
 
 @dataclass(frozen=True)
 class Store:
-    """A card, or a node's host memory; equal ones are one store with several slots.
-
-    hardware: such as A100-80GB. capacity: usable bytes; None where unknown. held: everything that
-    any of its processes ever holds there. gap: of the allocator, as `uses_of` takes it.
-    """
+    """A card, or a node's host memory; equal ones are one store with several slots."""
 
     where: Literal["device", "host"]
     slots: tuple[Slot, ...]
     hardware: str
+    """The name of the hardware, such as A100-80GB."""
     capacity: int | None
+    """Usable bytes; None if unknown."""
     held: tuple[Allocation, ...]
+    """Everything that its processes hold there at any moment."""
     gap: float
+    """The allocator's gap, as in `uses_of`."""
 
     @cached_property
     def uses(self) -> tuple[Use, ...]:
-        """Every moment."""
+        """The use at every moment."""
         return uses_of(self.held, self.gap)
 
     @cached_property
@@ -166,29 +168,32 @@ class Store:
 
     @property
     def place(self) -> str:
-        """What it is, in a word."""
+        """The word for such a store: "node" or "card"."""
         return "node" if self.where == "host" else "card"
 
     @property
     def name(self) -> str:
-        """Such as `8 x A100-80GB (node 0, cards 0-7)`."""
+        """The name for display, such as `8 x A100-80GB (node 0, cards 0-7)`."""
         count = f"{len(self.slots)} x " if len(self.slots) > 1 or self.where == "device" else ""
         return f"{count}{self.hardware} ({slots_text(self.slots)})"
 
     @property
     def without_engines(self) -> Store:
-        """What all but the rollout engines hold."""
+        """The store without the items of the rollout engines."""
         return self.without(lambda item: item.role == "rollout")
 
     def without(self, unwanted: Callable[[Item], bool]) -> Store:
-        """The same without some of its items."""
-        return replace(self, held=tuple(one for one in self.held if not unwanted(one.item)))
+        """Return the store without the unwanted items."""
+        return replace(self, held=tuple(a for a in self.held if not unwanted(a.item)))
 
 
 def verdict_of(store: Store, band: Band) -> Verdict:
-    """A peak over the capacity does not fit; one that the band could carry over it is risky. What
-    vLLM takes of a card is set, not predicted, so no band is added to it. Nothing is said against
-    a host of unknown memory."""
+    """Return whether a store holds its peak.
+
+    A peak over the capacity does not fit. It is risky if the peak and the band together are over
+    the capacity. vLLM's share of a card is set, not predicted, so it gets no band. A host of
+    unknown memory always fits.
+    """
     peak = store.peak
     if store.capacity is None:
         return "fits"
@@ -198,13 +203,13 @@ def verdict_of(store: Store, band: Band) -> Verdict:
 
 
 def likely_worst(use: Use, band: Band) -> float:
-    """Bytes of a use where its predictions are as much too low as the band says."""
+    """Return the bytes of a use if its predictions are too low by the whole band."""
     exact = sum(item.bytes for item in use.held if item.role == "rollout")
     return use.bytes + band.share * (use.bytes - exact)
 
 
 def slots_text(slots: Sequence[Slot]) -> str:
-    """Such as `node 0, cards 0-7` or `nodes 0-3`."""
+    """Return the slots in words, such as `node 0, cards 0-7` or `nodes 0-3`."""
     nodes = sorted({slot.node for slot in slots})
     cards = sorted({slot.card for slot in slots if slot.card is not None})
     text = f"node{'s' * (len(nodes) > 1)} {_ranges(nodes)}"

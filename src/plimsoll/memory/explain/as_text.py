@@ -41,7 +41,7 @@ def _where(explanation: Explanation) -> Iterator[str]:
 
 
 def _measures(explanation: Explanation) -> Iterator[str]:
-    """Yield what the process held, and what it should hold."""
+    """Yield the measured and the predicted bytes of the process."""
     when = "when it failed" if explanation.at_failure else "when it was last read"
     measured = explanation.measured
     if measured is None:

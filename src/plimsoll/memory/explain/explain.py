@@ -1,4 +1,7 @@
-"""Why a run ran out of memory: predicted against measured, four answers, the smallest repair."""
+"""The reasons why a run ran out of memory.
+
+An explanation has predicted and measured bytes, four answers, and the smallest change that helps.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from plimsoll.memory.advise.advise import Suggestion, smallest_change
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.contents.process_peaks import process_peaks, read_as
+from plimsoll.memory.contents.process_peaks import process_peaks, reading_name
 from plimsoll.memory.contents.stores import Store, Use, fullest
 from plimsoll.memory.explain.questions import Finding, Scene, answer_questions, models_of, room_of
 from plimsoll.memory.weigh import Ground, weigh
@@ -32,7 +35,7 @@ _SAME = {"eval": ("rollout", "score")}
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a process ran out of memory, and what would have fitted."""
+    """The reasons why a process ran out of memory, and a change that would have fitted."""
 
     incident: Incident
     """The incident as it was seen."""
@@ -41,9 +44,9 @@ class Explanation:
     role: str
     """The role whose memory it was, or the roles that it may have been."""
     predicted: Footprint | None
-    """What the process should hold in that phase; None in phases without a plan."""
+    """The planned bytes of the process in that phase; None in phases without a plan."""
     measured: Footprint | None
-    """What the process held when it failed, or when it was last read."""
+    """The bytes of the process when it failed, or when it was last read."""
     at_failure: bool
     """Whether it was measured when it failed."""
     store: Store
@@ -53,7 +56,7 @@ class Explanation:
     findings: tuple[Finding, Finding, Finding, Finding]
     """The answers to the four questions."""
     room: int
-    """Bytes in which it would have had to fit, by the plan's reckoning."""
+    """The most bytes that the plan may need so that the run would have fitted."""
     change: Suggestion | None
     """The smallest change that fits in this room; None if nothing was found."""
 
@@ -69,8 +72,11 @@ def explain(
     """Explain an incident that the cluster has seen, in a phase of the run.
 
     Args:
+        spec: the run.
         hardware: the machines of the plan that the run was started with.
         constants: the constants of that plan.
+        incident: the incident.
+        phase: the phase in which it happened.
 
     Raises ConfigError for a model whose shape cannot be known.
     """
@@ -95,37 +101,37 @@ def explain(
 def scene_of(
     spec: RunSpec[Any], hardware: Hardware, constants: Constants, incident: Incident, phase: str
 ) -> Scene:
-    """Return what the plan has where memory ran out. Parameters and errors as of `explain`."""
+    """Return the plan of the place where memory ran out. Parameters and errors as in `explain`."""
     assert incident.seen is not None
     plan = weigh(spec, Ground(hardware, constants))
     job = plan.job
     where: Where = incident.where if plan.devices else "host"
     stores = plan.devices if where == "device" else plan.hosts
-    slots = [_on(process.slot, where) for process in _named(job, incident.seen.process)]
-    store = next((one for one in stores if set(slots) & set(one.slots)), stores[0])
-    here = store.slots[0]  # it stands for all that are like it
+    slots = {_on(process.slot, where) for process in _processes(job, incident.seen.process)}
+    store = next((store for store in stores if slots & set(store.slots)), stores[0])
+    here = store.slots[0]  # all slots of a store are equal
     planned = tuple(p for p in job.layout.processes if _on(p.slot, where) == here)
     return Scene(job, incident, incident.seen, store, _use(store, phase), planned)
 
 
 def role_of(scene: Scene, phase: str) -> str:
-    """Return whose memory it was: as the process said, or as the phase says, or all it may be."""
+    """Return the role whose memory it was, from the process or the phase, or all possible roles."""
     known = scene.incident.role or _ROLES.get(phase)
-    return known or " or ".join(models_of(scene.job, _named(scene.job, scene.seen.process)))
+    return known or " or ".join(models_of(scene.job, _processes(scene.job, scene.seen.process)))
 
 
 def room_needed(scene: Scene) -> int:
-    """Return the bytes that a plan may need so that it would have fitted.
+    """Return the most bytes that a plan may need so that it would have fitted.
 
-    Never more than what this plan needs, for that was too much. Where the process held more than
-    was predicted, the plan needs that much less room than there was.
+    The result is at most the need of this plan, which was too much. If the process held more than
+    was predicted, the result is less than the room by the same factor.
     """
     need, room = scene.store.peak.bytes, room_of(scene)
     return need if room is None else max(1, min(need, int(room / _excess(scene))))
 
 
 def _excess(scene: Scene) -> float:
-    """Return what was measured over the largest that was predicted; at least 1."""
+    """Return the measured bytes over the largest predicted ones; at least 1."""
 
     def size(footprint: Footprint) -> int:
         return footprint.host if scene.store.where == "host" else footprint.fullest
@@ -145,8 +151,8 @@ def _on(slot: Slot, where: Where) -> Slot:
     return slot if where == "device" else Slot(slot.node)
 
 
-def _named(job: Job, name: str) -> list[Process]:
-    return [process for process in job.layout.processes if read_as(process) == name]
+def _processes(job: Job, name: str) -> list[Process]:
+    return [process for process in job.layout.processes if reading_name(process) == name]
 
 
 def _use(store: Store, phase: str) -> Use:
@@ -157,7 +163,7 @@ def _use(store: Store, phase: str) -> Use:
 
 
 def _with_room(hardware: Hardware, store: Store, room: int) -> Hardware:
-    """Return all nodes with so little on their hosts, or on their cards."""
+    """Return the hardware with so much room on its hosts, or at most so much on its cards."""
 
     def smaller(node: Node) -> Node:
         if store.where == "host":

@@ -11,9 +11,9 @@ from plimsoll.engine.price.roles import trainer_price
 from plimsoll.machine.incident import Incident, Sighting
 from plimsoll.machine.node_state import NodeState
 from plimsoll.machine.nvidia import CardProcess, LiveCard
-from plimsoll.memory.contents.contents import Job, hosted
+from plimsoll.memory.contents.contents import Job, roles_in
 from plimsoll.memory.contents.layout import Process
-from plimsoll.memory.contents.process_peaks import read_as
+from plimsoll.memory.contents.process_peaks import reading_name
 from plimsoll.memory.contents.stores import Store, Use
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import Share
@@ -21,7 +21,7 @@ from plimsoll.run.readings import Share
 _UNEVEN = 1.1
 """A rank that holds more than this times its share was not divided as asked."""
 _MUCH = 0.05
-"""Of the capacity: from here on other processes hold much."""
+"""The share of the capacity from which on other processes hold much."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,30 @@ class Scene:
     job: Job
     incident: Incident
     seen: Sighting
-    """What the cluster saw."""
+    """The observations of the cluster."""
     store: Store
     """The plan's card or host that was too small."""
     use: Use
-    """What the plan has there at the fullest instant of the phase."""
+    """The planned items there at the fullest instant of the phase."""
     planned: tuple[Process, ...]
     """The processes that the plan has there."""
 
 
 def answer_questions(scene: Scene) -> tuple[Finding, Finding, Finding, Finding]:
     """Answer the four questions, in the order in which to ask them."""
-    return _free(scene), _divided(scene), _together(scene), _others(scene)
+    return (
+        _ask_free_memory(scene),
+        _ask_partitioning(scene),
+        _ask_models(scene),
+        _ask_other_processes(scene),
+    )
 
 
 def room_of(scene: Scene) -> int | None:
-    """Return the bytes that the run could have had there when it began, or else now; None if that
-    is not known."""
+    """Return the bytes that were available to the run when it began, or else now; None if unknown.
+
+    Bytes that other processes hold are not available.
+    """
     state = scene.seen.before or scene.seen.after
     if state is None:
         return None
@@ -69,7 +76,7 @@ def room_of(scene: Scene) -> int | None:
     return None if card is None else card.usable_bytes - _held_by_others(card, state)
 
 
-def _free(scene: Scene) -> Finding:
+def _ask_free_memory(scene: Scene) -> Finding:
     question = f"Is the {scene.store.place}'s free memory below the plan's?"
     need, capacity, room = scene.store.peak.bytes, scene.store.capacity, room_of(scene)
     wanted = f"the plan needs {gigabytes_text(need)} at its fullest"
@@ -82,11 +89,11 @@ def _free(scene: Scene) -> Finding:
     return Finding(question, "yes" if room < need else "no", text)
 
 
-def _divided(scene: Scene) -> Finding:
+def _ask_partitioning(scene: Scene) -> Finding:
     question = "Did the partitioning take effect?"
-    wanted = _to_divide(scene.job)
+    wanted = _roles_to_divide(scene.job)
     if not wanted:
-        return Finding(question, "no", f"none was asked for: {_undivided(scene.job)}")
+        return Finding(question, "no", f"none was asked for: {_divisions_text(scene.job)}")
     shares = [(name, share) for name, share in _shares(scene) if share.role in wanted]
     if not shares:
         text = f"no rank has reported yet what it holds of the {_and(wanted)}"
@@ -117,20 +124,20 @@ def _share_text(name: str, share: Share) -> str:
     )
 
 
-def _to_divide(job: Job) -> list[str]:
+def _roles_to_divide(job: Job) -> list[str]:
     roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
     divided = [name for name, role in roles.items() if trainer_price(role).is_divided(role)]
     return [name for name in job.shapes if name in divided and job.spec.ranks_of(name) > 1]
 
 
-def _undivided(job: Job) -> str:
+def _divisions_text(job: Job) -> str:
     ranks = job.spec.cluster.ranks
     roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
     stages = ", ".join(f"{n} at {trainer_price(role).division(role)}" for n, role in roles.items())
     return f"{stages}, on {ranks} rank{'s' * (ranks > 1)}"
 
 
-def _together(scene: Scene) -> Finding:
+def _ask_models(scene: Scene) -> Finding:
     question = f"Did two models land on one {scene.store.place}?"
     planned, present = models_of(scene.job, scene.planned), models_of(scene.job, _here(scene))
     text = ", ".join(_model_text(scene.use, role) for role in present) or "none is there"
@@ -141,19 +148,19 @@ def _together(scene: Scene) -> Finding:
 
 
 def _here(scene: Scene) -> Sequence[Process]:
-    """Return the processes that are really there; only the plan knows which cards they have."""
+    """Return the processes that are really on the node; for a card, the planned ones."""
     nodes = scene.seen.nodes
     if scene.store.where == "device" or not nodes:
         return scene.planned
     everyone = scene.job.layout.processes
-    return [process for process in everyone if nodes.get(read_as(process)) == scene.seen.node]
+    return [process for process in everyone if nodes.get(reading_name(process)) == scene.seen.node]
 
 
 def models_of(job: Job, processes: Sequence[Process]) -> list[str]:
     """Return the roles that live in these processes."""
     roles: dict[str, None] = {}
     for process in processes:
-        roles |= dict.fromkeys(hosted(job, process))
+        roles |= dict.fromkeys(roles_in(job, process))
         if job.sampler is not None and process.samples:
             roles["rollout"] = None
     return list(roles)
@@ -164,7 +171,7 @@ def _model_text(use: Use, role: str) -> str:
     return f"{role} ({gigabytes_text(size)} planned)" if size else role
 
 
-def _others(scene: Scene) -> Finding:
+def _ask_other_processes(scene: Scene) -> Finding:
     question = "Do other processes hold much?"
     states = [state for state in (scene.seen.after, scene.seen.before) if state is not None]
     if scene.store.where == "host" and states:
@@ -172,18 +179,19 @@ def _others(scene: Scene) -> Finding:
         held = state.capacity - state.room
         inside = (h for h in state.others if h.bytes <= held)  # not in another cgroup
         named = [f"{h.name} (pid {h.pid}) {gigabytes_text(h.bytes)}" for h in inside]
-        return _held(question, held, state.capacity, named)
+        return _others_finding(question, held, state.capacity, named)
     for state in states:
         card = _card(scene.seen, state)
-        # A driver that hides processes shows those of the run as nobody's.
+        # If the driver hides processes, those of the run would count as others.
         if card is not None and (card.processes or state is scene.seen.before):
             others = [p for p in card.processes if p.pid not in state.pids]
             named = [f"{p.name} (pid {p.pid}) {_size(p)}" for p in others]
-            return _held(question, _held_by_others(card, state), card.usable_bytes, named)
+            held = _held_by_others(card, state)
+            return _others_finding(question, held, card.usable_bytes, named)
     return Finding(question, "unknown", f"the {scene.store.place} was not seen")
 
 
-def _held(question: str, held: int, capacity: int, named: Sequence[str]) -> Finding:
+def _others_finding(question: str, held: int, capacity: int, named: Sequence[str]) -> Finding:
     text = f"{gigabytes_text(held)} in all"
     if named:
         text += f"; most: {', '.join(named)}"

@@ -1,8 +1,8 @@
-"""The one list of memory levers, and what each of them may write in a run.
+"""The list of all memory levers, and the settings that each of them may write in a run.
 
-A new lever is a value in the file of what it turns, and a name in that file's list. Those of an
+A new lever is a value in the file of its settings, and a name in that file's list. The levers of an
 engine are in the `levers.py` of its folder. Refusals, the suggestions of `plimsoll plan --suggest`,
-the report of a run out of memory and the page of a plan offer whatever is in LEVERS.
+the report of a run out of memory and the page of a plan offer all LEVERS.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ def levers_by_rank() -> list[Lever]:
 
 
 def moves_of(lever: Lever, at: Situation, role: RoleName | None = None) -> list[Move]:
-    """Return what a lever may write in a run, the mildest first; what changes nothing is left out.
+    """Return the moves of a lever that change something in a run, the mildest first.
 
     Args:
-        role: the one role whose keys are turned; None: all roles that the lever turns, together.
+        lever: the lever.
+        at: the run on its machines.
+        role: the one role whose keys are changed; None: all roles of the lever, together.
     """
     roles = [name for name in lever.roles(at.spec) if role in (None, name)]
     offers = [
@@ -57,31 +59,35 @@ def moves_of(lever: Lever, at: Situation, role: RoleName | None = None) -> list[
         for name in roles
     ]
     longest = max(map(len, offers), default=0)
-    together = (_merged([o[min(step, len(o) - 1)] for o in offers if o]) for step in range(longest))
+    together = (_merge([o[min(step, len(o) - 1)] for o in offers if o]) for step in range(longest))
     return [move for move in together if changes_between(at.spec, move)]
 
 
-def _merged(moves: Sequence[Move]) -> Move:
+def _merge(moves: Sequence[Move]) -> Move:
     return {key: value for move in moves for key, value in move.items()}
 
 
 def in_section(spec: RunSpec[Any], role: RoleName, move: Move) -> Move:
-    """Return a move with dotted keys of the config, and with what must stand beside them.
+    """Return a move with full dotted keys, and with the keys that must be set together with them.
 
     Args:
+        spec: the run.
         role: the role in whose section the keys are; "" for keys of the config.
+        move: the move with keys of the section.
     """
     if not role:
         return move
     made = {f"{spec.roles[role].key}.{key}": value for key, value in move.items()}
     if spec.roles[role].given or not changes_between(spec, made):
         return made
-    return {**made, **_written_reference(spec)}
+    return {**made, **_reference_model(spec)}
 
 
-def _written_reference(spec: RunSpec[Any]) -> Mapping[str, Any]:
-    """Return the model of a reference that the config leaves to its default, the actor's: it must
-    stand beside any other key of the reference."""
+def _reference_model(spec: RunSpec[Any]) -> Mapping[str, Any]:
+    """Return the keys of a reference's model that the config leaves to its default, the actor's.
+
+    The config needs them as soon as it has another key of the reference.
+    """
     left_out = {"gradient_checkpointing", "checkpoint_every", "activation_offload"}  # of learning
     if spec.actor.model.dtype == fast_dtype(spec.cluster)[0]:  # as it is decided for the reference
         left_out.add("dtype")

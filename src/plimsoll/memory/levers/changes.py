@@ -19,7 +19,7 @@ from plimsoll.timeline.levers import Move, Value
 
 
 def move_text(move: Move) -> str:
-    """Return a move for a person; several keys have "with" between them."""
+    """Return a move as text for a person; several keys are joined by "with"."""
     return " with ".join(_setting_text(key, value) for key, value in move.items())
 
 
@@ -29,7 +29,7 @@ def _setting_text(key: str, value: Value) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """One key that is written anew."""
+    """A key of the config with another value."""
 
     key: str
     before: Value
@@ -38,7 +38,7 @@ class Change:
 
     @property
     def flag(self) -> str:
-        """The change as it is typed on a command line."""
+        """The change as a flag of the command line."""
         return f"--{self.key} {show(self.after)}"
 
     @property
@@ -49,19 +49,21 @@ class Change:
 
 
 def changes_between(spec: RunSpec[Any], values: Mapping[str, Value]) -> tuple[Change, ...]:
-    """Return the changes that bring keys to these values; keys that have them are left out."""
+    """Return the changes that set keys to these values; keys with these values are left out."""
     made = (Change(key, value_at(spec.config, key), after) for key, after in values.items())
     return tuple(change for change in made if change.before != change.after)
 
 
 def flags_of(changes: Iterable[Change]) -> list[Flag]:
-    """Return the flags that write the changes over values, or into a text."""
+    """Return the flags that make the changes, in values or in the text of a config."""
     return [Flag(tuple(change.key.split(".")), change.after) for change in changes]
 
 
-def changed(spec: RunSpec[Any], changes: Iterable[Change]) -> RunSpec[Any] | None:
-    """Return the run with the changes made in its config as it is written; None if its settings
-    then contradict one another. Sections without a change are checked already, and stay."""
+def apply_changes(spec: RunSpec[Any], changes: Iterable[Change]) -> RunSpec[Any] | None:
+    """Return the run with changes in its written config; None if settings then conflict.
+
+    Sections without a change have been checked already, and are kept.
+    """
     flags = flags_of(changes)
     sections = spec.written.model_dump(include={flag.path[0] for flag in flags})
     try:
@@ -74,7 +76,7 @@ def changed(spec: RunSpec[Any], changes: Iterable[Change]) -> RunSpec[Any] | Non
 
 
 def value_at(settings: Settings, key: str) -> Value:
-    """Return the value of a dotted key of settings; None if one of its sections is not there."""
+    """Return the value of a dotted key of settings; None if one of its sections is missing."""
     value: object = settings
     for name in key.split("."):
         if value is not None:

@@ -1,5 +1,8 @@
-"""The descent to a config that fits: turn the cheapest lever that helps, again and again until it
-does, and then take back whatever it does as well without."""
+"""The descent to a config that fits.
+
+The cheapest lever that helps is turned, again and again until the config fits. Then every lever is
+taken back that is not needed.
+"""
 
 from __future__ import annotations
 
@@ -12,73 +15,73 @@ from plimsoll.memory.levers.trials import Trial, Trials
 from plimsoll.timeline.levers import EFFECTS, Effect, Lever, Move, Value
 
 Turned = Mapping[Lever, Move]
-"""The levers that are turned, and what each of them writes."""
+"""The levers that are turned, each with its move."""
 _FEW = 8
 """Moves of a lever that are all tried, one after another."""
 
 
 def move_of(turned: Turned) -> Move:
-    """Return all that the levers write; where two write the same key, the later one holds."""
-    written: dict[str, Value] = {}
+    """Return the moves of all levers as one; if two set the same key, the later one holds."""
+    merged: dict[str, Value] = {}
     for move in turned.values():
-        written |= move
-    return written
+        merged |= move
+    return merged
 
 
 def cost_of(levers: Collection[Lever]) -> tuple[int, int, int]:
-    """Return how much the levers cost, to compare by: the rank of the dearest, how many they are,
-    and all their ranks."""
+    """Return the cost of the levers, for comparisons: the highest rank, the count, the rank sum."""
     ranks = [lever.rank for lever in levers]
     return max(ranks), len(ranks), sum(ranks)
 
 
 def effect_of(levers: Iterable[Lever]) -> Effect:
-    """Return what becomes of what is learned, by all levers together."""
+    """Return the strongest effect of the levers on the result of training."""
     return max((lever.effect for lever in levers), key=EFFECTS.index)
 
 
 def without(turned: Turned, lever: Lever) -> Turned:
-    """Return all levers but one."""
-    return {other: move for other, move in turned.items() if other is not lever}
+    """Return the turned levers without one of them."""
+    return {kept: move for kept, move in turned.items() if kept is not lever}
 
 
 @dataclass(frozen=True)
 class Descent:
-    """A way down, from a config as it is written to one that lacks nothing."""
+    """A search from a config as it is written to a config that has enough memory."""
 
     trials: Trials
     levers: Sequence[Lever]
-    """The levers that may be turned; the first that helps is turned first."""
+    """The levers that may be turned, in the order in which they are tried."""
     enough: Callable[[Trial], bool]
-    """Tells whether a trial lacks nothing any more."""
+    """Returns whether a trial is good enough to end the search."""
 
     def ends(self, turned: Turned) -> bool:
-        """Return whether the levers can be turned so, and that is enough."""
+        """Return whether these moves are possible together, and enough."""
         return self.is_enough(move_of(turned))
 
     def is_enough(self, move: Move) -> bool:
-        """Return whether a move can be made, and is enough."""
+        """Return whether a move is possible, and enough."""
         trial = self.trials.of(move)
         return trial is not None and self.enough(trial)
 
-    def down(self, first: Lever | None = None) -> Turned:
-        """Return the levers that are turned where the way ends: in what is enough, or in what no
-        lever makes better.
+    def descend(self, first: Lever | None = None) -> Turned:
+        """Turn levers until that is enough, or until no lever helps; return the turned levers.
 
         Args:
             first: the lever that is turned before all others, if it helps.
         """
-        turned: Turned = {} if first is None else self._further({}, [first]) or {}
+        turned: Turned = {} if first is None else self._turn_next({}, [first]) or {}
         while not self.ends(turned):
-            further = self._further(turned, self.levers)
+            further = self._turn_next(turned, self.levers)
             if further is None:
                 return turned
             turned = further
         return turned
 
-    def _further(self, turned: Turned, levers: Sequence[Lever]) -> Turned | None:
-        """Return the levers with one more turned, or one turned further, after which less lacks:
-        the first that has such a move, with the most that it can write; None if none has."""
+    def _turn_next(self, turned: Turned, levers: Sequence[Lever]) -> Turned | None:
+        """Return the levers with one more turned, or with one turned further; None if none helps.
+
+        It is the first lever with a move after which less is lacking, with the strongest such move.
+        """
         trial = self.trials.of(move_of(turned))
         assert trial is not None, "turned to what contradicts the rest"
         for lever in filter(trial.is_helped_by, levers):
@@ -90,35 +93,38 @@ class Descent:
         return None
 
     def _offers(self, others: Turned, lever: Lever) -> Sequence[Move]:
-        """Return what a lever may write beside others."""
+        """Return the moves of a lever beside those of other levers."""
         trial = self.trials.of(move_of(others))
         return [] if trial is None else moves_of(lever, trial.situation)
 
     def take_back(self, turned: Turned, kept: Lever | None = None) -> Turned:
-        """Return fewer levers that are enough as well, none of them dearer; each without the keys
-        that need not be written, and with the mildest that is enough.
+        """Return fewer levers that are enough too, each with its mildest move that is enough.
+
+        No lever is dearer than before. Keys that are not needed are left out.
 
         Args:
-            kept: a lever that is not taken back while others can be; nothing is left if it is not
-                needed then.
+            turned: the levers before.
+            kept: a lever that is taken back only after all others. If it is not needed then, the
+                result is empty.
         """
         if kept is not None:
             turned = self._fewest(turned, kept)
             if self.ends(without(turned, kept)):
                 return {}
-        turned = self._trimmed(self._fewest(turned))
+        turned = self._trim(self._fewest(turned))
         for lever in turned:
-            turned = self._milder(turned, lever)
-        return self._trimmed(self.needed(turned))
+            turned = self._make_milder(turned, lever)
+        return self._trim(self.keep_needed(turned))
 
-    def needed(
+    def keep_needed(
         self, turned: Turned, kept: Lever | None = None, last: Lever | None = None
     ) -> Turned:
-        """Return the levers without which it is not enough.
+        """Return the levers that are needed: without any of them the others are not enough.
 
         Args:
+            turned: the levers before.
             kept: a lever that is not taken back.
-            last: the lever that is taken back last; before it, the cheapest first.
+            last: the lever that is taken back last; the others are taken back cheapest first.
         """
         for lever in sorted(turned, key=lambda lever: (lever is last, lever.rank)):
             if lever is not kept and self.ends(without(turned, lever)):
@@ -126,50 +132,54 @@ class Descent:
         return turned
 
     def _fewest(self, turned: Turned, kept: Lever | None = None) -> Turned:
-        """Return the levers that are needed; if another lever of no other effect does instead of
-        several or of a dearer one, with that one."""
-        turned = self.needed(turned, kept)
+        """Return the needed levers, with replacements that cost less.
+
+        A lever of the same effect may replace several levers, or a dearer one.
+        """
+        turned = self.keep_needed(turned, kept)
         effect, most = effect_of(turned), max(lever.rank for lever in turned)
         for lever in self.levers:
             if lever.rank > most or lever in turned:
                 continue
             alone, beside = self._offers({}, lever), self._offers(turned, lever)
             for move in (*alone[-1:], *reversed(beside)):
-                fewer = self.needed({**turned, lever: move}, kept, last=lever)
+                fewer = self.keep_needed({**turned, lever: move}, kept, last=lever)
                 if effect_of(fewer) == effect and cost_of(fewer) < cost_of(turned):
                     return self._fewest(fewer, kept)
         return turned
 
-    def _trimmed(self, turned: Turned) -> Turned:
-        """Return the levers without the keys that need not be written, as far as their decisive
-        keys stay for one role at least."""
+    def _trim(self, turned: Turned) -> Turned:
+        """Return the levers without keys that are not needed.
+
+        The decisive key of a lever stays for one role at least.
+        """
         for lever, move in turned.items():
             for key in move:
-                others = {name: value for name, value in turned[lever].items() if name != key}
-                decisive = any(name.endswith(lever.keys[0]) for name in others)
-                if decisive and self.ends({**turned, lever: others}):
-                    turned = {**turned, lever: others}
+                rest = {name: value for name, value in turned[lever].items() if name != key}
+                decisive = any(name.endswith(lever.keys[0]) for name in rest)
+                if decisive and self.ends({**turned, lever: rest}):
+                    turned = {**turned, lever: rest}
         return turned
 
-    def _milder(self, turned: Turned, lever: Lever) -> Turned:
-        """Return the levers with the mildest of what one of them may write that is enough, beside
-        the others."""
+    def _make_milder(self, turned: Turned, lever: Lever) -> Turned:
+        """Return the levers, with one of them at its mildest move that is enough."""
         others, keys = without(turned, lever), turned[lever].keys()
-        written = move_of(others)
+        other_keys = move_of(others)
         moves = [
             {key: value for key, value in move.items() if key in keys}
             for move in self._offers(others, lever)
         ]
-        mildest = first_enough(moves, lambda move: self.is_enough({**written, **move}))
+        mildest = first_enough(moves, lambda move: self.is_enough({**other_keys, **move}))
         return {**others, lever: mildest} if mildest else turned
 
 
 def first_enough(moves: Sequence[Move], is_enough: Callable[[Move], bool]) -> Move | None:
-    """Return the first of some moves that is enough; None if none is, or the last of many is not.
+    """Return the first move that is enough; None if none is, or the last of many is not.
 
     Args:
-        moves: the mildest first. Among many, what comes after one that is enough is taken to be
+        moves: the mildest first. Among many, every move after one that is enough is assumed to be
             enough too.
+        is_enough: returns whether a move is enough.
     """
     if len(moves) <= _FEW:
         return next(filter(is_enough, moves), None)

@@ -1,11 +1,14 @@
-"""The memory levers of models: what a forward keeps for its backward pass, how many weights learn,
-and in how many bits they and their moments are."""
+"""The memory levers of models.
+
+They change the activations that a forward keeps for its backward pass, the number of weights that
+learn, and the bits of weights and moments.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plimsoll.memory.levers.changes import Change, changed
+from plimsoll.memory.levers.changes import Change, apply_changes
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Kind
 from plimsoll.timeline.levers import Lever, Move, Situation, relief
@@ -22,15 +25,15 @@ _SMALL_CHUNK = 256
 """Rows of logits at once: fewer save little more."""
 _ADAPTER_RANK = 16
 _BACKWARD: tuple[Phase, ...] = ("train_actor", "train_critic")
-"""The phases with a backward pass: only there can less be kept for one."""
+"""The phases with a backward pass: only there are activations kept for it."""
 
 
 def _small_chunks(at: Situation) -> Sequence[Move]:
     return [{_CHUNK: _SMALL_CHUNK}] if at.trained.model.head_chunk > _SMALL_CHUNK else ()
 
 
-def _recomputed(at: Situation) -> Sequence[Move]:
-    """Return more layers that are checkpointed, and more of each."""
+def _more_checkpointing(at: Situation) -> Sequence[Move]:
+    """Return moves that checkpoint more layers, and more of each layer."""
     model = at.trained.model
     ways: dict[object, list[Move]] = {
         False: [{_CHECKPOINTING: "selective"}, {_CHECKPOINTING: True}],
@@ -46,17 +49,17 @@ def _inputs_on_host(at: Situation) -> Sequence[Move]:
 
 
 def _narrow_moments(at: Situation) -> Sequence[Move]:
-    """Return nothing if the role's engine cannot step with such moments."""
+    """Return the move to moments of 8 bits; nothing if the role's engine does not support them."""
     key, before, narrow = at.spec.roles[at.role].key, at.trained.optimizer.kind, "adamw_8bit"
-    made = changed(at.spec, [Change(f"{key}.{_MOMENTS}", before, narrow)])
-    return () if made is None else [{_MOMENTS: narrow}]
+    spec = apply_changes(at.spec, [Change(f"{key}.{_MOMENTS}", before, narrow)])
+    return () if spec is None else [{_MOMENTS: narrow}]
 
 
 def _with_adapter(at: Situation) -> Sequence[Move]:
     return [{_ADAPTER: _ADAPTER_RANK}] if at.trained.adapter is None else ()
 
 
-def _quantised(at: Situation) -> Sequence[Move]:
+def _quantised_base(at: Situation) -> Sequence[Move]:
     rank = at.trained.adapter.rank if at.trained.adapter else _ADAPTER_RANK
     return [{_QUANTIZATION: "nf4", _ADAPTER: rank}]
 
@@ -77,7 +80,7 @@ CHECKPOINTING = Lever(
     words="gradient checkpointing",
     cost="checkpointed layers are computed twice; with selective, only what is element by element",
     rank=20,
-    settings=_recomputed,
+    settings=_more_checkpointing,
     reliefs=(relief("activations", phases=_BACKWARD),),
     turns="trained",
     control=True,
@@ -120,7 +123,7 @@ QUANTISED_BASES = Lever(
     cost="a base in 4 bits answers a little differently, and is unpacked at each use",
     rank=70,
     effect="adapters",
-    settings=_quantised,
+    settings=_quantised_base,
     reliefs=(relief(*_STATES, "weights"),),
     turns="trained",
     control=True,

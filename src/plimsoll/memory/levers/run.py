@@ -1,5 +1,8 @@
-"""The memory levers of the run at large: the pieces in which a step comes, what is done before it,
-the ranks and machines that share it, and the length of its sequences."""
+"""The memory levers of the run at large.
+
+They change the micro-batches of a step, the work done before the steps, the ranks and machines that
+share a step, and the length of its sequences.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plimsoll.config.codes import UNSTARTED
-from plimsoll.memory.levers.changes import changed, changes_between, value_at
+from plimsoll.memory.levers.changes import apply_changes, changes_between, value_at
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import KINDS
 from plimsoll.timeline.levers import Lever, Move, Situation, Value, halves, relief
@@ -22,13 +25,13 @@ _NODES = "cluster.nodes"
 _MAX_TOKENS = "data.max_tokens"
 
 _MOST_TIMES = 8
-"""As many nodes as given: nobody rents more for one config, and a smaller change will do."""
+"""The most nodes, as a multiple of the given ones: more is never a sensible change."""
 _STEP = 64
-"""Tokens: shorter lengths are multiples of it."""
+"""Tokens; shorter lengths are multiples of this."""
 
 
 def _smaller_micro_batches(at: Situation) -> Sequence[Move]:
-    """Return half the budget and so on, down to the longest sequence (or pair)."""
+    """Return half the budget, a quarter and so on, down to the longest sequence (or pair)."""
     work = at.spec.workload
     return [{_MICRO_BATCH: tokens} for tokens in halves(work.budget, work.least_budget)]
 
@@ -38,29 +41,36 @@ def _fewer_checkpoints(at: Situation) -> Sequence[Move]:
 
 
 def _free_cards(spec: RunSpec[Any], at: Situation, nodes: int) -> int:
-    """Return how many cards of so many nodes no process has; below 0 if cards lack. Engines that
-    share cards take none."""
+    """Return the number of free cards on so many nodes; negative if there are too few cards.
+
+    Engines that share cards take none.
+    """
     cards = nodes * len(at.hardware.nodes[0].cards)
     return 0 if at.device == "cpu" else cards - spec.cluster.all_ranks - _cards_of_engines(spec)
 
 
 def _cards_of_engines(spec: RunSpec[Any]) -> int:
-    """Return how many cards of their own the engines have."""
+    """Return the number of cards that only engines use."""
     apart = spec.engines is not None and spec.engines.placement == "own"
     return spec.engines.engines * spec.engines.parts if spec.engines and apart else 0
 
 
-def _filled(spec: RunSpec[Any], at: Situation) -> Move:
-    """Return ranks on the cards that a run leaves free, as far as each gets a sequence (or pair);
-    nothing if the critic has ranks of its own."""
+def _ranks_on_free_cards(spec: RunSpec[Any], at: Situation) -> Move:
+    """Return the move to ranks on all free cards, as far as each rank gets a sequence (or pair).
+
+    Nothing if the critic has ranks of its own.
+    """
     cluster = spec.cluster
     ranks = min(cluster.ranks + _free_cards(spec, at, cluster.nodes), spec.workload.units)
     more = cluster.critic_ranks is None and ranks > cluster.ranks
     return {_RANKS: ranks} if more else {}
 
 
-def _grown(spec: RunSpec[Any], at: Situation, steps: int) -> dict[str, int]:
-    """Return more nodes with ranks on all their cards; one for each group of ranks at a step."""
+def _larger_cluster(spec: RunSpec[Any], at: Situation, steps: int) -> dict[str, int]:
+    """Return a move to more nodes with ranks on all their cards.
+
+    Each step adds one node for each group of ranks.
+    """
     cluster, nodes = spec.cluster, spec.cluster.nodes + steps
     each = steps * (len(at.hardware.nodes[0].cards) or max(1, cluster.ranks // cluster.nodes))
     if cluster.critic_ranks is None:
@@ -74,61 +84,75 @@ def _grown(spec: RunSpec[Any], at: Situation, steps: int) -> dict[str, int]:
 
 
 def _other_ranks(at: Situation) -> Sequence[Move]:
-    """Return ranks on free cards; no more ranks than cards leave room for; and half of the ranks.
-    Of a run in one process, ranks on free cards by Ray."""
+    """Return moves to ranks on free cards, to as many ranks as there are cards, and to half.
+
+    A run in one process gets the move to ranks on free cards with Ray.
+    """
     spec, cluster = at.spec, at.spec.cluster
     if cluster.where == "local":
         return _on_ray(at)
     taken = _cards_of_engines(spec) + (cluster.critic_ranks or 0)
     counts = [at.cards - taken] if at.cards else []
     fewer = {count for count in (*counts, cluster.ranks // 2) if 0 < count < cluster.ranks}
-    return [_filled(spec, at), *({_RANKS: count} for count in sorted(fewer, reverse=True))]
+    filled = _ranks_on_free_cards(spec, at)
+    return [filled, *({_RANKS: count} for count in sorted(fewer, reverse=True))]
 
 
 def _on_ray(at: Situation) -> Sequence[Move]:
     on_ray: Move = {_WHERE: "ray"}
-    made = changed(at.spec, changes_between(at.spec, on_ray))
-    return [{**on_ray, **move}] if made and (move := _filled(made, at)) else ()
+    spec = apply_changes(at.spec, changes_between(at.spec, on_ray))
+    return [{**on_ray, **move}] if spec and (move := _ranks_on_free_cards(spec, at)) else ()
 
 
 def _nodes_for(at: Situation, ranks: int) -> int:
-    """Return the nodes with a card for every process and so many ranks more; without cards, one
-    more for these."""
+    """Return the number of nodes with a card for every process and `ranks` more ranks.
+
+    Without cards the further ranks get one more node.
+    """
     cluster, cards = at.spec.cluster, len(at.hardware.nodes[0].cards)
     needed = cluster.all_ranks + _cards_of_engines(at.spec) + ranks
     return max(cluster.nodes, -(-needed // cards)) if cards else cluster.nodes + bool(ranks)
 
 
 def _ranks_of_critic(at: Situation) -> int:
-    """Return the ranks that a critic would have of its own; 0 if it has them, or cannot."""
+    """Return the number of ranks that a critic could get of its own.
+
+    0 if it has its own already, or cannot have them.
+    """
     cluster = at.spec.cluster
     return cluster.ranks if _could_part(at.spec) and cluster.critic_ranks is None else 0
 
 
 def _critic_apart(at: Situation) -> Sequence[Move]:
-    """Return ranks of the critic's own on cards that are free."""
+    """Return the move that gives the critic its own ranks on free cards."""
     ranks = _ranks_of_critic(at)
     fits = ranks and _nodes_for(at, ranks) == at.spec.cluster.nodes
     return [{_CRITIC_RANKS: ranks}] if fits else ()
 
 
 def _more_nodes(at: Situation) -> Sequence[Move]:
-    """Return more nodes: for all that have no card, for a critic on ranks of its own, or with ranks
-    on all their cards, as far as each rank gets a sequence (or pair); the fewest first."""
+    """Return moves to more nodes, the fewest first.
+
+    The nodes are for processes without a card, for a critic on its own ranks, or for ranks on all
+    their cards, as far as each rank gets a sequence (or pair).
+    """
     spec, nodes, apart = at.spec, at.spec.cluster.nodes, _ranks_of_critic(at)
-    made = [{_NODES: _nodes_for(at, 0)}]
-    made += [{_CRITIC_RANKS: apart, _NODES: _nodes_for(at, apart)}] if apart else []
-    made = [move for move in made if move[_NODES] > nodes]
+    moves = [{_NODES: _nodes_for(at, 0)}]
+    moves += [{_CRITIC_RANKS: apart, _NODES: _nodes_for(at, apart)}] if apart else []
+    moves = [move for move in moves if move[_NODES] > nodes]
     for steps in range(1, (_MOST_TIMES - 1) * nodes + 1):
-        move = _grown(spec, at, steps)
+        move = _larger_cluster(spec, at, steps)
         if max(move[_RANKS], move.get(_CRITIC_RANKS, 0)) <= spec.workload.units:
-            made.append(move)
-    return sorted(made, key=lambda move: move[_NODES])
+            moves.append(move)
+    return sorted(moves, key=lambda move: move[_NODES])
 
 
 def _shorter_sequences(at: Situation) -> Sequence[Move]:
-    """Return shorter sequences, in steps of 64 tokens; of a job that samples, shorter responses, as
-    prompts stay. Micro-batches have as many tokens as the sequences need at least."""
+    """Return moves to shorter sequences, in steps of 64 tokens.
+
+    A job that samples gets shorter responses, because prompts stay. Micro-batches get the fewest
+    tokens that the sequences need.
+    """
     spec = at.spec
     key = _MAX_TOKENS if spec.sampling is None else spec.sampling.longest_key
     written = value_at(spec.config, key)
@@ -140,12 +164,12 @@ def _shorter_sequences(at: Situation) -> Sequence[Move]:
 def _with_length(spec: RunSpec[Any], key: str, length: int, more: int) -> Move:
     work = spec.workload
     tokens = min(work.budget, (work.longest + more) * work.together)
-    made: dict[str, Value] = {key: length, _MICRO_BATCH: tokens}
+    move: dict[str, Value] = {key: length, _MICRO_BATCH: tokens}
     held_out = {} if spec.sampling is None else spec.sampling.held_out
     for name, sampling in held_out.items():
         if sampling.max_new_tokens > length:
-            made[f"{name}.max_new_tokens"] = length
-    return made
+            move[f"{name}.max_new_tokens"] = length
+    return move
 
 
 def _is_on_ray(spec: RunSpec[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Configs with changes, each weighed once: what they lack, and how a lever would find them."""
+"""Configs with changes, each planned once, with their shortages as levers see them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Use, likely_worst
-from plimsoll.memory.levers.changes import Change, changed, changes_between
+from plimsoll.memory.levers.changes import Change, apply_changes, changes_between
 from plimsoll.memory.rules.ranks import idle_ranks
 from plimsoll.memory.weigh import Ground, Plan, weigh
 from plimsoll.spec.run_spec import Phase, RunSpec
@@ -16,36 +16,40 @@ from plimsoll.timeline.items import Item, Kind, Where
 from plimsoll.timeline.levers import Lever, Move, Room, Situation
 
 _ERROR = 1000.0
-"""An error of a plan, in the measure of memory that lacks: more than any store ever does."""
+"""The weight of an error in `Trial.lacking`, larger than that of any lack of memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A config with some changes, weighed."""
+    """A config with some changes, and its plan."""
 
     changes: frozenset[Change]
     plan: Plan
 
     @property
     def spec(self) -> RunSpec[Any]:
+        """The run with the changes."""
         return self.plan.job.spec
 
     @property
     def rank(self) -> int:
-        """The place of the verdict among all verdicts: 0 fits."""
+        """The position of the verdict among all verdicts; 0 is `fits`."""
         return VERDICTS.index(self.plan.verdict)
 
     @cached_property
     def lacking(self) -> float:
-        """How much lacks, to compare trials by: the shares of the capacity by which the phases of
-        each store are over it; errors and processes without a card count more than any of it."""
+        """A measure of what is lacking, for comparisons of trials.
+
+        It adds up the shares by which each phase of each store is over the capacity. A process
+        without a card counts 1, an error more than everything else.
+        """
         errors = sum(problem.severity == "error" for problem in self.plan.problems)
         over = sum(share for _, _, share in self._overfull)
         return _ERROR * errors + len(self.plan.job.layout.unplaced) + over
 
     @cached_property
     def _overfull(self) -> Sequence[tuple[Store, Use, float]]:
-        """Each card or host in each phase in which it is over its capacity, and by what share."""
+        """Each card or host in each phase in which it is over its capacity, with the share."""
         return [
             (store, use, share)
             for store in self.plan.stores
@@ -55,8 +59,10 @@ class Trial:
         ]
 
     def is_helped_by(self, lever: Lever) -> bool:
-        """Return whether a lever is for something that lacks: an error, or items of a phase in
-        which a card or host is too full."""
+        """Return whether a lever may help.
+
+        It helps with an error, or with items of a phase in which a card or host is too full.
+        """
         if lever.codes & {problem.code for problem in self.plan.problems}:
             return True
         return any(
@@ -67,7 +73,7 @@ class Trial:
 
     @cached_property
     def _too_much(self) -> frozenset[tuple[Where, Phase, Kind]]:
-        """What is in a card or host that is too full: where, in which phase, and of which kind."""
+        """The place, phase and kind of each item on a card or host that is too full."""
         return frozenset(
             (store.where, use.moment.phase, item.kind)
             for store, use, _ in self._overfull
@@ -77,10 +83,10 @@ class Trial:
 
     @cached_property
     def situation(self) -> Situation:
-        """The run as a lever finds it."""
+        """The run on its machines, for levers."""
         job, plan = self.plan.job, self.plan
         ranks = [store for store in plan.devices if _has_ranks(store)]
-        caches = [store for store in plan.hosts if any(one.item.cache for one in store.held)]
+        caches = [store for store in plan.hosts if any(held.item.cache for held in store.held)]
         beside = [_room(store, plan.band, lambda item: item.role == "rollout") for store in ranks]
         beside += [_room(store, plan.band, lambda item: item.cache) for store in caches]
         return Situation(
@@ -90,11 +96,11 @@ class Trial:
 
 
 def _has_ranks(store: Store) -> bool:
-    return any(one.item.role in ("actor", "critic") for one in store.held)
+    return any(held.item.role in ("actor", "critic") for held in store.held)
 
 
 def _room(store: Store, band: Band, unwanted: Callable[[Item], bool]) -> Room | None:
-    """Return what a store holds besides these items; None if its capacity is unknown."""
+    """Return the bytes of a store besides the unwanted items; None if its capacity is unknown."""
     if store.capacity is None:
         return None
     uses = store.without(unwanted).phases
@@ -109,7 +115,7 @@ class Trials:
     spec: RunSpec[Any]
     """The config as written."""
     ground: Ground
-    """Machines that are alike."""
+    """The machines, all of one kind."""
     known: dict[frozenset[Change], Trial | None] = field(default_factory=dict)
     """The trials so far."""
 
@@ -121,16 +127,19 @@ class Trials:
         return root
 
     def of(self, move: Move) -> Trial | None:
-        """Return the config with a move made; None if its settings then contradict one another, or
-        if ranks have nothing to do that have work as it is written."""
+        """Return the trial of a move; None if the move is not possible.
+
+        That is so if settings then conflict, or if ranks become idle that are not idle in the
+        config as written.
+        """
         changes = frozenset(changes_between(self.spec, move))
         if changes not in self.known:
-            self.known[changes] = self._weighed(changes)
+            self.known[changes] = self._make_trial(changes)
         return self.known[changes]
 
-    def _weighed(self, changes: frozenset[Change]) -> Trial | None:
+    def _make_trial(self, changes: frozenset[Change]) -> Trial | None:
         ordered = sorted(changes, key=lambda change: change.key)
-        spec = changed(self.spec, ordered) if changes else self.spec
+        spec = apply_changes(self.spec, ordered) if changes else self.spec
         if spec is None:
             return None
         trial = Trial(changes, weigh(spec, self.ground.under(spec)))

@@ -1,4 +1,4 @@
-"""The ways out of a plan that does not fit: each was weighed as a whole, and nothing lacks then."""
+"""The ways out of a plan that does not fit; each was planned as a whole, and has no shortage."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from plimsoll.memory.weigh import Ground, Plan, has_shortage, problems_besides, 
 from plimsoll.timeline.levers import Lever, Move
 
 _MOST_WAYS = 4
-"""Ways that a fix names: the cheapest."""
+"""The number of ways that a fix names: the cheapest ones."""
 OTHERS_STAY = " (the other errors stay)"
-"""After ways that mend one error alone."""
+"""The text after ways that mend only one of several errors."""
 _NOTHING = (
     "a smaller model, or larger cards or more of them: no change that was tried is enough; "
     "`plimsoll plan --suggest` tries more"
@@ -28,9 +28,12 @@ _NOTHING = (
 
 
 def with_ways_out(plan: Plan, ground: Ground) -> Iterator[Problem]:
-    """Yield the shortages of a plan as problems, each with the settings after which nothing lacks:
-    what single levers write; if none of these leaves what is learned as it is, what several write
-    together. If there are none, what mends this problem alone."""
+    """Yield the shortages of a plan as problems, each with the settings that end all shortages.
+
+    These are moves of single levers. If none of them leaves the result of training the same, a move
+    of several levers together comes first. If there are none, the fix has moves that mend this
+    problem alone.
+    """
     shortages = shortages_of(plan)
     trials = Trials(plan.job.spec, ground, {frozenset(): Trial(frozenset(), plan)})
     kept = _errors(plan)
@@ -62,11 +65,11 @@ def _text(trials: Trials, move: Move) -> str:
 
 
 def _errors(plan: Plan) -> set[Code | None]:
-    return {one.code for one in problems_besides(plan) if one.severity == "error"}
+    return {problem.code for problem in problems_besides(plan) if problem.severity == "error"}
 
 
 def _singly(way: Descent, shortage: Shortage) -> Mapping[Lever, Move]:
-    """Return the mildest that single levers write and that is enough, the cheapest first."""
+    """Return the mildest move of each single lever that is enough, the cheapest lever first."""
     levers = (lever for lever in way.levers if _is_for(lever, shortage))
     mildest = ((lever, _mildest(way, lever, shortage)) for lever in levers)
     return dict(islice(((lever, move) for lever, move in mildest if move), _MOST_WAYS))
@@ -81,14 +84,16 @@ def _is_for(lever: Lever, shortage: Shortage) -> bool:
 
 
 def _mildest(way: Descent, lever: Lever, shortage: Shortage) -> Move | None:
-    """Return the mildest that a lever writes and that is enough; for the one role whose items
-    lack room, if the lever turns keys of it."""
+    """Return the mildest move of a lever that is enough; None if none is.
+
+    If the lever has keys of the role whose items lack room, only that role is changed.
+    """
     top, at = shortage.top, way.trials.root.situation
     role = top.role if top and top.role in lever.roles(at.spec) else None
     return first_enough(moves_of(lever, at, role), way.is_enough)
 
 
 def _together(way: Descent) -> list[Move]:
-    """Return what several levers write together and that is enough; nothing if none do."""
-    turned = way.down()
+    """Return a move of several levers that is enough; nothing if there is none."""
+    turned = way.descend()
     return [move_of(replace(way, levers=()).take_back(turned))] if way.ends(turned) else []

@@ -1,4 +1,4 @@
-"""A plan as text of 80 columns: tables, bars, verdict and problems; in short, only what decides."""
+"""A plan as text of 80 columns: tables, bars, verdict and problems, or a short form of these."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def verdict_text(plan: Plan, *, sources: bool = False) -> str:
         wrap_lines(f"calibrated: {', '.join(names)}, {source}", "      ")
         for source, names in plan.constants.calibrations().items()
     ]
-    lines = [disk, *_not_verified(plan), band, *measured, *problems]
+    lines = [disk, *_unknown_hosts(plan), band, *measured, *problems]
     return "\n".join([*lines, f"verdict: {plan.verdict}"])
 
 
-def _not_verified(plan: Plan) -> list[str]:
-    """Return a line for hosts of unknown memory, which no verdict is about."""
+def _unknown_hosts(plan: Plan) -> list[str]:
+    """Return a line for hosts of unknown memory, which have no verdict."""
     needs = [store.peak.bytes for store in plan.hosts if store.capacity is None]
     if not needs:
         return []

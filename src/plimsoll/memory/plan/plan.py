@@ -1,4 +1,4 @@
-"""The plan of a run: what it puts on its machines, what does not fit, and the ways out."""
+"""The plan of a run: its memory on all machines, its problems, and the ways out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
-    """Return the plan of a run, with the ways out of what does not fit. Raises as `weigh`."""
+    """Return the plan of a run, with ways out if something does not fit. Raises as `weigh`."""
     plan = weigh(spec, ground)
     close = find_close(plan.stores, plan.band)
     problems = (*problems_besides(plan), *with_ways_out(plan, ground), *close)

@@ -1,1 +1,1 @@
-"""What cannot work, or not here, and what does not fit: with the reason and the way out."""
+"""Rules that find settings that cannot work, or do not fit, with the reason and the way out."""

@@ -14,12 +14,14 @@ from plimsoll.spec.kernels import against_varlen
 _ALL_LINEAR = "all-linear"
 _MLP = {"gate_proj", "up_proj", "down_proj"}
 _RENAMED_EXPERTS = ("glm4_moe", "qwen3_moe")
-"""Families whose experts had these names in transformers 4, where PEFT goes on to find them
-(peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe)."""
+"""Families whose experts had the names of _MLP in transformers 4, by which PEFT still finds them.
+
+See peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe.
+"""
 
 
 def positions(job: Job) -> Iterator[Problem]:
-    """The longest sequence of each role."""
+    """Refuse roles whose longest sequence has more tokens than the model has positions."""
     for role, shape in job.shapes.items():
         longest, written = job.spec.longest_of(role)
         if longest > shape.positions:
@@ -33,7 +35,10 @@ def positions(job: Job) -> Iterator[Problem]:
 
 
 def other_parts(job: Job) -> Iterator[Problem]:
-    """A run refuses such models, when it reads their config.json (model/checks.py)."""
+    """Warn of models with parts beside their text decoder.
+
+    A run refuses such models when it reads their config.json (model/checks.py).
+    """
     for role, model in job.spec.models.items():
         if has_other_parts(model.path):
             what = f"the {role}'s model {model.path} has parts beside its text decoder, and the "
@@ -45,7 +50,10 @@ def other_parts(job: Job) -> Iterator[Problem]:
 
 
 def vocabularies(job: Job) -> Iterator[Problem]:
-    """All roles read the tokens of the actor's tokenizer; a teacher gives each a probability."""
+    """Report roles with a smaller vocabulary than the actor's.
+
+    All roles read the tokens of the actor's tokenizer. A teacher gives each token a probability.
+    """
     actor = job.policy
     for role, shape in job.shapes.items():
         if shape.vocabulary < actor.vocabulary:
@@ -58,7 +66,7 @@ def vocabularies(job: Job) -> Iterator[Problem]:
 
 
 def adapter_targets(job: Job) -> Iterator[Problem]:
-    """The layers that get an adapter."""
+    """Refuse targets of adapters that the model does not have, or that cannot have an adapter."""
     for role, trained in job.spec.trained.items():
         shape = job.shapes[role]
         for target in trained.adapter.targets if trained.adapter else ():
@@ -70,13 +78,13 @@ def adapter_targets(job: Job) -> Iterator[Problem]:
 
 
 def _instead(shape: ModelShape) -> str:
-    fit = [one for one in shape.adapter_targets if not _against_target(shape, one)]
+    fit = [target for target in shape.adapter_targets if not _against_target(shape, target)]
     whole = "" if _against_target(shape, _ALL_LINEAR) else "; or all-linear"
     return f"some of {', '.join(fit)}{whole}"
 
 
 def _against_target(shape: ModelShape, target: str) -> str:
-    """Why a target cannot be; "" where it can."""
+    """Return why a target cannot have an adapter; "" if it can."""
     if target == EMBEDDINGS:
         return "it is also the output head (tie_word_embeddings)" if shape.tied else ""
     mistaken = shape.family in _RENAMED_EXPERTS and _MLP & {*shape.adapter_targets}
@@ -96,7 +104,7 @@ def _against_target(shape: ModelShape, target: str) -> str:
 
 
 def varlen(job: Job) -> Iterator[Problem]:
-    """Refuse model.attention: varlen where it cannot be."""
+    """Refuse `model.attention: varlen` if it cannot compute the model."""
     for role, model in job.spec.models.items():
         if model.attention != "varlen":
             continue

@@ -1,4 +1,4 @@
-"""Rules about ranks, nodes and cards, and about what trained roles keep there and exchange."""
+"""Rules about ranks, nodes and cards, and about engines and kernels on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plimsoll.spec.engine_rules import trainer_rules, trainers_of
 
 
 def bfloat16_cards(job: Job) -> Iterator[Problem]:
-    """Cards that are older than it."""
+    """Warn of bfloat16 on cards that are too old for it."""
     capability = job.capability
     models = job.spec.models
     narrow = [name for name, model in models.items() if model.dtype == "bfloat16"]
@@ -34,9 +34,9 @@ def bfloat16_cards(job: Job) -> Iterator[Problem]:
 
 
 def own_kernels(job: Job) -> Iterator[Problem]:
-    """Cards without Liger's kernels."""
-    own = any(model.kernels == "own" for model in job.spec.models.values())
-    if job.device == "cuda" and own and not cards_have_liger():
+    """Warn of cards without Liger's kernels."""
+    uses_own = any(model.kernels == "own" for model in job.spec.models.values())
+    if job.device == "cuda" and uses_own and not cards_have_liger():
         yield Problem(
             "package-missing",
             "warning",
@@ -48,7 +48,7 @@ def own_kernels(job: Job) -> Iterator[Problem]:
 
 
 def triton(job: Job) -> Iterator[Problem]:
-    """What Triton compiles Liger's kernels with, on the machine at hand."""
+    """Refuse Liger's kernels if this machine lacks the tools with which Triton compiles them."""
     if (
         not any(model.kernels == "liger" for model in job.spec.models.values())
         or installed_version(LIGER) is None
@@ -66,11 +66,13 @@ def triton(job: Job) -> Iterator[Problem]:
 
 
 def offload(job: Job) -> Iterator[Problem]:
-    """Warn of offload where everything is in host memory already."""
+    """Warn of offload in a run on the CPU, where everything is in host memory already."""
     frozen = {job.key(name): role for name, role in job.spec.frozen.items()}
     roles: dict[str, TrainedRole | FrozenRole] = {**frozen, **job.spec.trained}
     keys = [
-        f"{key}.{own}" for key, role in roles.items() for own in trainer_rules(role).offloaded(role)
+        f"{section}.{key}"
+        for section, role in roles.items()
+        for key in trainer_rules(role).offloaded(role)
     ]
     keys += [
         f"{name}.model.activation_offload"
@@ -88,29 +90,33 @@ def offload(job: Job) -> Iterator[Problem]:
 
 
 def trainers(job: Job) -> Iterator[Problem]:
-    """Yield what the trainer engines say of the run on what it computes on."""
+    """Yield the problems that trainer engines report for the run on its device."""
     for rules in trainers_of(job.spec):
         yield from rules.plan(job.spec, job.device)
 
 
 def engines(job: Job) -> Iterator[Problem]:
-    """Yield what the engine that samples says of the run on its hardware."""
+    """Yield the problems that the sampling engine reports for the run on its hardware."""
     if (site := job.engine_site) is not None:
         yield from rollout_price(site.sampler.rollout).plan(site)
 
 
 def engines_here(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
-    """Yield what the engine that samples says of the cards at hand.
+    """Yield the problems that the sampling engine reports for the cards of this machine.
 
     Args:
-        free_bytes: bytes that are free on each card of this machine, the run's first node.
+        job: the run.
+        free_bytes: free bytes of each card of this machine, which is the run's first node.
     """
     if (site := job.engine_site) is not None:
         yield from rollout_price(site.sampler.rollout).here(site, job.engine_cards, free_bytes)
 
 
 def idle_ranks(job: Job) -> Iterator[Problem]:
-    """Packing gives a rank without a sequence a filler, so such a step works, and wastes ranks."""
+    """Warn of ranks without a sequence.
+
+    Packing gives such a rank a filler, so the step works, and wastes ranks.
+    """
     work = job.spec.workload
     ranks = max((job.spec.ranks_of(role) for role in job.spec.trained), default=0)
     if work.units >= ranks:
@@ -126,7 +132,7 @@ def idle_ranks(job: Job) -> Iterator[Problem]:
 
 
 def idle_cards(job: Job) -> Iterator[Problem]:
-    """Cards that nobody asked to leave idle: cluster.ranks is at its default."""
+    """Warn of idle cards if `cluster.ranks` is at its default."""
     cluster, needed = job.spec.cluster, job.layout.cards_needed
     have = job.hardware.cards
     given = "ranks" in cluster.model_fields_set or cluster.critic_ranks is not None
@@ -143,7 +149,7 @@ def idle_cards(job: Job) -> Iterator[Problem]:
 
 
 def nodes(job: Job) -> Iterator[Problem]:
-    """Several, without a cluster to join."""
+    """Warn of several nodes without a cluster to join."""
     cluster = job.spec.cluster
     if cluster.nodes > 1 and cluster.address is None:
         yield Problem(

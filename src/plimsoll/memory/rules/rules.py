@@ -1,5 +1,7 @@
-"""The rules that a plan is held against besides bytes: settings that cannot work on this hardware,
-with these models, on the machine at hand. docs/rules.md lists their codes.
+"""The rules of a plan besides memory.
+
+They are about settings that cannot work on this hardware, with these models, or on this machine.
+docs/rules.md lists their codes.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ PLAN_RULES = (
 
 
 def find_conflicts(job: Job, host: LocalHost | None) -> Iterator[Problem]:
-    """here: None for a plan of other machines."""
+    """Yield the problems that the rules find; `host` is None for a plan of other machines."""
     yield from find(PLAN_RULES, job)
     if host is not None:
         yield from ranks.engines_here(job, host.free_bytes)
         yield from local_host_rules(job.spec, host)
-        if job.spec.cluster.address is None:  # other machines of a cluster are not seen from here
+        if job.spec.cluster.address is None:  # other machines of a cluster cannot be checked here
             yield from ranks.triton(job)

@@ -1,4 +1,4 @@
-"""The errors of too little room: what lacks, by how much, and why. The ways out come of levers."""
+"""The errors of too little room, with amount and reason. Levers give the ways out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plimsoll.timeline.items import Item
 
 @dataclass(frozen=True)
 class Shortage:
-    """Memory or cards that lack."""
+    """A lack of memory or of cards."""
 
     problem: Problem
     """The error, without its fix."""
@@ -33,7 +33,9 @@ def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Itera
     """Yield the errors of no card at all and of too little disk.
 
     Args:
-        free_disk: bytes; None if unknown.
+        job: the run.
+        disk: the files that the run writes.
+        free_disk: free bytes of the disk; None if unknown.
     """
     if job.spec.cluster.device == "cuda" and job.hardware.cards == 0:
         yield Problem(
@@ -48,13 +50,13 @@ def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Itera
 
 
 def find_unstarted(job: Job) -> Iterator[Shortage]:
-    """Yield the errors of ranks and engines that would not start."""
+    """Yield a shortage for each error of ranks and engines that would not start."""
     for problem in (*_cards(job), *_engines(job)):
         yield Shortage(problem)
 
 
 def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Shortage]:
-    """Yield an error of each card and host that does not hold its peak."""
+    """Yield a shortage for each card and host that does not hold its peak."""
     for store in stores:
         if verdict_of(store, band) == "does not fit":
             top = find_top_consumer(store, job.spec)
@@ -64,7 +66,7 @@ def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Sho
 
 
 def find_close(stores: Sequence[Store], band: Band) -> Iterator[Problem]:
-    """Yield a warning of each card and host that may not hold its peak."""
+    """Yield a warning for each card and host that may not hold its peak."""
     yield from (_close(store, band) for store in stores if verdict_of(store, band) == "risky")
 
 
@@ -75,7 +77,7 @@ def _cards(job: Job) -> Iterator[Problem]:
             "more-ranks-than-gpus",
             "error",
             f"the run needs {counted(layout.cards_needed, 'GPU')} and the hardware has "
-            f"{job.hardware.cards}: no card is left for {_listed(layout.unplaced)}",
+            f"{job.hardware.cards}: no card is left for {_list_text(layout.unplaced)}",
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared; the parts "
             "of an engine are on one node" * sampled,
@@ -83,7 +85,7 @@ def _cards(job: Job) -> Iterator[Problem]:
 
 
 def _engines(job: Job) -> Iterator[Problem]:
-    """Yield the errors of engines that would not start, or not hold one sequence."""
+    """Yield the errors of engines that would not start, or would not hold one sequence."""
     site = job.engine_site
     if site is None:
         return
@@ -94,8 +96,10 @@ def _engines(job: Job) -> Iterator[Problem]:
 
 
 def _beside_ranks(job: Job, store: Store) -> Problem | None:
-    """Return the error of an overfull card that would hold an engine or the ranks, and not both;
-    None if it is another."""
+    """Return the error of a card that would hold an engine or the ranks, but not both.
+
+    None if the card is too full for another reason.
+    """
     site, ranks = job.engine_site, store.without_engines
     if site is None or store.where != "device" or store.capacity is None:
         return None
@@ -123,7 +127,7 @@ def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[Problem]:
 
 
 def _saving_less(run: RunConfig) -> Iterator[str]:
-    """Yield what has a run write less."""
+    """Yield the settings with which a run writes less."""
     if run.keep_checkpoints > 1:
         yield "fewer run.keep_checkpoints"
     none = "run.keep_checkpoints: 0" + " without run.best" * (run.best is not None)
@@ -162,5 +166,5 @@ def _close(store: Store, band: Band) -> Problem:
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_text(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)

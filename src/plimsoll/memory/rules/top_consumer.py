@@ -1,4 +1,4 @@
-"""Which items break a plan: what would have to go for the rest to fit."""
+"""The items that break a plan: without them the rest would fit."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ class TopConsumer:
     """Items of a peak that could go together, the largest first."""
 
     role: RoleName
-    """Whose they are."""
+    """The owner of the items."""
     kind: Kind | None
     """Their kind; None for all that a role has."""
     where: Where
     """The side that is too small for them."""
     phase: Phase
-    """The phase in which it is."""
+    """The phase of the peak."""
     items: tuple[Item, ...]
     alone: bool
     """Whether the rest fits without them."""
 
     @property
     def bytes(self) -> int:
+        """The bytes of all these items."""
         return sum(item.bytes for item in self.items)
 
     @property
@@ -57,15 +58,18 @@ _OPTIONAL: tuple[Kind | None, ...] = (
     "processes",
     None,
 )
-"""What can be done without, before what can hardly."""
+"""The kinds, the most optional first; None for everything of a role."""
 
 
 def find_top_consumer(store: Store, spec: RunSpec[Any]) -> TopConsumer:
-    """Return the items that break an overfull store: of those that would make it fit by going
-    alone, the most optional kind, and of that the largest; if none would, the largest of all."""
+    """Return the items that break an overfull store.
+
+    Among the kinds without which the rest fits, this is the most optional, and the largest of that
+    kind. If there is no such kind, it is the largest of all.
+    """
     kinds = sorted(_kinds(store), key=lambda consumer: -consumer.bytes)
     alone = [consumer for consumer in [*kinds, *_roles(store, spec)] if consumer.alone]
-    return min(alone, key=lambda one: _OPTIONAL.index(one.kind)) if alone else kinds[0]
+    return min(alone, key=lambda top: _OPTIONAL.index(top.kind)) if alone else kinds[0]
 
 
 def _kinds(store: Store) -> Iterator[TopConsumer]:
@@ -75,8 +79,7 @@ def _kinds(store: Store) -> Iterator[TopConsumer]:
 
 
 def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[TopConsumer]:
-    """Yield all that a trained role has, for which it would need other machines: the critic
-    first."""
+    """Yield everything of the critic, then of the actor, which could go to other machines."""
     for role in ("critic", "actor") if "critic" in spec.trained else ():
         yield _consumer(store, role, None)
 

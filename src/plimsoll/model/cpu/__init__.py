@@ -1,0 +1,1 @@
+"""Faster functions for models on the CPU."""

@@ -107,7 +107,7 @@ def activation_items(
     """
     moment = Moment(phase, "forward_backward" if form.trained else "forward")
     heights = _Heights(Layer(shape, work, form))
-    return _held(role, moment, (heights.masks(), *heights.highest()))
+    return _allocations(role, moment, (heights.masks(), *heights.highest()))
 
 
 @lru_cache(_KEPT)
@@ -119,12 +119,14 @@ def backward_items(
         return ()
     lower = _Heights(Layer(_lower(shape, left), work, form))
     masks = _Heights(Layer(shape, work, form)).masks()
-    return _held(role, at, (masks, *lower.at_layer()))
+    return _allocations(role, at, (masks, *lower.at_layer()))
 
 
-def _held(role: str, moment: Moment, parts: tuple[UnownedItem, ...]) -> tuple[Allocation, ...]:
+def _allocations(
+    role: str, moment: Moment, items: tuple[UnownedItem, ...]
+) -> tuple[Allocation, ...]:
     """Return the items of a role, without empty ones."""
-    return tuple(Allocation(part.item(role), frozenset({moment})) for part in parts if part.bytes)
+    return tuple(Allocation(item.item(role), frozenset({moment})) for item in items if item.bytes)
 
 
 def _lower(shape: ModelShape, layers: int) -> ModelShape:
@@ -170,7 +172,7 @@ class _Heights:
         if whole:
             words = f"{self._saved_words(whole, steps)} + {words}"
         kept = UnownedItem("activations", whole * saved_bytes(steps) + last, words)
-        return (self._positions(), *self._kept(undoing=False), kept, *self._head())
+        return (self._positions(), *self._of_checkpoints(undoing=False), kept, *self._head())
 
     def at_layer(self) -> tuple[UnownedItem, ...]:
         """Return the tensors in the backward pass of the last layer.
@@ -192,7 +194,7 @@ class _Heights:
         waiting = self._tables(1 if self._tied else 0, "held for the tied embedding")
         words = f"{top.gradient:,} bytes of a weight"
         flight = UnownedItem("gradients in flight", top.gradient, words, kind="gradients")
-        kept = self._kept(undoing=True)
+        kept = self._of_checkpoints(undoing=True)
         return (self._positions(), *kept, saved, working, flight, waiting)
 
     @property
@@ -212,8 +214,8 @@ class _Heights:
         every = self.layer.form.checkpoint_every
         return every is not None and (self.layer.shape.layers - 1) % every == 0
 
-    def _kept(self, undoing: bool) -> tuple[UnownedItem, ...]:
-        """Return the tensors of checkpointed layers; `undoing`: in the last layer's backward."""
+    def _of_checkpoints(self, undoing: bool) -> tuple[UnownedItem, ...]:
+        """Return the tensors of checkpointed layers; `undoing` is in the last layer's backward."""
         again = undoing and self._last_is_checkpointed
         return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
 

@@ -1,4 +1,4 @@
-"""How a forward and backward pass is computed, as far as its memory depends on it."""
+"""The form of a forward and backward pass, as far as its memory depends on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plimsoll.spec.kernels import Capability, against_varlen
 from plimsoll.spec.roles import HeadKind
 
 Attention = Literal["varlen", "sdpa", "eager"]
-"""How attention is computed.
+"""The way in which attention is computed.
 
 varlen: one flash kernel for the pack (FlashAttention-2 too). sdpa: a kernel per sequence. eager:
 plain products that hold the scores.
@@ -29,9 +29,9 @@ Fused = Literal["none", "own", "liger"]
 
 @dataclass(frozen=True)
 class ChunkedHead:
-    """`token_logprobs`: logits of `rows` learned tokens at once, and their entropy.
+    """The head of `token_logprobs`: logits of `rows` learned tokens at once, and their entropy.
 
-    `scaled`: the logits are divided by a temperature that is not 1.
+    If `scaled` is set, the logits are divided by a temperature that is not 1.
     """
 
     rows: int
@@ -93,7 +93,7 @@ class AdapterForm:
 
 @dataclass(frozen=True)
 class ActivationForm:
-    """How a forward and backward pass is computed.
+    """The form of a forward and backward pass.
 
     Attributes:
         element: bytes of a weight and of an activation (2 in bfloat16).

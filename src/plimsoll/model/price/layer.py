@@ -92,7 +92,7 @@ class Layer:
 
     @property
     def result_factor(self) -> int:
-        """How many times wider its weight makes an expert's result; the weight may be fp32."""
+        """The factor by which an expert's result grows if it is multiplied by an fp32 weight."""
         return FP32 // self.element if self.shape.traits.fp32_routing else 1
 
     @property
@@ -231,7 +231,7 @@ class Summit:
 
     @property
     def bytes(self) -> int:
-        """All bytes at that point."""
+        """The total bytes at that point."""
         return self.saved + self.scratch + self.gradient
 
 

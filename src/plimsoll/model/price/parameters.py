@@ -1,4 +1,4 @@
-"""How many parameters of a role learn."""
+"""The number of a role's parameters that learn."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ EMBEDDINGS = "embed_tokens"
 
 
 def trained_parameters(role: TrainedRole, shape: ModelShape, head: HeadKind) -> int:
-    """All, or an adapter's, and with it those of a value head."""
+    """Return the number of trained parameters: all, or the adapter's and those of a value head."""
     if role.adapter is None:
         return shape.value_parameters if head == "value" else shape.parameters
     return adapter_parameters(shape, role.adapter) + (shape.hidden if head == "value" else 0)
 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterConfig) -> int:
-    """Of all its matrices, and DoRA's magnitudes."""
+    """Return the number of an adapter's parameters: all matrices, and DoRA's magnitudes."""
     return sum(count * elements for count, elements in adapter_tensors(shape, adapter))
 
 
 def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int, int]]:
-    """(how many, elements of each) of an adapter's matrices and DoRA's magnitudes."""
+    """Return an adapter's matrices and DoRA's magnitudes as pairs of count and elements of each."""
     tensors = []
     for linear in shape.linears:
         if linear.stacked == 1 and ({linear.name, "all-linear"} & {*adapter.targets}):

@@ -22,9 +22,9 @@ _MANY = ("list[", "tuple[", "Sequence[", "collections.abc.Sequence[")
 def call_function(
     function: Function, trajectories: Sequence[Trajectory], batch: bool
 ) -> list[Outcome]:
-    """Return what came of a call of a plain function, whatever it does.
+    """Call a plain function, and return the outcomes; errors of any kind become outcomes.
 
-    batch: whether it takes the list of trajectories; else there is one trajectory.
+    `batch` says whether it takes the list of trajectories; else there is one trajectory.
     """
     try:
         value = function([*trajectories] if batch else trajectories[0])
@@ -36,7 +36,7 @@ def call_function(
 async def await_function(
     function: Function, trajectories: Sequence[Trajectory], batch: bool
 ) -> list[Outcome]:
-    """Return what came of a call of an `async def`; a cancellation cancels the function, too."""
+    """Call an `async def`, and return the outcomes; a cancellation cancels the function, too."""
     task = asyncio.current_task()
     try:
         value = await function([*trajectories] if batch else trajectories[0])
@@ -83,7 +83,7 @@ class FunctionHere:
     coroutine: bool
     """Whether the function is an `async def`."""
     limit: TimeLimit
-    """How long a call may take."""
+    """The longest time of a call."""
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
         """Return what the function gives, or failures if it takes too long."""

@@ -1,4 +1,4 @@
-"""A reward function in processes of its own: whatever the function does to one, the run goes on."""
+"""A reward function in processes of its own; the run goes on if the function harms a process."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class FunctionInProcesses:
 def open_in_processes(
     config: RewardConfig, batch: bool, limit: TimeLimit, size: int, stack: AsyncExitStack
 ) -> FunctionInProcesses:
-    """Return what calls a config's function in at most `size` processes, which end with the stack.
+    """Return a caller of a config's function in at most `size` processes, which end with the stack.
 
-    batch: whether the function takes a list.
+    `batch` says whether the function takes a list.
     """
     program = Program(
         open_function,

@@ -93,7 +93,7 @@ def texts_by(tokenizer: str | None) -> Texts:
 
 
 def outcomes(reply: object, wanted: int) -> list[Outcome]:
-    """Return the outcomes in a server's answer. wanted: the number of trajectories."""
+    """Return the outcomes in a server's answer for `wanted` trajectories."""
     rewards = reply.get("rewards") if isinstance(reply, Mapping) else None
     if not isinstance(rewards, list):
         said = f' answered {short_repr(reply)}, and {{"rewards": [...]}} is needed'

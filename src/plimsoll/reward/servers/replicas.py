@@ -15,7 +15,7 @@ import httpx
 from plimsoll.reward.outcome import Broken, Failed, TimeLimit, short_repr
 
 _REST_SECONDS = 5.0
-"""How long a server that did not answer is left alone, where there is another."""
+"""The time for which a server that did not answer gets no requests, if there is another."""
 _BUSY = (408, 425, 429)
 """Status codes below 500 after which another try may succeed; RFC 9110, RFC 6585."""
 

@@ -146,7 +146,7 @@ def data(o: Options) -> foreign.Data:
         longest=_longest(o),
         over_long=Sourced("truncate", note="OpenRLHF cuts what is longer"),
         chat_template=_template(o),
-        mixture=mapping.joined_mixture(weighted=len(rows) == 1 or weights[0] is not None),
+        mixture=mapping.mixture_to_check(weighted=len(rows) == 1 or weights[0] is not None),
     )
 
 
@@ -184,7 +184,7 @@ def _columns(o: Options) -> Mapping[str, Sourced]:
         turns = bool(o["apply_chat_template"] and _TURNS.search(o["input_key"]))
         prompts = o.trace(o["input_key"], "input_key")
         if turns:
-            prompts = mapping.checked(prompts, "if the column holds text, write prompt")
+            prompts = mapping.with_check(prompts, "if the column holds text, write prompt")
         labels = o.take("label_key", lambda name: name or None)
         return mapping.present({"messages" if turns else "prompt": prompts, "reference": labels})
     if o.pairs:
@@ -199,10 +199,10 @@ def _columns(o: Options) -> Mapping[str, Sourced]:
         )
     if o["pretrain_mode"]:
         return mapping.present({"text": o.take("input_key")})
-    return mapping.present({**_answered(o), "label": o.take("label_key")})
+    return mapping.present({**_answer_columns(o), "label": o.take("label_key")})
 
 
-def _answered(o: Options) -> Mapping[str, Value]:
+def _answer_columns(o: Options) -> Mapping[str, Value]:
     if o["output_key"] and not o["multiturn"]:
         return {"prompt": o.take("input_key"), "response": o.take("output_key")}
     if o["output_key"] is None and not o["apply_chat_template"]:

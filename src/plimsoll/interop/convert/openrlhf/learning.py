@@ -100,12 +100,12 @@ def _policy_loss(o: Options, gspo: bool) -> foreign.Method:
 
 @dataclass(frozen=True)
 class Gate:
-    """How OpenRLHF weighs the trainer's probabilities over the sampler's.
+    """OpenRLHF's weights for the trainer's probabilities over the sampler's.
 
     Attributes:
         level: token or seq.
         mode: mask or clip.
-        gating: The statistic that is held against the bounds.
+        gating: The statistic that is compared with the bounds.
         low: Lower bound.
         high: Upper bound.
     """

@@ -1,4 +1,4 @@
-"""Read where rows come from, which columns are read, how many a step takes, and what is kept.
+"""Read the sources of rows, the columns, the rows of a step, and the checkpoints that are kept.
 
 TRL counts sequences of a process; Plimsoll counts those of a step. TRL knows formats by the names
 of columns: they are looked at if the data is a file here.
@@ -80,7 +80,7 @@ def batch(o: Options) -> foreign.BatchSizes:
     if o["packing"]:
         why = "with --packing TRL counts packs of max_length, which hold several rows; here rows "
         why += "are counted: multiply by how many rows a pack held"
-        size = mapping.checked(size, why)
+        size = mapping.with_check(size, why)
     longest = (o["max_length"] or _LONGEST) * (2 if o.pairs else 1)
     return foreign.BatchSizes(
         sequences=None if o.pairs else size,
@@ -202,13 +202,13 @@ def _with_checks(o: Options, columns: dict[str, Sourced]) -> dict[str, Sourced]:
         why = "if the rows have `prompt` and `completion`, write prompt: prompt and response: "
         why += "completion; if they have plain text, write text: text"
     name = "chosen" if o.pairs else "messages"
-    return {**columns, name: mapping.checked(columns[name], why)} if why else columns
+    return {**columns, name: mapping.with_check(columns[name], why)} if why else columns
 
 
 def _sources(o: Options) -> list[tuple[str, foreign.Rows]]:
     """Return the data sets with their paths."""
     if o["datasets"] is not None:
-        return [_listed_rows(i, source) for i, source in enumerate(_listed(o), 1)]
+        return [_rows_of_entry(i, source) for i, source in enumerate(_read_mixture(o), 1)]
     if not o["dataset_name"]:
         raise ConfigError("--dataset_name (or `datasets` of the YAML) is needed: the rows.")
     rows = foreign.Rows(
@@ -221,7 +221,7 @@ def _sources(o: Options) -> list[tuple[str, foreign.Rows]]:
     return [(o["dataset_name"], rows)]
 
 
-def _listed(o: Options) -> Sequence[Mapping[str, Any]]:
+def _read_mixture(o: Options) -> Sequence[Mapping[str, Any]]:
     """Return the entries of `datasets`."""
     try:
         entries = json.loads(o["datasets"])
@@ -241,7 +241,7 @@ def _fraction(entry: Mapping[str, Any]) -> float | None:
     return float(share) if isinstance(share, int | float) and share > 0 else None
 
 
-def _listed_rows(number: int, entry: Mapping[str, Any]) -> tuple[str, foreign.Rows]:
+def _rows_of_entry(number: int, entry: Mapping[str, Any]) -> tuple[str, foreign.Rows]:
     file = entry.get("data_files") if isinstance(entry.get("data_files"), str) else None
     path = file or entry.get("data_dir") or entry.get("path")
     if not isinstance(path, str) or not path:
@@ -275,7 +275,7 @@ def data(o: Options) -> foreign.Data:
         else o.trace("truncate", "truncation_mode", note="TRL cuts what is longer"),
         shuffle=o.trace(False, "train_sampling_strategy", "shuffle_dataset") if in_order else None,
         chat_template=o.take("chat_template_path") if _is_template(path) else None,
-        mixture=mapping.joined_mixture(weighted=len(rows) == 1 or rows[0].weight is not None),
+        mixture=mapping.mixture_to_check(weighted=len(rows) == 1 or rows[0].weight is not None),
     )
 
 

@@ -10,7 +10,7 @@ from plimsoll.interop.convert import foreign
 from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.trl.data import learned_tokens, mini_batches, updates
-from plimsoll.interop.convert.trl.roles import divided
+from plimsoll.interop.convert.trl.roles import frozen_stage
 
 _AGGREGATIONS = {
     "grpo": "sequences",
@@ -280,7 +280,7 @@ def teacher(o: Options) -> foreign.ScoringRole | None:
             f"{o.show('lmbda')}: not supported: that share of the responses is sampled from the "
             "student, and `plimsoll distill` learns on the rows' responses: --lmbda 0 is that."
         )
-    return foreign.ScoringRole(model=foreign.Model(path=path), stage=divided(o))
+    return foreign.ScoringRole(model=foreign.Model(path=path), stage=frozen_stage(o))
 
 
 def _gkd(o: Options) -> foreign.Algorithm:
@@ -297,7 +297,7 @@ def reward_model(o: Options) -> foreign.RewardModel | None:
     if path is None:
         return None
     return foreign.RewardModel(
-        role=foreign.ScoringRole(model=foreign.Model(path=path), stage=divided(o)),
+        role=foreign.ScoringRole(model=foreign.Model(path=path), stage=frozen_stage(o)),
         weight=o.trace(_weights(o)[0], "reward_weights"),
         tokenizer=Sourced("own", note="TRL tokenises for the model"),
     )

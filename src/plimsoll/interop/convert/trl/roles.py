@@ -56,7 +56,7 @@ def _is_fsdp(o: Options) -> bool:
     return bool(o["use_fsdp"] or (o["fsdp"] and "".join(o["fsdp"])))
 
 
-def divided(o: Options) -> Value:
+def frozen_stage(o: Options) -> Value:
     """Return stage 3 for a role that only scores, if FSDP or ZeRO divide weights."""
     stage = o["zero_stage"] if o["zero_stage"] is not None else 3 if _is_fsdp(o) else 0
     return o.trace(3, *o.given(*_DIVIDES), note="ZeRO") if stage == 3 else None
@@ -200,7 +200,7 @@ def final_ratio(o: Options) -> Value:
 def reference(o: Options) -> foreign.ScoringRole | None:
     """Return the frozen policy if it is divided; with an adapter it is the actor without it."""
     uses = (o.rl and o["beta"]) or o.command in ("dpo", "kto")
-    stage = divided(o)
+    stage = frozen_stage(o)
     if not uses or stage is None or o["use_peft"]:
         return None
     return foreign.ScoringRole(model=foreign.Model(path=o.take("model_name_or_path")), stage=stage)

@@ -41,7 +41,7 @@ def data(o: Options) -> foreign.Data:
     columns = {**_columns(o), **({} if tools is None else {"tools": tools})}
     if "prompt" in columns:
         why = "the tokenizer's chat template is put around them, as there"
-        columns["prompt"] = mapping.checked(columns["prompt"], why)
+        columns["prompt"] = mapping.with_check(columns["prompt"], why)
     rows = [
         foreign.Rows(path=o.trace(p, "data.train_files"), columns=columns, limit=limit)
         for p in paths
@@ -57,7 +57,7 @@ def data(o: Options) -> foreign.Data:
         else None,
         shuffle=o.take("data.shuffle"),
         chat_template=o.take(f"{template}.custom_chat_template"),
-        mixture=mapping.joined_mixture(weighted=len(rows) == 1),
+        mixture=mapping.mixture_to_check(weighted=len(rows) == 1),
     )
 
 
@@ -172,7 +172,7 @@ def _micro_batch(o: Options) -> Sourced:
     if o[dynamic]:
         return mapping.token_budget(o, tokens, dynamic, longest, *bounds)
     why = "" if o[size] else f"{o.names[size]} says how many sequences: reckoned with 1"
-    return mapping.checked(mapping.micro_batch(o, size, o[size] or 1, longest, *bounds), why)
+    return mapping.with_check(mapping.micro_batch(o, size, o[size] or 1, longest, *bounds), why)
 
 
 def _dynamic_sampling(o: Options) -> foreign.GroupFilter | None:

@@ -203,12 +203,12 @@ def rollout(o: Options) -> foreign.Rollout | None:
         # each sync brings all weights, so that a sleeping engine need not keep them
         sleep_level=o.take(free, lambda on: 2 if on else 0),
         dtype=_engine_dtype(o),
-        enforce_eager=_given(o, f"{_ROLLOUT}.enforce_eager"),
-        max_num_batched_tokens=_given(o, f"{_ROLLOUT}.max_num_batched_tokens"),
+        enforce_eager=_take_if_given(o, f"{_ROLLOUT}.enforce_eager"),
+        max_num_batched_tokens=_take_if_given(o, f"{_ROLLOUT}.max_num_batched_tokens"),
     )
 
 
-def _given(o: Options, id: str) -> Value:
+def _take_if_given(o: Options, id: str) -> Value:
     return o.take(id) if o.given(id) else None
 
 

@@ -1,1 +1,1 @@
-"""What the Python of verifiers' virtual environment runs. It imports nothing of Plimsoll's."""
+"""Code for the Python of verifiers' virtual environment. It imports nothing of Plimsoll's."""

@@ -84,7 +84,7 @@ def open_environment(opening: Line) -> vf.Env:
 
 
 def read_tasks(env: vf.Env, limit: int | None, skip: int) -> Iterator[dict[str, Any]]:
-    """Yield the data of each task, with messages by which a reader knows the task."""
+    """Yield the data of each task, with messages by which a reader recognises the task."""
     chosen = env.taskset.skip(skip)
     if limit is not None:
         chosen = chosen.take(limit)
@@ -111,7 +111,7 @@ class Player:
         """The requests of the episodes that are played, and their traces, by the traces' ids."""
 
     async def serve(self, announce: Callable[[int], None]) -> None:
-        """Play until standard input is closed. announce: called with the port."""
+        """Call `announce` with the port, and play until standard input is closed."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         closed = asyncio.StreamReader()
