@@ -93,7 +93,7 @@ wins over the file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code. arguments: default sys.argv[1:]."""
+    """Run one command line, and return the exit code; `arguments` are by default sys.argv[1:]."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     if arguments is None:  # the process is ours
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: PlimsollError | UnicodeEncodeError | KeyboardInterrupt) -> tuple[str, int]:
-    """What is said of an error, and the exit code."""
+    """Return the message of an error, and the exit code."""
     match error:
         case Interrupted():
             return str(error), error.exit_code
@@ -140,10 +140,12 @@ def _prepare(words: list[str], debug: bool) -> None:
 
 
 def _leave_launcher() -> None:
-    """Forget what torchrun or mpirun says of the process that it started. The ranks are of this
-    command's own making: torch would look for torchrun's store instead of opening one, and
-    DeepSpeed end on a rank that is not mpirun's (torch/distributed/rendezvous.py,
-    deepspeed/runtime/engine.py)."""
+    """Forget what torchrun or mpirun says of the process that it started.
+
+    The ranks are of this command's own making: torch would look for torchrun's store instead of
+    opening one, and DeepSpeed end on a rank that is not mpirun's (torch/distributed/rendezvous.py,
+    deepspeed/runtime/engine.py).
+    """
     for name in list(os.environ):
         if name in _OF_A_RANK or name.startswith(("TORCHELASTIC_", "OMPI_COMM_WORLD_")):
             del os.environ[name]
@@ -186,14 +188,14 @@ def _commands() -> list[str]:
 
 
 def _complete(words: list[str]) -> None:
-    """What the scripts of `plimsoll completion` ask: candidates for the last word, a line each."""
+    """Print candidates for the last word, a line each, for the scripts of `plimsoll completion`."""
     from plimsoll.commands.completion import candidates
 
     print(*candidates(words, _commands(), _options), sep="\n")
 
 
 def _options(command: str) -> list[str]:
-    """Those that the help of a command shows."""
+    """Return the options that the help of a command shows."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit, PlimsollError):
         _dispatch([command, "--help"])
@@ -230,7 +232,7 @@ _LIGHT = {
 
 
 def _without_utf8(error: UnicodeEncodeError) -> str:
-    """Of a name or text that this process cannot pass on."""
+    """Return the message about a name or text that this process cannot pass on."""
     return (
         f"{error.object!r} cannot be written in {error.encoding}. Plimsoll's names and texts are "
         "UTF-8: run it with PYTHONUTF8=1, or in a UTF-8 locale such as LC_ALL=C.UTF-8; and rename "
@@ -241,7 +243,7 @@ def _without_utf8(error: UnicodeEncodeError) -> str:
 def _show_unexpected(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """For what nobody foresaw (Python then ends with exit code 1)."""
+    """Print an error that has no handler (Python then ends with exit code 1)."""
     last = traceback.extract_tb(trace)[-1:]
     place = f" at {last[0].filename}:{last[0].lineno}" if last else ""
     where = notes_of(error) or ["Run the command again with --debug for the traceback."]
@@ -263,7 +265,7 @@ _PARTS = {
 
 
 def told_of(word: str) -> str | None:
-    """What Plimsoll has of a method that was typed as a command; None for any other word."""
+    """Return a hint about a method that was typed as a command; None for any other word."""
     name = word.lower().replace("++", "_pp").replace("-", "_")
     if name in PRESETS:
         return f"{word!r} is the command {name!r}: write `plimsoll {name} CONFIG.yaml`."

@@ -63,8 +63,11 @@ def _none(value: object) -> object:
 
 
 class RlAlgorithm(Settings):
-    """What is made of rewards, and how the policy learns from it. The defaults are those of
-    proximal policy optimisation; Schulman et al. 2017, https://arxiv.org/abs/1707.06347."""
+    """What is made of rewards, and how the policy learns from it.
+
+    The defaults are those of proximal policy optimisation; Schulman et al. 2017,
+    https://arxiv.org/abs/1707.06347.
+    """
 
     advantage: Choice = Choice(name="gae", options={"gamma": 1.0, "gae_lambda": 0.95})
     """The advantage estimator: a file of algorithm/advantage/, or a function of one's own."""
@@ -97,8 +100,7 @@ class RlAlgorithm(Settings):
     @model_validator(mode="before")
     @classmethod
     def _whitening_of_before(cls, values: object) -> object:
-        """`whiten_advantages` of configs of before is an option of the estimator, which owns its
-        normalisation."""
+        """Move `whiten_advantages` of older configs to the options of the advantage estimator."""
         if not isinstance(values, dict) or "whiten_advantages" not in values:
             return values
         rest = {name: value for name, value in values.items() if name != "whiten_advantages"}

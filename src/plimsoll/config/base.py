@@ -60,8 +60,10 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _complete_choices(cls, values: object) -> object:
-        """Where only the options of a `Choice` are given, they are laid over its default: name and
-        options. Where a name is given, that function's own defaults hold."""
+        """Lay the options of a `Choice` without a name over its default's name and options.
+
+        If a name is given, that function's own defaults hold.
+        """
         if not isinstance(values, dict):
             return values
         own = {name: default for name, default in _choices(cls).items() if name in values}
@@ -83,7 +85,7 @@ class Choice(Settings):
 
 @cache
 def _choices(settings: type[Settings]) -> Mapping[str, Choice]:
-    """The defaults of the fields that are choices."""
+    """Return the defaults of the fields that are choices, by field."""
     defaults = {name: field.default for name, field in settings.model_fields.items()}
     return {name: default for name, default in defaults.items() if isinstance(default, Choice)}
 

@@ -40,9 +40,11 @@ class KtoBatch(Settings):
 
 
 class DynamicSampling(Settings):
-    """Groups that teach nothing are replaced by others (Yu et al. 2025, DAPO,
-    https://arxiv.org/abs/2503.14476, section 3.2): those whose rewards are all equal, and those
-    whose mean reward does not lie strictly between two bounds."""
+    """Groups that teach nothing are replaced by others.
+
+    These are groups whose rewards are all equal, and those whose mean reward does not lie strictly
+    between two bounds (Yu et al. 2025, DAPO, https://arxiv.org/abs/2503.14476, section 3.2).
+    """
 
     by: str | None = None
     """The part of the reward that is looked at, by its name, such as the one that says whether an

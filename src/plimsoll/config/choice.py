@@ -38,17 +38,21 @@ def resolve_choice(
     awaited: bool = False,
     adapted: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda own: own,
 ) -> functools.partial[Any]:
-    """The function that `choice` names, with the choice's options bound.
+    """Return the function that `choice` names, with the choice's options bound.
 
-    package: the dotted package that holds the named files, such as
-        `plimsoll.algorithm.policy_loss`.
-    function: the name of the one function that each of its files defines, such as `loss`.
-    arguments: how many it is called with, by position.
-    awaited: whether one's own may be an `async def`.
-    adapted: what makes one's own of another form a function of these arguments.
+    Args:
+        choice: name and options, as the config has them.
+        package: the dotted package that holds the named files, such as
+            `plimsoll.algorithm.policy_loss`.
+        function: the name of the one function that each of its files defines, such as `loss`.
+        arguments: how many arguments it is called with, by position.
+        awaited: whether one's own function may be an `async def`.
+        adapted: makes a function of these arguments of one's own function, which may have another
+            form.
 
-    Raises ConfigError for a name, an option or an option's value that cannot be used, and for a
-    function that cannot be called so.
+    Raises:
+        ConfigError: a name, an option or an option's value cannot be used, or the function cannot
+            be called with these arguments.
     """
     if ":" in choice.name:
         found = adapted(_own_function(choice.name, awaited))
@@ -61,13 +65,16 @@ def resolve_choice(
 def bind_options(
     choice: Choice, function: Callable[..., Any], what: str, arguments: int = 1
 ) -> functools.partial[Any]:
-    """Return the function with the choice's options bound. Raises ConfigError as `resolve_choice`.
+    """Return the function with the choice's options bound.
 
     Args:
         choice: its name is for messages alone.
         function: the function that the choice names.
         what: what such functions are, for messages, such as `reward`.
         arguments: how many arguments it is called with, by position.
+
+    Raises:
+        ConfigError: as `resolve_choice`.
     """
     bound = functools.partial(function, **_checked_options(choice, _signature_of(function)))
     try:
@@ -82,18 +89,21 @@ def bind_options(
 
 
 def check_choice(choice: Choice, package: str, function: str) -> None:
-    """Refuse, as `resolve_choice` does, a name, an option or an option's value.
+    """Raise ConfigError, as `resolve_choice` does, for a name, an option or its value.
 
-    A file of Plimsoll's is read, not imported: it may need torch, and who asks may not. So the
+    A file of Plimsoll's is read, not imported: it may need torch, which the caller may lack. So the
     types of its options are those of config/base.py.
     """
     _checked_options(choice, _signature(choice, package, function))
 
 
 def positional_parameters(choice: Choice, package: str, function: str) -> tuple[str, ...]:
-    """The names of the positional parameters of the function that `choice` names.
+    """Return the names of the positional parameters of the function that `choice` names.
 
-    A file of Plimsoll's is read, not imported. Raises ConfigError for a name that cannot be used.
+    A file of Plimsoll's is read, not imported.
+
+    Raises:
+        ConfigError: the name cannot be used.
     """
     return _signature(choice, package, function).arguments
 
@@ -146,7 +156,7 @@ def _written_option(option: ast.arg, default: ast.expr | None) -> inspect.Parame
 
 @functools.cache
 def _known(name: str, package: str, function: str) -> ast.FunctionDef:
-    """The function of a package's file of this name, as it is written."""
+    """Return the syntax tree of the function in the package's file of this name."""
     folders = importlib.import_module(package).__path__
     files = [module.name for module in pkgutil.iter_modules(folders)]
     written = _defined(package, name, function) if name in files else None
@@ -204,8 +214,10 @@ def _checked_options(choice: Choice, function: _Signature) -> dict[str, Any]:
 
 
 def _hints(name: str, function: _Signature) -> dict[str, Any]:
-    """The types of the options alone: the other annotations may name what only a type checker
-    imports."""
+    """Return the types of the options alone.
+
+    The other annotations may name what only a type checker imports.
+    """
     annotations = {
         option: Any if p.annotation is inspect.Parameter.empty else p.annotation
         for option, p in function.options.items()

@@ -46,11 +46,11 @@ class ClusterConfig(Settings):
 
     @property
     def all_ranks(self) -> int:
-        """With those of the critic's own."""
+        """The number of ranks, including the critic's own."""
         return self.ranks + (self.critic_ranks or 0)
 
 
 def decided_device(cluster: ClusterConfig) -> Device:
-    """Return what a run computes on, of a run that is resolved."""
+    """Return the device that a resolved run computes on."""
     assert cluster.device != "auto", "of a run that is resolved"
     return cluster.device

@@ -34,7 +34,7 @@ class GenerateConfig(Settings):
     """Another seed gives other rows, such as held-out ones."""
 
     def options(self) -> dict[str, dict[str, object]]:
-        """Of each task."""
+        """Return the options of each task, by its name."""
         if isinstance(self.tasks, tuple):
             return {name: {} for name in self.tasks}
         return {name: dict(options) for name, options in self.tasks.items()}
@@ -106,7 +106,7 @@ class SourceConfig(Settings):
     """Use only the first rows, this many."""
 
     def columns(self) -> frozenset[str]:
-        """The columns that are named."""
+        """Return the columns that the source names."""
         named = (getattr(self, setting) for setting in COLUMNS)
         return frozenset(column for column in named if column is not None)
 
@@ -124,8 +124,7 @@ class WeightedSource(SourceConfig):
 
 
 class EvalSource(SourceConfig):
-    """Held-out rows: those of `data.eval`, or one of several sets of them under a name of its own
-    (PPO)."""
+    """Held-out rows: those of `data.eval`, or one of several sets under a name of its own (PPO)."""
 
     responses: PositiveInt = 1
     """Responses to each prompt (PPO). From several pass@k and maj@k are estimated, too."""
@@ -144,7 +143,10 @@ EVALUATED = tuple(n for n in EvalSource.model_fields if n not in SourceConfig.mo
 
 
 def _form(value: object, keys: Collection[str]) -> str:
-    """Which form sources have: names with sections below them are several. keys: of one."""
+    """Return the form of `data.train` or `data.eval`: one source, or several by name.
+
+    Sections below names are several sources. `keys` are the keys that a single source may have.
+    """
     if not isinstance(value, dict) or value.keys() & set(keys):
         return "<source>"
     entries = any(isinstance(entry, dict | SourceConfig) for entry in value.values())
@@ -200,36 +202,38 @@ class DataConfig(Settings):
 
     @property
     def rendered_by(self) -> str | None:
-        """`chat_template`; or `none` where no row is of a conversation."""
+        """The chat template as written; `none` if no row is of a conversation."""
         return "none" if self.only_text else self.chat_template
 
     def template_of(self, source: SourceConfig) -> str | None:
-        """The chat template of a source's rows, as `chat_template` is written; `none` for
-        documents."""
+        """Return the chat template of a source's rows as it is written; `none` for documents."""
         return "none" if source.text is not None else source.chat_template or self.chat_template
 
     def train_sources(self) -> dict[str, SourceConfig]:
-        """The sources to learn from, by their dotted keys."""
+        """Return the sources to learn from, by their dotted keys."""
         if isinstance(self.train, SourceConfig):
             return {"data.train": self.train}
         return {f"data.train.{name}": source for name, source in self.train.items()}
 
     def eval_sources(self) -> dict[str, EvalSource]:
-        """The sources that are held out, by their dotted keys."""
+        """Return the sources that are held out, by their dotted keys."""
         if isinstance(self.eval, EvalSource):
             return {"data.eval": self.eval}
         return {f"data.eval.{name}": source for name, source in (self.eval or {}).items()}
 
     def sources(self) -> dict[str, SourceConfig]:
-        """All sources, by their dotted keys."""
+        """Return all sources, by their dotted keys."""
         return {**self.train_sources(), **self.eval_sources()}
 
 
 def set_name(key: str) -> str:
-    """How the config calls one of several sources of this dotted key; empty for a single one."""
+    """Return the config's name for one of several sources; empty for a single source.
+
+    `key` is the dotted key of the source.
+    """
     return ".".join(key.split(".")[2:])
 
 
 def template_file(chat_template: str) -> Path | None:
-    """The file that a `chat_template` names; None where it is Jinja itself."""
+    """Return the file that a `chat_template` names, or None if it is Jinja itself."""
     return None if "{" in chat_template else Path(expanduser(chat_template))

@@ -1,5 +1,7 @@
-"""How one role is trained (precision of states, ZeRO, offload, adapter, optimizer, schedule), or
-scores."""
+"""How one role is trained or scores.
+
+Precision of states, ZeRO, offload, adapter, optimizer and schedule.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ class OptimizerConfig(Settings):
     run."""
 
     def warmup(self, updates: int) -> int:
-        """The optimizer steps of the warm-up, of so many in all."""
+        """Return the number of warm-up steps; `updates` are the optimizer steps in all."""
         return self.warmup_steps or ceil(self.warmup_ratio * updates)
 
 

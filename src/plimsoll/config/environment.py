@@ -17,9 +17,12 @@ ToolFormat = Literal["hermes", "llama3_json", "mistral", "qwen3_coder", "none"]
 
 
 class EnvironmentConfig(Choice):
-    """One environment: a name of Plimsoll's (`calculator`, `functions`, ...), a class of one's own
+    """One environment, by its name or file.
+
+    It is a name of Plimsoll's (`calculator`, `functions`, ...), a class of one's own
     (`path/to/file.py:MyEnvironment` or `my.module:MyEnvironment`), an agent file of OpenRLHF's
-    form, `agent.py`, or an environment of verifiers, `verifiers:TASKSET`."""
+    form, `agent.py`, or an environment of verifiers, `verifiers:TASKSET`.
+    """
 
     name: str
     """The environment's name, a class or function of one's own, or a file that ends in `.py`."""

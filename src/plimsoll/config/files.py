@@ -1,5 +1,4 @@
-"""Python files by their path, as modules; what a config names in a module or a file; and what the
-system says against a path.
+"""Python files by their path, as modules; names in a module or a file; and errors of paths.
 
 A name is `my.module:NAME` or `path/to/file.py:NAME`. A relative path is seen from the directory in
 which the command was started; a run's processes work there too (cluster/ray_actors.py).
@@ -28,8 +27,10 @@ _AGAINST_A_PATH = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR,
 
 @contextmanager
 def usable_paths() -> Iterator[None]:
-    """Turn what the system says against a path inside the block, such as that its name is too long
-    or its folder hidden, into ConfigError."""
+    """Turn errors of the system about a path inside the block into ConfigError.
+
+    Its name may be too long, or its folder hidden.
+    """
     try:
         yield
     except OSError as error:
@@ -41,10 +42,12 @@ def usable_paths() -> Iterator[None]:
 
 
 def load_named(name: str) -> object:
-    """Return what a module or a file has by the name after the colon. Like a module, a file runs
-    once in a process.
+    """Return what a module or a file has by the name after the colon.
 
-    Raises ConfigError if the module or file cannot be loaded, or has nothing of this name.
+    Like a module, a file runs once in a process.
+
+    Raises:
+        ConfigError: the module or file cannot be loaded, or has nothing of this name.
     """
     place, _, wanted = name.rpartition(":")
     module = _file(place) if place.endswith(".py") else _imported(place, wanted, name)
@@ -96,11 +99,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> ModuleType:
-    """The module that a file makes; each call runs it anew. stand_ins: modules that it finds by
-    their names while it runs, whatever is installed.
+    """Return the module that a file makes; each call runs it anew.
 
-    It stays in `sys.modules` under a name of its own, which dataclasses and pickles need. Raises
-    ConfigError where there is no file, and with what the file raises.
+    It stays in `sys.modules` under a name of its own, which dataclasses and pickles need.
+
+    Args:
+        path: of the file.
+        stand_ins: modules that it finds by their names while it runs, whatever is installed.
+
+    Raises:
+        ConfigError: there is no such file, or it raises an error.
     """
     file = Path(path)
     if not file.is_file():
@@ -125,7 +133,7 @@ def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> M
 
 @contextmanager
 def _found_as(stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Within: imports of these names give these modules."""
+    """Have imports of these names inside the block give these modules."""
     with _LOCK:
         before = {name: sys.modules.get(name) for name in stand_ins}
         sys.modules.update(stand_ins)
@@ -140,7 +148,7 @@ def _found_as(stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
 
 
 def _others(file: Path) -> str:
-    """What may have been meant."""
+    """Return the end of a message about a missing file: which files may have been meant."""
     if not file.parent.is_dir():
         return f": there is no folder {str(file.parent)!r}, as seen from {str(Path.cwd())!r}."
     names = sorted(one.name for one in file.parent.glob("*.py"))

@@ -75,8 +75,11 @@ class JudgeReward(Settings):
 
 
 class RewardConfig(Choice):
-    """One part of the reward, with its weight: a rule of Plimsoll's (`math_answer`, `pattern`, ...)
-    or a Python function of one's own; or `http` servers; or a `judge`."""
+    """One part of the reward, with its weight.
+
+    It is a rule of Plimsoll's (`math_answer`, `pattern`, ...) or a Python function of one's own; or
+    `http` servers; or a `judge`.
+    """
 
     name: str = ""
     """The rule's name; or a `def` or `async def` of one's own, as `path/to/file.py:my_function` or
@@ -116,7 +119,7 @@ class RewardConfig(Choice):
 
 
 class StepsConfig(Settings):
-    """How a process reward model's scores of steps become one of the response."""
+    """How the scores that a process reward model gives to steps become one of the response."""
 
     separator: str = "\n\n"
     """What stands between two steps, as in the data that the model learned from."""

@@ -92,7 +92,7 @@ class RolloutConfig(HasEngine):
 
     @property
     def engine(self) -> RolloutEngineConfig:
-        """The settings of the engine, of whichever kind."""
+        """The settings of the engine, whichever it is."""
         return self.settings_of(RolloutEngineConfig)
 
     @property

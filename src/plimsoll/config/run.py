@@ -1,4 +1,4 @@
-"""The run: its directory, length, saving, what is shown; and what the config of every job has."""
+"""The run: its directory, length, saving and displays; and what the config of every job has."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BestConfig(Settings):
 
 
 class RunConfig(Settings):
-    """The run directory and its habits."""
+    """The run directory, and the length, saving and displays of the run."""
 
     directory: WrittenPath
     """Where everything of the run is written."""
@@ -87,8 +87,10 @@ if TYPE_CHECKING:
 
 
 class JobConfig(Settings):
-    """The base of all jobs' configs. Each has the sections `data` and `actor` too, and says what
-    they are there."""
+    """The base of all jobs' configs.
+
+    Each has the sections `data` and `actor` too, and says what they are there.
+    """
 
     run: RunConfig
     """The run directory, the length of the run, saving and evaluation."""

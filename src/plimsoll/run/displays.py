@@ -128,9 +128,11 @@ class PlainDisplay:
         self._say = say
 
     def show(self, progress: RunProgress) -> None:
+        """Pass on the line of the step that has just ended."""
         self._say(plain_line(progress))
 
     def note(self, text: str) -> None:
+        """Pass on the line."""
         self._say(text)
 
     @contextmanager
@@ -180,6 +182,7 @@ class LiveDisplay:
         return Group(self._block, Text(f"now      {now}", style="dim")) if now else self._block
 
     def show(self, progress: RunProgress) -> None:
+        """Redraw the block with the step that has just ended."""
         self._redraw(live_block(progress))
 
     def note(self, text: str) -> None:

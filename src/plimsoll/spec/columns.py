@@ -1,6 +1,6 @@
 """Which columns of a source each job reads, and what must agree between them.
 
-Every function yields the problems of one source; name: its dotted key, such as `data.train`.
+Every function yields the problems of one source; `name` is its dotted key, such as `data.train`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from plimsoll.config.problems import Problem, Section
 
 @dataclass(frozen=True)
 class _Columns:
-    """Those of the source of a dotted key."""
+    """The columns of the source with a dotted key."""
 
     name: str
     source: SourceConfig
 
     def given(self, *columns: str) -> list[str]:
-        """Which of them the source names."""
+        """Return those of the columns that the source names."""
         return [one for one in columns if getattr(self.source, one) is not None]
 
     def wrong(self, column: str, why: str, fix: str) -> Problem:
-        """What is wrong with a column that is given, or is missing."""
+        """Return the problem of a column that is given, or is missing."""
         return Section(self.name, self.source).invalid(column, why, fix, "data-columns")
 
     def unread(self, *read: str) -> Iterator[Problem]:
-        """Columns that are given, and that the job does not look at."""
+        """Yield a problem for each column that is given and that the job does not read."""
         why = f"This job does not look at it; of the columns it reads {', '.join(read)}."
         for column in self.given(*COLUMNS):
             if column not in read:
@@ -36,7 +36,10 @@ class _Columns:
 
 
 def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Conversations: `messages`, or `prompt` with `response`; or documents: `text`."""
+    """Yield problems of conversations or documents.
+
+    Conversations are `messages`, or `prompt` with `response`; documents are `text`.
+    """
     columns = _Columns(name, source)
     yield from columns.unread("messages", "prompt", "response", "tools", "text")
     given = columns.given("prompt", "response")
@@ -62,7 +65,7 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Prompts: `messages` or `prompt`."""
+    """Yield problems of prompts: `messages` or `prompt`."""
     columns = _Columns(name, source)
     read = ("messages", "prompt", "tools", "reference", "source", "max_new_tokens", "environment")
     ordered = ("order_by",) if name.startswith("data.train") else ()
@@ -81,7 +84,10 @@ def _prompts(columns: _Columns) -> Iterator[Problem]:
 
 
 def pair_source(name: str, source: SourceConfig, *, margin: bool = False) -> Iterator[Problem]:
-    """Pairs: `chosen` and `rejected`, with `prompt` or without, and where asked for a `margin`."""
+    """Yield problems of pairs: `chosen` and `rejected`, and perhaps `prompt`.
+
+    `margin` says whether the job reads that column too.
+    """
     columns = _Columns(name, source)
     more = ("margin",) if margin else ()
     yield from columns.unread("prompt", "tools", "chosen", "rejected", *more)
@@ -99,8 +105,11 @@ def pair_source(name: str, source: SourceConfig, *, margin: bool = False) -> Ite
 
 
 def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Labelled responses: `label` beside `messages`, or beside `prompt` and `response`; or pairs,
-    whose responses are labelled by being chosen or rejected."""
+    """Yield problems of labelled responses.
+
+    They are `label` beside `messages`, or beside `prompt` and `response`; or pairs, whose
+    responses are labelled by being chosen or rejected.
+    """
     columns = _Columns(name, source)
     labelled = columns.given("chosen", "rejected")
     if source.label is None and labelled:
@@ -129,7 +138,7 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def step_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Labelled steps: a prompt, `steps` and `labels`."""
+    """Yield problems of labelled steps: a prompt, `steps` and `labels`."""
     columns = _Columns(name, source)
     yield from columns.unread("messages", "prompt", "tools", "steps", "labels")
     yield from _prompts(columns)

@@ -1,5 +1,7 @@
-"""Decide every key that a config leaves to `auto`, each with a reason: device, dtypes, attention,
-kernels, and the settings of trainer engines."""
+"""Decide every key that a config leaves to `auto`, each with a reason.
+
+These are device, dtypes, attention, kernels, and the settings of trainer engines.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ from plimsoll.spec.kernels import Capability, against_varlen, kernels_on
 
 @dataclass(frozen=True)
 class Decision:
-    """What a key was decided to be that the config left to `auto`.
+    """The value that was decided for a key that the config left to `auto`.
 
     Attributes:
         key: the last part of the key, such as "dtype".
-        value: what it is.
+        value: the value, as text.
         why: the reason, as the end of a sentence that begins with "since".
     """
 
@@ -109,19 +111,22 @@ def _attention(path: str, dtype: str, ground: _Ground) -> tuple[str, str]:
 
 
 class _Ground:
-    """What a run computes on, as far as it can be seen from here; looked at when asked for."""
+    """The hardware of a run, as far as it can be seen from here; looked at when asked for."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster = cluster
 
     @cached_property
     def cards(self) -> tuple[Card, ...] | None:
-        """The cards of one machine of the run: () if the run computes on CPUs, None if it computes
-        on cards that cannot be seen from here."""
+        """The cards of one machine of the run.
+
+        () if the run computes on CPUs, None if it computes on cards that cannot be seen from here.
+        """
         return _cards(self._cluster)
 
     @property
     def device(self) -> Device:
+        """The device that the run computes on."""
         return "cpu" if self.cards == () else "cuda"
 
     @property
@@ -148,7 +153,7 @@ class _Ground:
 
     @cached_property
     def kernels(self) -> tuple[DecidedKernels, str]:
-        """Whose kernels models compute by, and why."""
+        """Whose kernels models compute with, and why."""
         kernels = kernels_on(self.device, self.capability, cards_have_liger())
         if kernels == "liger":
             return kernels, "liger-kernel has them for these GPUs"
@@ -161,7 +166,9 @@ class _Ground:
 def fast_dtype(cluster: ClusterConfig) -> tuple[DecidedDtype, str]:
     """Return the dtype that the hardware of a run computes fast in, and why it is that one.
 
-    Raises as `decide`.
+    Raises:
+        ConfigError: as `decide`.
+        PlimsollError: as `decide`.
     """
     cards = _cards(cluster)
     if cards is None:
@@ -177,8 +184,10 @@ def fast_dtype(cluster: ClusterConfig) -> tuple[DecidedDtype, str]:
 
 
 def _cards(cluster: ClusterConfig) -> tuple[Card, ...] | None:
-    """Return the cards of one machine of the run: () if the run computes on CPUs, None if it
-    computes on cards that cannot be seen from here."""
+    """Return the cards of one machine of the run.
+
+    () if the run computes on CPUs, None if it computes on cards that cannot be seen from here.
+    """
     if cluster.device == "cpu":
         return ()
     if cluster.hardware is not None:
@@ -211,8 +220,10 @@ def _refuse_hidden_cards() -> None:
 
 
 def _change_each(value: Any, change: Callable[[Settings], Settings]) -> Any:
-    """Return settings with `change` applied to every section, the innermost first; the same object
-    if nothing changed."""
+    """Return settings with `change` applied to every section, the innermost first.
+
+    It is the same object if nothing changed.
+    """
     if isinstance(value, Settings):
         fields = _changed({name: getattr(value, name) for name in type(value).model_fields}, change)
         return change(value.model_copy(update=fields) if fields else value)

@@ -9,7 +9,7 @@ from plimsoll.config.problems import Problem, Section
 
 
 def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
-    """A trained role's adapter and quantisation."""
+    """Yield problems of a trained role's adapter and quantisation."""
     at = Section(name, role)
     if role.model.quantization == "nf4" and role.adapter is None:
         why = "Weights of 4 bits cannot be trained, and there is no adapter to train instead."
@@ -24,7 +24,7 @@ def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
 
 
 def steady(name: str, role: TrainedRole) -> Iterator[Problem]:
-    """An adapter whose log-probs are compared with earlier ones of its own."""
+    """Yield problems of an adapter whose log-probs are compared with earlier ones of its own."""
     if role.adapter is not None and role.adapter.dropout > 0:
         why = "Each forward pass would drop other inputs, so the ratio of new to old probabilities "
         why += "would be noise."

@@ -18,7 +18,7 @@ from plimsoll.spec.choices import (
 
 
 def estimated(config: RlConfig) -> Iterator[Problem]:
-    """The advantage and what it is computed from; the loss and what it is divided by."""
+    """Yield problems of the advantage and its inputs, and of the loss and its divisor."""
     if is_known("advantage", config.algorithm.advantage):
         yield from _critic(config)
         yield from _groups(config)

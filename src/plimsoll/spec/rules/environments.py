@@ -12,7 +12,7 @@ _LEAST = 2
 
 
 def played(config: RlConfig) -> Iterator[Problem]:
-    """Of a config, with environments or without."""
+    """Yield problems of a config's environments; it may have none."""
     yield from _columns(config)
     if not config.environments:
         return
@@ -27,7 +27,7 @@ def played(config: RlConfig) -> Iterator[Problem]:
 
 
 def _columns(config: RlConfig) -> Iterator[Problem]:
-    """A row names its environment where there are several, and only then."""
+    """Yield a problem unless rows name their environment if, and only if, there are several."""
     several = len(config.environments) > 1
     for key, source in config.data.sources().items():
         at = Section(key, source)
@@ -43,7 +43,7 @@ def _columns(config: RlConfig) -> Iterator[Problem]:
 
 
 def _templates(config: RlConfig) -> Iterator[Problem]:
-    """Turns are rendered by one template, whichever source their row is of."""
+    """Yield a problem if sources have several templates: turns are rendered by one."""
     for key, source in config.data.sources().items():
         if source.chat_template not in (None, config.data.chat_template):
             why = "The turns of episodes are written by data.chat_template, whatever their source."

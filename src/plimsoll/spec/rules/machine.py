@@ -1,5 +1,6 @@
-"""Rules about the machine at hand: what a run needs to be installed, beside what every run does,
-in which versions, and its environment.
+"""Rules about the machine at hand: packages that a run needs, their versions, its environment.
+
+The packages are those beside what every run needs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ALWAYS = ("torch", "transformers")
 
 
 def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """What a run needs and is not installed here."""
+    """Yield what a run needs and is not installed here."""
     yield from missing_for_processes(spec)
     yield from _missing(_of_roles(spec))
     yield from _missing_loggers(spec)
@@ -46,7 +47,7 @@ def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def missing_for_processes(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """What Ray and vLLM need: all that a run and `plimsoll eval` have in common."""
+    """Yield what Ray and vLLM need and is missing: all that a run and `plimsoll eval` share."""
     yield from _missing(_of_processes(spec))
     if spec.cluster.address is None:  # other machines of a cluster are not seen from here
         yield from _lacking(_compiled_for_engines(spec))
@@ -89,7 +90,7 @@ def _missing(needs: Iterator[PackageNeed]) -> Iterator[Problem]:
 
 
 def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """They are no part of any extra that runs need."""
+    """Yield loggers that are not installed; they are no part of any extra that runs need."""
     for name in spec.run.loggers:
         if importlib.util.find_spec(name) is None:
             why = f"The package {name} is not installed."
@@ -109,7 +110,10 @@ def _compiled_for_roles(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
 
 
 def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Ray has a shell start its processes, and quotes all but this (runtime_env/context.py)."""
+    """Yield a problem if a path has characters that break Ray's start of processes.
+
+    Ray has a shell start them, and quotes all but this path (runtime_env/context.py).
+    """
     if spec.cluster.where == "ray" and _FOR_SHELLS.search(sys.executable):
         why = f"Ray cannot start processes of a Python with such a path: {sys.executable}."
         fix = "set Plimsoll up in a directory whose path has no spaces or signs (`make clean` "
@@ -127,12 +131,12 @@ def _lacking(compiled: Iterator[ToolNeed]) -> Iterator[Problem]:
 
 
 def local_host_rules(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """What cannot work here, or was never tried."""
+    """Yield what cannot work on this machine, or was never tried."""
     return find((_versions, _engines, _heap, _bfloat16), spec, host)
 
 
 def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Of the installed packages that the job imports; what is missing is told before."""
+    """Yield problems of the installed packages that the job imports, but not of missing ones."""
     engines = [package for rules in all_rules(spec) for package in rules.packages]
     needed = {
         *_ALWAYS,
@@ -148,18 +152,18 @@ def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 
 def _quantized(spec: RunSpec[Any]) -> list[str]:
-    """The roles in 4 bits."""
+    """Return the roles in 4 bits."""
     return [name for name, model in spec.models.items() if model.quantization == "nf4"]
 
 
 def _engines(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Yield what the run's engines say of this machine."""
+    """Yield the problems that the run's engines see in this machine."""
     for rules in all_rules(spec):
         yield from rules.host(spec, host)
 
 
 def _heap(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Of processes that compute on CPU."""
+    """Yield problems of the heap of processes that compute on CPU."""
     if _computes_on_cpu(spec, host) and not host.jemalloc:
         what = "this machine's ray package has no core/libjemalloc.so, or a space in its path"
         why = "training on CPU then uses the system's heap, which may hold a quarter more than the "

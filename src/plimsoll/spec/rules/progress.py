@@ -15,7 +15,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def lasting(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """How long the run is."""
+    """Yield problems of how long the run is."""
     at, run = Section("run", spec.run), spec.run
     if (run.steps is None) == (run.epochs is None):
         both = run.steps is not None
@@ -34,7 +34,7 @@ def lasting(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """What is kept of evaluations, and what is averaged."""
+    """Yield problems of what is kept of evaluations, and of what is averaged."""
     at, best = Section("", spec.config), spec.run.best
     if best is not None and spec.run.eval_every is None:
         why = "Nothing is evaluated: run.eval_every is not given."
@@ -54,7 +54,7 @@ def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Problem]:
-    """What evaluations are compared by, and which way."""
+    """Yield problems of the metric by which evaluations are compared, and of its direction."""
     reported, name = evaluation.written, evaluation.reports(best.metric)
     if name is None:
         close = get_close_matches(best.metric, reported, n=3)
@@ -69,8 +69,10 @@ def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Pro
 
 
 def scheduled(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
-    """A role's learning rates and averages over its optimizer steps. updates: how many there are;
-    None where that is not known yet."""
+    """Yield problems of a role's learning rates and averages over its optimizer steps.
+
+    `updates` is the number of these steps, or None if it is not known yet.
+    """
     at, optimizer = Section(name, role), role.optimizer
     if optimizer.final_ratio > 1:
         why, fix = "It is a share of the peak learning rate.", "a number from 0 to 1"

@@ -27,7 +27,7 @@ _FIGURES = (
 
 
 def sampled(config: RlConfig) -> Iterator[Problem]:
-    """A job that samples what it learns from."""
+    """Yield problems of a job that samples what it learns from."""
     yield from steady("actor", config.actor)
     if config.critic is not None:
         yield from steady("critic", config.critic)
@@ -41,7 +41,10 @@ def sampled(config: RlConfig) -> Iterator[Problem]:
 
 
 def only_sampled(config: RlConfig) -> Iterator[Problem]:
-    """A job that samples and does not learn: what it would learn by is not looked at."""
+    """Yield problems of a job that samples and does not learn.
+
+    Settings of learning are not checked.
+    """
     yield from _engines(config)
     yield from _sampling(config)
     yield from played(config)
@@ -94,7 +97,7 @@ def _sampling(config: RlConfig) -> Iterator[Problem]:
 
 
 def _settings(at: Section, sampling: SamplingConfig) -> Iterator[Problem]:
-    """Of a sampler, whatever it samples for."""
+    """Yield problems of sampling settings, whatever they are for."""
     if "" in sampling.stop:
         why = "An empty string is in every response, from its first token on."
         fix = "only strings of a character or more; [] for none"
@@ -164,7 +167,7 @@ def _rewards(config: RlConfig) -> Iterator[Problem]:
 
 
 def _scoring_models(config: RlConfig) -> Iterator[Problem]:
-    """Settings of reward models that nothing would read."""
+    """Yield settings of reward models that nothing would read."""
     for name, model in config.scoring_models.items():
         key = name if name == REWARD_MODEL else f"reward_models.{name}"
         at = Section(key, model)
@@ -197,7 +200,7 @@ def _names(config: RlConfig) -> Iterator[Problem]:
 
 
 def _answered(config: RlConfig) -> Iterator[Problem]:
-    """How held-out prompts are answered, and which answers pass."""
+    """Yield problems of how held-out prompts are answered, and of which answers pass."""
     sets = eval_sets(config)
     for one, source in zip(sets, config.data.eval_sources().values(), strict=True):
         at, name = Section(one.key, source), set_name(one.key)
@@ -242,7 +245,7 @@ def _passing(at: Section, source: EvalSource, config: RlConfig) -> Iterator[Prob
 
 
 def _replayed(config: RlConfig) -> Iterator[Problem]:
-    """Settings that would need engines."""
+    """Yield settings that would need engines, which a replay does not start."""
     at = Section("", config)
     if config.run.eval_every is not None:
         why = "A replay (rollout.replay) starts no engine that could answer held-out prompts."

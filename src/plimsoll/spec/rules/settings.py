@@ -1,4 +1,4 @@
-"""What must agree between the keys of a config: every contradiction is named, none is repaired."""
+"""What must agree between the keys of a config: contradictions are reported, not repaired."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_PROCESSES = 100_000
 
 
 def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Keys that every config has, and that this job, or this run, would not look at."""
+    """Yield keys that every config has, and that this job, or this run, would not read."""
     at = Section("", spec.config)
     separator = DataConfig.model_fields["step_separator"]
     if spec.data.step_separator != separator.default and not spec.job.has_steps:
@@ -45,7 +45,7 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _sampled_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """What only jobs that sample do with held-out rows."""
+    """Yield settings of held-out rows that only jobs that sample use."""
     sets = spec.data.eval_sources()
     why = "Only jobs that sample answer held-out rows"
     if sets and "data.eval" not in sets:
@@ -60,7 +60,7 @@ def _sampled_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _processes(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """More processes or machines than any cluster has, before they are counted out one by one."""
+    """Refuse more processes or machines than any cluster has, before they are counted singly."""
     cluster, engines = spec.cluster, spec.engines
     counts = {
         "cluster.ranks": cluster.ranks,
@@ -120,7 +120,10 @@ def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _role(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
-    """One trained role; updates: the optimizer steps of the whole run, where they are known."""
+    """Yield problems of one trained role.
+
+    `updates` are the optimizer steps of the whole run, or None if unknown.
+    """
     at = Section(name, role)
     yield from adapted(name, role)
     yield from scheduled(name, role, updates)
@@ -179,10 +182,13 @@ SETTINGS_RULES = (
 
 
 def check_agreement(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
-    """Refuse settings that contradict one another, all of them in one error.
+    """Raise one error with all settings that contradict one another; return if there are none.
 
-    origins: where each key was written, as `read_spec` gives them.
-    Raises ConfigError (exit code 2) for values that can never do; SettingsConflict (4) where
-    every problem is between settings that are right by themselves.
+    `origins` says where each key was written, as `read_spec` gives them.
+
+    Raises:
+        ConfigError: (exit code 2) a value can never work.
+        SettingsConflict: (exit code 4) every problem is between settings that are right by
+            themselves.
     """
     refuse(find(SETTINGS_RULES, spec), origins)

@@ -1,4 +1,4 @@
-"""The trajectories that a run replays: whether they are there, and are what it can learn from."""
+"""The trajectories that a run replays: whether they exist, and whether it can learn from them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _TOKENS = ("prompt_tokens", "tokens")
 
 
 def stored(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """What is wrong with the trajectories of a run that is to be replayed, as far as the ends of
-    their files tell, where their columns, counts and ranges are."""
+    """Yield what is wrong with the trajectories of a run that is to be replayed.
+
+    Only the ends of their files are read, which have their columns, counts and ranges.
+    """
     path = None if spec.sampling is None else spec.sampling.rollout.replay
     if path is None:
         return
@@ -58,7 +60,7 @@ def _steps(at: Section, files: Mapping[int, Path], spec: RunSpec[Any]) -> Iterat
 
 
 def _file(at: Section, path: Path, spec: RunSpec[Any]) -> Problem | None:
-    """The first thing that is wrong with a step."""
+    """Return the first thing that is wrong with the file of a step, or None."""
     try:
         found = pq.read_metadata(path)
     except (OSError, pa.ArrowException) as error:
@@ -82,7 +84,7 @@ def _file(at: Section, path: Path, spec: RunSpec[Any]) -> Problem | None:
 
 
 def _largest_token(found: pq.FileMetaData) -> int | None:
-    """Of prompts and responses; None where the file does not tell."""
+    """Return the largest token of prompts and responses, or None if the file does not tell it."""
     largest = []
     for group in range(found.num_row_groups):
         columns = (found.row_group(group).column(i) for i in range(found.num_columns))
