@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PlimsollError, UnicodeEncodeError, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
-        text, code = _told(error)
+        text, code = _describe_error(error)
         print(text, file=sys.stderr)
         return code
     except ReaderGone:
@@ -112,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _told(error: PlimsollError | UnicodeEncodeError | KeyboardInterrupt) -> tuple[str, int]:
+def _describe_error(
+    error: PlimsollError | UnicodeEncodeError | KeyboardInterrupt,
+) -> tuple[str, int]:
     """Return the message of an error, and the exit code."""
     match error:
         case Interrupted():
@@ -165,8 +167,8 @@ def _dispatch(words: list[str]) -> None:
         _TOOLS[words[0]](words[1:])
     elif words[0] in _jobs():
         run_job(words[0], words[1:])
-    elif told := told_of(words[0]):
-        raise ConfigError(told)
+    elif hint := hint_about(words[0]):
+        raise ConfigError(hint)
     else:
         commands = _commands()
         what = "option" if words[0].startswith("-") else "command"
@@ -264,7 +266,7 @@ _PARTS = {
 }
 
 
-def told_of(word: str) -> str | None:
+def hint_about(word: str) -> str | None:
     """Return a hint about a method that was typed as a command; None for any other word."""
     name = word.lower().replace("++", "_pp").replace("-", "_")
     if name in PRESETS:

@@ -41,12 +41,12 @@ def init(words: list[str]) -> None:
     _ask(options, job.name)
 
     held_out = options.eval or None
-    asked = InitRequest(
+    request = InitRequest(
         options.model, options.data, held_out, options.cluster, options.host_memory, flags
     )
-    made = make_config(job, asked)
-    write_whole(out, made.text)
-    show("\n".join(made.remarks))
+    new_config = make_config(job, request)
+    write_whole(out, new_config.text)
+    show("\n".join(new_config.remarks))
     show(
         f"\n{out} is written. Look at it, and then:\n"
         f"  plimsoll plan {out}             # its memory, by role, phase and item\n"

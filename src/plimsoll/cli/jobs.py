@@ -111,15 +111,15 @@ def _job_help(job: Job[Any], section: str) -> str:
     name, keys, preset = job.name, describe_keys(job.config, section, width), _set_by_preset(job)
     if section:
         inside = [line for line in preset if line.strip().startswith(f"{section}.")]
-        told = "\n".join([f"`plimsoll {name}` sets, in place of defaults:", *inside, ""])
-        return (told if inside else "") + keys.lstrip("\n")
-    told = "\n".join(["It is `plimsoll rl` with these defaults:", *preset, "", ""])
+        preset_text = "\n".join([f"`plimsoll {name}` sets, in place of defaults:", *inside, ""])
+        return (preset_text if inside else "") + keys.lstrip("\n")
+    preset_text = "\n".join(["It is `plimsoll rl` with these defaults:", *preset, "", ""])
     return (
         f"plimsoll {name} CONFIG.yaml [--section.key VALUE ...]\n"
         f"    [--dry-run] [--force] [--debug]\n"
         f"plimsoll {name} --help [SECTION]\n\n"
         f"Example: plimsoll {name} {name}.yaml --run.directory runs/one --run.steps 100\n\n"
-        f"{told if preset else ''}"
+        f"{preset_text if preset else ''}"
         f"The keys, for the file (nested) and as flags. What the file says, a flag\n"
         f"overrides. Relative paths are relative to the current directory.\n{keys}"
     )
@@ -160,8 +160,8 @@ def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:
 
 def _preset(spec: RunSpec[Any]) -> str:
     """Return what the preset of a run set, as text; "" without a preset."""
-    from plimsoll.config.presets import KEY, shown
+    from plimsoll.config.presets import KEY, render_preset
 
     values = spec.config.model_dump(mode="json")
     name = values.get(KEY)
-    return "" if name is None else f"{shown(name, spec.job.presets, values)}\n\n"
+    return "" if name is None else f"{render_preset(name, spec.job.presets, values)}\n\n"

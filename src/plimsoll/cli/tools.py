@@ -342,15 +342,15 @@ def export(words: list[str]) -> None:
 
     to = Path(options.to)
     refuse_existing("--to", to)
-    found = find_checkpoint(Path(options.source), merge=options.merge)
+    checkpoint = find_checkpoint(Path(options.source), merge=options.merge)
     from plimsoll.commands.export import export_checkpoint
     from plimsoll.train.how_to_use import actor_noun, actor_use
 
-    export_checkpoint(found, to, options.dtype, merge=options.merge)
-    adapter = found.spec.actor.adapter is not None and not options.merge
-    noun = actor_noun(found.spec, adapter=adapter)
-    use = actor_use(found.spec, to, adapter=adapter)
-    show(f"The {noun} of {found.path} is in {to}: {use}.")
+    export_checkpoint(checkpoint, to, options.dtype, merge=options.merge)
+    adapter = checkpoint.spec.actor.adapter is not None and not options.merge
+    noun = actor_noun(checkpoint.spec, adapter=adapter)
+    use = actor_use(checkpoint.spec, to, adapter=adapter)
+    show(f"The {noun} of {checkpoint.path} is in {to}: {use}.")
 
 
 def evaluate(words: list[str]) -> None:
@@ -384,10 +384,10 @@ def evaluate(words: list[str]) -> None:
 
     from plimsoll.commands.found_models import find_model
 
-    found = find_model(options.source, flags, options.model, options.out)
+    model = find_model(options.source, flags, options.model, options.out)
     from plimsoll.commands.evaluate import run_eval
 
-    show(run_eval(found))
+    show(run_eval(model))
 
 
 def serve_reward(words: list[str]) -> None:

@@ -66,8 +66,8 @@ class Settings(BaseModel):
         """
         if not isinstance(values, dict):
             return values
-        own = {name: default for name, default in _choices(cls).items() if name in values}
-        return values | {name: _complete(default, values[name]) for name, default in own.items()}
+        given = {name: default for name, default in _choices(cls).items() if name in values}
+        return values | {name: _complete(default, values[name]) for name, default in given.items()}
 
 
 class Choice(Settings):

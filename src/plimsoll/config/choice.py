@@ -55,11 +55,11 @@ def resolve_choice(
             be called with these arguments.
     """
     if ":" in choice.name:
-        found = adapted(_own_function(choice.name, awaited))
+        chosen = adapted(_own_function(choice.name, awaited))
     else:
-        _known(choice.name, package, function)
-        found = vars(importlib.import_module(f"{package}.{choice.name}"))[function]
-    return bind_options(choice, found, package.rpartition(".")[2], arguments)
+        _package_function(choice.name, package, function)
+        chosen = vars(importlib.import_module(f"{package}.{choice.name}"))[function]
+    return bind_options(choice, chosen, package.rpartition(".")[2], arguments)
 
 
 def bind_options(
@@ -135,10 +135,10 @@ def _signature_of(function: Callable[..., Any]) -> _Signature:
 
 @functools.cache  # a search for what fits checks the same names hundreds of times
 def _written_signature(name: str, package: str, function: str) -> _Signature:
-    found = _known(name, package, function).args
-    options = zip(found.kwonlyargs, found.kw_defaults, strict=True)
+    parameters = _package_function(name, package, function).args
+    options = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
     return _Signature(
-        tuple(argument.arg for argument in [*found.posonlyargs, *found.args]),
+        tuple(argument.arg for argument in [*parameters.posonlyargs, *parameters.args]),
         {option.arg: _written_option(option, default) for option, default in options},
         vars(base),
     )
@@ -155,22 +155,22 @@ def _written_option(option: ast.arg, default: ast.expr | None) -> inspect.Parame
 
 
 @functools.cache
-def _known(name: str, package: str, function: str) -> ast.FunctionDef:
+def _package_function(name: str, package: str, function: str) -> ast.FunctionDef:
     """Return the syntax tree of the function in the package's file of this name."""
     folders = importlib.import_module(package).__path__
     files = [module.name for module in pkgutil.iter_modules(folders)]
-    written = _defined(package, name, function) if name in files else None
-    if written is None:
-        known = sorted(file for file in files if _defined(package, file, function))
+    definition = _function_in(package, name, function) if name in files else None
+    if definition is None:
+        known = sorted(file for file in files if _function_in(package, file, function))
         raise ConfigError(
             f"No {package.rpartition('.')[2]} is called {name!r}.{nearest(name, known)} Known: "
             f"{', '.join(known)}. A function of your own is chosen as my.module:my_function or "
             f"path/to/file.py:my_function."
         )
-    return written
+    return definition
 
 
-def _defined(package: str, file: str, function: str) -> ast.FunctionDef | None:
+def _function_in(package: str, file: str, function: str) -> ast.FunctionDef | None:
     spec = find_spec(f"{package}.{file}")
     assert spec is not None and spec.origin is not None
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
@@ -180,16 +180,16 @@ def _defined(package: str, file: str, function: str) -> ast.FunctionDef | None:
 
 
 def _own_function(name: str, awaited: bool = False) -> Callable[..., Any]:
-    found = load_named(name)
-    if inspect.iscoroutinefunction(found) and not awaited:
+    function = load_named(name)
+    if inspect.iscoroutinefunction(function) and not awaited:
         raise ConfigError(
             f"{name!r} is an `async def`, and nothing would await what it gives. Name a plain "
             f"`def`, which may call it by asyncio.run."
         )
-    if callable(found) and inspect.isfunction(inspect.unwrap(found)):
-        return found
+    if callable(function) and inspect.isfunction(inspect.unwrap(function)):
+        return function
     raise ConfigError(
-        f"{name!r} names a {type(found).__name__}, and a Python function is needed. "
+        f"{name!r} names a {type(function).__name__}, and a Python function is needed. "
         f"Name one that is defined with `def`."
     )
 

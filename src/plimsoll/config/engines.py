@@ -132,8 +132,8 @@ def with_engines(
     def add_keys(section: type[HasEngineT]) -> type[HasEngineT]:
         """Return the section with the keys."""
         keys: dict[str, Any] = {
-            name: (own | None, Field(default=None, description=own.__doc__))
-            for name, own in settings.items()
+            name: (section_type | None, Field(default=None, description=section_type.__doc__))
+            for name, section_type in settings.items()
         }
         made: type[HasEngineT] = create_model(
             section.__name__,

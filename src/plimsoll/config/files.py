@@ -50,15 +50,15 @@ def load_named(name: str) -> object:
         ConfigError: the module or file cannot be loaded, or has nothing of this name.
     """
     place, _, wanted = name.rpartition(":")
-    module = _file(place) if place.endswith(".py") else _imported(place, wanted, name)
+    module = _file(place) if place.endswith(".py") else _import(place, wanted, name)
     if wanted not in vars(module):
-        own = [key for key, value in vars(module).items() if _is_own(value, module)]
+        known = [key for key, value in vars(module).items() if _is_own(value, module)]
         raise ConfigError(
-            f"{name!r}: {place} has no {wanted!r}.{nearest(wanted, own)} It has: "
-            f"{', '.join(sorted(own)) or 'no class and no function'}."
+            f"{name!r}: {place} has no {wanted!r}.{nearest(wanted, known)} It has: "
+            f"{', '.join(sorted(known)) or 'no class and no function'}."
         )
-    found: object = vars(module)[wanted]
-    return found
+    named: object = vars(module)[wanted]
+    return named
 
 
 def _file(path: str) -> ModuleType:
@@ -68,7 +68,7 @@ def _file(path: str) -> ModuleType:
     return _FILES[whole]
 
 
-def _imported(module: str, wanted: str, name: str) -> ModuleType:
+def _import(module: str, wanted: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a module of one's own may do anything
@@ -119,7 +119,7 @@ def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> M
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path!r} is no Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
-    with _found_as(stand_ins or {}):
+    with _replacing_modules(stand_ins or {}):
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
@@ -132,7 +132,7 @@ def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> M
 
 
 @contextmanager
-def _found_as(stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
+def _replacing_modules(stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
     """Have imports of these names inside the block give these modules."""
     with _LOCK:
         before = {name: sys.modules.get(name) for name in stand_ins}
@@ -151,7 +151,7 @@ def _others(file: Path) -> str:
     """Return the end of a message about a missing file: which files may have been meant."""
     if not file.parent.is_dir():
         return f": there is no folder {str(file.parent)!r}, as seen from {str(Path.cwd())!r}."
-    names = sorted(one.name for one in file.parent.glob("*.py"))
+    names = sorted(sibling.name for sibling in file.parent.glob("*.py"))
     close = difflib.get_close_matches(file.name, names, n=1)
     if close:
         return f". Did you mean {str(file.with_name(close[0]))!r}?"

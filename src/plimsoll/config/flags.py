@@ -50,12 +50,12 @@ def parse_flags(arguments: Sequence[str]) -> tuple[Flag, ...]:
     flags: list[Flag] = []
     for piece in _pieces(arguments):
         flag = _parse(piece)
-        for other in flags:
-            if flag.path == other.path:
+        for earlier in flags:
+            if flag.path == earlier.path:
                 raise ConfigError(f"{flag.name} is given twice. Give it once.")
-            shorter = min(len(flag.path), len(other.path))
-            if flag.path[:shorter] == other.path[:shorter]:
-                raise ConfigError(f"{other.name} and {flag.name} set the same key. Give one.")
+            shorter = min(len(flag.path), len(earlier.path))
+            if flag.path[:shorter] == earlier.path[:shorter]:
+                raise ConfigError(f"{earlier.name} and {flag.name} set the same key. Give one.")
         flags.append(flag)
     return tuple(flags)
 

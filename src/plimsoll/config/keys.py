@@ -111,9 +111,9 @@ def _forms(annotation: Any) -> tuple[type[Settings], Any] | None:
     union = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if get_origin(union) not in (Union, UnionType):
         return None
-    one, *several = [get_args(a)[0] if get_origin(a) is Annotated else a for a in get_args(union)]
-    if isinstance(one, type) and issubclass(one, Settings):
-        return one, get_args(several[0])[1]
+    first, *several = [get_args(a)[0] if get_origin(a) is Annotated else a for a in get_args(union)]
+    if isinstance(first, type) and issubclass(first, Settings):
+        return first, get_args(several[0])[1]
     return None
 
 

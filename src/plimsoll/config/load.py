@@ -18,7 +18,7 @@ from plimsoll.config.base import Settings
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.keys import ANY, Key, below, find_key, keys_of
 from plimsoll.config.problems import Problem, invalid, refuse, show
-from plimsoll.config.yaml_tree import Path, Tree, read_tree, value_at, written_around
+from plimsoll.config.yaml_tree import Path, Tree, nearest_origin, read_tree, value_at
 from plimsoll.errors import ConfigError
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -144,7 +144,7 @@ def _unknown(path: Path, value: object, keys: tuple[Key, ...], tree: Tree) -> Pr
         instead = f"valid keys here: {', '.join(known)}"
     name = ".".join(path)
     return invalid(
-        name, show(value), "There is no such key.", instead, written_around(tree.origins, path)
+        name, show(value), "There is no such key.", instead, nearest_origin(tree.origins, path)
     )
 
 
@@ -160,7 +160,7 @@ def _wrong(key: Key, path: Path, keys: tuple[Key, ...], tree: Tree) -> Problem:
         instead = f"did you mean {close[0]}?" if close else f"write such a value{default}"
     if key.kind.startswith("text") and isinstance(value, bool | int | float):
         instead = f'write it in quotes: "{show(value)}" (on a command line: \'"{show(value)}"\')'
-    return invalid(".".join(path), show(value), why, instead, written_around(tree.origins, path))
+    return invalid(".".join(path), show(value), why, instead, nearest_origin(tree.origins, path))
 
 
 def _such_as(section: Path, value: object, keys: tuple[Key, ...]) -> str:

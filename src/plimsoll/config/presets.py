@@ -73,26 +73,26 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
     return Tree(values, {**written, **tree.origins})
 
 
-def shown(name: str, presets: Mapping[str, Preset], resolved: Values) -> str:
+def render_preset(name: str, presets: Mapping[str, Preset], resolved: Values) -> str:
     """Return what a preset sets, a key a line, and where the resolved config says otherwise."""
     set_here = leaves(_values(name, presets, resolved))
     width = max(len(".".join(path)) for path in set_here)
     lines = [f"Preset {name}" + (f", {VARIANT} {PAPER}" if resolved[VARIANT] == PAPER else "")]
     for path, value in set_here.items():
-        found = value_at(resolved, path)
-        same = found == value or value == {}
-        said = "" if same else f"   (overridden: {show(found)})"
+        resolved_value = value_at(resolved, path)
+        same = resolved_value == value or value == {}
+        said = "" if same else f"   (overridden: {show(resolved_value)})"
         lines.append(f"  {'.'.join(path):<{width}}  {show(value)}{said}")
     return "\n".join(lines)
 
 
 def leaves(values: Values, above: Path = ()) -> dict[Path, object]:
     """Return each value that is no section, by its path; an empty section counts as a value."""
-    found: dict[Path, object] = {}
+    values_by_path: dict[Path, object] = {}
     for name, value in values.items():
         deeper = isinstance(value, Mapping) and value
-        found |= leaves(value, (*above, name)) if deeper else {(*above, name): value}
-    return found
+        values_by_path |= leaves(value, (*above, name)) if deeper else {(*above, name): value}
+    return values_by_path
 
 
 def _values(name: str, presets: Mapping[str, Preset], config: Values) -> Values:
@@ -137,9 +137,9 @@ def _over(base: Values, values: Values) -> dict[str, Any]:
         return dict(values)
     merged = dict(values)
     for key, value in base.items():
-        own = values.get(key)
-        if isinstance(value, Mapping) and isinstance(own, Mapping):
-            merged[key] = _over(value, own)
+        new_value = values.get(key)
+        if isinstance(value, Mapping) and isinstance(new_value, Mapping):
+            merged[key] = _over(value, new_value)
         elif key not in values:
             merged[key] = value
     return merged

@@ -15,7 +15,7 @@ import yaml
 
 from plimsoll.config.base import Choice, Settings
 from plimsoll.config.codes import ROOM, Code
-from plimsoll.config.yaml_tree import Origins, written_around, written_at
+from plimsoll.config.yaml_tree import Origins, nearest_origin, origin_of
 from plimsoll.errors import ConfigError, SettingsConflict
 
 _LONGEST_VALUE = 120
@@ -112,10 +112,10 @@ class Section:
         return str(value) if isinstance(value, float) else None if value is None else show(value)
 
 
-def checked(key: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Problem:
+def finding(key: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Problem:
     """Return the finding about a part of the machine, without why and fix if it is `ok`."""
-    told = ("", "") if severity == "ok" else (why, fix)
-    return Problem(None, severity, what, *told, key)
+    reasons = ("", "") if severity == "ok" else (why, fix)
+    return Problem(None, severity, what, *reasons, key)
 
 
 def find(
@@ -136,12 +136,12 @@ def refuse(problems: Iterable[Problem], origins: Origins = MappingProxyType({}))
         SettingsConflict: (exit code 4) all of them are conflicts.
         ConfigError: (exit code 2) any is not.
     """
-    found = [replace(p, where=p.where or _where(p, origins)) for p in problems]
-    if not found:
+    located = [replace(p, where=p.where or _where(p, origins)) for p in problems]
+    if not located:
         return
-    kind = SettingsConflict if all(problem.is_conflict for problem in found) else ConfigError
-    count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
-    raise kind("\n".join([f"{count} in the settings", *map(str, found)]))
+    kind = SettingsConflict if all(problem.is_conflict for problem in located) else ConfigError
+    count = "1 problem" if len(located) == 1 else f"{len(located)} problems"
+    raise kind("\n".join([f"{count} in the settings", *map(str, located)]))
 
 
 def _where(problem: Problem, origins: Origins) -> str:
@@ -151,11 +151,11 @@ def _where(problem: Problem, origins: Origins) -> str:
     that was written.
     """
     path = tuple(problem.key.split("."))
-    at = written_at(origins, path) if problem.what else written_around(origins, path)
+    at = origin_of(origins, path) if problem.what else nearest_origin(origins, path)
     if at:
         return at
     named = [name for name in _DOTTED_KEY.findall(problem.why) if name != problem.key]
-    places = {name: written_at(origins, tuple(name.split("."))) for name in named}
+    places = {name: origin_of(origins, tuple(name.split("."))) for name in named}
     return next((f"{name}: {at}" for name, at in places.items() if at), "")
 
 

@@ -72,5 +72,5 @@ class RlConfig(JobConfig):
     @property
     def scoring_models(self) -> dict[str, RewardModelConfig]:
         """All reward models, by the names of their parts of the reward."""
-        one = {} if self.reward_model is None else {REWARD_MODEL: self.reward_model}
-        return one | self.reward_models
+        unnamed = {} if self.reward_model is None else {REWARD_MODEL: self.reward_model}
+        return unnamed | self.reward_models

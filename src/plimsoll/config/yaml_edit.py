@@ -47,8 +47,8 @@ def write_flags(text: str, name: str, flags: Sequence[Flag]) -> str:
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):  # nothing is written, or comments alone
         return f"{text}{write_tree(wanted)}".lstrip("\n")
-    made = sorted(_Editor.of(text).mapping(root, tree.values, wanted), key=lambda one: one.start)
-    edited = _applied(text, made)
+    edits = sorted(_Editor.of(text).mapping(root, tree.values, wanted), key=lambda edit: edit.start)
+    edited = _apply_edits(text, edits)
     if not _is_as_wanted(edited, name, wanted):
         typed = " ".join(f"{flag.name} {write_value(flag.value)}" for flag in flags)
         raise ConfigError(
@@ -64,7 +64,7 @@ def _is_as_wanted(text: str, name: str, wanted: Mapping[str, object]) -> bool:
         return False
 
 
-def _applied(text: str, edits: Sequence[_Edit]) -> str:
+def _apply_edits(text: str, edits: Sequence[_Edit]) -> str:
     parts, at = [], 0
     for edit in edits:
         parts += [text[at : edit.start], edit.text]
@@ -95,8 +95,8 @@ class _Editor:
     def of(cls, text: str) -> _Editor:
         """Return an editor of a document."""
         tokens = yaml.scan(text, Loader=yaml.SafeLoader)
-        marks = [(one.start_mark, one.end_mark) for one in tokens if type(one) is yaml.AliasToken]
-        return cls(text, [(start.index, end.index) for start, end in marks])
+        aliases = [token for token in tokens if type(token) is yaml.AliasToken]
+        return cls(text, [(a.start_mark.index, a.end_mark.index) for a in aliases])
 
     def mapping(
         self, node: yaml.MappingNode, held: Mapping[str, object], wanted: Mapping[str, object]
@@ -109,7 +109,7 @@ class _Editor:
             yield from self._value(node, (key, value), held[key.value], wanted[key.value])
         missing = {key: value for key, value in wanted.items() if key not in held}
         if missing:
-            yield self._added(node, missing)
+            yield self._add_keys(node, missing)
 
     def _value(
         self, within: yaml.MappingNode, pair: _Pair, held: Any, wanted: Any
@@ -117,14 +117,16 @@ class _Editor:
         key, node = pair
         if node.start_mark.index < key.start_mark.index:  # of an alias, the node is the anchor's
             if _exact(wanted) != _exact(self.anchored.get(id(node), held)):
-                yield from self._instead(within, key, *self._alias_after(key), wanted)
+                yield from self._replace_value(within, key, *self._alias_after(key), wanted)
             return
         self.anchored[id(node)] = wanted
         stays = isinstance(held, Mapping) and isinstance(wanted, Mapping) and {*held} <= {*wanted}
         if isinstance(node, yaml.MappingNode) and stays:
             yield from self.mapping(node, held, wanted)
         elif _exact(wanted) != _exact(held):
-            yield from self._instead(within, key, self._start(key, node), self._end(node), wanted)
+            yield from self._replace_value(
+                within, key, self._start(key, node), self._end(node), wanted
+            )
 
     def _start(self, key: yaml.Node, node: yaml.Node) -> int:
         """Return where the replaced text begins: after the anchor, or after a block's colon."""
@@ -135,9 +137,9 @@ class _Editor:
         return anchor.end()
 
     def _alias_after(self, key: yaml.Node) -> tuple[int, int]:
-        return next(one for one in self.aliases if one[0] >= key.end_mark.index)
+        return next(alias for alias in self.aliases if alias[0] >= key.end_mark.index)
 
-    def _instead(
+    def _replace_value(
         self, within: yaml.MappingNode, key: yaml.Node, start: int, end: int, wanted: object
     ) -> Iterator[_Edit]:
         """Yield the edits that give a key another value.
@@ -150,22 +152,22 @@ class _Editor:
             yield _Edit(start, end, f"{space}{write_value(wanted)}{line}")
             return
         yield _Edit(len(self.text[:start].rstrip(" ")), end, "")
-        yield self._below(end, key.start_mark.column + 2, wanted)
+        yield self._insert_below(end, key.start_mark.column + 2, wanted)
 
-    def _added(self, node: yaml.MappingNode, missing: Mapping[str, object]) -> _Edit:
+    def _add_keys(self, node: yaml.MappingNode, missing: Mapping[str, object]) -> _Edit:
         """Return the edit that adds keys to a section, after those that it has."""
         if node.flow_style:
             pairs = write_value(missing)[1:-1]
             at = self._end_of_last(node) if node.value else self._end(node) - 1
             return _Edit(at, at, f", {pairs}" if node.value else pairs)
-        return self._below(self._end(node), node.value[0][0].start_mark.column, missing)
+        return self._insert_below(self._end(node), node.value[0][0].start_mark.column, missing)
 
-    def _below(self, at: int, column: int, values: Mapping[str, object]) -> _Edit:
+    def _insert_below(self, at: int, column: int, values: Mapping[str, object]) -> _Edit:
         """Return the edit that puts keys on lines of their own, after the line that `at` ends."""
-        written = textwrap.indent(write_tree(dict(values)), " " * column)
+        new_lines = textwrap.indent(write_tree(dict(values)), " " * column)
         if self.text[at - 1] != "\n":
             at = self.text.index("\n", at) + 1
-        return _Edit(at, at, written)
+        return _Edit(at, at, new_lines)
 
     def _end(self, node: yaml.Node) -> int:
         """Return the position after a node's last character.

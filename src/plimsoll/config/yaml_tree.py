@@ -77,21 +77,21 @@ def value_at(values: object, path: Sequence[str]) -> Any:
 FLAG = "flag "  # an origin on the command line begins with it
 
 
-def written_at(origins: Origins, path: Path) -> str:
+def origin_of(origins: Origins, path: Path) -> str:
     """Return where `path`, or else the first key within it, was written; "" if nowhere.
 
     Flags that changed parts of it are added, as the value is then not the one in the file.
     """
-    within = {found: at for found, at in origins.items() if found[: len(path)] == path}
+    within = {key: at for key, at in origins.items() if key[: len(path)] == path}
     first = within.get(path, next(iter(within.values()), ""))
     flags = [at for at in within.values() if at.startswith(FLAG) and at != first]
     return ", ".join([first, *flags])
 
 
-def written_around(origins: Origins, path: Path) -> str:
+def nearest_origin(origins: Origins, path: Path) -> str:
     """Return where `path`, or else the nearest section around it, was written."""
     upwards = [path[:length] for length in range(len(path), 0, -1)]
-    return next((at for section in upwards if (at := written_at(origins, section))), "")
+    return next((at for section in upwards if (at := origin_of(origins, section))), "")
 
 
 def read_tree(text: str, name: str) -> Tree:
@@ -182,7 +182,7 @@ class _Reader:
         raise ConfigError(f"{self._at(node)}: the tag {node.tag!r} is not read. Leave it out.")
 
     def _mapping(self, node: yaml.MappingNode, path: Path, above: tuple[int, ...]) -> object:
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         lines: dict[str, str] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -191,14 +191,14 @@ class _Reader:
             at = self._at(key_node)
             if key == "<<" and key_node.style is None:  # in quotes it is a key
                 raise ConfigError(f"{at}: merge keys (`<<`) are not read. Write the keys out.")
-            if key in found:
+            if key in values:
                 raise ConfigError(
                     f"{at}: the key {'.'.join((*path, key))} is written a second time; it was "
                     f"first written at {lines[key]}. Remove one of them."
                 )
             lines[key] = self.origins[(*path, key)] = at
-            found[key] = self.value(value_node, (*path, key), above)
-        return found
+            values[key] = self.value(value_node, (*path, key), above)
+        return values
 
     def _scalar(self, node: yaml.ScalarNode) -> object:
         try:

@@ -174,7 +174,7 @@ def open_run(config: RunConfig) -> RunDirectory:
     Raises ConfigError if the directory must not, or cannot, be used.
     """
     path = Path(config.directory)
-    run = RunDirectory(path, _locked(path))
+    run = RunDirectory(path, _lock(path))
     try:
         refuse(resume_problems(config))
         _tidy(run)
@@ -184,7 +184,7 @@ def open_run(config: RunConfig) -> RunDirectory:
     return run
 
 
-def _locked(path: Path) -> FileLock:
+def _lock(path: Path) -> FileLock:
     try:
         path.mkdir(parents=True, exist_ok=True)
         return lock_directory(path)

@@ -151,7 +151,7 @@ def plain_line(progress: RunProgress) -> str:
     phases = ", ".join(f"{phase} {s:.1f}" for phase, s in report.seconds.items())
     parts = [
         f"{progress.job} step {report.step:>{width}}/{progress.steps}",
-        *(f"{name} {_padded(figure)}" for name, figure in headline(report.metrics).items()),
+        *(f"{name} {_pad(figure)}" for name, figure in headline(report.metrics).items()),
         f"{report.tokens_per_second:>8,.0f} tokens/s",
         f"{report.total_seconds:>6.1f} s" + (f" ({phases})" if phases else ""),
         *([f"memory {', '.join(memory)}"] if (memory := _memory_texts(report)) else []),
@@ -160,7 +160,7 @@ def plain_line(progress: RunProgress) -> str:
     return " | ".join(parts).encode("ascii", errors="backslashreplace").decode("ascii")
 
 
-def _padded(figure: Figure) -> str:
+def _pad(figure: Figure) -> str:
     """Return a figure padded to the width of its kind."""
     interval = figure.interval_text
     return f"{figure.value:>9.4g}" + (f"{interval:<21}" if interval else "")

@@ -19,8 +19,8 @@ def needs_reference(preference_loss: Choice) -> bool:
     They are its second positional parameter, beside its inputs. True for a name that cannot be
     used, which the rules refuse.
     """
-    found = _parameters("preference_loss", preference_loss)
-    return found is None or len(found) > 1
+    parameters = _parameters("preference_loss", preference_loss)
+    return parameters is None or len(parameters) > 1
 
 
 def needs_sampler(policy_loss: Choice) -> bool:
@@ -43,14 +43,15 @@ def advantage_needs(advantage: Choice) -> tuple[AdvantageNeed, ...]:
 
     Nothing for a name that cannot be used, which the rules refuse.
     """
-    asked = _parameters("advantage", advantage) or ()
-    return tuple(cast(AdvantageNeed, name) for name in asked[1:] if name in get_args(AdvantageNeed))
+    parameters = _parameters("advantage", advantage) or ()
+    known = (name for name in parameters[1:] if name in get_args(AdvantageNeed))
+    return tuple(cast(AdvantageNeed, name) for name in known)
 
 
 def unknown_needs(advantage: Choice) -> tuple[str, ...]:
     """Return the positional parameters of an estimator for which there is no known value."""
-    asked = _parameters("advantage", advantage) or ()
-    return tuple(name for name in asked[1:] if name not in get_args(AdvantageNeed))
+    parameters = _parameters("advantage", advantage) or ()
+    return tuple(name for name in parameters[1:] if name not in get_args(AdvantageNeed))
 
 
 def is_known(package: str, choice: Choice) -> bool:

@@ -21,7 +21,7 @@ class _Columns:
 
     def given(self, *columns: str) -> list[str]:
         """Return those of the columns that the source names."""
-        return [one for one in columns if getattr(self.source, one) is not None]
+        return [column for column in columns if getattr(self.source, column) is not None]
 
     def wrong(self, column: str, why: str, fix: str) -> Problem:
         """Return the problem of a column that is given, or is missing."""

@@ -63,14 +63,14 @@ class EvalSet:
 
 def eval_sets(config: RlConfig) -> tuple[EvalSet, ...]:
     """Return all sets of a config, in its order."""
-    return tuple(_eval_set(config, *one) for one in config.data.eval_sources().items())
+    return tuple(_eval_set(config, *entry) for entry in config.data.eval_sources().items())
 
 
 def _eval_set(config: RlConfig, key: str, source: EvalSource) -> EvalSet:
     sections = {f"{key}.sampling": source.sampling, "eval_sampling": config.eval_sampling}
     given = {name: sampling for name, sampling in sections.items() if sampling is not None}
-    own = given or {TRAINING_SAMPLING: config.rollout.sampling}
-    sampling_key, sampling = next(iter(own.items()))
+    chosen = given or {TRAINING_SAMPLING: config.rollout.sampling}
+    sampling_key, sampling = next(iter(chosen.items()))
     return EvalSet(
         key,
         source.responses,
@@ -88,8 +88,8 @@ def _pass_by(config: RlConfig, source: EvalSource, *, named: bool) -> str | None
     A single set of one response to each prompt has such figures only if they are asked for; a
     reward model, whose scores have no scale, has them only by name.
     """
-    asked = source.pass_by is not None or source.pass_threshold is not None
-    if not (named or asked or source.responses > 1):
+    is_asked_for = source.pass_by is not None or source.pass_threshold is not None
+    if not (named or is_asked_for or source.responses > 1):
         return None
     if source.pass_by is not None:
         return source.pass_by

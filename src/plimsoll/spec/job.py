@@ -102,8 +102,8 @@ class Evaluation:
 
 def source_in(name: str, metric: str) -> str | None:
     """Return what stands in a metric in the place of `<source>` in a name, or None if none does."""
-    before, found, after = name.partition(SOURCE)
-    if not (found and metric.startswith(before) and metric.endswith(after)):
+    before, placeholder, after = name.partition(SOURCE)
+    if not (placeholder and metric.startswith(before) and metric.endswith(after)):
         return None
     return metric[len(before) : len(metric) - len(after)] or None
 
@@ -135,10 +135,12 @@ class Sampling:
         They are those of episodes; or of responses in training, and to held-out prompts.
         """
         if self.environments:
-            found = {f"environments.{key}": one for key, one in self.environments.items()}
-            return {f"{key}.max_tokens": one.max_tokens for key, one in found.items()}
+            return {
+                f"environments.{name}.max_tokens": environment.max_tokens
+                for name, environment in self.environments.items()
+            }
         training = {"rollout.sampling": self.rollout.sampling, **self.held_out}
-        return {f"{key}.max_new_tokens": one.max_new_tokens for key, one in training.items()}
+        return {f"{key}.max_new_tokens": s.max_new_tokens for key, s in training.items()}
 
     @property
     def longest_key(self) -> str:
@@ -154,8 +156,8 @@ class Sampling:
     @property
     def held_out(self) -> Mapping[str, SamplingConfig]:
         """How held-out prompts are answered if not as in training, by the keys that say so."""
-        found = {one.sampling_key: one.sampling for one in self.sets}
-        return {key: own for key, own in found.items() if key != TRAINING_SAMPLING}
+        samplings = {eval_set.sampling_key: eval_set.sampling for eval_set in self.sets}
+        return {key: sampling for key, sampling in samplings.items() if key != TRAINING_SAMPLING}
 
 
 class Loop(Protocol):

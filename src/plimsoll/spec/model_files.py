@@ -119,8 +119,8 @@ def has_tokenizer(path: str) -> bool:
 def check_missing(key: str, name: str, kind: RepositoryKind) -> Problem | None:
     """Return the problem of a path that is not here, or None for a name that the hub has."""
     wanted = "a model directory" if kind == "model" else "a data file or directory"
-    found = missing_path(name, wanted) or not_on_hub(name, kind)
-    return None if found is None else invalid(key, show(name), *found)
+    reasons = missing_path(name, wanted) or not_on_hub(name, kind)
+    return None if reasons is None else invalid(key, show(name), *reasons)
 
 
 def _no_config(path: Path) -> tuple[str, str] | None:

@@ -147,29 +147,29 @@ class RunSpec(Generic[ConfigT]):
 
     def ranks_of(self, role: RoleName) -> int:
         """Return the number of ranks that a role is divided over."""
-        own = self.cluster.critic_ranks
-        return own if role == "critic" and own else self.cluster.ranks
+        critic_ranks = self.cluster.critic_ranks
+        return critic_ranks if role == "critic" and critic_ranks else self.cluster.ranks
 
     @cached_property
     def phases(self) -> frozenset[Phase]:
         """The phases of the run. Evaluation by log-probs counts as scoring."""
-        found: set[Phase] = {"load"}
+        phases: set[Phase] = {"load"}
         if "actor" in self.trained:
-            found.add("train_actor")
+            phases.add("train_actor")
             if self.run.keep_checkpoints or self.run.save_model:
-                found.add("save")
+                phases.add("save")
         if "critic" in self.trained:
-            found.add("train_critic")
+            phases.add("train_critic")
         if self.sampling is not None:
             if self.engines is not None:
-                found |= {"rollout", "sync"} if "actor" in self.trained else {"rollout"}
-            return frozenset(found | {"score"} if self.roles else found)
+                phases |= {"rollout", "sync"} if "actor" in self.trained else {"rollout"}
+            return frozenset(phases | {"score"} if self.roles else phases)
         if self.precomputes:
-            found.add("precompute")
+            phases.add("precompute")
         scores = any(role.scores and not role.early for role in self.roles.values())
         if scores or self.data.eval is not None:
-            found.add("score")
-        return frozenset(found)
+            phases.add("score")
+        return frozenset(phases)
 
     def longest_of(self, role: RoleName) -> tuple[int, str]:
         """Return the tokens of the longest sequence of a role, and the keys that make it so long.
@@ -177,14 +177,14 @@ class RunSpec(Generic[ConfigT]):
         The actor answers held-out prompts too.
         """
         longest = self.data.max_tokens
-        written = f"data.max_tokens = {longest}"
+        keys = f"data.max_tokens = {longest}"
         if self.sampling is None:
-            return longest, written
+            return longest, keys
         responses = self.sampling.longest_responses
         if role != "actor" and not self.sampling.environments:
             responses = dict([*responses.items()][:1])
-        written += "".join(f", {key} = {new}" for key, new in responses.items())
-        return longest + max(responses.values()), written
+        keys += "".join(f", {key} = {new}" for key, new in responses.items())
+        return longest + max(responses.values()), keys
 
 
 def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:

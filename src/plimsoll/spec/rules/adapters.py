@@ -8,7 +8,7 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import Problem, Section
 
 
-def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
+def check_adapter(name: str, role: TrainedRole) -> Iterator[Problem]:
     """Yield problems of a trained role's adapter and quantisation."""
     at = Section(name, role)
     if role.model.quantization == "nf4" and role.adapter is None:
@@ -23,7 +23,7 @@ def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
         yield at.invalid("adapter.targets", why, fix, "adapter-targets")
 
 
-def steady(name: str, role: TrainedRole) -> Iterator[Problem]:
+def check_steadiness(name: str, role: TrainedRole) -> Iterator[Problem]:
     """Yield problems of an adapter whose log-probs are compared with earlier ones of its own."""
     if role.adapter is not None and role.adapter.dropout > 0:
         why = "Each forward pass would drop other inputs, so the ratio of new to old probabilities "

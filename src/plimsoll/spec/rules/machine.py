@@ -43,14 +43,14 @@ def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
     yield from _missing(_of_roles(spec))
     yield from _missing_loggers(spec)
     if spec.cluster.address is None:
-        yield from _lacking(_compiled_for_roles(spec))
+        yield from _lacking(_role_tools(spec))
 
 
 def missing_for_processes(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield what Ray and vLLM need and is missing: all that a run and `plimsoll eval` share."""
     yield from _missing(_of_processes(spec))
     if spec.cluster.address is None:  # other machines of a cluster are not seen from here
-        yield from _lacking(_compiled_for_engines(spec))
+        yield from _lacking(_engine_tools(spec))
         yield from _path_for_ray(spec)
 
 
@@ -80,12 +80,12 @@ def _of_roles(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
 
 
 def _missing(needs: Iterator[PackageNeed]) -> Iterator[Problem]:
-    for module, key, value, other in needs:
+    for module, key, value, alternative in needs:
         if importlib.util.find_spec(module) is None:
             why = f"The package {module} is not installed."
             extra = "install plimsoll-rl with its extra `cpu` or `gpu`"
             bring = "run `plimsoll setup-vllm`" if module == "vllm" else extra
-            fix = f"{bring}, or write {other}"
+            fix = f"{bring}, or write {alternative}"
             yield invalid(key, value, why, fix, code="package-missing")
 
 
@@ -99,20 +99,20 @@ def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
             yield invalid("run.loggers", given, why, fix, code="package-missing")
 
 
-def _compiled_for_engines(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
+def _engine_tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
     for rules in engine_rules(spec):
         yield from rules.tools(spec)
 
 
-def _compiled_for_roles(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
+def _role_tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
     for rules in trainers_of(spec):
         yield from rules.tools(spec)
 
 
 def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield a problem if a path has characters that break Ray's start of processes.
+    """Yield a problem if Python's path has characters that a shell would not take as they are.
 
-    Ray has a shell start them, and quotes all but this path (runtime_env/context.py).
+    Ray has a shell start its processes, and quotes all but this path (runtime_env/context.py).
     """
     if spec.cluster.where == "ray" and _FOR_SHELLS.search(sys.executable):
         why = f"Ray cannot start processes of a Python with such a path: {sys.executable}."
@@ -122,11 +122,11 @@ def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _lacking(compiled: Iterator[ToolNeed]) -> Iterator[Problem]:
-    for needed, key, value, what, other in compiled:
+    for needed, key, value, what, alternative in compiled:
         tools = system_tools()
         if missing := [tool for tool in needed if tools[tool] is None]:
             why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
-            fix = f"{how_to_install(missing)}, or write {other}"
+            fix = f"{how_to_install(missing)}, or write {alternative}"
             yield invalid(key, value, why, fix, code="package-missing")
 
 
@@ -143,15 +143,15 @@ def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
         *engines,
         *(need[0] for need in chain(_of_processes(spec), _of_roles(spec))),
     }
-    needed |= {"accelerate"} if _quantized(spec) else set()
+    needed |= {"accelerate"} if _quantized_roles(spec) else set()
     for package in PACKAGES:
-        found = host.versions.get(package.name) if package.name in needed else None
-        problem = None if found is None else check_version(package.name, found)
+        version = host.versions.get(package.name) if package.name in needed else None
+        problem = None if version is None else check_version(package.name, version)
         if problem is not None:
             yield problem
 
 
-def _quantized(spec: RunSpec[Any]) -> list[str]:
+def _quantized_roles(spec: RunSpec[Any]) -> list[str]:
     """Return the roles in 4 bits."""
     return [name for name, model in spec.models.items() if model.quantization == "nf4"]
 

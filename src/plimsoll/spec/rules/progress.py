@@ -14,7 +14,7 @@ from plimsoll.spec.job import Evaluation
 from plimsoll.spec.run_spec import RunSpec
 
 
-def lasting(spec: RunSpec[Any]) -> Iterator[Problem]:
+def check_length(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield problems of how long the run is."""
     at, run = Section("run", spec.run), spec.run
     if (run.steps is None) == (run.epochs is None):
@@ -33,7 +33,7 @@ def lasting(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield at.invalid("epochs", why, "more run.epochs, or train it earlier")
 
 
-def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
+def check_evaluations(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield problems of what is kept of evaluations, and of what is averaged."""
     at, best = Section("", spec.config), spec.run.best
     if best is not None and spec.run.eval_every is None:
@@ -68,7 +68,7 @@ def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Pro
         yield at.conflict("goal", why, fix, "best-metric")
 
 
-def scheduled(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
+def check_schedule(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
     """Yield problems of a role's learning rates and averages over its optimizer steps.
 
     `updates` is the number of these steps, or None if it is not known yet.

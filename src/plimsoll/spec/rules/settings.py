@@ -12,9 +12,9 @@ from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.engine_rules import all_rules
-from plimsoll.spec.rules.adapters import adapted
+from plimsoll.spec.rules.adapters import check_adapter
 from plimsoll.spec.rules.memory import memory_levers
-from plimsoll.spec.rules.progress import evaluated, lasting, scheduled
+from plimsoll.spec.rules.progress import check_evaluations, check_length, check_schedule
 from plimsoll.spec.run_spec import RunSpec
 
 MOST_PROCESSES = 100_000
@@ -37,14 +37,14 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
         fix = "leave cluster.critic_ranks out"
         yield at.conflict("cluster.critic_ranks", why, fix, "critic-ranks")
     if spec.sampling is None:
-        yield from _sampled_sets(spec)
+        yield from _unread_of_sets(spec)
     if spec.run.eval_every is not None and spec.data.eval is None:
         why = "There is nothing to evaluate on: data.eval is not given."
         fix = "give data.eval.path and its columns, or leave run.eval_every out"
         yield at.conflict("run.eval_every", why, fix, "no-eval-data")
 
 
-def _sampled_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
+def _unread_of_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield settings of held-out rows that only jobs that sample use."""
     sets = spec.data.eval_sources()
     why = "Only jobs that sample answer held-out rows"
@@ -87,19 +87,19 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
     cluster = spec.cluster
     if cluster.where != "local":
         return
-    found: dict[str, tuple[str, str]] = {}  # why not, and what else to write
+    problems: dict[str, tuple[str, str]] = {}  # why not, and what else to write
     if cluster.critic_ranks is not None:
         why = "is this one process, which the critic shares"
-        found["critic_ranks"] = why, "leave cluster.critic_ranks out"
+        problems["critic_ranks"] = why, "leave cluster.critic_ranks out"
     if cluster.ranks > 1:
-        found["ranks"] = "is this one process, so there is one rank", "cluster.ranks: 1"
+        problems["ranks"] = "is this one process, so there is one rank", "cluster.ranks: 1"
     if cluster.nodes > 1:
-        found["nodes"] = "is this one process, on this machine", "cluster.nodes: 1"
+        problems["nodes"] = "is this one process, on this machine", "cluster.nodes: 1"
     if cluster.address is not None:
         why = "starts no Ray, so there is no cluster to join"
-        found["address"] = why, "leave cluster.address out"
-    for key, (why, other) in found.items():
-        fix = f"cluster.where: ray, or {other}"
+        problems["address"] = why, "leave cluster.address out"
+    for key, (why, remedy) in problems.items():
+        fix = f"cluster.where: ray, or {remedy}"
         yield Section("cluster", cluster).conflict(
             key, f"cluster.where: local {why}.", fix, "local-one-process"
         )
@@ -125,8 +125,8 @@ def _role(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem
     `updates` are the optimizer steps of the whole run, or None if unknown.
     """
     at = Section(name, role)
-    yield from adapted(name, role)
-    yield from scheduled(name, role, updates)
+    yield from check_adapter(name, role)
+    yield from check_schedule(name, role, updates)
     for beta, value in (("beta1", role.optimizer.beta1), ("beta2", role.optimizer.beta2)):
         if value >= 1:
             why = "Adam's moving averages forget nothing at 1, and grow without bound above it."
@@ -168,10 +168,10 @@ def _engines(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 SETTINGS_RULES = (
     _engine_sections,
-    lasting,
+    check_length,
     _processes,
     _cluster,
-    evaluated,
+    check_evaluations,
     memory_levers,
     _engines,
     _unread,
