@@ -256,7 +256,7 @@ def _show_unexpected(
 _ADVANTAGES = ("reinforce", "reinforce_pp_baseline", "remax", "gdpo", "batch_mean")
 """Files of algorithm/advantage/ that are no preset."""
 _POLICY_LOSSES = ("sapo", "dppo_tv")
-"""Files of algorithm/policy_loss/ that are none."""
+"""Files of algorithm/policy_loss/ that are no preset."""
 _LOSSES = ("orpo", "simpo", "ipo", "cpo")
 """Files of algorithm/preference_loss/."""
 _PARTS = {

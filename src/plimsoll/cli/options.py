@@ -46,7 +46,7 @@ def flags_of(stand_for: Mapping[str, tuple[str, object]], flags: Sequence[str]) 
 
 
 REPLAY_FLAG = "--rollout.replay"
-"""What `--replay RUN` stands for."""
+"""The dotted flag of `--replay RUN`."""
 
 
 class ReaderGone(Exception):

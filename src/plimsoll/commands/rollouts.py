@@ -29,7 +29,7 @@ class RolloutQuery:
     """Which groups to show, and how."""
 
     step: int | None = None
-    """None for the last."""
+    """The step; None for the last."""
     group: int | None = None
     """Number of a group in the step."""
     prompt: str | None = None

@@ -25,7 +25,7 @@ FUNCTIONS = {
     "correction": ("weigh", "algorithm.correction"),
     "divergence": ("compare", "algorithm.divergence"),
 }
-"""Of each package of algorithm/ the function in each of its files, and the key that chooses one."""
+"""For each package of algorithm/: the function in each of its files, and the key choosing it."""
 
 
 class AdaptiveKlConfig(Settings):
@@ -77,7 +77,7 @@ class RlAlgorithm(Settings):
     """tokens: the mean over all action tokens of a step; sequences: the mean over sequences of each
     one's mean; constant: the sum, over aggregation_tokens for each sequence."""
     aggregation_tokens: PositiveInt | None = None
-    """Of `aggregation: constant`; default: rollout.sampling.max_new_tokens."""
+    """The divisor of `aggregation: constant`; default: rollout.sampling.max_new_tokens."""
     correction: Choice | None = Choice(name="truncate", options={"level": "token", "high": 2.0})
     """Weights against the difference between sampler and trainer: a file of algorithm/correction/,
     or a function of one's own; null: none."""

@@ -32,18 +32,18 @@ def _existing(path: str) -> str:
 
 
 ExistingFile = Annotated[str, AfterValidator(_existing)]
-"""A file that is there."""
+"""The path of a file that exists."""
 
 Auto = Literal["auto"]
 AUTO: Auto = "auto"
-"""What `resolve` decides: in a run that is resolved no key has this value."""
+"""The value of keys that `resolve` decides: in a resolved run no key has it."""
 
 RatioLevel = Literal["token", "sequence", "geometric"]
-"""What an importance ratio is of: a token, a sequence as the product of its tokens' ratios, or a
+"""The level of an importance ratio: a token, a sequence as the product of its tokens' ratios, or a
 sequence as their geometric mean."""
 
 OptionValue = bool | int | float | str | None
-"""What an option of a pluggable function may be."""
+"""A value of an option of a pluggable function."""
 
 
 class Settings(BaseModel):

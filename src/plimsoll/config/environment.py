@@ -35,10 +35,10 @@ class EnvironmentConfig(Choice):
     max_turns: PositiveInt = 8
     """How often the policy speaks in an episode, at most."""
     max_tokens: PositiveInt = 2048
-    """Of an episode after its first prompt, sampled ones and answers together. A turn has at most
-    `rollout.sampling.max_new_tokens` of them."""
+    """Tokens of an episode after its first prompt, sampled ones and answers together. A turn has at
+    most `rollout.sampling.max_new_tokens` of them."""
     max_observation_tokens: PositiveInt = 512
-    """Of what the environment says at once; the middle of a longer answer is left out."""
+    """Tokens of what the environment says at once; the middle of a longer answer is left out."""
     tool_format: ToolFormat = "hermes"
     """How the model writes tool calls. hermes: `<tool_call>{...}</tool_call>`, as Qwen does; none:
     it calls no tools, and the environment reads its text."""

@@ -21,7 +21,7 @@ from plimsoll.config.yaml_tree import Path, write_tree
 from plimsoll.errors import ConfigError
 
 ANY = "<name>"
-"""Stands in a key's path for a name that the user chooses."""
+"""The placeholder in a key's path for a name that the user chooses."""
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from plimsoll.config.yaml_tree import Path, Tree, read_tree, value_at
 from plimsoll.errors import ConfigError
 
 KEY = "preset"
-"""Of a config, at its top."""
+"""The key of a preset's name, at the top of a config."""
 
 VARIANT, PAPER = "variant", "paper"
 """The key beside it, and the value that asks for what a preset's paper sets."""
 
 Values = Mapping[str, Any]
-"""Of keys, nested as in a config file."""
+"""Values by key, nested as in a config file."""
 
 MODEL = "<model>"
 """Stands for the path of the model in the values of a first config."""

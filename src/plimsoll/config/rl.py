@@ -17,9 +17,9 @@ from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.run import JobConfig
 
 REWARD_MODEL = "reward_model"
-"""What the part of a single reward model is called in metrics and trajectories."""
+"""The name of a single reward model's part of the reward, in metrics and trajectories."""
 ENVIRONMENT = "environment"
-"""What the part that an environment gives is called there."""
+"""The name of an environment's part of the reward there."""
 
 
 class RlConfig(JobConfig):

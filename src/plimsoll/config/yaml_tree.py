@@ -19,7 +19,7 @@ from plimsoll.errors import ConfigError
 
 Path = tuple[str, ...]
 Origins = Mapping[Path, str]
-"""For each key path that was written: the line, or the flag."""
+"""The line or the flag that wrote each key path."""
 
 _TAG = "tag:yaml.org,2002:"
 _FLOAT = re.compile(

@@ -31,7 +31,7 @@ class LedgerRow:
     node: str
     """The `process` of the row of its machine."""
     predicted: Footprint | None
-    """None for phases that the plan does not have."""
+    """What the plan predicted; None for phases that it does not have."""
     measured: Footprint
     """The peak within the phase."""
     held: Footprint

@@ -23,7 +23,7 @@ class MetricsSink:
     progress: Progress
     loggers: Loggers = field(default_factory=Loggers)
     health: HealthWatch | None = None
-    """None for a run whose figures have no healthy ranges."""
+    """Warns of unhealthy figures; None for a run whose figures have no healthy ranges."""
 
     def write(self, report: StepReport) -> None:
         """Write the step's row, show it, and warn of unhealthy figures."""

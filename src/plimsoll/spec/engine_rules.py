@@ -29,7 +29,7 @@ class PackageNeed(NamedTuple):
     key: str
     value: str
     instead: str
-    """What to write to need it no more."""
+    """The setting to write instead, which needs no package."""
 
 
 class ToolNeed(NamedTuple):
@@ -39,9 +39,9 @@ class ToolNeed(NamedTuple):
     key: str
     value: str
     what: str
-    """What compiles."""
+    """The part of the run that compiles, for messages."""
     instead: str
-    """What to write to need them no more."""
+    """The setting to write instead, which needs no tools."""
 
 
 @dataclass(frozen=True)

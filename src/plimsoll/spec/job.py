@@ -66,10 +66,10 @@ if TYPE_CHECKING:
 ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 Names = Mapping[str, Goal | None]
-"""Metrics, and which value of each is the best; None where that is a matter of what is wanted."""
+"""Metrics, and which value of each is the best; None if that depends on what the user wants."""
 
 SOURCE = "<source>"
-"""Stands in a metric's name for the source that rows name."""
+"""The placeholder in a metric's name for the source that rows name."""
 
 Measured = dict[str, float]
 

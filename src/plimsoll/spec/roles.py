@@ -9,10 +9,10 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 
 RoleName = str
-"""Of a kind, or of one of several of a kind after a dot, such as `reward.helpful`."""
+"""Name of a role: its kind (`reward`), or kind and instance (`reward.helpful`) of several."""
 
 KINDS = ("actor", "critic", "reference", "reward", "teacher")
-"""In the order in which they are loaded."""
+"""The kinds of roles, in the order in which they are loaded."""
 
 
 def load_order(name: RoleName) -> tuple[int, str]:
@@ -26,7 +26,7 @@ def is_role(name: str) -> bool:
 
 
 HeadKind = Literal["policy", "value", "states"]
-"""What is computed of a token: log-probs over the vocabulary, one number, or its hidden states."""
+"""The output for a token: log-probs over the vocabulary, one number, or its hidden states."""
 
 
 @dataclass(frozen=True)

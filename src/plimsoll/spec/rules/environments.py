@@ -8,7 +8,7 @@ from plimsoll.config.problems import Problem, Section, invalid
 from plimsoll.config.rl import ENVIRONMENT, RlConfig
 
 _LEAST = 2
-"""Tokens of a turn and of what is said to it."""
+"""The least tokens of a turn together with its answer."""
 
 
 def check_environments(config: RlConfig) -> Iterator[Problem]:

@@ -32,7 +32,7 @@ from plimsoll.spec.model_files import models_by_key
 from plimsoll.spec.run_spec import RunSpec
 
 _FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")
-"""What shlex.quote would quote, but for letters that are not ASCII."""
+"""Characters that shlex.quote would quote, except letters that are not ASCII."""
 
 _ALWAYS = ("torch", "transformers")
 

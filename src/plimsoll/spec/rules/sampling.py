@@ -22,7 +22,7 @@ _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
     *("rows", "skipped_rows", "cut_rows"),
 )
-"""What an evaluation tells beside the parts of the reward, under the same `eval/` or in the same
+"""Figures of an evaluation beside the parts of the reward, with the same `eval/` or in the same
 `eval.json`."""
 
 
