@@ -240,7 +240,7 @@ def _checked_value(choice: str, option: str, value: OptionValue, expected: Any) 
         adapter: TypeAdapter[Any] = TypeAdapter(expected)
         return adapter.validate_python(value, strict=True)
     except ValidationError as error:
-        wanted = " or ".join(dict.fromkeys(detail["msg"] for detail in error.errors()))
+        reasons = " or ".join(dict.fromkeys(detail["msg"] for detail in error.errors()))
         raise ConfigError(
-            f"The option {option!r} of {choice!r} is {value!r} ({type(value).__name__}). {wanted}."
+            f"The option {option!r} of {choice!r} is {value!r} ({type(value).__name__}). {reasons}."
         ) from error

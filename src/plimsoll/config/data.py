@@ -143,9 +143,9 @@ EVALUATED = tuple(n for n in EvalSource.model_fields if n not in SourceConfig.mo
 
 
 def _form(value: object, keys: Collection[str]) -> str:
-    """Return the form of `data.train` or `data.eval`: one source, or several by name.
+    """Return the tag of the form of sources: `<source>` for one, `<mixture>` for several by name.
 
-    Sections below names are several sources. `keys` are the keys that a single source may have.
+    `keys` are the keys that a single source may have.
     """
     if not isinstance(value, dict) or value.keys() & set(keys):
         return "<source>"

@@ -49,15 +49,15 @@ def load_named(name: str) -> object:
     Raises:
         ConfigError: the module or file cannot be loaded, or has nothing of this name.
     """
-    place, _, wanted = name.rpartition(":")
-    module = _file(place) if place.endswith(".py") else _import(place, wanted, name)
-    if wanted not in vars(module):
+    place, _, member = name.rpartition(":")
+    module = _file(place) if place.endswith(".py") else _import(place, member, name)
+    if member not in vars(module):
         known = [key for key, value in vars(module).items() if _is_own(value, module)]
         raise ConfigError(
-            f"{name!r}: {place} has no {wanted!r}.{nearest(wanted, known)} It has: "
+            f"{name!r}: {place} has no {member!r}.{nearest(member, known)} It has: "
             f"{', '.join(sorted(known)) or 'no class and no function'}."
         )
-    named: object = vars(module)[wanted]
+    named: object = vars(module)[member]
     return named
 
 
@@ -68,23 +68,23 @@ def _file(path: str) -> ModuleType:
     return _FILES[whole]
 
 
-def _import(module: str, wanted: str, name: str) -> ModuleType:
+def _import(module: str, member: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a module of one's own may do anything
         raise ConfigError(
             f"{name!r} cannot be imported: {type(error).__name__}: {error}. Write "
-            f"my.module:{wanted}, and put the folder that holds the module on PYTHONPATH; or "
-            f"path/to/file.py:{wanted}.{_where_it_is(module, wanted, error)}"
+            f"my.module:{member}, and put the folder that holds the module on PYTHONPATH; or "
+            f"path/to/file.py:{member}.{_where_it_is(module, member, error)}"
         ) from error
 
 
-def _where_it_is(module: str, wanted: str, error: BaseException) -> str:
+def _where_it_is(module: str, member: str, error: BaseException) -> str:
     """Offer the file of a module that was not found, if the file is in the current folder."""
     file = Path(module.replace(".", "/") + ".py")
     if not isinstance(error, ModuleNotFoundError) or not file.is_file():
         return ""
-    return f" {file} is in this folder: {file}:{wanted} finds it."
+    return f" {file} is in this folder: {file}:{member} finds it."
 
 
 def _is_own(value: object, module: ModuleType) -> bool:

@@ -20,7 +20,7 @@ _UNDOTTED = ("--preset", "--variant")
 
 @dataclass(frozen=True)
 class Flag:
-    """One dotted flag, read."""
+    """One dotted flag with its value."""
 
     path: Path
     value: object

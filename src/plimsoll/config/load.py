@@ -164,9 +164,9 @@ def _wrong(key: Key, path: Path, keys: tuple[Key, ...], tree: Tree) -> Problem:
 
 
 def _such_as(section: Path, value: object, keys: tuple[Key, ...]) -> str:
-    """Return a hint for text in a section's place: the key that it was meant for.
+    """Return a hint for text in the place of a section: the key that it was meant for.
 
-    Only sections that have one of the keys that stand for all of it have such a hint.
+    It is empty unless the section has a `path` or `name` that stands for all of it.
     """
     names = [key.path[-1] for key in below(keys, section)]
     meant = next((name for name in ("path", "name") if name in names), None)
@@ -184,7 +184,7 @@ def _bools_as_numbers(keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
 
 
 def _innermost(keys: tuple[Key, ...], path: Path) -> tuple[Key, Path]:
-    """Return the key that `path` is or lies in, and its path.
+    """Return the innermost key that `path` is or lies in, and that key's path.
 
     Pydantic adds list indices and union branches to paths.
     """

@@ -24,7 +24,7 @@ from torch import Tensor
 from plimsoll.engine.price.transfers import CHECKPOINT_FILE
 from plimsoll.engine.weights import hash_bytes
 from plimsoll.errors import ConfigError
-from plimsoll.run.files import explained
+from plimsoll.run.files import explaining_errors
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def write_rows(rows: Rows, parts: Sequence[Stretch], directory: Path, rank: int)
 def _write(tensors: dict[str, Tensor], path: Path) -> None:
     """Tensors of this host, and in the file's metadata the checksum of each: what a disk or a copy
     changed is not trained on."""
-    with explained(path):
+    with explaining_errors(path):
         save_file(tensors, path, {name: hash_bytes(tensor) for name, tensor in tensors.items()})
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
-from plimsoll.run.files import explained, is_temporary, remove_directory, sync, write_whole
+from plimsoll.run.files import explaining_errors, is_temporary, remove_directory, sync, write_whole
 from plimsoll.run.json_lines import keep_rows_until
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class RunDirectory:
         """
         for path in (self.metrics_path, self.ledger_path, self.path):
             if path.exists():
-                with explained(path):
+                with explaining_errors(path):
                     sync(path)
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:

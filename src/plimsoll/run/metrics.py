@@ -34,7 +34,7 @@ class MetricsSink:
         if sampled.is_file():
             self.loggers.responses(report.step, sampled, self.progress.note)
             if self.progress.shows_responses:
-                self.progress.sampled(widest_group(read_groups(sampled)))
+                self.progress.show_group(widest_group(read_groups(sampled)))
         self.progress.update(report)
         if self.health is not None:
             for warning in self.health.add(report.step, report.metrics):

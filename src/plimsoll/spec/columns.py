@@ -19,7 +19,7 @@ class _Columns:
     name: str
     source: SourceConfig
 
-    def given(self, *columns: str) -> list[str]:
+    def select_given(self, *columns: str) -> list[str]:
         """Return those of the columns that the source names."""
         return [column for column in columns if getattr(self.source, column) is not None]
 
@@ -30,7 +30,7 @@ class _Columns:
     def unread(self, *read: str) -> Iterator[Problem]:
         """Yield a problem for each column that is given and that the job does not read."""
         why = f"This job does not look at it; of the columns it reads {', '.join(read)}."
-        for column in self.given(*COLUMNS):
+        for column in self.select_given(*COLUMNS):
             if column not in read:
                 yield self.wrong(column, why, f"leave {self.name}.{column} out")
 
@@ -42,10 +42,12 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """
     columns = _Columns(name, source)
     yield from columns.unread("messages", "prompt", "response", "tools", "text")
-    given = columns.given("prompt", "response")
+    given = columns.select_given("prompt", "response")
     if source.text is not None:
         why = f"Documents of plain text have no turns, and {name}.text is given."
-        for column in columns.given("messages", "prompt", "response", "tools", "chat_template"):
+        for column in columns.select_given(
+            "messages", "prompt", "response", "tools", "chat_template"
+        ):
             yield columns.wrong(column, why, f"{name}.text alone, or leave it out")
     elif source.messages is not None and given:
         yield columns.wrong(
@@ -74,7 +76,7 @@ def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def _prompts(columns: _Columns) -> Iterator[Problem]:
-    name, given = columns.name, columns.given("messages", "prompt")
+    name, given = columns.name, columns.select_given("messages", "prompt")
     if len(given) == 2:
         why = f"The prompts are given two ways: {name}.prompt is set too."
         yield columns.wrong("messages", why, f"one of {name}.messages and {name}.prompt")
@@ -92,7 +94,7 @@ def pair_source(name: str, source: SourceConfig, *, margin: bool = False) -> Ite
     more = ("margin",) if margin else ()
     yield from columns.unread("prompt", "tools", "chosen", "rejected", *more)
     for column in ("chosen", "rejected"):
-        if not columns.given(column):
+        if not columns.select_given(column):
             yield columns.wrong(
                 column,
                 "Pairs need to know where the better and the worse response are.",
@@ -111,7 +113,7 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     responses are labelled by being chosen or rejected.
     """
     columns = _Columns(name, source)
-    labelled = columns.given("chosen", "rejected")
+    labelled = columns.select_given("chosen", "rejected")
     if source.label is None and labelled:
         yield from pair_source(name, source)
         return
@@ -124,7 +126,7 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
             f"{name}.label: COLUMN, or for pairs {name}.chosen: COLUMN with {name}.rejected: "
             "COLUMN",
         )
-    given = columns.given("messages", "prompt", "response")
+    given = columns.select_given("messages", "prompt", "response")
     if given not in (["messages"], ["prompt", "response"]):
         yield columns.wrong(
             given[0] if given else "prompt",
@@ -144,6 +146,6 @@ def step_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     yield from _prompts(columns)
     why = "A process reward model needs to know where steps and their labels are."
     for column in ("steps", "labels"):
-        if not columns.given(column):
+        if not columns.select_given(column):
             fix = f"{name}.steps: COLUMN with {name}.labels: COLUMN"
             yield columns.wrong(column, why, fix)

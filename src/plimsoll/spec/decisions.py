@@ -225,14 +225,18 @@ def _change_each(value: Any, change: Callable[[Settings], Settings]) -> Any:
     It is the same object if nothing changed.
     """
     if isinstance(value, Settings):
-        fields = _changed({name: getattr(value, name) for name in type(value).model_fields}, change)
+        fields = _change_values(
+            {name: getattr(value, name) for name in type(value).model_fields}, change
+        )
         return change(value.model_copy(update=fields) if fields else value)
     if isinstance(value, dict):
-        entries = _changed(value, change)
+        entries = _change_values(value, change)
         return {**value, **entries} if entries else value
     return value
 
 
-def _changed(values: Mapping[str, Any], change: Callable[[Settings], Settings]) -> dict[str, Any]:
-    made = {name: _change_each(value, change) for name, value in values.items()}
-    return {name: value for name, value in made.items() if value is not values[name]}
+def _change_values(
+    values: Mapping[str, Any], change: Callable[[Settings], Settings]
+) -> dict[str, Any]:
+    new_values = {name: _change_each(value, change) for name, value in values.items()}
+    return {name: value for name, value in new_values.items() if value is not values[name]}

@@ -89,15 +89,15 @@ class Evaluation:
     more: bool = False
 
     @property
-    def written(self) -> Names:
+    def written_names(self) -> Names:
         """The metrics by the names under which a run writes them, such as `eval/loss`."""
         return {f"eval/{name}": goal for name, goal in self.metrics.items()}
 
     def reports(self, metric: str) -> str | None:
         """Return which of the written names a metric has, or None."""
-        if metric in self.written:
+        if metric in self.written_names:
             return metric
-        return next((name for name in self.written if source_in(name, metric)), None)
+        return next((name for name in self.written_names if source_in(name, metric)), None)
 
 
 def source_in(name: str, metric: str) -> str | None:

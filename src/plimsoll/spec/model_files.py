@@ -118,8 +118,8 @@ def has_tokenizer(path: str) -> bool:
 
 def check_missing(key: str, name: str, kind: RepositoryKind) -> Problem | None:
     """Return the problem of a path that is not here, or None for a name that the hub has."""
-    wanted = "a model directory" if kind == "model" else "a data file or directory"
-    reasons = missing_path(name, wanted) or not_on_hub(name, kind)
+    expected = "a model directory" if kind == "model" else "a data file or directory"
+    reasons = missing_path(name, expected) or not_on_hub(name, kind)
     return None if reasons is None else invalid(key, show(name), *reasons)
 
 

@@ -55,7 +55,7 @@ def check_evaluations(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Problem]:
     """Yield problems of the metric by which evaluations are compared, and of its direction."""
-    reported, name = evaluation.written, evaluation.reports(best.metric)
+    reported, name = evaluation.written_names, evaluation.reports(best.metric)
     if name is None:
         close = get_close_matches(best.metric, reported, n=3)
         why = "Evaluations are compared by it (run.best), and this job's do not report it."
