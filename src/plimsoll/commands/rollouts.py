@@ -26,7 +26,7 @@ from plimsoll.run.responses import ResponseGroup, read_groups
 
 @dataclass(frozen=True)
 class RolloutQuery:
-    """Which groups to show, and how."""
+    """The groups to show, and how."""
 
     step: int | None = None
     """The step; None for the last."""

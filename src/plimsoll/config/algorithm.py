@@ -63,7 +63,7 @@ def _none(value: object) -> object:
 
 
 class RlAlgorithm(Settings):
-    """What is made of rewards, and how the policy learns from it.
+    """The advantage that is made of rewards, and how the policy learns from it.
 
     The defaults are those of proximal policy optimisation; Schulman et al. 2017,
     https://arxiv.org/abs/1707.06347.

@@ -13,7 +13,7 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class HealthAdvice:
-    """What a value usually means, and what to try."""
+    """The usual meaning of a value, and what to try."""
 
     means: str
     attempt: str

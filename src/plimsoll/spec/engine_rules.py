@@ -74,7 +74,7 @@ class TrainerRules:
 
 @dataclass(frozen=True)
 class RolloutRules:
-    """What an engine that samples says of a run.
+    """The rules of an engine that samples.
 
     Attributes:
         title: the engine's name for people.

@@ -110,7 +110,7 @@ def source_in(name: str, metric: str) -> str | None:
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a job that samples has its engines do.
+    """The work of the engines of a job that samples.
 
     Attributes:
         rollout: the settings of the engines.

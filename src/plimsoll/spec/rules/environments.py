@@ -27,7 +27,7 @@ def check_environments(config: RlConfig) -> Iterator[Problem]:
 
 
 def _columns(config: RlConfig) -> Iterator[Problem]:
-    """Yield a problem if no column names one of several environments, or one names what is missing."""
+    """Yield a problem if rows name none of several environments, or name one and there is none."""
     several = len(config.environments) > 1
     for key, source in config.data.sources().items():
         at = Section(key, source)
