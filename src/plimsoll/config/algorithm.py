@@ -32,10 +32,10 @@ class AdaptiveKlConfig(Settings):
     """A coefficient that moves towards a KL; Ziegler et al. 2019, arXiv 1909.08593, section 2.2."""
 
     target: PositiveFloat
-    """The KL to come to, in nats."""
+    """The KL to reach, in nats."""
     per: Literal["response", "token"] = "response"
-    """What the target is a KL of: a response, the sum over its tokens, as in the paper; or a token,
-    the mean over responses of the mean over their tokens, as in OpenRLHF and verl."""
+    """The unit of the target. response: the sum over the tokens of a response, as in the paper;
+    token: the mean over responses of the mean over their tokens, as in OpenRLHF and verl."""
     horizon: PositiveInt = 10_000
     """Responses over which the coefficient moves."""
 
@@ -48,7 +48,7 @@ class KlConfig(Settings):
     estimator: Literal["k1", "k2", "k3"] = "k1"
     """Schulman's estimators of KL(policy || reference); http://joschu.net/blog/kl-approx.html."""
     coefficient: NonNegativeFloat = 0.01
-    """The weight of the KL (the first one, when adaptive)."""
+    """The weight of the KL; the first weight, if it is adaptive."""
     adaptive: AdaptiveKlConfig | None = None
     """Adapt the coefficient; default: it stays."""
     ratio_corrected: bool = False
@@ -92,10 +92,10 @@ class RlAlgorithm(Settings):
     mini_batches: PositiveInt = 1
     """Optimizer steps per pass; must divide the number of trajectories of a step."""
     critic_mini_batches: PositiveInt | None = None
-    """The same for the critic; default: as many."""
+    """The same for the critic; default: as many as `mini_batches`."""
     critic_warmup_steps: NonNegativeInt = 0
-    """Steps at the beginning that train the critic alone; the actor's schedule, and an adaptive KL
-    coefficient, begin after them."""
+    """Steps at the beginning that train the critic alone; the actor's schedule and an adaptive KL
+    coefficient begin after them."""
 
     @model_validator(mode="before")
     @classmethod

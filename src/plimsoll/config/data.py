@@ -54,7 +54,7 @@ class SourceConfig(Settings):
     name: str | None = None
     """The configuration of a hub's data set that has several, such as `main` of openai/gsm8k."""
     split: str = "train"
-    """The split, where the source has several."""
+    """The split, if the source has several."""
     generate: GenerateConfig | None = None
     """Have the library at `path` generate the rows."""
     messages: str | None = None
@@ -96,12 +96,13 @@ class SourceConfig(Settings):
     `rollout.sampling.max_new_tokens` (PPO)."""
     order_by: str | None = None
     """Column with a number, such as a difficulty: in every epoch the prompts of the source are
-    drawn from the lowest to the highest, those of the same number in `data.shuffle`'s order
+    drawn from the lowest to the highest. Prompts of the same number are in `data.shuffle`'s order
     (PPO)."""
     environment: str | None = None
     """Column with the name of each row's environment, where `environments` has several (PPO)."""
     chat_template: str | None = None
-    """The chat template of these rows, in the forms of `data.chat_template`; default: that."""
+    """The chat template of these rows, in the forms of `data.chat_template`; default: that
+    template."""
     limit: PositiveInt | None = None
     """Use only the first rows, this many."""
 
@@ -129,13 +130,13 @@ class EvalSource(SourceConfig):
     responses: PositiveInt = 1
     """Responses to each prompt (PPO). From several pass@k and maj@k are estimated, too."""
     pass_by: str | None = None
-    """The part of the reward by which a response passes, for pass@k and maj@k (PPO); default: that
-    of `rewards` with the greatest weight, of several such the first."""
+    """The part of the reward by which a response passes, for pass@k and maj@k (PPO); default: the
+    part of `rewards` with the greatest weight, the first of several such."""
     pass_threshold: float | None = None
     """A response passes where that part is at least this (PPO); default: 1."""
     sampling: SamplingConfig | None = None
-    """How its prompts are answered (PPO); what this leaves out has the default of the key. Default:
-    as `eval_sampling` says."""
+    """How its prompts are answered (PPO). Keys that are left out have their defaults. Default: as
+    `eval_sampling` says."""
 
 
 EVALUATED = tuple(n for n in EvalSource.model_fields if n not in SourceConfig.model_fields)
@@ -186,14 +187,14 @@ class DataConfig(Settings):
     run directory."""
     over_long: Literal["refuse", "truncate"] = "refuse"
     """Whether a sequence over max_tokens is a bad row, or is cut: at its end, but PPO's prompts at
-    their beginning. (A document of plain text is cut into pieces, and nothing is lost.)"""
+    their beginning. A document of plain text is cut into pieces, and nothing is lost."""
     max_tokens: PositiveInt = 2048
     """The longest sequence, or in PPO the longest prompt, in tokens."""
     step_separator: str = "\n"
-    """What stands between the steps of a response (process reward model)."""
+    """The text between the steps of a response (process reward model)."""
     shuffle: bool = True
-    """A new order every epoch, from the run's seed; of a source with `order_by`, among prompts of
-    the same number."""
+    """Draw a new order every epoch, from the run's seed; for a source with `order_by`, among
+    prompts of the same number."""
 
     @property
     def only_text(self) -> bool:

@@ -41,8 +41,8 @@ class RlConfig(JobConfig):
     actor: TrainedRole
     """The policy."""
     critic: TrainedRole | None = None
-    """The value function, of an advantage that takes values; starts from its own model, with a new
-    value head."""
+    """The value function, for an advantage that takes values; it starts from its own model, with a
+    new value head."""
     reference: FrozenRole | None = None
     """The frozen policy that the KL is measured from; default: the actor's first weights."""
     rewards: dict[str, RewardConfig] = Field(default={})
@@ -53,9 +53,9 @@ class RlConfig(JobConfig):
     reward_models: dict[str, RewardModelConfig] = Field(default={})
     """Several reward models, by the names that their parts of the reward are shown under."""
     environments: dict[str, EnvironmentConfig] = Field(default={})
-    """Environments that answer what is sampled, so that an episode has several turns; by name. Of
-    several, each row says which is its own (`environment` of its source). What they reward comes
-    as the part `environment`, before `rewards`."""
+    """Environments that answer what is sampled, so that an episode has several turns; by name. If
+    there are several, each row names its own (`environment` of its source). Their rewards come as
+    the part `environment`, before `rewards`."""
     rollout: RolloutConfig = RolloutConfig()
     """The engines that sample."""
     eval_sampling: SamplingConfig | None = None
