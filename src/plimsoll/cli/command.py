@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from plimsoll.spec.job import Job
 
 _INTERRUPTED = 130
-_READER_GONE = 141  # as shells expect of a command that SIGPIPE ended
+_READER_GONE = 141  # the code that shells expect after SIGPIPE
 
 _OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 
@@ -132,10 +132,10 @@ def _prepare(words: list[str], debug: bool) -> None:
         restart_with_jemalloc()
         _leave_launcher()
         os.environ.update(thread_wait_settings() | card_order())
-    os.environ["MPLBACKEND"] = "agg"  # a notebook's own, which its commands inherit, is not here
-    # As Ctrl-C: what is half written is then taken away, and other processes are ended.
+    os.environ["MPLBACKEND"] = "agg"  # commands inherit a notebook's backend, which is not here
+    # As Ctrl-C does: half-written files are removed, and other processes are ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is shown all the same
+    if isinstance(sys.stdout, TextIOWrapper):  # show characters that its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     if not debug:
         sys.excepthook = _show_unexpected

@@ -29,7 +29,7 @@ _OPTIONAL = {
     "accelerate": "Only 4-bit weights need it.",
 }
 _LIGER_USE = "Without it norms, gated MLPs and rotary embeddings run as chains of small operations."
-_SHOWN = 5  # of the packages that hide others
+_SHOWN = 5  # shadowed packages that a finding lists
 _BUSY_BYTES = 2**30  # an idle card shows some hundred MiB, more with a display
 
 _ADAM = "Adam on the CPU (optimizer_offload)"
@@ -211,7 +211,7 @@ def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
     if match is None:
         return False
     built = int(match[2]), int(match[3])
-    if match[4]:  # sm_90a: of this one alone
+    if match[4]:  # sm_90a runs on this card only
         return built == capability
     return built <= capability and (match[1] == "compute" or built[0] == capability[0])
 

@@ -11,11 +11,11 @@ from plimsoll.config.problems import Problem, Severity, finding
 from plimsoll.run.counting import bytes_text
 
 _GIB = 2**30
-_TIGHT_MEMORY = 0.25  # of what this process may fill
+_TIGHT_MEMORY = 0.25  # share of the memory that this process may fill
 _LEAST_SHARED = _GIB  # Docker gives 64 MiB; NCCL alone takes some tens of MiB a rank
-_RAY_SHARE = 0.3  # of the memory: Ray's object store (ray_constants.py)
+_RAY_SHARE = 0.3  # share of the memory for Ray's object store (ray_constants.py)
 _LONGEST_TEMPORARY = 39  # bytes: below it /ray/session_<date>_<time>_<pid>/sockets/plasma_store
-_RAY_FULL = 0.05  # free: Ray spills no objects to a disk that is fuller
+_RAY_FULL = 0.05  # free share: Ray spills no objects to a fuller disk
 _LEAST_DISK, _TIGHT_DISK = _GIB, 20 * _GIB
 _LEAST_TEMPORARY = 2**26  # Ray's logs; a short run on two ranks writes some MB
 _LEAST_FILES = 4096

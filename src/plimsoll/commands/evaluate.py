@@ -31,9 +31,9 @@ def run_eval(model: FoundModel) -> str:
     measured = _with_model(model.spec, path)
     compared = comparison_role(measured)
     check_tokenizers(measured.actor.model, [] if compared is None else [compared])
-    with explaining_errors(directory):  # before what may take hours
+    with explaining_errors(directory):  # checked before hours of work
         directory.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=directory).close()  # it may be there already, and not be ours to write to
+        TemporaryFile(dir=directory).close()  # it may exist and not be writable
     start = time.monotonic()
     metrics = measured.job.load_loop().measure(measured, directory)
     results = {"model": path, **metrics, "seconds": time.monotonic() - start}

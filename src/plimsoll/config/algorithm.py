@@ -106,7 +106,7 @@ class RlAlgorithm(Settings):
         rest = {name: value for name, value in values.items() if name != "whiten_advantages"}
         advantage = rest.get("advantage", {})
         options = advantage.get("options", {}) if isinstance(advantage, dict) else None
-        if not isinstance(options, dict):  # what the schema refuses
+        if not isinstance(options, dict):  # the schema refuses it
             return rest
         options = {**options, "whiten": values["whiten_advantages"]}
         return {**rest, "advantage": {**advantage, "options": options}}

@@ -64,7 +64,7 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
             f"{VARIANT}: {PAPER} chooses between the values of a preset, and there is none. "
             f"{_with_papers(presets)}"
         )
-    if not isinstance(name, str):  # None, or what the schema refuses
+    if not isinstance(name, str):  # None, or a value that the schema refuses
         return tree
     base = _values(name, presets, tree.values)
     values = _over(base, tree.values) | {KEY: name}

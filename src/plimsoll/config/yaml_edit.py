@@ -45,7 +45,7 @@ def write_flags(text: str, name: str, flags: Sequence[Flag]) -> str:
     tree = read_tree(text, name)
     wanted = apply_flags(tree, flags).values
     root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if not isinstance(root, yaml.MappingNode):  # nothing is written, or comments alone
+    if not isinstance(root, yaml.MappingNode):  # the text is empty or has only comments
         return f"{text}{write_tree(wanted)}".lstrip("\n")
     edits = sorted(_Editor.of(text).mapping(root, tree.values, wanted), key=lambda edit: edit.start)
     edited = _apply_edits(text, edits)
@@ -115,7 +115,7 @@ class _Editor:
         self, within: yaml.MappingNode, pair: _Pair, held: Any, wanted: Any
     ) -> Iterator[_Edit]:
         key, node = pair
-        if node.start_mark.index < key.start_mark.index:  # of an alias, the node is the anchor's
+        if node.start_mark.index < key.start_mark.index:  # an alias: the node is the anchor's
             if _exact(wanted) != _exact(self.anchored.get(id(node), held)):
                 yield from self._replace_value(within, key, *self._alias_after(key), wanted)
             return
@@ -148,7 +148,7 @@ class _Editor:
         """
         if within.flow_style or not isinstance(wanted, Mapping) or not wanted:
             space = " " * (self.text[start - 1] == ":")
-            line = "\n" * self.text[start:end].endswith("\n")  # of a block of text
+            line = "\n" * self.text[start:end].endswith("\n")  # the value is a block of text
             yield _Edit(start, end, f"{space}{write_value(wanted)}{line}")
             return
         yield _Edit(len(self.text[:start].rstrip(" ")), end, "")

@@ -82,8 +82,8 @@ class RunDirectory:
 
     def __exit__(self, *error: object) -> None:
         if self.lock is not None:
-            with suppress(OSError):  # a disk that failed is told by what failed on it
-                # of what ranks write; other commands may write beside it
+            with suppress(OSError):  # the error that the disk caused is reported instead
+                # files that ranks write; other commands may write beside them
                 _remove_leftovers(self.path, "checkpoints/.*", ".model.*")
         self.close()
 
@@ -257,10 +257,10 @@ def lock_directory(path: Path) -> FileLock:
 
     Raises ConfigError if another process holds the lock; the message has its number if it is known.
     """
-    from filelock import FileLock, Timeout  # not for a plan
+    from filelock import FileLock, Timeout  # a plan needs no lock
 
     file = path / LOCK_FILE
-    # Where a disk has no such locks, one that outlives its process would be no help.
+    # On a disk without such locks, a lock that outlives its process would not help.
     lock = FileLock(file, blocking=False, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()

@@ -77,7 +77,7 @@ def whole_file(path: Path) -> Iterator[Path]:
             partial.replace(path)
             sync(path.parent)
     finally:
-        with suppress(OSError):  # it is not there, or the file system is read-only
+        with suppress(OSError):  # it does not exist, or the file system is read-only
             partial.unlink()
 
 
@@ -128,7 +128,7 @@ def explaining_errors(path: Path) -> Iterator[None]:
     except PlimsollError:
         raise
     except Exception as error:
-        if _number(error) not in _CANNOT_WRITE:  # not of the disk: a connection, a time limit
+        if _number(error) not in _CANNOT_WRITE:  # a connection, a time limit
             raise
         raise PlimsollError(
             f"Cannot write {path}: {error}. Nothing of it was kept. "

@@ -192,7 +192,7 @@ def _cards(cluster: ClusterConfig) -> tuple[Card, ...] | None:
         return ()
     if cluster.hardware is not None:
         return parse_cluster(cluster.hardware, cluster.nodes, None).nodes[0].cards
-    if cluster.address is not None:  # where all machines have CPUs alone, torch has no CUDA build
+    if cluster.address is not None:  # on machines without GPUs torch has no CUDA build
         return None if cluster.device == "cuda" or has_cuda_build() else ()
     if cards := _cards_here():
         return cards

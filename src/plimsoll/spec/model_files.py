@@ -38,7 +38,7 @@ def check_model(key: str, given: str, *, tokenizer: bool) -> Iterator[Problem]:
         if problem := check_missing(key, given, "model"):
             yield problem
         return
-    alone = _no_config(path)  # what is no model at all lacks the rest too
+    alone = _no_config(path)  # without a config, the other files are missing too
     rest = [_no_weights(path), _no_tokenizer(path) if tokenizer else None]
     for why, instead in filter(None, [alone] if alone else rest):
         yield invalid(key, show(given), why, instead)

@@ -87,7 +87,7 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
     cluster = spec.cluster
     if cluster.where != "local":
         return
-    problems: dict[str, tuple[str, str]] = {}  # why not, and what else to write
+    problems: dict[str, tuple[str, str]] = {}  # why, and the remedy
     if cluster.critic_ranks is not None:
         why = "is this one process, which the critic shares"
         problems["critic_ranks"] = why, "leave cluster.critic_ranks out"
