@@ -53,11 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def demonstration(problem: SumProblem, rng: np.random.Generator) -> list[dict[str, Any]]:
     """The problem, an answer, what the environment says to it, and another answer."""
     careful = rng.random() < FIRST
-    first = problem.worked(careful).strip()
+    first = problem.worked_answer(careful).strip()
     environment = SelfCorrection()
     environment.reset({"reference": problem.answer})
     told = environment.step(Reply(first, Message("assistant", first), (), None)).observation
-    second = problem.worked(careful or rng.random() < SECOND).strip()
+    second = problem.worked_answer(careful or rng.random() < SECOND).strip()
     return [
         {"role": "user", "content": problem.prompt},
         {"role": "assistant", "content": first},

@@ -221,7 +221,7 @@ def metrics(directory: Path) -> list[dict[str, Any]]:
 
 def assert_reported(directory: Path) -> None:
     """The evaluations of a run report what a config is checked against."""
-    known = load_any(str(directory / "config.yaml")).evaluation.written
+    known = load_any(str(directory / "config.yaml")).evaluation.written_names
     seen = {name for row in metrics(directory) for name in row if name.startswith("eval/")}
     assert seen == set(known)
 

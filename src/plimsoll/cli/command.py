@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from plimsoll.spec.job import Job
 
 _INTERRUPTED = 130
-_READER_GONE = 141  # as shells expect of a command that SIGPIPE ended
+_READER_GONE = 141  # the code that shells expect after SIGPIPE
 
 _OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 
@@ -93,7 +93,7 @@ wins over the file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code. arguments: default sys.argv[1:]."""
+    """Run one command line, and return the exit code; `arguments` are by default sys.argv[1:]."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     if arguments is None:  # the process is ours
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PlimsollError, UnicodeEncodeError, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
-        text, code = _told(error)
+        text, code = _describe_error(error)
         print(text, file=sys.stderr)
         return code
     except ReaderGone:
@@ -112,8 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _told(error: PlimsollError | UnicodeEncodeError | KeyboardInterrupt) -> tuple[str, int]:
-    """What is said of an error, and the exit code."""
+def _describe_error(
+    error: PlimsollError | UnicodeEncodeError | KeyboardInterrupt,
+) -> tuple[str, int]:
+    """Return the message of an error, and the exit code."""
     match error:
         case Interrupted():
             return str(error), error.exit_code
@@ -130,20 +132,22 @@ def _prepare(words: list[str], debug: bool) -> None:
         restart_with_jemalloc()
         _leave_launcher()
         os.environ.update(thread_wait_settings() | card_order())
-    os.environ["MPLBACKEND"] = "agg"  # a notebook's own, which its commands inherit, is not here
-    # As Ctrl-C: what is half written is then taken away, and other processes are ended.
+    os.environ["MPLBACKEND"] = "agg"  # commands inherit a notebook's backend, which is not here
+    # As Ctrl-C does: half-written files are removed, and other processes are ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is shown all the same
+    if isinstance(sys.stdout, TextIOWrapper):  # show characters that its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     if not debug:
         sys.excepthook = _show_unexpected
 
 
 def _leave_launcher() -> None:
-    """Forget what torchrun or mpirun says of the process that it started. The ranks are of this
-    command's own making: torch would look for torchrun's store instead of opening one, and
-    DeepSpeed end on a rank that is not mpirun's (torch/distributed/rendezvous.py,
-    deepspeed/runtime/engine.py)."""
+    """Forget what torchrun or mpirun says of the process that it started.
+
+    The ranks are of this command's own making: torch would look for torchrun's store instead of
+    opening one, and DeepSpeed end on a rank that is not mpirun's (torch/distributed/rendezvous.py,
+    deepspeed/runtime/engine.py).
+    """
     for name in list(os.environ):
         if name in _OF_A_RANK or name.startswith(("TORCHELASTIC_", "OMPI_COMM_WORLD_")):
             del os.environ[name]
@@ -163,8 +167,8 @@ def _dispatch(words: list[str]) -> None:
         _TOOLS[words[0]](words[1:])
     elif words[0] in _jobs():
         run_job(words[0], words[1:])
-    elif told := told_of(words[0]):
-        raise ConfigError(told)
+    elif hint := hint_about(words[0]):
+        raise ConfigError(hint)
     else:
         commands = _commands()
         what = "option" if words[0].startswith("-") else "command"
@@ -186,14 +190,14 @@ def _commands() -> list[str]:
 
 
 def _complete(words: list[str]) -> None:
-    """What the scripts of `plimsoll completion` ask: candidates for the last word, a line each."""
+    """Print candidates for the last word, a line each, for the scripts of `plimsoll completion`."""
     from plimsoll.commands.completion import candidates
 
     print(*candidates(words, _commands(), _options), sep="\n")
 
 
 def _options(command: str) -> list[str]:
-    """Those that the help of a command shows."""
+    """Return the options that the help of a command shows."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit, PlimsollError):
         _dispatch([command, "--help"])
@@ -230,7 +234,7 @@ _LIGHT = {
 
 
 def _without_utf8(error: UnicodeEncodeError) -> str:
-    """Of a name or text that this process cannot pass on."""
+    """Return the message about a name or text that this process cannot pass on."""
     return (
         f"{error.object!r} cannot be written in {error.encoding}. Plimsoll's names and texts are "
         "UTF-8: run it with PYTHONUTF8=1, or in a UTF-8 locale such as LC_ALL=C.UTF-8; and rename "
@@ -241,7 +245,7 @@ def _without_utf8(error: UnicodeEncodeError) -> str:
 def _show_unexpected(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """For what nobody foresaw (Python then ends with exit code 1)."""
+    """Print an error that has no handler (Python then ends with exit code 1)."""
     last = traceback.extract_tb(trace)[-1:]
     place = f" at {last[0].filename}:{last[0].lineno}" if last else ""
     where = notes_of(error) or ["Run the command again with --debug for the traceback."]
@@ -252,7 +256,7 @@ def _show_unexpected(
 _ADVANTAGES = ("reinforce", "reinforce_pp_baseline", "remax", "gdpo", "batch_mean")
 """Files of algorithm/advantage/ that are no preset."""
 _POLICY_LOSSES = ("sapo", "dppo_tv")
-"""Files of algorithm/policy_loss/ that are none."""
+"""Files of algorithm/policy_loss/ that are no preset."""
 _LOSSES = ("orpo", "simpo", "ipo", "cpo")
 """Files of algorithm/preference_loss/."""
 _PARTS = {
@@ -262,8 +266,8 @@ _PARTS = {
 }
 
 
-def told_of(word: str) -> str | None:
-    """What Plimsoll has of a method that was typed as a command; None for any other word."""
+def hint_about(word: str) -> str | None:
+    """Return a hint about a method that was typed as a command; None for any other word."""
     name = word.lower().replace("++", "_pp").replace("-", "_")
     if name in PRESETS:
         return f"{word!r} is the command {name!r}: write `plimsoll {name} CONFIG.yaml`."

@@ -155,7 +155,8 @@ def _launch(
 
 
 def _choose(trainer: Trainer, launches: Sequence[Launch], where: str, number: int | None) -> Launch:
-    training = [one for one in launches if one.program not in trainer.beside] or [*launches]
+    training = [launch for launch in launches if launch.program not in trainer.beside]
+    training = training or [*launches]
     if number is not None and not 1 <= number <= len(training):
         raise ConfigError(f"--command {number}: {where} has 1 to {len(training)}.")
     if number is None and len(training) > 1:

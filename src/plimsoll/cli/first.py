@@ -23,6 +23,7 @@ _QUESTIONS = {
 
 
 def init(words: list[str]) -> None:
+    """Run `plimsoll init` with these words."""
     from plimsoll.config.flags import split_flags
 
     rest, flags = split_flags(words)
@@ -40,12 +41,12 @@ def init(words: list[str]) -> None:
     _ask(options, job.name)
 
     held_out = options.eval or None
-    asked = InitRequest(
+    request = InitRequest(
         options.model, options.data, held_out, options.cluster, options.host_memory, flags
     )
-    made = make_config(job, asked)
-    write_whole(out, made.text)
-    show("\n".join(made.remarks))
+    new_config = make_config(job, request)
+    write_whole(out, new_config.text)
+    show("\n".join(new_config.remarks))
     show(
         f"\n{out} is written. Look at it, and then:\n"
         f"  plimsoll plan {out}             # its memory, by role, phase and item\n"
@@ -88,9 +89,13 @@ def _job(name: str) -> Job[Any]:
 
 
 def _ask(options: Namespace, job: str) -> None:
-    """Ask for what is not given; of held-out data only where something else is asked. An answer
-    that cannot be used is refused there, and asked for again. Raises ConfigError where nobody can
-    answer."""
+    """Ask for what is not given; for held-out data only if something else is asked for.
+
+    An answer that cannot be used is refused at once, and asked for again.
+
+    Raises:
+        ConfigError: nobody can answer.
+    """
     missing = [name for name in ("model", "data") if getattr(options, name) is None]
     if not missing:
         return
@@ -111,7 +116,7 @@ def _ask(options: Namespace, job: str) -> None:
 
 
 def _is_usable(name: str, answer: str) -> bool:
-    """Whether an answer to a question names what is there; say why where it does not."""
+    """Return whether an answer to a question names what exists; print why if it does not."""
     from plimsoll.commands.init import check_given
 
     try:
@@ -124,6 +129,7 @@ def _is_usable(name: str, answer: str) -> bool:
 
 
 def completion(words: list[str]) -> None:
+    """Run `plimsoll completion` with these words."""
     parser = Parser(
         "completion",
         description="Print what makes a shell complete commands, options, keys and their values.",

@@ -9,6 +9,7 @@ from plimsoll.cli.options import Parser, show
 
 
 def setup_vllm(words: list[str]) -> None:
+    """Run `plimsoll setup-vllm` with these words."""
     parser = Parser(
         "setup-vllm",
         description="Install the build of vLLM that fits, by pip, into the Python environment that "
@@ -28,6 +29,7 @@ def setup_vllm(words: list[str]) -> None:
 
 
 def setup_verifiers(words: list[str]) -> None:
+    """Run `plimsoll setup-verifiers` with these words."""
     parser = Parser(
         "setup-verifiers",
         description="Make the virtual environment that verifiers has to itself, and install it "
@@ -55,6 +57,7 @@ def setup_verifiers(words: list[str]) -> None:
 
 
 def verifiers_tasks(words: list[str]) -> None:
+    """Run `plimsoll verifiers-tasks` with these words."""
     parser = Parser(
         "verifiers-tasks",
         usage="plimsoll verifiers-tasks NAME --out FILE [--section.key VALUE ...] [options]",

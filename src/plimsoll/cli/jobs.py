@@ -1,5 +1,6 @@
-"""The commands that train: `plimsoll JOB CONFIG.yaml`, with the name of a job. All is checked,
-and planned, before anything heavy is imported.
+"""The commands that train: `plimsoll JOB CONFIG.yaml`, with the name of a job.
+
+Everything is checked and planned before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def run_job(name: str, words: list[str]) -> None:
-    """The command of the job of this name."""
+    """Run the command of the job of this name."""
     from plimsoll.jobs import JOBS
 
     spec = _checked(JOBS[name], words)
@@ -32,7 +33,7 @@ def run_job(name: str, words: list[str]) -> None:
 
 
 def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str] | None:
-    """The checked run, and its plan; None where help or a dry run was asked for, and given."""
+    """Return the checked run, and its plan; None after help or a dry run, which it prints."""
     from plimsoll.config.flags import split_flags
     from plimsoll.jobs.which import other_job_hint
     from plimsoll.spec.load import read_spec
@@ -110,23 +111,25 @@ def _job_help(job: Job[Any], section: str) -> str:
     name, keys, preset = job.name, describe_keys(job.config, section, width), _set_by_preset(job)
     if section:
         inside = [line for line in preset if line.strip().startswith(f"{section}.")]
-        told = "\n".join([f"`plimsoll {name}` sets, in place of defaults:", *inside, ""])
-        return (told if inside else "") + keys.lstrip("\n")
-    told = "\n".join(["It is `plimsoll rl` with these defaults:", *preset, "", ""])
+        preset_text = "\n".join([f"`plimsoll {name}` sets, in place of defaults:", *inside, ""])
+        return (preset_text if inside else "") + keys.lstrip("\n")
+    preset_text = "\n".join(["It is `plimsoll rl` with these defaults:", *preset, "", ""])
     return (
         f"plimsoll {name} CONFIG.yaml [--section.key VALUE ...]\n"
         f"    [--dry-run] [--force] [--debug]\n"
         f"plimsoll {name} --help [SECTION]\n\n"
         f"Example: plimsoll {name} {name}.yaml --run.directory runs/one --run.steps 100\n\n"
-        f"{told if preset else ''}"
+        f"{preset_text if preset else ''}"
         f"The keys, for the file (nested) and as flags. What the file says, a flag\n"
         f"overrides. Relative paths are relative to the current directory.\n{keys}"
     )
 
 
 def _set_by_preset(job: Job[Any]) -> list[str]:
-    """Return a line for each value of the preset that the command is, and for each that its paper
-    sets otherwise."""
+    """Return the lines of the preset that the command is.
+
+    There is one for each value of it, and one for each that its paper sets otherwise.
+    """
     from plimsoll.config.presets import leaves
     from plimsoll.config.problems import show as written
 
@@ -156,9 +159,9 @@ def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:
 
 
 def _preset(spec: RunSpec[Any]) -> str:
-    """What the preset of a run set; "" without one."""
-    from plimsoll.config.presets import KEY, shown
+    """Return what the preset of a run set, as text; "" without a preset."""
+    from plimsoll.config.presets import KEY, render_preset
 
     values = spec.config.model_dump(mode="json")
     name = values.get(KEY)
-    return "" if name is None else f"{shown(name, spec.job.presets, values)}\n\n"
+    return "" if name is None else f"{render_preset(name, spec.job.presets, values)}\n\n"

@@ -1,4 +1,4 @@
-"""What all commands share: reading their options, and showing what they were asked for."""
+"""What all commands share: reading their options, and printing results."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ from plimsoll.run.output import silence
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser of a command, whose errors are Plimsoll's. more: as argparse takes it."""
+    """An argument parser of a command, whose errors are Plimsoll's."""
 
     def __init__(self, command: str, **more: Any) -> None:
         super().__init__(prog=f"plimsoll {command}", allow_abbrev=False, **more)
 
     def error(self, message: str) -> NoReturn:
+        """Raise ConfigError with the message."""
         raise ConfigError(f"{message}. `{self.prog} --help` shows what there is.")
 
     def print_help(self, file: object = None) -> None:
+        """Print the help."""
         show(self.format_help())
 
 
 def flags_of(stand_for: Mapping[str, tuple[str, object]], flags: Sequence[str]) -> list[str]:
-    """The dotted flags that plain options stand for. stand_for: of each option its flag, and its
-    value, None where it is not given.
+    """Return the dotted flags that plain options stand for.
 
-    Raises ConfigError for an option beside its flag.
+    `stand_for` has for each option its flag, and its value, None if it is not given.
+
+    Raises:
+        ConfigError: an option is given beside its flag.
     """
     from json import dumps
 
@@ -42,15 +46,15 @@ def flags_of(stand_for: Mapping[str, tuple[str, object]], flags: Sequence[str]) 
 
 
 REPLAY_FLAG = "--rollout.replay"
-"""What `--replay RUN` stands for."""
+"""The dotted flag of `--replay RUN`."""
 
 
 class ReaderGone(Exception):
-    """Nobody reads what was asked for, as after `| head -1`: the command ends, without a word."""
+    """Error of output that nobody reads, as after `| head -1`: the command ends in silence."""
 
 
 def show(text: str) -> None:
-    """Print what a command was asked for."""
+    """Print the result of a command."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -1,5 +1,7 @@
-"""The commands that train nothing by themselves: demo, plan, eval, export, report, rollouts,
-calibrate, doctor, merge; and serve-reward and watch.
+"""The commands that train nothing by themselves.
+
+They are demo, plan, eval, export, report, rollouts, calibrate, doctor, merge, serve-reward and
+watch.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def demo(words: list[str]) -> None:
+    """Run `plimsoll demo` with these words."""
     parser = Parser(
         "demo",
         description="Make a small task and model, SFT it, improve it by PPO, and show how well.",
@@ -46,7 +49,7 @@ def demo(words: list[str]) -> None:
 
 
 def _open_plan(options: Namespace, flags: list[str]) -> None:
-    """Serve the page. Raises ConfigError for options that it has no use for."""
+    """Serve the page, or raise ConfigError for options that it has no use for."""
     parser = _plan_parser()
     if not options.open:
         parser.error("--host and --port are of the page that --open serves")
@@ -101,6 +104,7 @@ def _plan_parser() -> Parser:
 
 
 def plan(words: list[str]) -> None:
+    """Run `plimsoll plan` with these words."""
     from plimsoll.config.flags import split_flags
 
     rest, flags = split_flags(words)
@@ -146,8 +150,7 @@ def plan(words: list[str]) -> None:
 
 
 def _check_together(options: Namespace) -> None:
-    """Raise ConfigError for options that say nothing beside the others, and for a file that is
-    there."""
+    """Raise ConfigError for options that contradict the others, and for a file that exists."""
     if options.apply is not None and options.html:
         raise ConfigError("--apply prints a config and no plan. Plan that config with --html.")
     if options.out is None and options.force:
@@ -176,6 +179,7 @@ def _apply(options: Namespace, flags: list[str], spec: RunSpec[Any]) -> None:
 
 
 def report(words: list[str]) -> None:
+    """Run `plimsoll report` with these words."""
     parser = Parser(
         "report",
         description="Predicted against measured memory of a run, by process and phase; writes "
@@ -190,6 +194,7 @@ def report(words: list[str]) -> None:
 
 
 def rollouts(words: list[str]) -> None:
+    """Run `plimsoll rollouts` with these words."""
     parser = Parser(
         "rollouts",
         description="Show what was sampled in a step of reinforcement learning: a line for each "
@@ -230,6 +235,7 @@ def rollouts(words: list[str]) -> None:
 
 
 def calibrate(words: list[str]) -> None:
+    """Run `plimsoll calibrate` with these words."""
     parser = Parser(
         "calibrate",
         description="Fit the few constants of the plan that depend on versions and machine (the "
@@ -251,6 +257,7 @@ def calibrate(words: list[str]) -> None:
 
 
 def doctor(words: list[str]) -> None:
+    """Run `plimsoll doctor` with these words."""
     parser = Parser(
         "doctor",
         description="Check this machine: versions, CUDA, GPUs and what sits on them, memory, "
@@ -269,6 +276,7 @@ def doctor(words: list[str]) -> None:
 
 
 def merge(words: list[str]) -> None:
+    """Run `plimsoll merge` with these words."""
     parser = Parser(
         "merge",
         description="Merge an adapter into its base, out of place: writes a plain model that "
@@ -310,6 +318,7 @@ def merge(words: list[str]) -> None:
 
 
 def export(words: list[str]) -> None:
+    """Run `plimsoll export` with these words."""
     parser = Parser(
         "export",
         description="Write the actor of a run's checkpoint, of any ZeRO stage and number of ranks, "
@@ -333,18 +342,19 @@ def export(words: list[str]) -> None:
 
     to = Path(options.to)
     refuse_existing("--to", to)
-    found = find_checkpoint(Path(options.source), merge=options.merge)
+    checkpoint = find_checkpoint(Path(options.source), merge=options.merge)
     from plimsoll.commands.export import export_checkpoint
     from plimsoll.train.how_to_use import actor_noun, actor_use
 
-    export_checkpoint(found, to, options.dtype, merge=options.merge)
-    adapter = found.spec.actor.adapter is not None and not options.merge
-    noun = actor_noun(found.spec, adapter=adapter)
-    use = actor_use(found.spec, to, adapter=adapter)
-    show(f"The {noun} of {found.path} is in {to}: {use}.")
+    export_checkpoint(checkpoint, to, options.dtype, merge=options.merge)
+    adapter = checkpoint.spec.actor.adapter is not None and not options.merge
+    noun = actor_noun(checkpoint.spec, adapter=adapter)
+    use = actor_use(checkpoint.spec, to, adapter=adapter)
+    show(f"The {noun} of {checkpoint.path} is in {to}: {use}.")
 
 
 def evaluate(words: list[str]) -> None:
+    """Run `plimsoll eval` with these words."""
     parser = Parser(
         "eval",
         usage="plimsoll eval CONFIG|RUN [--section.key VALUE ...] [options]",
@@ -374,13 +384,14 @@ def evaluate(words: list[str]) -> None:
 
     from plimsoll.commands.found_models import find_model
 
-    found = find_model(options.source, flags, options.model, options.out)
+    model = find_model(options.source, flags, options.model, options.out)
     from plimsoll.commands.evaluate import run_eval
 
-    show(run_eval(found))
+    show(run_eval(model))
 
 
 def serve_reward(words: list[str]) -> None:
+    """Run `plimsoll serve-reward` with these words."""
     parser = Parser(
         "serve-reward",
         usage="plimsoll serve-reward CONFIG.yaml [--section.key VALUE ...] [options]",
@@ -406,6 +417,7 @@ def serve_reward(words: list[str]) -> None:
 
 
 def watch(words: list[str]) -> None:
+    """Run `plimsoll watch` with these words."""
     parser = Parser(
         "watch",
         description="Serve a page of runs that keeps itself up to date: progress, curves, health, "

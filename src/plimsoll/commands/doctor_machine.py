@@ -151,7 +151,7 @@ def observe(directory: str, address: str | None) -> Machine:
     return Machine(
         python=sys.version_info[:3],
         versions=versions,
-        shadowed=tuple(_shadowed()),
+        shadowed=tuple(_find_shadowed()),
         torch=_torch_view(*torch),
         cards=visible_cards(cards, os.environ.get("CUDA_VISIBLE_DEVICES")),
         cards_in_all=len(cards),
@@ -198,7 +198,7 @@ def _torch_view(printed: str, trouble: str) -> TorchView:
     return TorchView(True, cuda, available, tuple(kernels), warned)
 
 
-def _shadowed() -> Iterator[Shadowed]:
+def _find_shadowed() -> Iterator[Shadowed]:
     first = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     resolved = {Path(folder).resolve() for folder in first}
     later = [path for path in map(Path, sys.path) if path.resolve() not in resolved]

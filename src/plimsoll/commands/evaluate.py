@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from plimsoll.commands.found_models import FoundModel, comparison_role
-from plimsoll.run.files import explained, write_whole
+from plimsoll.run.files import explaining_errors, write_whole
 from plimsoll.run.json_lines import document
 from plimsoll.run.step_report import figures
 from plimsoll.spec.run_spec import RunSpec, resolve
@@ -31,9 +31,9 @@ def run_eval(model: FoundModel) -> str:
     measured = _with_model(model.spec, path)
     compared = comparison_role(measured)
     check_tokenizers(measured.actor.model, [] if compared is None else [compared])
-    with explained(directory):  # before what may take hours
+    with explaining_errors(directory):  # checked before hours of work
         directory.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=directory).close()  # it may be there already, and not be ours to write to
+        TemporaryFile(dir=directory).close()  # it may exist and not be writable
     start = time.monotonic()
     metrics = measured.job.load_loop().measure(measured, directory)
     results = {"model": path, **metrics, "seconds": time.monotonic() - start}

@@ -116,7 +116,7 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
 def _measuring_problems(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
     """Yield what is wrong with the model of `key`, or with what it is compared with."""
     yield from check_model(key, path, tokenizer=True)
-    actor = spec.roles.get("actor")  # only engines have that of `plimsoll sample`
+    actor = spec.roles.get("actor")  # in `plimsoll sample` only engines have it
     yield from check_head(key, path, scores=actor is not None and actor.head == "value")
     yield from check_engine_model(spec, key, path)
     compared = comparison_role(spec)

@@ -85,7 +85,7 @@ def write_plain(
 ) -> None:
     """Write the model without adapters and quantization, each weight merged out of place."""
     names = hf_state_names(module)
-    state = {name: plain_weight(module, own).to(dtype) for own, name in names.items()}
+    state = {name: plain_weight(module, key).to(dtype) for key, name in names.items()}
     state |= saved_buffers(module)
     config = deepcopy(module.lm.config)
     if isinstance(module, ValueModel):

@@ -61,13 +61,13 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
 def _roles(spec: RunSpec[Any]) -> list[str]:
     frozen = [role for role in spec.roles.values() if role.trained is None]
     return [
-        *(_trained(name, role) for name, role in spec.trained.items()),
+        *(_describe_trained(name, role) for name, role in spec.trained.items()),
         *(_reference(role) for role in frozen if role.name == "reference"),
         *(_frozen(role) for role in frozen if role.name != "reference"),
     ]
 
 
-def _trained(name: str, role: TrainedRole) -> str:
+def _describe_trained(name: str, role: TrainedRole) -> str:
     division = trainer_rules(role).describe(role)
     adapter = f", adapter of rank {role.adapter.rank}" if role.adapter else ""
     return f"{name} {role.model.path} ({_dtype(role)}{adapter}, {division})"

@@ -93,7 +93,7 @@ def plan_run(spec: RunSpec[Any]) -> Plan | str:
         plan = make_plan(spec, ground)
     except ConfigError as error:
         refuse_conflicts(local_host_rules(spec, ground.host))
-        why, *_ = str(error).splitlines()  # without all names that there are
+        why, *_ = str(error).splitlines()  # without the list of all names
         return f"no plan of memory: {why}"
     if cluster.hardware is None or cluster.address is not None:
         return plan

@@ -39,7 +39,7 @@ from plimsoll.spec.model_files import (
     read_model_json,
 )
 from plimsoll.spec.rules.machine import missing_needs
-from plimsoll.spec.rules.stored import stored
+from plimsoll.spec.rules.stored import check_replayed
 from plimsoll.spec.run_spec import RunSpec
 
 _OF_THE_SYSTEM = ("/proc", "/sys", "/dev")
@@ -224,7 +224,7 @@ INPUT_RULES = (
     check_choices,
     lambda spec: check_engine_model(spec, "actor.model.path", spec.actor.model.path),
     _rewards,
-    stored,
+    check_replayed,
 )
 
 

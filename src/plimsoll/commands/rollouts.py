@@ -26,10 +26,10 @@ from plimsoll.run.responses import ResponseGroup, read_groups
 
 @dataclass(frozen=True)
 class RolloutQuery:
-    """Which groups to show, and how."""
+    """The groups to show, and how."""
 
     step: int | None = None
-    """None for the last."""
+    """The step; None for the last."""
     group: int | None = None
     """Number of a group in the step."""
     prompt: str | None = None

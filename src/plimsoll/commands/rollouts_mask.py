@@ -55,7 +55,7 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
             f"--mask reads tokens by the tokenizer of the run, and {config} is not there. Give a "
             "run.directory, or a file of its folder trajectories."
         )
-    from plimsoll.jobs.which import load_any  # here, as most who read rollouts need none of it
+    from plimsoll.jobs.which import load_any  # most who read rollouts do not need it
     from plimsoll.model.load import load_tokenizer
 
     model = load_any(str(config)).actor.model

@@ -102,13 +102,13 @@ def _columns(count: int) -> Table:
 
 def _cell(response: SampledResponse) -> Text:
     text = Text().append(f"[{response.sample_index}] {_figures(response)}\n\n", style="cyan")
-    for piece in response.shown:
+    for piece in response.all_pieces:
         text.append(escape_controls(piece.text), style=_STYLES.get(piece.kind, _OTHERS))
     return text
 
 
 def _text(response: SampledResponse) -> str:
-    return "".join(escape_controls(piece.text) for piece in response.shown)
+    return "".join(escape_controls(piece.text) for piece in response.all_pieces)
 
 
 def _capture(terminal: Console, *parts: RenderableType) -> str:

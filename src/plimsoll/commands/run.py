@@ -32,7 +32,7 @@ def run(spec: RunSpec[Any], plan: Plan | str) -> None:
 
 def leave_report(directory: Path) -> None:
     """Write the report of a run that has ended; an error is reported, and fails nothing."""
-    # It draws, which is no part of what a run holds in memory.
+    # It draws, and drawing is no part of the memory that a run is planned with.
     from plimsoll.commands.report import report_run
 
     try:

@@ -38,7 +38,7 @@ HttpReply = tuple[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class ServedRewards:
-    """What is served: parts of the reward and reward models of this run, by name."""
+    """The rewards to serve: parts of the reward and reward models of this run, by name."""
 
     spec: RunSpec[RlConfig]
     rewards: Mapping[str, RewardConfig]

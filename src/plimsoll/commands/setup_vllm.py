@@ -34,11 +34,11 @@ def setup_vllm(backend: str) -> None:
     files of the same names.
     """
     package = PACKAGES[backend]
-    for other in {*PACKAGES.values()} - {package}:
-        if (there := _installed_version(other)) is not None:
+    for rival in {*PACKAGES.values()} - {package}:
+        if (there := _installed_version(rival)) is not None:
             raise PlimsollError(
-                f"{other} {there} is installed in {sys.prefix}, and {package} has files of the "
-                f"same names: `{sys.executable} -m pip uninstall {other}` first."
+                f"{rival} {there} is installed in {sys.prefix}, and {package} has files of the "
+                f"same names: `{sys.executable} -m pip uninstall {rival}` first."
             )
     _pip("install", "--no-deps", f"{package}=={VERSION}")
     _pip("install", *needed_packages(requires(package) or ()))

@@ -25,17 +25,17 @@ FUNCTIONS = {
     "correction": ("weigh", "algorithm.correction"),
     "divergence": ("compare", "algorithm.divergence"),
 }
-"""Of each package of algorithm/ the function in each of its files, and the key that chooses one."""
+"""For each package of algorithm/: the function in each of its files, and the key choosing it."""
 
 
 class AdaptiveKlConfig(Settings):
     """A coefficient that moves towards a KL; Ziegler et al. 2019, arXiv 1909.08593, section 2.2."""
 
     target: PositiveFloat
-    """The KL to come to, in nats."""
+    """The KL to reach, in nats."""
     per: Literal["response", "token"] = "response"
-    """What the target is a KL of: a response, the sum over its tokens, as in the paper; or a token,
-    the mean over responses of the mean over their tokens, as in OpenRLHF and verl."""
+    """The unit of the target. response: the sum over the tokens of a response, as in the paper;
+    token: the mean over responses of the mean over their tokens, as in OpenRLHF and verl."""
     horizon: PositiveInt = 10_000
     """Responses over which the coefficient moves."""
 
@@ -48,7 +48,7 @@ class KlConfig(Settings):
     estimator: Literal["k1", "k2", "k3"] = "k1"
     """Schulman's estimators of KL(policy || reference); http://joschu.net/blog/kl-approx.html."""
     coefficient: NonNegativeFloat = 0.01
-    """The weight of the KL (the first one, when adaptive)."""
+    """The weight of the KL; the first weight, if it is adaptive."""
     adaptive: AdaptiveKlConfig | None = None
     """Adapt the coefficient; default: it stays."""
     ratio_corrected: bool = False
@@ -63,8 +63,11 @@ def _none(value: object) -> object:
 
 
 class RlAlgorithm(Settings):
-    """What is made of rewards, and how the policy learns from it. The defaults are those of
-    proximal policy optimisation; Schulman et al. 2017, https://arxiv.org/abs/1707.06347."""
+    """The advantage that is made of rewards, and how the policy learns from it.
+
+    The defaults are those of proximal policy optimisation; Schulman et al. 2017,
+    https://arxiv.org/abs/1707.06347.
+    """
 
     advantage: Choice = Choice(name="gae", options={"gamma": 1.0, "gae_lambda": 0.95})
     """The advantage estimator: a file of algorithm/advantage/, or a function of one's own."""
@@ -74,7 +77,7 @@ class RlAlgorithm(Settings):
     """tokens: the mean over all action tokens of a step; sequences: the mean over sequences of each
     one's mean; constant: the sum, over aggregation_tokens for each sequence."""
     aggregation_tokens: PositiveInt | None = None
-    """Of `aggregation: constant`; default: rollout.sampling.max_new_tokens."""
+    """The divisor of `aggregation: constant`; default: rollout.sampling.max_new_tokens."""
     correction: Choice | None = Choice(name="truncate", options={"level": "token", "high": 2.0})
     """Weights against the difference between sampler and trainer: a file of algorithm/correction/,
     or a function of one's own; null: none."""
@@ -89,22 +92,21 @@ class RlAlgorithm(Settings):
     mini_batches: PositiveInt = 1
     """Optimizer steps per pass; must divide the number of trajectories of a step."""
     critic_mini_batches: PositiveInt | None = None
-    """The same for the critic; default: as many."""
+    """The same for the critic; default: as many as `mini_batches`."""
     critic_warmup_steps: NonNegativeInt = 0
-    """Steps at the beginning that train the critic alone; the actor's schedule, and an adaptive KL
-    coefficient, begin after them."""
+    """Steps at the beginning that train the critic alone; the actor's schedule and an adaptive KL
+    coefficient begin after them."""
 
     @model_validator(mode="before")
     @classmethod
     def _whitening_of_before(cls, values: object) -> object:
-        """`whiten_advantages` of configs of before is an option of the estimator, which owns its
-        normalisation."""
+        """Move `whiten_advantages` of older configs to the options of the advantage estimator."""
         if not isinstance(values, dict) or "whiten_advantages" not in values:
             return values
         rest = {name: value for name, value in values.items() if name != "whiten_advantages"}
         advantage = rest.get("advantage", {})
         options = advantage.get("options", {}) if isinstance(advantage, dict) else None
-        if not isinstance(options, dict):  # what the schema refuses
+        if not isinstance(options, dict):  # the schema refuses it
             return rest
         options = {**options, "whiten": values["whiten_advantages"]}
         return {**rest, "advantage": {**advantage, "options": options}}

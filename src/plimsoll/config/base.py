@@ -32,18 +32,18 @@ def _existing(path: str) -> str:
 
 
 ExistingFile = Annotated[str, AfterValidator(_existing)]
-"""A file that is there."""
+"""The path of a file that exists."""
 
 Auto = Literal["auto"]
 AUTO: Auto = "auto"
-"""What `resolve` decides: in a run that is resolved no key has this value."""
+"""The value of keys that `resolve` decides: in a resolved run no key has it."""
 
 RatioLevel = Literal["token", "sequence", "geometric"]
-"""What an importance ratio is of: a token, a sequence as the product of its tokens' ratios, or a
+"""The level of an importance ratio: a token, a sequence as the product of its tokens' ratios, or a
 sequence as their geometric mean."""
 
 OptionValue = bool | int | float | str | None
-"""What an option of a pluggable function may be."""
+"""A value of an option of a pluggable function."""
 
 
 class Settings(BaseModel):
@@ -60,12 +60,14 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _complete_choices(cls, values: object) -> object:
-        """Where only the options of a `Choice` are given, they are laid over its default: name and
-        options. Where a name is given, that function's own defaults hold."""
+        """Lay the options of a `Choice` without a name over its default's name and options.
+
+        If a name is given, that function's own defaults hold.
+        """
         if not isinstance(values, dict):
             return values
-        own = {name: default for name, default in _choices(cls).items() if name in values}
-        return values | {name: _complete(default, values[name]) for name, default in own.items()}
+        given = {name: default for name, default in _choices(cls).items() if name in values}
+        return values | {name: _complete(default, values[name]) for name, default in given.items()}
 
 
 class Choice(Settings):
@@ -83,7 +85,7 @@ class Choice(Settings):
 
 @cache
 def _choices(settings: type[Settings]) -> Mapping[str, Choice]:
-    """The defaults of the fields that are choices."""
+    """Return the defaults of the fields that are choices, by field."""
     defaults = {name: field.default for name, field in settings.model_fields.items()}
     return {name: default for name, default in defaults.items() if isinstance(default, Choice)}
 

@@ -40,22 +40,24 @@ class KtoBatch(Settings):
 
 
 class DynamicSampling(Settings):
-    """Groups that teach nothing are replaced by others (Yu et al. 2025, DAPO,
-    https://arxiv.org/abs/2503.14476, section 3.2): those whose rewards are all equal, and those
-    whose mean reward does not lie strictly between two bounds."""
+    """Groups that teach nothing are replaced by others.
+
+    These are groups whose rewards are all equal, and those whose mean reward does not lie strictly
+    between two bounds (Yu et al. 2025, DAPO, https://arxiv.org/abs/2503.14476, section 3.2).
+    """
 
     by: str | None = None
-    """The part of the reward that is looked at, by its name, such as the one that says whether an
-    answer is right; default: the weighted sum of all parts."""
+    """The part of the reward that decides, by its name, such as the one that says whether an answer
+    is right; default: the weighted sum of all parts."""
     low: float | None = None
     """The lower bound of a group's mean reward; default: none."""
     high: float | None = None
     """The upper bound; default: none."""
     oversampling: Annotated[float, Field(ge=1)] = 1.0
-    """Prompts that are asked for at once, as a multiple of those that are still needed."""
+    """Prompts that are sampled at once, as a multiple of those that are still needed."""
     max_drawn: Annotated[float, Field(ge=1)] = 4.0
-    """Prompts that a step may draw in all, as a multiple of batch.prompts; groups that teach
-    nothing then make up the number."""
+    """The most prompts that a step draws in all, as a multiple of batch.prompts; after them, groups
+    that teach nothing fill the batch."""
 
 
 class RlBatch(Settings):
@@ -68,9 +70,9 @@ class RlBatch(Settings):
     micro_batch_tokens: PositiveInt = 4096
     """The token budget of one forward on one rank; no pack exceeds it."""
     share_prompts: bool = False
-    """Compute the prompt of responses to it once, where they are in the same micro-batch."""
+    """Compute a prompt once for those of its responses that are in the same micro-batch."""
     dynamic_sampling: DynamicSampling | None = None
     """Replace groups that teach nothing; default: they stay."""
     max_failed_groups: Probability = 0.1
-    """The share of a step's groups whose reward may fail; they are replaced. At the first group
-    beyond it (and beyond one group) the run stops."""
+    """The largest share of a step's groups whose reward may fail; such groups are replaced. At the
+    first group beyond it (and beyond one group) the run stops."""

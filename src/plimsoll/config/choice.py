@@ -38,36 +38,43 @@ def resolve_choice(
     awaited: bool = False,
     adapted: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda own: own,
 ) -> functools.partial[Any]:
-    """The function that `choice` names, with the choice's options bound.
+    """Return the function that `choice` names, with the choice's options bound.
 
-    package: the dotted package that holds the named files, such as
-        `plimsoll.algorithm.policy_loss`.
-    function: the name of the one function that each of its files defines, such as `loss`.
-    arguments: how many it is called with, by position.
-    awaited: whether one's own may be an `async def`.
-    adapted: what makes one's own of another form a function of these arguments.
+    Args:
+        choice: name and options, as the config has them.
+        package: the dotted package that holds the named files, such as
+            `plimsoll.algorithm.policy_loss`.
+        function: the name of the one function that each of its files defines, such as `loss`.
+        arguments: how many arguments it is called with, by position.
+        awaited: whether one's own function may be an `async def`.
+        adapted: makes a function of these arguments of one's own function, which may have another
+            form.
 
-    Raises ConfigError for a name, an option or an option's value that cannot be used, and for a
-    function that cannot be called so.
+    Raises:
+        ConfigError: a name, an option or an option's value cannot be used, or the function cannot
+            be called with these arguments.
     """
     if ":" in choice.name:
-        found = adapted(_own_function(choice.name, awaited))
+        chosen = adapted(_own_function(choice.name, awaited))
     else:
-        _known(choice.name, package, function)
-        found = vars(importlib.import_module(f"{package}.{choice.name}"))[function]
-    return bind_options(choice, found, package.rpartition(".")[2], arguments)
+        _package_function(choice.name, package, function)
+        chosen = vars(importlib.import_module(f"{package}.{choice.name}"))[function]
+    return bind_options(choice, chosen, package.rpartition(".")[2], arguments)
 
 
 def bind_options(
     choice: Choice, function: Callable[..., Any], what: str, arguments: int = 1
 ) -> functools.partial[Any]:
-    """Return the function with the choice's options bound. Raises ConfigError as `resolve_choice`.
+    """Return the function with the choice's options bound.
 
     Args:
         choice: its name is for messages alone.
         function: the function that the choice names.
         what: what such functions are, for messages, such as `reward`.
         arguments: how many arguments it is called with, by position.
+
+    Raises:
+        ConfigError: as `resolve_choice`.
     """
     bound = functools.partial(function, **_checked_options(choice, _signature_of(function)))
     try:
@@ -82,18 +89,21 @@ def bind_options(
 
 
 def check_choice(choice: Choice, package: str, function: str) -> None:
-    """Refuse, as `resolve_choice` does, a name, an option or an option's value.
+    """Raise ConfigError, as `resolve_choice` does, for a name, an option or its value.
 
-    A file of Plimsoll's is read, not imported: it may need torch, and who asks may not. So the
+    A file of Plimsoll's is read, not imported: it may need torch, which the caller may lack. So the
     types of its options are those of config/base.py.
     """
     _checked_options(choice, _signature(choice, package, function))
 
 
 def positional_parameters(choice: Choice, package: str, function: str) -> tuple[str, ...]:
-    """The names of the positional parameters of the function that `choice` names.
+    """Return the names of the positional parameters of the function that `choice` names.
 
-    A file of Plimsoll's is read, not imported. Raises ConfigError for a name that cannot be used.
+    A file of Plimsoll's is read, not imported.
+
+    Raises:
+        ConfigError: the name cannot be used.
     """
     return _signature(choice, package, function).arguments
 
@@ -125,10 +135,10 @@ def _signature_of(function: Callable[..., Any]) -> _Signature:
 
 @functools.cache  # a search for what fits checks the same names hundreds of times
 def _written_signature(name: str, package: str, function: str) -> _Signature:
-    found = _known(name, package, function).args
-    options = zip(found.kwonlyargs, found.kw_defaults, strict=True)
+    parameters = _package_function(name, package, function).args
+    options = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
     return _Signature(
-        tuple(argument.arg for argument in [*found.posonlyargs, *found.args]),
+        tuple(argument.arg for argument in [*parameters.posonlyargs, *parameters.args]),
         {option.arg: _written_option(option, default) for option, default in options},
         vars(base),
     )
@@ -145,22 +155,22 @@ def _written_option(option: ast.arg, default: ast.expr | None) -> inspect.Parame
 
 
 @functools.cache
-def _known(name: str, package: str, function: str) -> ast.FunctionDef:
-    """The function of a package's file of this name, as it is written."""
+def _package_function(name: str, package: str, function: str) -> ast.FunctionDef:
+    """Return the syntax tree of the function in the package's file of this name."""
     folders = importlib.import_module(package).__path__
     files = [module.name for module in pkgutil.iter_modules(folders)]
-    written = _defined(package, name, function) if name in files else None
-    if written is None:
-        known = sorted(file for file in files if _defined(package, file, function))
+    definition = _function_in(package, name, function) if name in files else None
+    if definition is None:
+        known = sorted(file for file in files if _function_in(package, file, function))
         raise ConfigError(
             f"No {package.rpartition('.')[2]} is called {name!r}.{nearest(name, known)} Known: "
             f"{', '.join(known)}. A function of your own is chosen as my.module:my_function or "
             f"path/to/file.py:my_function."
         )
-    return written
+    return definition
 
 
-def _defined(package: str, file: str, function: str) -> ast.FunctionDef | None:
+def _function_in(package: str, file: str, function: str) -> ast.FunctionDef | None:
     spec = find_spec(f"{package}.{file}")
     assert spec is not None and spec.origin is not None
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
@@ -170,16 +180,16 @@ def _defined(package: str, file: str, function: str) -> ast.FunctionDef | None:
 
 
 def _own_function(name: str, awaited: bool = False) -> Callable[..., Any]:
-    found = load_named(name)
-    if inspect.iscoroutinefunction(found) and not awaited:
+    function = load_named(name)
+    if inspect.iscoroutinefunction(function) and not awaited:
         raise ConfigError(
             f"{name!r} is an `async def`, and nothing would await what it gives. Name a plain "
             f"`def`, which may call it by asyncio.run."
         )
-    if callable(found) and inspect.isfunction(inspect.unwrap(found)):
-        return found
+    if callable(function) and inspect.isfunction(inspect.unwrap(function)):
+        return function
     raise ConfigError(
-        f"{name!r} names a {type(found).__name__}, and a Python function is needed. "
+        f"{name!r} names a {type(function).__name__}, and a Python function is needed. "
         f"Name one that is defined with `def`."
     )
 
@@ -204,8 +214,10 @@ def _checked_options(choice: Choice, function: _Signature) -> dict[str, Any]:
 
 
 def _hints(name: str, function: _Signature) -> dict[str, Any]:
-    """The types of the options alone: the other annotations may name what only a type checker
-    imports."""
+    """Return the types of the options alone.
+
+    The other annotations may name what only a type checker imports.
+    """
     annotations = {
         option: Any if p.annotation is inspect.Parameter.empty else p.annotation
         for option, p in function.options.items()
@@ -228,7 +240,7 @@ def _checked_value(choice: str, option: str, value: OptionValue, expected: Any) 
         adapter: TypeAdapter[Any] = TypeAdapter(expected)
         return adapter.validate_python(value, strict=True)
     except ValidationError as error:
-        wanted = " or ".join(dict.fromkeys(detail["msg"] for detail in error.errors()))
+        reasons = " or ".join(dict.fromkeys(detail["msg"] for detail in error.errors()))
         raise ConfigError(
-            f"The option {option!r} of {choice!r} is {value!r} ({type(value).__name__}). {wanted}."
+            f"The option {option!r} of {choice!r} is {value!r} ({type(value).__name__}). {reasons}."
         ) from error

@@ -15,7 +15,7 @@ class ClusterConfig(Settings):
     where: Literal["local", "ray"] = "ray"
     """local: everything in this process, one rank, no Ray; ray: rank actors and engine actors."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes CUDA when there is a GPU, here or in the Ray cluster that is joined."""
+    """auto takes CUDA if there is a GPU, here or in the Ray cluster that is joined."""
     ranks: PositiveInt = 1
     """Training ranks (data parallel): one per GPU, or CPU processes."""
     critic_ranks: PositiveInt | None = None
@@ -39,18 +39,18 @@ class ClusterConfig(Settings):
     start_timeout: PositiveFloat = 600.0
     """Seconds that nodes may take to join, and processes to start."""
     hang_timeout: NonNegativeFloat | None = None
-    """Seconds after which a rank or engine that does not answer, or a run in which nobody works, is
-    held to hang and ended; 0: never. Default: 5 times the longest that this kind of work was silent
-    before in the run, at least 60; 600 for what is done for the first time, for loading and for
-    saving."""
+    """Seconds without an answer after which a rank or engine counts as hanging, and is ended; the
+    same holds for a run in which nobody works. 0: never. Default: 5 times the longest silence of
+    this kind of work so far in the run, at least 60; 600 for what is done for the first time, for
+    loading and for saving."""
 
     @property
     def all_ranks(self) -> int:
-        """With those of the critic's own."""
+        """The number of ranks, including the critic's own."""
         return self.ranks + (self.critic_ranks or 0)
 
 
 def decided_device(cluster: ClusterConfig) -> Device:
-    """Return what a run computes on, of a run that is resolved."""
+    """Return the device that a resolved run computes on."""
     assert cluster.device != "auto", "of a run that is resolved"
     return cluster.device

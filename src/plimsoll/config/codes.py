@@ -115,8 +115,8 @@ ROOM: frozenset[Code] = frozenset(
         "vllm-share-not-free",
     }
 )
-"""What other hardware, or less of something, would mend."""
+"""Codes of problems that other hardware, or less of something, would solve."""
 UNSTARTED: frozenset[Code] = frozenset({"vllm-cache", "vllm-share"})
-"""Engines that would not start, as memory lacks for one sequence."""
+"""Codes of engines that would not start, for lack of memory for one sequence."""
 CROWDED: frozenset[Code] = frozenset({"vllm-share-beside-training"})
-"""Engines and ranks that are too much together on a card which holds either."""
+"""Codes of engines and ranks that are too much together on a card which holds either."""

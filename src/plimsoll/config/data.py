@@ -34,7 +34,7 @@ class GenerateConfig(Settings):
     """Another seed gives other rows, such as held-out ones."""
 
     def options(self) -> dict[str, dict[str, object]]:
-        """Of each task."""
+        """Return the options of each task, by its name."""
         if isinstance(self.tasks, tuple):
             return {name: {} for name in self.tasks}
         return {name: dict(options) for name, options in self.tasks.items()}
@@ -54,7 +54,7 @@ class SourceConfig(Settings):
     name: str | None = None
     """The configuration of a hub's data set that has several, such as `main` of openai/gsm8k."""
     split: str = "train"
-    """The split, where the source has several."""
+    """The split, if the source has several."""
     generate: GenerateConfig | None = None
     """Have the library at `path` generate the rows."""
     messages: str | None = None
@@ -96,17 +96,18 @@ class SourceConfig(Settings):
     `rollout.sampling.max_new_tokens` (PPO)."""
     order_by: str | None = None
     """Column with a number, such as a difficulty: in every epoch the prompts of the source are
-    drawn from the lowest to the highest, those of the same number in `data.shuffle`'s order
+    drawn from the lowest to the highest. Prompts of the same number are in `data.shuffle`'s order
     (PPO)."""
     environment: str | None = None
     """Column with the name of each row's environment, where `environments` has several (PPO)."""
     chat_template: str | None = None
-    """The chat template of these rows, in the forms of `data.chat_template`; default: that."""
+    """The chat template of these rows, in the forms of `data.chat_template`; default: that
+    template."""
     limit: PositiveInt | None = None
     """Use only the first rows, this many."""
 
     def columns(self) -> frozenset[str]:
-        """The columns that are named."""
+        """Return the columns that the source names."""
         named = (getattr(self, setting) for setting in COLUMNS)
         return frozenset(column for column in named if column is not None)
 
@@ -124,19 +125,18 @@ class WeightedSource(SourceConfig):
 
 
 class EvalSource(SourceConfig):
-    """Held-out rows: those of `data.eval`, or one of several sets of them under a name of its own
-    (PPO)."""
+    """Held-out rows: those of `data.eval`, or one of several sets under a name of its own (PPO)."""
 
     responses: PositiveInt = 1
     """Responses to each prompt (PPO). From several pass@k and maj@k are estimated, too."""
     pass_by: str | None = None
-    """The part of the reward by which a response passes, for pass@k and maj@k (PPO); default: that
-    of `rewards` with the greatest weight, of several such the first."""
+    """The part of the reward by which a response passes, for pass@k and maj@k (PPO); default: the
+    part of `rewards` with the greatest weight, the first of several such."""
     pass_threshold: float | None = None
     """A response passes where that part is at least this (PPO); default: 1."""
     sampling: SamplingConfig | None = None
-    """How its prompts are answered (PPO); what this leaves out has the default of the key. Default:
-    as `eval_sampling` says."""
+    """How its prompts are answered (PPO). Keys that are left out have their defaults. Default: as
+    `eval_sampling` says."""
 
 
 EVALUATED = tuple(n for n in EvalSource.model_fields if n not in SourceConfig.model_fields)
@@ -144,7 +144,10 @@ EVALUATED = tuple(n for n in EvalSource.model_fields if n not in SourceConfig.mo
 
 
 def _form(value: object, keys: Collection[str]) -> str:
-    """Which form sources have: names with sections below them are several. keys: of one."""
+    """Return the tag of the form of sources: `<source>` for one, `<mixture>` for several by name.
+
+    `keys` are the keys that a single source may have.
+    """
     if not isinstance(value, dict) or value.keys() & set(keys):
         return "<source>"
     entries = any(isinstance(entry, dict | SourceConfig) for entry in value.values())
@@ -184,14 +187,14 @@ class DataConfig(Settings):
     run directory."""
     over_long: Literal["refuse", "truncate"] = "refuse"
     """Whether a sequence over max_tokens is a bad row, or is cut: at its end, but PPO's prompts at
-    their beginning. (A document of plain text is cut into pieces, and nothing is lost.)"""
+    their beginning. A document of plain text is cut into pieces, and nothing is lost."""
     max_tokens: PositiveInt = 2048
     """The longest sequence, or in PPO the longest prompt, in tokens."""
     step_separator: str = "\n"
-    """What stands between the steps of a response (process reward model)."""
+    """The text between the steps of a response (process reward model)."""
     shuffle: bool = True
-    """A new order every epoch, from the run's seed; of a source with `order_by`, among prompts of
-    the same number."""
+    """Draw a new order every epoch, from the run's seed; for a source with `order_by`, among
+    prompts of the same number."""
 
     @property
     def only_text(self) -> bool:
@@ -200,36 +203,38 @@ class DataConfig(Settings):
 
     @property
     def rendered_by(self) -> str | None:
-        """`chat_template`; or `none` where no row is of a conversation."""
+        """The chat template as written; `none` if no row is of a conversation."""
         return "none" if self.only_text else self.chat_template
 
     def template_of(self, source: SourceConfig) -> str | None:
-        """The chat template of a source's rows, as `chat_template` is written; `none` for
-        documents."""
+        """Return the chat template of a source's rows as it is written; `none` for documents."""
         return "none" if source.text is not None else source.chat_template or self.chat_template
 
     def train_sources(self) -> dict[str, SourceConfig]:
-        """The sources to learn from, by their dotted keys."""
+        """Return the sources to learn from, by their dotted keys."""
         if isinstance(self.train, SourceConfig):
             return {"data.train": self.train}
         return {f"data.train.{name}": source for name, source in self.train.items()}
 
     def eval_sources(self) -> dict[str, EvalSource]:
-        """The sources that are held out, by their dotted keys."""
+        """Return the sources that are held out, by their dotted keys."""
         if isinstance(self.eval, EvalSource):
             return {"data.eval": self.eval}
         return {f"data.eval.{name}": source for name, source in (self.eval or {}).items()}
 
     def sources(self) -> dict[str, SourceConfig]:
-        """All sources, by their dotted keys."""
+        """Return all sources, by their dotted keys."""
         return {**self.train_sources(), **self.eval_sources()}
 
 
 def set_name(key: str) -> str:
-    """How the config calls one of several sources of this dotted key; empty for a single one."""
+    """Return the config's name for one of several sources; empty for a single source.
+
+    `key` is the dotted key of the source.
+    """
     return ".".join(key.split(".")[2:])
 
 
 def template_file(chat_template: str) -> Path | None:
-    """The file that a `chat_template` names; None where it is Jinja itself."""
+    """Return the file that a `chat_template` names, or None if it is Jinja itself."""
     return None if "{" in chat_template else Path(expanduser(chat_template))

@@ -1,5 +1,7 @@
-"""How one role is trained (precision of states, ZeRO, offload, adapter, optimizer, schedule), or
-scores."""
+"""How one role is trained or scores.
+
+Precision of states, ZeRO, offload, adapter, optimizer and schedule.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,11 @@ class ReferenceLogprobsConfig(Settings):
     """The reference's log-probs: computed batch by batch beside the actor, or once before it."""
 
     precompute: bool = False
-    """Score all that the run will see before the actor is loaded, and keep the numbers: the
+    """Score everything that the run will see before the actor is loaded, and keep the numbers: the
     reference is then never in memory beside the actor and its optimizer."""
     path: WrittenPath | None = None
     """The Parquet file with the numbers; default: reference-logprobs.parquet in the run directory.
-    One that is there must be of the same reference; only what it lacks is scored, and added."""
+    An existing file must be of the same reference; only what it lacks is scored, and added."""
 
 
 class OptimizerConfig(Settings):
@@ -60,7 +62,7 @@ class OptimizerConfig(Settings):
     """The peak learning rate."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
     """The shape after warm-up; all but constant end at `final_ratio` of the peak. wsd (warm-up,
-    stable, decay): stays, and falls over the last `decay_steps`."""
+    stable, decay) stays at the peak, and falls over the last `decay_steps`."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps over which the rate rises linearly to the peak."""
     warmup_ratio: Probability = 0.0
@@ -76,17 +78,17 @@ class OptimizerConfig(Settings):
     eps: PositiveFloat = 1e-8
     """Adam's epsilon."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay, of matrices; vectors (norms, biases) do not decay."""
+    """Decoupled weight decay of matrices; vectors (norms, biases) do not decay."""
     decay_embeddings: bool = True
     """Whether embeddings, and a head that is tied to them, decay as other matrices do."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Clip the global gradient norm to this; 0 turns clipping off."""
     max_skipped_steps: NonNegativeInt = 0
-    """Steps in a row that may be left out because their gradient is not finite; one more stops the
-    run."""
+    """The most steps in a row that are left out because their gradient is not finite; one more
+    stops the run."""
 
     def warmup(self, updates: int) -> int:
-        """The optimizer steps of the warm-up, of so many in all."""
+        """Return the number of warm-up steps; `updates` are the optimizer steps in all."""
         return self.warmup_steps or ceil(self.warmup_ratio * updates)
 
 
@@ -94,7 +96,8 @@ class EmaConfig(Settings):
     """An exponential moving average of the weights, in fp32, beside the masters."""
 
     decay: PositiveFloat = 0.999
-    """The share of the average that stays at each step; it rises to this over the first steps."""
+    """The share of the average that stays at each step; it rises to this value over the first
+    steps."""
 
 
 @with_engines(TRAINER_ENGINES, "TRAINED")

@@ -25,14 +25,14 @@ EngineT = TypeVar("EngineT", bound=Settings)
 
 
 class RolloutEngineConfig(Settings):
-    """What the settings of every rollout engine have."""
+    """The interface of the settings of every rollout engine."""
 
     max_sequences: PositiveInt = 256
     """Sequences that one engine works on at once."""
 
     @property
     def degrees(self) -> Mapping[str, int]:
-        """Over how many GPUs (or CPU processes) an engine is divided, by the keys that say so."""
+        """GPUs (or CPU processes) over which an engine is divided, by the keys that set them."""
         return {}
 
     @property
@@ -42,11 +42,11 @@ class RolloutEngineConfig(Settings):
 
     @property
     def has_front(self) -> bool:
-        """Whether the engine's parts on cards are other processes than the one that is asked."""
+        """Whether another process than the engine's parts on cards takes the requests."""
         return False
 
     def stage_of(self, part: int) -> int:
-        """Return the number of the stage, of consecutive layers, that a part of an engine is of."""
+        """Return the number of the stage (consecutive layers) that a part of an engine is in."""
         return 0
 
     @property
@@ -61,8 +61,11 @@ class RolloutEngineConfig(Settings):
 
 
 class HasEngine(Settings):
-    """A section of the config with an engine: one of its keys is the engine's name, with the
-    engine's settings below. Without such a key it is the default engine with default settings."""
+    """A section of the config with an engine.
+
+    One of its keys is the engine's name, with the engine's settings below. Without such a key it is
+    the default engine with default settings.
+    """
 
     engine_types: ClassVar[Mapping[str, type[Settings]]] = {}
     """The settings of each engine, by the engine's name."""
@@ -92,13 +95,13 @@ class HasEngine(Settings):
         return cast(Settings, getattr(self, self.engine_name))
 
     def settings_of(self, kind: type[EngineT]) -> EngineT:
-        """Return the engine's settings, which are of this type."""
+        """Return the engine's settings, which must be of this type."""
         settings = self.engine_settings
         assert isinstance(settings, kind), f"{self.engine_name} has no {kind.__name__}"
         return settings
 
     def with_engine(self, settings: Settings) -> Self:
-        """Return the section with another engine's settings, or with other ones of its engine."""
+        """Return the section with these settings of an engine in place of its own."""
         chosen = {
             name: settings if type(settings) is kind else None
             for name, kind in self.engine_types.items()
@@ -127,9 +130,10 @@ def with_engines(
     settings = {name_of(p): getattr(import_module(f"{p}.config"), kind) for p in packages}
 
     def add_keys(section: type[HasEngineT]) -> type[HasEngineT]:
+        """Return the section with the keys."""
         keys: dict[str, Any] = {
-            name: (own | None, Field(default=None, description=own.__doc__))
-            for name, own in settings.items()
+            name: (section_type | None, Field(default=None, description=section_type.__doc__))
+            for name, section_type in settings.items()
         }
         made: type[HasEngineT] = create_model(
             section.__name__,

@@ -17,9 +17,12 @@ ToolFormat = Literal["hermes", "llama3_json", "mistral", "qwen3_coder", "none"]
 
 
 class EnvironmentConfig(Choice):
-    """One environment: a name of Plimsoll's (`calculator`, `functions`, ...), a class of one's own
+    """One environment, by its name or file.
+
+    It is a name of Plimsoll's (`calculator`, `functions`, ...), a class of one's own
     (`path/to/file.py:MyEnvironment` or `my.module:MyEnvironment`), an agent file of OpenRLHF's
-    form, `agent.py`, or an environment of verifiers, `verifiers:TASKSET`."""
+    form, `agent.py`, or an environment of verifiers, `verifiers:TASKSET`.
+    """
 
     name: str
     """The environment's name, a class or function of one's own, or a file that ends in `.py`."""
@@ -32,10 +35,10 @@ class EnvironmentConfig(Choice):
     max_turns: PositiveInt = 8
     """How often the policy speaks in an episode, at most."""
     max_tokens: PositiveInt = 2048
-    """Of an episode after its first prompt, sampled ones and answers together. A turn has at most
-    `rollout.sampling.max_new_tokens` of them."""
+    """Tokens of an episode after its first prompt, sampled ones and answers together. A turn has at
+    most `rollout.sampling.max_new_tokens` of them."""
     max_observation_tokens: PositiveInt = 512
-    """Of what the environment says at once; the middle of a longer answer is left out."""
+    """Tokens of what the environment says at once; the middle of a longer answer is left out."""
     tool_format: ToolFormat = "hermes"
     """How the model writes tool calls. hermes: `<tool_call>{...}</tool_call>`, as Qwen does; none:
     it calls no tools, and the environment reads its text."""

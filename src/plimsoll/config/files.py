@@ -1,5 +1,4 @@
-"""Python files by their path, as modules; what a config names in a module or a file; and what the
-system says against a path.
+"""Python files by their path, as modules; names in a module or a file; and errors of paths.
 
 A name is `my.module:NAME` or `path/to/file.py:NAME`. A relative path is seen from the directory in
 which the command was started; a run's processes work there too (cluster/ray_actors.py).
@@ -28,8 +27,10 @@ _AGAINST_A_PATH = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR,
 
 @contextmanager
 def usable_paths() -> Iterator[None]:
-    """Turn what the system says against a path inside the block, such as that its name is too long
-    or its folder hidden, into ConfigError."""
+    """Turn errors of the system about a path inside the block into ConfigError.
+
+    Its name may be too long, or its folder hidden.
+    """
     try:
         yield
     except OSError as error:
@@ -41,21 +42,23 @@ def usable_paths() -> Iterator[None]:
 
 
 def load_named(name: str) -> object:
-    """Return what a module or a file has by the name after the colon. Like a module, a file runs
-    once in a process.
+    """Return what a module or a file has by the name after the colon.
 
-    Raises ConfigError if the module or file cannot be loaded, or has nothing of this name.
+    Like a module, a file runs once in a process.
+
+    Raises:
+        ConfigError: the module or file cannot be loaded, or has nothing of this name.
     """
-    place, _, wanted = name.rpartition(":")
-    module = _file(place) if place.endswith(".py") else _imported(place, wanted, name)
-    if wanted not in vars(module):
-        own = [key for key, value in vars(module).items() if _is_own(value, module)]
+    place, _, member = name.rpartition(":")
+    module = _file(place) if place.endswith(".py") else _import(place, member, name)
+    if member not in vars(module):
+        known = [key for key, value in vars(module).items() if _is_own(value, module)]
         raise ConfigError(
-            f"{name!r}: {place} has no {wanted!r}.{nearest(wanted, own)} It has: "
-            f"{', '.join(sorted(own)) or 'no class and no function'}."
+            f"{name!r}: {place} has no {member!r}.{nearest(member, known)} It has: "
+            f"{', '.join(sorted(known)) or 'no class and no function'}."
         )
-    found: object = vars(module)[wanted]
-    return found
+    named: object = vars(module)[member]
+    return named
 
 
 def _file(path: str) -> ModuleType:
@@ -65,23 +68,23 @@ def _file(path: str) -> ModuleType:
     return _FILES[whole]
 
 
-def _imported(module: str, wanted: str, name: str) -> ModuleType:
+def _import(module: str, member: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a module of one's own may do anything
         raise ConfigError(
             f"{name!r} cannot be imported: {type(error).__name__}: {error}. Write "
-            f"my.module:{wanted}, and put the folder that holds the module on PYTHONPATH; or "
-            f"path/to/file.py:{wanted}.{_where_it_is(module, wanted, error)}"
+            f"my.module:{member}, and put the folder that holds the module on PYTHONPATH; or "
+            f"path/to/file.py:{member}.{_where_it_is(module, member, error)}"
         ) from error
 
 
-def _where_it_is(module: str, wanted: str, error: BaseException) -> str:
+def _where_it_is(module: str, member: str, error: BaseException) -> str:
     """Offer the file of a module that was not found, if the file is in the current folder."""
     file = Path(module.replace(".", "/") + ".py")
     if not isinstance(error, ModuleNotFoundError) or not file.is_file():
         return ""
-    return f" {file} is in this folder: {file}:{wanted} finds it."
+    return f" {file} is in this folder: {file}:{member} finds it."
 
 
 def _is_own(value: object, module: ModuleType) -> bool:
@@ -96,11 +99,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> ModuleType:
-    """The module that a file makes; each call runs it anew. stand_ins: modules that it finds by
-    their names while it runs, whatever is installed.
+    """Return the module that a file makes; each call runs it anew.
 
-    It stays in `sys.modules` under a name of its own, which dataclasses and pickles need. Raises
-    ConfigError where there is no file, and with what the file raises.
+    It stays in `sys.modules` under a name of its own, which dataclasses and pickles need.
+
+    Args:
+        path: of the file.
+        stand_ins: modules that it finds by their names while it runs, whatever is installed.
+
+    Raises:
+        ConfigError: there is no such file, or it raises an error.
     """
     file = Path(path)
     if not file.is_file():
@@ -111,7 +119,7 @@ def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> M
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path!r} is no Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
-    with _found_as(stand_ins or {}):
+    with _replacing_modules(stand_ins or {}):
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
@@ -124,8 +132,8 @@ def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> M
 
 
 @contextmanager
-def _found_as(stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Within: imports of these names give these modules."""
+def _replacing_modules(stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Have imports of these names inside the block give these modules."""
     with _LOCK:
         before = {name: sys.modules.get(name) for name in stand_ins}
         sys.modules.update(stand_ins)
@@ -140,10 +148,10 @@ def _found_as(stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
 
 
 def _others(file: Path) -> str:
-    """What may have been meant."""
+    """Return the end of a message about a missing file: which files may have been meant."""
     if not file.parent.is_dir():
         return f": there is no folder {str(file.parent)!r}, as seen from {str(Path.cwd())!r}."
-    names = sorted(one.name for one in file.parent.glob("*.py"))
+    names = sorted(sibling.name for sibling in file.parent.glob("*.py"))
     close = difflib.get_close_matches(file.name, names, n=1)
     if close:
         return f". Did you mean {str(file.with_name(close[0]))!r}?"

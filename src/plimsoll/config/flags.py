@@ -20,7 +20,7 @@ _UNDOTTED = ("--preset", "--variant")
 
 @dataclass(frozen=True)
 class Flag:
-    """One dotted flag, read."""
+    """One dotted flag with its value."""
 
     path: Path
     value: object
@@ -32,7 +32,7 @@ class Flag:
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part a command line: (what is no dotted flag, the dotted flags with their values)."""
+    """Split a command line into what is no dotted flag, and the dotted flags with their values."""
     rest: list[str] = []
     flags: list[str] = []
     for piece in _pieces(arguments):
@@ -41,26 +41,27 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def parse_flags(arguments: Sequence[str]) -> tuple[Flag, ...]:
-    """Read dotted flags.
+    """Return the dotted flags of a command line.
 
-    Raises ConfigError: a flag without a value, one given twice (or with one of its sections),
-    a value that cannot be read, or an argument that is no dotted flag.
+    Raises:
+        ConfigError: a flag has no value or is given twice (or with one of its sections), a value
+            cannot be read, or an argument is no dotted flag.
     """
     flags: list[Flag] = []
     for piece in _pieces(arguments):
         flag = _parse(piece)
-        for other in flags:
-            if flag.path == other.path:
+        for earlier in flags:
+            if flag.path == earlier.path:
                 raise ConfigError(f"{flag.name} is given twice. Give it once.")
-            shorter = min(len(flag.path), len(other.path))
-            if flag.path[:shorter] == other.path[:shorter]:
-                raise ConfigError(f"{other.name} and {flag.name} set the same key. Give one.")
+            shorter = min(len(flag.path), len(earlier.path))
+            if flag.path[:shorter] == earlier.path[:shorter]:
+                raise ConfigError(f"{earlier.name} and {flag.name} set the same key. Give one.")
         flags.append(flag)
     return tuple(flags)
 
 
 def apply_flags(tree: Tree, flags: Sequence[Flag]) -> Tree:
-    """The tree with the flags' values over it; the tree given is not changed."""
+    """Return the tree with the flags' values over it; the tree given is not changed."""
     values: dict[str, object] = tree.values
     origins = dict(tree.origins)
     for flag in flags:
@@ -71,7 +72,7 @@ def apply_flags(tree: Tree, flags: Sequence[Flag]) -> Tree:
 
 
 def _pieces(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """The arguments, each flag together with the value that follows it."""
+    """Yield the arguments, each flag together with the value that follows it."""
     waiting = list(arguments)
     while waiting:
         piece = [waiting.pop(0)]
@@ -108,8 +109,10 @@ def _parse(piece: list[str]) -> Flag:
 def _with_value(
     values: dict[str, object], path: Path, flag: Flag, origins: dict[Path, str]
 ) -> dict[str, object]:
-    """A copy of nested `values` in which `path` (the end of the flag's path) is the flag's value.
-    Missing and empty sections are made."""
+    """Return a copy of nested `values` in which `path` has the flag's value.
+
+    `path` is the end of the flag's path. Missing and empty sections are made.
+    """
     first, *rest = path
     if not rest:
         return {**values, first: flag.value}

@@ -1,5 +1,7 @@
-"""All keys of a job's config, with type, default and meaning, read off the models themselves; as
-help text too, and a config as YAML."""
+"""All keys of a job's config, with type, default and meaning, read off the models themselves.
+
+Also as help text, and a config as YAML.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,21 @@ from plimsoll.config.yaml_tree import Path, write_tree
 from plimsoll.errors import ConfigError
 
 ANY = "<name>"
-"""Stands in a key's path for a name that the user chooses."""
+"""The placeholder in a key's path for a name that the user chooses."""
 
 
 @dataclass(frozen=True)
 class Key:
     """One key of a config.
 
-    kind: what may be written, in words; `choices`: the fixed values, where there are only those.
-    default: as YAML; None where the key is required or is a section.
-    section: it holds keys, not a value.
+    Attributes:
+        path: the names from the top of the config.
+        kind: what may be written, in words.
+        doc: what the key means.
+        default: as YAML; None if the key is required or is a section.
+        required: whether a config without the key is refused.
+        section: whether it holds keys, not a value.
+        choices: the fixed values, if only those may be written.
     """
 
     path: Path
@@ -45,25 +52,25 @@ class Key:
         return ".".join(self.path)
 
     def covers(self, path: Path) -> bool:
-        """Is `path` this key?"""
+        """Return whether `path` is this key."""
         return len(path) == len(self.path) and all(
             mine in (ANY, given) for mine, given in zip(self.path, path, strict=True)
         )
 
 
 def keys_of(model: type[Settings], above: Path = ()) -> Iterator[Key]:
-    """Every section and key of a config model, in the order of its fields."""
+    """Yield every section and key of a config model, in the order of its fields."""
     for name, field in model.model_fields.items():
         yield from _keys_of_field((*above, name), field)
 
 
 def find_key(keys: tuple[Key, ...], path: Path) -> Key | None:
-    """The key at `path`."""
+    """Return the key at `path`, or None."""
     return next((key for key in keys if key.covers(path)), None)
 
 
 def below(keys: tuple[Key, ...], section: Path) -> list[Key]:
-    """The keys directly in a section (`()` is the top level)."""
+    """Return the keys directly in a section (`()` is the top level)."""
     depth = len(section)
     return [
         key
@@ -96,14 +103,17 @@ def _keys_of_field(path: Path, field: FieldInfo) -> Iterator[Key]:
 
 
 def _forms(annotation: Any) -> tuple[type[Settings], Any] | None:
-    """Of a section that is one of something or several by name: (the one, an entry of several)."""
+    """Return the two forms of a section that is one of something, or several by name; else None.
+
+    They are the model of the one, and the annotation of an entry of several.
+    """
     # Beside null pydantic leaves the discriminator around the union.
     union = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if get_origin(union) not in (Union, UnionType):
         return None
-    one, *several = [get_args(a)[0] if get_origin(a) is Annotated else a for a in get_args(union)]
-    if isinstance(one, type) and issubclass(one, Settings):
-        return one, get_args(several[0])[1]
+    first, *several = [get_args(a)[0] if get_origin(a) is Annotated else a for a in get_args(union)]
+    if isinstance(first, type) and issubclass(first, Settings):
+        return first, get_args(several[0])[1]
     return None
 
 
@@ -116,7 +126,7 @@ def _keys_of_entries(path: Path, entry: Any) -> Iterator[Key]:
 
 
 def _default_of_section(field: FieldInfo) -> str:
-    """A default that the keys below do not show: they have none of their own, such as a name."""
+    """Return a section's default that the keys below do not show, such as a name; else ""."""
     default: object = field.default
     if isinstance(default, Settings) and any(
         below.is_required() for below in type(default).model_fields.values()
@@ -126,7 +136,10 @@ def _default_of_section(field: FieldInfo) -> str:
 
 
 def _without_null(annotation: Any) -> tuple[bool, Any]:
-    """(may it be null?, the annotation without that); a union of several types stays whole."""
+    """Return whether the value may be null, and the annotation without that.
+
+    A union of several types stays whole.
+    """
     members = [a for a in get_args(annotation) if a is not NoneType]
     if get_origin(annotation) in (Union, UnionType) and len(members) == 1:
         return True, members[0]
@@ -134,7 +147,7 @@ def _without_null(annotation: Any) -> tuple[bool, Any]:
 
 
 def _words(annotation: Any, bounds: tuple[object, ...]) -> str:
-    """What may be written, such as `integer >= 1`."""
+    """Return what may be written, such as `integer >= 1`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner = [
@@ -171,10 +184,15 @@ def _bounds(bounds: tuple[object, ...]) -> Iterator[str]:
 
 
 def describe_keys(model: type[Settings], section: str = "", width: int = 100) -> str:
-    """Every key of a job with its type, default and meaning, one paragraph each.
+    """Return every key of a job with its type, default and meaning, one paragraph each.
 
-    section: only keys at or below this dotted name, such as `actor.zero`.
-    Raises ConfigError for a section that does not exist.
+    Args:
+        model: the config of the job.
+        section: only keys at or below this dotted name, such as `actor.zero`.
+        width: the longest line, in characters.
+
+    Raises:
+        ConfigError: the section does not exist.
     """
     keys = tuple(keys_of(model))
     path = tuple(section.split(".")) if section else ()
@@ -190,7 +208,7 @@ def describe_keys(model: type[Settings], section: str = "", width: int = 100) ->
 
 
 def dump_config(config: Settings) -> str:
-    """The config as YAML, every default written out, in the order of the models' fields.
+    """Return the config as YAML, every default written out, in the order of the models' fields.
 
     Loading it gives an equal config.
     """

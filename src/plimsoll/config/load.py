@@ -18,27 +18,34 @@ from plimsoll.config.base import Settings
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.keys import ANY, Key, below, find_key, keys_of
 from plimsoll.config.problems import Problem, invalid, refuse, show
-from plimsoll.config.yaml_tree import Path, Tree, read_tree, value_at, written_around
+from plimsoll.config.yaml_tree import Path, Tree, nearest_origin, read_tree, value_at
 from plimsoll.errors import ConfigError
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def read_tree_of(path: str, flags: Sequence[str]) -> Tree:
-    """The file's values, and the flags' over them, as they are written. flags: such as
-    `["--run.steps", "10"]`."""
+    """Return the file's values with the flags' over them, as they are written.
+
+    `flags` are arguments such as `["--run.steps", "10"]`.
+    """
     return apply_flags(read_tree(read_config_text(path), path), parse_flags(flags))
 
 
 def validate(model: type[SettingsT], tree: Tree) -> SettingsT:
-    """The model of a tree of values, such as SftConfig; ConfigError (exit code 2) lists every key
-    that is wrong. Agreement between keys is not looked at."""
+    """Return the model of a tree of values, such as SftConfig.
+
+    Agreement between keys is not checked.
+
+    Raises:
+        ConfigError: (exit code 2) some keys are wrong; the message lists all of them.
+    """
     refuse(schema_problems(model, tree))
     return model.model_validate(tree.values)
 
 
 def schema_problems(model: type[Settings], tree: Tree) -> Iterator[Problem]:
-    """Every key that is wrong, unknown or missing; agreement between keys is not looked at."""
+    """Yield every key that is wrong, unknown or missing; agreement between keys is not checked."""
     keys = tuple(keys_of(model))
     yield from _bools_as_numbers(keys, tree)
     try:
@@ -48,8 +55,11 @@ def schema_problems(model: type[Settings], tree: Tree) -> Iterator[Problem]:
 
 
 def read_config_text(path: str) -> str:
-    """The file's text; ConfigError where there is none, or it holds what no file here could be
-    called."""
+    """Return the file's text.
+
+    Raises:
+        ConfigError: there is no such file, or its text holds what no file can be called.
+    """
     try:
         text = FilePath(path).read_text(encoding="utf-8")
         text.encode(sys.getfilesystemencoding())
@@ -76,7 +86,10 @@ def _near_file(path: str) -> str:
 
 
 def _in_plain_words(error: ValidationError, keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
-    """One problem per key, in plain words; pydantic reports each branch of a union by itself."""
+    """Yield one problem per key, in plain words.
+
+    Pydantic reports each branch of a union by itself.
+    """
     seen: set[Path] = set()
     for detail in error.errors(include_url=False, include_context=False):
         # `<...>` is no key: it says which form of a section was taken
@@ -93,7 +106,7 @@ def _in_plain_words(error: ValidationError, keys: tuple[Key, ...], tree: Tree) -
 
 
 def _missing(path: Path, keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
-    """A missing key; for a missing section, each key that is required within it."""
+    """Yield a missing key; for a missing section, each key that is required within it."""
     key, _ = _innermost(keys, path)
     required = [child for child in below(keys, path) if key.section and child.required]
     if not required:
@@ -105,7 +118,7 @@ def _missing(path: Path, keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]
 
 
 def _meant(key: Key, path: Path, tree: Tree) -> str:
-    """Of a key that lacks under a name that the user chose: the like name that has it."""
+    """Return a hint for a key that lacks under a name of the user's: a similar name that has it."""
     if key.path[-2:-1] != (ANY,):
         return ""
     *section, name, last = path
@@ -131,7 +144,7 @@ def _unknown(path: Path, value: object, keys: tuple[Key, ...], tree: Tree) -> Pr
         instead = f"valid keys here: {', '.join(known)}"
     name = ".".join(path)
     return invalid(
-        name, show(value), "There is no such key.", instead, written_around(tree.origins, path)
+        name, show(value), "There is no such key.", instead, nearest_origin(tree.origins, path)
     )
 
 
@@ -147,12 +160,14 @@ def _wrong(key: Key, path: Path, keys: tuple[Key, ...], tree: Tree) -> Problem:
         instead = f"did you mean {close[0]}?" if close else f"write such a value{default}"
     if key.kind.startswith("text") and isinstance(value, bool | int | float):
         instead = f'write it in quotes: "{show(value)}" (on a command line: \'"{show(value)}"\')'
-    return invalid(".".join(path), show(value), why, instead, written_around(tree.origins, path))
+    return invalid(".".join(path), show(value), why, instead, nearest_origin(tree.origins, path))
 
 
 def _such_as(section: Path, value: object, keys: tuple[Key, ...]) -> str:
-    """Of a text in a section's place: the key that it was meant for, where the section has one of
-    those that stand for all of it."""
+    """Return a hint for text in the place of a section: the key that it was meant for.
+
+    It is empty unless the section has a `path` or `name` that stands for all of it.
+    """
     names = [key.path[-1] for key in below(keys, section)]
     meant = next((name for name in ("path", "name") if name in names), None)
     if meant is None or not isinstance(value, str):
@@ -161,7 +176,7 @@ def _such_as(section: Path, value: object, keys: tuple[Key, ...]) -> str:
 
 
 def _bools_as_numbers(keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
-    """`true` where one of a few numbers is expected: to Python, and so to pydantic, it is 1."""
+    """Yield each `true` in the place of one of a few numbers: for Python and pydantic it is 1."""
     for key in keys:
         value = value_at(tree.values, key.path)
         if isinstance(value, bool) and value in key.choices:
@@ -169,7 +184,10 @@ def _bools_as_numbers(keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
 
 
 def _innermost(keys: tuple[Key, ...], path: Path) -> tuple[Key, Path]:
-    """The key that `path` is or lies in: pydantic adds list indices and union branches to it."""
+    """Return the innermost key that `path` is or lies in, and that key's path.
+
+    Pydantic adds list indices and union branches to paths.
+    """
     for length in range(len(path), 0, -1):
         key = find_key(keys, path[:length])
         if key is not None:

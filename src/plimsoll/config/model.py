@@ -54,5 +54,5 @@ class ModelConfig(Settings):
 
     @property
     def element(self) -> int:
-        """Bytes of a weight that is not in 4 bits, and of an activation; of a decided dtype."""
+        """Bytes of a weight that is not in 4 bits, and of an activation; the dtype is decided."""
         return ELEMENT_BYTES[self.dtype]

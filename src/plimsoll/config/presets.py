@@ -1,4 +1,4 @@
-"""Named sets of values that a config's own are laid over."""
+"""Named sets of values over which a config's own are laid."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from plimsoll.config.yaml_tree import Path, Tree, read_tree, value_at
 from plimsoll.errors import ConfigError
 
 KEY = "preset"
-"""Of a config, at its top."""
+"""The key of a preset's name, at the top of a config."""
 
 VARIANT, PAPER = "variant", "paper"
 """The key beside it, and the value that asks for what a preset's paper sets."""
 
 Values = Mapping[str, Any]
-"""Of keys, nested as in a config file."""
+"""Values by key, nested as in a config file."""
 
 MODEL = "<model>"
 """Stands for the path of the model in the values of a first config."""
@@ -28,9 +28,16 @@ MODEL = "<model>"
 
 @dataclass(frozen=True)
 class Preset:
-    """name: also of its command. summary: its line in the help. start: what a first config says
-    besides, by dotted key. paper: what the method's paper sets beside these values or in their
-    place, given a config's own; None: there is no other setting."""
+    """A named set of values for a config.
+
+    Attributes:
+        name: also the name of its command.
+        summary: its line in the help.
+        values: what it sets.
+        start: what a first config says besides, by dotted key.
+        paper: returns what the method's paper sets beside these values or in their place, given a
+            config's own; None if there is no other setting.
+    """
 
     name: str
     summary: str
@@ -40,9 +47,10 @@ class Preset:
 
 
 def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) -> Tree:
-    """The tree over the values of the preset that it names, or that the command is.
+    """Return the tree over the values of the preset that it names, or that the command is.
 
-    Raises ConfigError where there is none of that name, and where tree and command name two.
+    Raises:
+        ConfigError: there is no preset of that name, or tree and command name two.
     """
     named = tree.values.get(KEY)
     if command is not None and named not in (None, command):
@@ -56,7 +64,7 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
             f"{VARIANT}: {PAPER} chooses between the values of a preset, and there is none. "
             f"{_with_papers(presets)}"
         )
-    if not isinstance(name, str):  # None, or what the schema refuses
+    if not isinstance(name, str):  # None, or a value that the schema refuses
         return tree
     base = _values(name, presets, tree.values)
     values = _over(base, tree.values) | {KEY: name}
@@ -65,31 +73,30 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
     return Tree(values, {**written, **tree.origins})
 
 
-def shown(name: str, presets: Mapping[str, Preset], resolved: Values) -> str:
-    """What a preset sets, a key a line, and what stands there where the config says otherwise."""
+def render_preset(name: str, presets: Mapping[str, Preset], resolved: Values) -> str:
+    """Return what a preset sets, a key a line, and where the resolved config says otherwise."""
     set_here = leaves(_values(name, presets, resolved))
     width = max(len(".".join(path)) for path in set_here)
     lines = [f"Preset {name}" + (f", {VARIANT} {PAPER}" if resolved[VARIANT] == PAPER else "")]
     for path, value in set_here.items():
-        found = value_at(resolved, path)
-        same = found == value or value == {}
-        said = "" if same else f"   (overridden: {show(found)})"
+        resolved_value = value_at(resolved, path)
+        same = resolved_value == value or value == {}
+        said = "" if same else f"   (overridden: {show(resolved_value)})"
         lines.append(f"  {'.'.join(path):<{width}}  {show(value)}{said}")
     return "\n".join(lines)
 
 
 def leaves(values: Values, above: Path = ()) -> dict[Path, object]:
-    """Each value that is no section, by its path; an empty section counts as a value."""
-    found: dict[Path, object] = {}
+    """Return each value that is no section, by its path; an empty section counts as a value."""
+    values_by_path: dict[Path, object] = {}
     for name, value in values.items():
         deeper = isinstance(value, Mapping) and value
-        found |= leaves(value, (*above, name)) if deeper else {(*above, name): value}
-    return found
+        values_by_path |= leaves(value, (*above, name)) if deeper else {(*above, name): value}
+    return values_by_path
 
 
 def _values(name: str, presets: Mapping[str, Preset], config: Values) -> Values:
-    """Return the values of a preset in the variant that a config asks for, or of a file of one's
-    own."""
+    """Return the values of a preset in the variant that a config asks for, or of one's own file."""
     in_paper = config.get(VARIANT) == PAPER
     if name in presets and not in_paper:
         return presets[name].values
@@ -120,19 +127,19 @@ def _with_papers(presets: Mapping[str, Preset]) -> str:
 
 
 def _over(base: Values, values: Values) -> dict[str, Any]:
-    """Return the values over those of a base; the values' keys come first, as of a config's parts
-    of the reward the first one counts.
+    """Return the values over those of a base.
 
-    A named function takes the place of another whole: its options are its own.
+    The values' keys come first: of the parts of the reward, the first one counts. A named function
+    takes the place of another whole: its options are its own.
     """
     renamed = "name" in values and values["name"] != base.get("name", values["name"])
     if renamed:
         return dict(values)
     merged = dict(values)
     for key, value in base.items():
-        own = values.get(key)
-        if isinstance(value, Mapping) and isinstance(own, Mapping):
-            merged[key] = _over(value, own)
+        new_value = values.get(key)
+        if isinstance(value, Mapping) and isinstance(new_value, Mapping):
+            merged[key] = _over(value, new_value)
         elif key not in values:
             merged[key] = value
     return merged

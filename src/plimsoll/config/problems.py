@@ -1,4 +1,4 @@
-"""What is wrong, said in one way: with settings, a plan, the inputs of a run, or a machine."""
+"""One form for what is wrong: with settings, a plan, the inputs of a run, or a machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 
 from plimsoll.config.base import Choice, Settings
 from plimsoll.config.codes import ROOM, Code
-from plimsoll.config.yaml_tree import Origins, written_around, written_at
+from plimsoll.config.yaml_tree import Origins, nearest_origin, origin_of
 from plimsoll.errors import ConfigError, SettingsConflict
 
 _LONGEST_VALUE = 120
@@ -28,14 +28,17 @@ Facts = ParamSpec("Facts")
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong; or of severity `ok`, one that was looked at and is right.
+    """One thing that is wrong; or of severity `ok`, one that was checked and is right.
 
-    code: of the rule, where it has one: docs/rules.md says more of it. severity: an `error` does
-    not work. what: what there is: the value of the key as `show` gives it ("" where the key is
-    missing), or the figures. why: what is wrong with it and why. fix: what to write or do instead.
-    key: what that is of, where the figures do not say it: a dotted key, or a part of the machine.
-    where: the line or the flag that set it, where known. invalid: whatever else the config says,
-    the value cannot work (exit code 2).
+    Attributes:
+        code: the code of the rule, if it has one: docs/rules.md says more of it.
+        severity: an `error` does not work.
+        what: the value of the key as `show` gives it ("" if the key is missing), or the figures.
+        why: what is wrong with it and why.
+        fix: what to write or do instead.
+        key: the subject, if the figures do not say it: a dotted key, or a part of the machine.
+        where: the line or the flag that set the value, if known.
+        invalid: whatever else the config says, the value cannot work (exit code 2).
     """
 
     code: Code | None
@@ -49,12 +52,15 @@ class Problem:
 
     @property
     def is_conflict(self) -> bool:
-        """An error that no room mends: settings that cannot work together (exit code 4, not 3)."""
+        """Whether it is an error that more memory would not solve (exit code 4, not 3).
+
+        Settings then cannot work together.
+        """
         mended = self.invalid or self.code is None or self.code in ROOM
         return self.severity == "error" and not mended
 
     def __str__(self) -> str:
-        """As one of several problems of settings."""
+        """Return the text of one of several problems of settings."""
         setting = f"{self.key}: {self.what}" if self.what else self.key
         place = f"   ({self.where})" if self.where else ""
         code = f"[{self.code}] " if self.code else ""
@@ -64,30 +70,34 @@ class Problem:
 def invalid(
     key: str, value: str | None, why: str, fix: str, where: str = "", code: Code | None = None
 ) -> Problem:
-    """Of a setting that can never do, or an input that cannot be used. value: None where it is
-    missing."""
+    """Return the problem of a setting that can never work, or of an input that cannot be used.
+
+    `value` is None if it is missing.
+    """
     return Problem(code, "error", value or "", why, fix, key, where, invalid=True)
 
 
 def conflict(key: str, value: str, why: str, fix: str, code: Code) -> Problem:
-    """Of a setting that is right by itself, but not beside another one."""
+    """Return the problem of a setting that is right by itself, but not beside another one."""
     return Problem(code, "error", value, why, fix, key)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Settings, and the dotted key that they are written under, "" for a whole config: whatever
-    is wrong with one of them is told with its value."""
+    """Settings, and the dotted key that they are written under, "" for a whole config.
+
+    Its problems have the value of their key.
+    """
 
     key: str
     settings: Settings
 
     def invalid(self, name: str, why: str, fix: str, code: Code | None = None) -> Problem:
-        """As `invalid`, of a dotted key in the section."""
+        """Return the problem of a dotted key in the section, as `invalid`."""
         return invalid(self._full(name), self._value(name), why, fix, code=code)
 
     def conflict(self, name: str, why: str, fix: str, code: Code) -> Problem:
-        """As `conflict`, of a dotted key in the section."""
+        """Return the problem of a dotted key in the section, as `conflict`."""
         return conflict(self._full(name), self._value(name) or "", why, fix, code)
 
     def _full(self, name: str) -> str:
@@ -102,47 +112,55 @@ class Section:
         return str(value) if isinstance(value, float) else None if value is None else show(value)
 
 
-def checked(key: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Problem:
-    """Of a part of the machine; why and fix are left out where it is `ok`."""
-    told = ("", "") if severity == "ok" else (why, fix)
-    return Problem(None, severity, what, *told, key)
+def finding(key: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Problem:
+    """Return the finding about a part of the machine, without why and fix if it is `ok`."""
+    reasons = ("", "") if severity == "ok" else (why, fix)
+    return Problem(None, severity, what, *reasons, key)
 
 
 def find(
     rules: Iterable[Callable[Facts, Iterable[Problem]]], *args: Facts.args, **kwargs: Facts.kwargs
 ) -> Iterator[Problem]:
-    """What rules that look at the same find there, in their order."""
+    """Yield the problems that rules find in the same facts, in the order of the rules."""
     return chain.from_iterable(rule(*args, **kwargs) for rule in rules)
 
 
 def refuse(problems: Iterable[Problem], origins: Origins = MappingProxyType({})) -> None:
-    """Raise one error that lists every problem; return where there is none.
+    """Raise one error that lists every problem; return if there is none.
 
-    origins: what problems that do not say where they were written are looked up in.
-    Raises SettingsConflict (exit code 4) when all of them are conflicts, else ConfigError (2).
+    Args:
+        problems: what is wrong.
+        origins: where keys were written, for problems that do not say it themselves.
+
+    Raises:
+        SettingsConflict: (exit code 4) all of them are conflicts.
+        ConfigError: (exit code 2) any is not.
     """
-    found = [replace(p, where=p.where or _where(p, origins)) for p in problems]
-    if not found:
+    located = [replace(p, where=p.where or _where(p, origins)) for p in problems]
+    if not located:
         return
-    kind = SettingsConflict if all(problem.is_conflict for problem in found) else ConfigError
-    count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
-    raise kind("\n".join([f"{count} in the settings", *map(str, found)]))
+    kind = SettingsConflict if all(problem.is_conflict for problem in located) else ConfigError
+    count = "1 problem" if len(located) == 1 else f"{len(located)} problems"
+    raise kind("\n".join([f"{count} in the settings", *map(str, located)]))
 
 
 def _where(problem: Problem, origins: Origins) -> str:
-    """Where the first key that the problem names was written. That may be another than its own:
-    a default can be wrong only beside something that was written."""
+    """Return where the first key that the problem names was written.
+
+    That may be another key than the problem's own: a default can be wrong only beside something
+    that was written.
+    """
     path = tuple(problem.key.split("."))
-    at = written_at(origins, path) if problem.what else written_around(origins, path)
+    at = origin_of(origins, path) if problem.what else nearest_origin(origins, path)
     if at:
         return at
     named = [name for name in _DOTTED_KEY.findall(problem.why) if name != problem.key]
-    places = {name: written_at(origins, tuple(name.split("."))) for name in named}
+    places = {name: origin_of(origins, tuple(name.split("."))) for name in named}
     return next((f"{name}: {at}" for name, at in places.items() if at), "")
 
 
 def show(value: object) -> str:
-    """A value as one line of YAML, cut where it is very long."""
+    """Return a value as one line of YAML, cut if it is very long."""
     if isinstance(value, str) and "\n" in value:
         return _cut(json.dumps(value, ensure_ascii=False))
     text = yaml.safe_dump(

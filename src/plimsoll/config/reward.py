@@ -26,11 +26,12 @@ class HttpReward(Settings):
     asks, with query, prompts and labels; or as vLLM's `/classify`, with tokens, where it serves a
     reward model."""
     tokenizer: str | None = None
-    """Of `openrlhf`: the model whose tokenizer writes the texts as the actor saw them, with the
-    chat template; default: the prompt's text, followed by the response. Of `vllm`: the reward model
-    whose tokenizer and chat template render the conversation; default: the actor's tokens."""
+    """For `openrlhf`: the model whose tokenizer writes the texts as the actor saw them, with the
+    chat template; default: the prompt's text, followed by the response. For `vllm`: the reward
+    model whose tokenizer and chat template render the conversation; default: the actor's tokens."""
     chat_template: str | None = None
-    """Of `vllm`'s tokenizer: Jinja, a file of it, or `none` for plain text; default: its own."""
+    """The template of `vllm`'s tokenizer: Jinja, a file of it, or `none` for plain text; default:
+    its own."""
     batch: PositiveInt = 32
     """Responses per request, at most."""
     at_once: PositiveInt = 4
@@ -75,8 +76,11 @@ class JudgeReward(Settings):
 
 
 class RewardConfig(Choice):
-    """One part of the reward, with its weight: a rule of Plimsoll's (`math_answer`, `pattern`, ...)
-    or a Python function of one's own; or `http` servers; or a `judge`."""
+    """One part of the reward, with its weight.
+
+    It is a rule of Plimsoll's (`math_answer`, `pattern`, ...) or a Python function of one's own; or
+    `http` servers; or a `judge`.
+    """
 
     name: str = ""
     """The rule's name; or a `def` or `async def` of one's own, as `path/to/file.py:my_function` or
@@ -116,12 +120,12 @@ class RewardConfig(Choice):
 
 
 class StepsConfig(Settings):
-    """How a process reward model's scores of steps become one of the response."""
+    """How the scores that a process reward model gives to steps become one of the response."""
 
     separator: str = "\n\n"
     """What stands between two steps, as in the data that the model learned from."""
     take: Literal["min", "mean", "product", "last"] = "min"
-    """Of the steps' scores, each a probability of being right."""
+    """Which of the steps' scores is taken; each is a probability of being right."""
 
 
 class RewardModelConfig(Settings):
@@ -135,10 +139,10 @@ class RewardModelConfig(Settings):
     """actor: the model reads the actor's tokens; own: the conversation is rendered by its own chat
     template, and tokenized by its own tokenizer."""
     chat_template: str | None = None
-    """Of its own tokenizer: Jinja, a file of it, or `none` for plain text; default: the
-    tokenizer's."""
+    """The template of its own tokenizer: Jinja, a file of it, or `none` for plain text; default:
+    the tokenizer's."""
     max_tokens: PositiveInt | None = None
-    """Of what its own tokenizer makes; a longer conversation is cut at its beginning. Default: as
-    many as the actor's longest sequence."""
+    """Tokens of its own tokenizer; a longer conversation is cut at its beginning. Default: as many
+    as the actor's longest sequence."""
     steps: StepsConfig | None = None
     """It is a process reward model, which scores steps; default: whole responses."""

@@ -17,9 +17,9 @@ from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.run import JobConfig
 
 REWARD_MODEL = "reward_model"
-"""What the part of a single reward model is called in metrics and trajectories."""
+"""The name of a single reward model's part of the reward, in metrics and trajectories."""
 ENVIRONMENT = "environment"
-"""What the part that an environment gives is called there."""
+"""The name of an environment's part of the reward there."""
 
 
 class RlConfig(JobConfig):
@@ -41,8 +41,8 @@ class RlConfig(JobConfig):
     actor: TrainedRole
     """The policy."""
     critic: TrainedRole | None = None
-    """The value function, of an advantage that takes values; starts from its own model, with a new
-    value head."""
+    """The value function, for an advantage that takes values; it starts from its own model, with a
+    new value head."""
     reference: FrozenRole | None = None
     """The frozen policy that the KL is measured from; default: the actor's first weights."""
     rewards: dict[str, RewardConfig] = Field(default={})
@@ -53,9 +53,9 @@ class RlConfig(JobConfig):
     reward_models: dict[str, RewardModelConfig] = Field(default={})
     """Several reward models, by the names that their parts of the reward are shown under."""
     environments: dict[str, EnvironmentConfig] = Field(default={})
-    """Environments that answer what is sampled, so that an episode has several turns; by name. Of
-    several, each row says which is its own (`environment` of its source). What they reward comes
-    as the part `environment`, before `rewards`."""
+    """Environments that answer what is sampled, so that an episode has several turns; by name. If
+    there are several, each row names its own (`environment` of its source). Their rewards come as
+    the part `environment`, before `rewards`."""
     rollout: RolloutConfig = RolloutConfig()
     """The engines that sample."""
     eval_sampling: SamplingConfig | None = None
@@ -72,5 +72,5 @@ class RlConfig(JobConfig):
     @property
     def scoring_models(self) -> dict[str, RewardModelConfig]:
         """All reward models, by the names of their parts of the reward."""
-        one = {} if self.reward_model is None else {REWARD_MODEL: self.reward_model}
-        return one | self.reward_models
+        unnamed = {} if self.reward_model is None else {REWARD_MODEL: self.reward_model}
+        return unnamed | self.reward_models

@@ -33,14 +33,14 @@ class SamplingConfig(Settings):
     top_p: Share = 1.0
     """Nucleus sampling; below 1 the sampler's log-probs differ from the trainer's."""
     top_k: NonNegativeInt = 0
-    """Sample from this many of the most likely tokens; 0 is all, anything else makes the sampler's
-    log-probs differ from the trainer's."""
+    """Sample from this many of the most likely tokens; 0 is all. Any other number makes the
+    sampler's log-probs differ from the trainer's."""
     min_p: Probability = 0.0
     """Leave out tokens less likely than this share of the most likely one; above 0 the sampler's
     log-probs differ from the trainer's."""
     min_new_tokens: NonNegativeInt = 0
-    """No response ends before so many tokens. Where an end is forbidden, the sampler's log-probs
-    differ from the trainer's by what an end had."""
+    """The fewest tokens of a response. Where an end is forbidden, the sampler's log-probs differ
+    from the trainer's by the probability that the end had."""
     stop: tuple[str, ...] = ()
     """Strings that end a response (the end-of-sequence token always does)."""
 
@@ -54,7 +54,7 @@ class SyncConfig(Settings):
     """Stop when the mean absolute difference between the engines' and the trainer's log-probs
     of the probe tokens is larger than this (nats)."""
     max_gap_growth: PositiveFloat = 3.0
-    """Stop too when that difference is this many times what it was with the first weights, which
+    """Stop too when that difference is this many times as large as with the first weights, which
     both sides read from the same files."""
     probe_sequences: PositiveInt = 16
     """Sequences in the probe: the first prompts of data.train."""
@@ -66,7 +66,7 @@ class ServeConfig(Settings):
     host: str = "127.0.0.1"
     """The address to listen at; each episode has a key of its own."""
     port: NonNegativeInt = 0
-    """0: any that is free."""
+    """The port; 0: any that is free."""
 
 
 @with_engines(ROLLOUT_ENGINES, "SAMPLING")
@@ -85,14 +85,14 @@ class RolloutConfig(HasEngine):
     sync: SyncConfig = SyncConfig()
     """Weight sync and its proof."""
     serve: ServeConfig = ServeConfig()
-    """The endpoint for agents; open where an environment is one."""
+    """The endpoint for agents; open if an environment is an agent."""
     replay: WrittenPath | None = None
     """Learn from the trajectories that the run of this directory stored, instead of sampling: no
     engine is started. `--replay RUN` sets it."""
 
     @property
     def engine(self) -> RolloutEngineConfig:
-        """The settings of the engine, of whichever kind."""
+        """The settings of the engine, whichever it is."""
         return self.settings_of(RolloutEngineConfig)
 
     @property

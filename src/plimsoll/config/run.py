@@ -1,4 +1,4 @@
-"""The run: its directory, length, saving, what is shown; and what the config of every job has."""
+"""The run: its directory, length, saving and displays; and what the config of every job has."""
 
 from __future__ import annotations
 
@@ -27,58 +27,61 @@ class BestConfig(Settings):
     """Which evaluation is the best, what is done with its checkpoint, and when to stop early."""
 
     metric: str = "eval/loss"
-    """What evaluations are compared by: a name in metrics.jsonl that begins with `eval/`."""
+    """The metric by which evaluations are compared: a name in metrics.jsonl that begins with
+    `eval/`."""
     goal: Goal = "lowest"
     """Which value is the best."""
     min_delta: NonNegativeFloat = 0.0
-    """An evaluation is better if it is so by more than this."""
+    """An evaluation is better only if it is better by more than this."""
     patience: PositiveInt | None = None
-    """Early stopping: end the run after this many evaluations in a row that are not better;
+    """Early stopping: end the run after this many evaluations in a row without a better one;
     default: never."""
     final_model: Literal["best", "last"] = "best"
-    """The final model: of the best evaluation's checkpoint, or of the last step."""
+    """The checkpoint of the final model: the best evaluation's, or that of the last step."""
 
 
 class RunConfig(Settings):
-    """The run directory and its habits."""
+    """The run directory, and the length, saving and displays of the run."""
 
     directory: WrittenPath
-    """Where everything of the run is written."""
+    """The directory to which everything of the run is written."""
     seed: NonNegativeInt = 0
     """Seeds data order, sampling, dropout, and the first weights of new heads and adapters."""
     resume: Literal["never", "auto", "must"] = "never"
-    """never: refuse a directory that holds a run; auto: continue one that is there;
-    must: refuse to start anew."""
+    """never: refuse a directory that holds a run; auto: continue the run if there is one; must:
+    refuse to start anew."""
     edited_rows: Literal["stop", "accept"] = "stop"
-    """Where a run goes on and finds rows of its data that are not what they were: stop, or accept
-    them as they are now."""
+    """What a resumed run does if rows of its data have changed: stop, or accept them as they are
+    now."""
     steps: PositiveInt | None = None
     """Steps of the run: optimizer steps, or in PPO rollout-and-train rounds. Give this, or
     `epochs`."""
     epochs: PositiveFloat | None = None
-    """How often the run goes over its rows, of several sources over as many as all have: in steps,
-    rounded up, which are known once the rows are read."""
+    """How often the run goes over its rows; with several sources, over as many rows as all of them
+    have. The number of steps is rounded up, and is known once the rows are read."""
     save_every: PositiveInt | None = None
-    """Write a checkpoint every this many steps; one is always written at the end and on Ctrl-C."""
+    """Write a checkpoint every this many steps; there is always one at the end and on Ctrl-C."""
     keep_checkpoints: NonNegativeInt = 2
-    """How many of the last checkpoints are kept (0: none is written). Older ones are removed. With
-    0 the run cannot be resumed, whatever `save_every` says; those of an earlier part stay."""
+    """How many of the last checkpoints are kept (0: none is written). Older checkpoints are
+    removed. With 0 the run cannot be resumed, whatever `save_every` says; checkpoints of an earlier
+    part stay."""
     save_model: bool = True
-    """Whether the final model is written (false: for trials)."""
+    """Whether the final model is written; false is for trials."""
     eval_every: PositiveInt | None = None
     """Evaluate on data.eval every this many steps, and at the end."""
     best: BestConfig | None = None
-    """Keep the best evaluation's checkpoint, which is never removed; default: only the last ones
-    are kept."""
+    """Keep the best evaluation's checkpoint, which is never removed; default: only the last
+    checkpoints are kept."""
     keep_trajectories: bool = True
     """Write every step's trajectories to Parquet (PPO)."""
     tensorboard: bool = True
     """Write TensorBoard event files into the run directory."""
     loggers: tuple[LoggerName, ...] = ()
-    """Where metrics, config and sampled responses go, too: wandb, mlflow and trackio, each of which
-    must be installed; tensorboard is there unless run.tensorboard is false."""
+    """Further places for metrics, config and sampled responses: wandb, mlflow and trackio, each of
+    which must be installed. tensorboard is on unless run.tensorboard is false."""
     logger_project: str = "plimsoll"
-    """What loggers file the run under: W&B's and Trackio's project, MLflow's experiment."""
+    """The project of W&B and Trackio, and the experiment of MLflow, under which loggers file the
+    run."""
 
 
 if TYPE_CHECKING:
@@ -87,8 +90,10 @@ if TYPE_CHECKING:
 
 
 class JobConfig(Settings):
-    """The base of all jobs' configs. Each has the sections `data` and `actor` too, and says what
-    they are there."""
+    """The base of all jobs' configs.
+
+    Each has the sections `data` and `actor` too, and says what they are there.
+    """
 
     run: RunConfig
     """The run directory, the length of the run, saving and evaluation."""

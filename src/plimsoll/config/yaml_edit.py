@@ -1,4 +1,4 @@
-"""YAML text with some keys written anew: comments, order and layout of all else stay.
+"""Edits of keys in YAML text: comments, order and layout of everything else stay.
 
 Edits are made where PyYAML's nodes say that values are. An alias stays as long as its section has
 what the anchor's has; then its keys are written out.
@@ -26,7 +26,7 @@ _ANCHOR = re.compile(r"(&\S+\s+)?")
 
 @dataclass(frozen=True)
 class _Edit:
-    """Put `text` in the place of what is from start to end."""
+    """A replacement of the text from start to end."""
 
     start: int
     end: int
@@ -34,19 +34,21 @@ class _Edit:
 
 
 def write_flags(text: str, name: str, flags: Sequence[Flag]) -> str:
-    """The text of one YAML document with the flags' values in it.
+    """Return the text of one YAML document with the flags' values in it.
 
-    name: what messages call the text. Raises ConfigError as `read_tree` and `apply_flags`, and for
-    a layout that cannot be edited.
+    `name` is what messages call the text.
+
+    Raises:
+        ConfigError: as `read_tree` and `apply_flags`, and for a layout that cannot be edited.
     """
     text = text if text.endswith("\n") else f"{text}\n"
     tree = read_tree(text, name)
     wanted = apply_flags(tree, flags).values
     root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if not isinstance(root, yaml.MappingNode):  # nothing is written, or comments alone
+    if not isinstance(root, yaml.MappingNode):  # the text is empty or has only comments
         return f"{text}{write_tree(wanted)}".lstrip("\n")
-    made = sorted(_Editor.of(text).mapping(root, tree.values, wanted), key=lambda one: one.start)
-    edited = _applied(text, made)
+    edits = sorted(_Editor.of(text).mapping(root, tree.values, wanted), key=lambda edit: edit.start)
+    edited = _apply_edits(text, edits)
     if not _is_as_wanted(edited, name, wanted):
         typed = " ".join(f"{flag.name} {write_value(flag.value)}" for flag in flags)
         raise ConfigError(
@@ -62,7 +64,7 @@ def _is_as_wanted(text: str, name: str, wanted: Mapping[str, object]) -> bool:
         return False
 
 
-def _applied(text: str, edits: Sequence[_Edit]) -> str:
+def _apply_edits(text: str, edits: Sequence[_Edit]) -> str:
     parts, at = [], 0
     for edit in edits:
         parts += [text[at : edit.start], edit.text]
@@ -71,15 +73,18 @@ def _applied(text: str, edits: Sequence[_Edit]) -> str:
 
 
 def _exact(value: object) -> str:
-    """What differs between `true` and 1, and between 1 and 1.0."""
+    """Return a text that distinguishes `true` from 1, and 1 from 1.0."""
     return json.dumps(value, sort_keys=True)
 
 
 @dataclass(frozen=True)
 class _Editor:
-    """Walks the nodes of a document beside what they hold and shall hold.
+    """Walks the nodes of a document beside the values that they hold and shall hold.
 
-    aliases: where each begins and ends. anchored: by the ids of nodes, what they shall hold.
+    Attributes:
+        text: the document.
+        aliases: where each begins and ends.
+        anchored: what anchored nodes shall hold, by their ids.
     """
 
     text: str
@@ -88,38 +93,43 @@ class _Editor:
 
     @classmethod
     def of(cls, text: str) -> _Editor:
+        """Return an editor of a document."""
         tokens = yaml.scan(text, Loader=yaml.SafeLoader)
-        marks = [(one.start_mark, one.end_mark) for one in tokens if type(one) is yaml.AliasToken]
-        return cls(text, [(start.index, end.index) for start, end in marks])
+        aliases = [token for token in tokens if type(token) is yaml.AliasToken]
+        return cls(text, [(a.start_mark.index, a.end_mark.index) for a in aliases])
 
     def mapping(
         self, node: yaml.MappingNode, held: Mapping[str, object], wanted: Mapping[str, object]
     ) -> Iterator[_Edit]:
-        """What to do to a section; in the order of the text, but for what goes to the same place,
-        which is in its order there."""
+        """Yield the edits of a section, in the order of the text.
+
+        Edits of the same place are in their order there.
+        """
         for key, value in node.value:
             yield from self._value(node, (key, value), held[key.value], wanted[key.value])
         missing = {key: value for key, value in wanted.items() if key not in held}
         if missing:
-            yield self._added(node, missing)
+            yield self._add_keys(node, missing)
 
     def _value(
         self, within: yaml.MappingNode, pair: _Pair, held: Any, wanted: Any
     ) -> Iterator[_Edit]:
         key, node = pair
-        if node.start_mark.index < key.start_mark.index:  # of an alias, the node is the anchor's
+        if node.start_mark.index < key.start_mark.index:  # an alias: the node is the anchor's
             if _exact(wanted) != _exact(self.anchored.get(id(node), held)):
-                yield from self._instead(within, key, *self._alias_after(key), wanted)
+                yield from self._replace_value(within, key, *self._alias_after(key), wanted)
             return
         self.anchored[id(node)] = wanted
         stays = isinstance(held, Mapping) and isinstance(wanted, Mapping) and {*held} <= {*wanted}
         if isinstance(node, yaml.MappingNode) and stays:
             yield from self.mapping(node, held, wanted)
         elif _exact(wanted) != _exact(held):
-            yield from self._instead(within, key, self._start(key, node), self._end(node), wanted)
+            yield from self._replace_value(
+                within, key, self._start(key, node), self._end(node), wanted
+            )
 
     def _start(self, key: yaml.Node, node: yaml.Node) -> int:
-        """Of what is replaced: behind the anchor; of a block behind the key's colon."""
+        """Return where the replaced text begins: after the anchor, or after a block's colon."""
         if isinstance(node, yaml.CollectionNode) and not node.flow_style:
             return self.text.index(":", key.end_mark.index) + 1
         anchor = _ANCHOR.match(self.text, node.start_mark.index)
@@ -127,38 +137,43 @@ class _Editor:
         return anchor.end()
 
     def _alias_after(self, key: yaml.Node) -> tuple[int, int]:
-        return next(one for one in self.aliases if one[0] >= key.end_mark.index)
+        return next(alias for alias in self.aliases if alias[0] >= key.end_mark.index)
 
-    def _instead(
+    def _replace_value(
         self, within: yaml.MappingNode, key: yaml.Node, start: int, end: int, wanted: object
     ) -> Iterator[_Edit]:
-        """Another value of a key. A section goes below the key's line, behind whose colon a comment
-        may stand."""
+        """Yield the edits that give a key another value.
+
+        A section goes below the key's line, which may have a comment after its colon.
+        """
         if within.flow_style or not isinstance(wanted, Mapping) or not wanted:
             space = " " * (self.text[start - 1] == ":")
-            line = "\n" * self.text[start:end].endswith("\n")  # of a block of text
+            line = "\n" * self.text[start:end].endswith("\n")  # the value is a block of text
             yield _Edit(start, end, f"{space}{write_value(wanted)}{line}")
             return
         yield _Edit(len(self.text[:start].rstrip(" ")), end, "")
-        yield self._below(end, key.start_mark.column + 2, wanted)
+        yield self._insert_below(end, key.start_mark.column + 2, wanted)
 
-    def _added(self, node: yaml.MappingNode, missing: Mapping[str, object]) -> _Edit:
-        """Keys that the section has not yet, behind those that it has."""
+    def _add_keys(self, node: yaml.MappingNode, missing: Mapping[str, object]) -> _Edit:
+        """Return the edit that adds keys to a section, after those that it has."""
         if node.flow_style:
             pairs = write_value(missing)[1:-1]
             at = self._end_of_last(node) if node.value else self._end(node) - 1
             return _Edit(at, at, f", {pairs}" if node.value else pairs)
-        return self._below(self._end(node), node.value[0][0].start_mark.column, missing)
+        return self._insert_below(self._end(node), node.value[0][0].start_mark.column, missing)
 
-    def _below(self, at: int, column: int, values: Mapping[str, object]) -> _Edit:
-        """Keys on lines of their own, after the line that holds what ends at `at`."""
-        written = textwrap.indent(write_tree(dict(values)), " " * column)
+    def _insert_below(self, at: int, column: int, values: Mapping[str, object]) -> _Edit:
+        """Return the edit that puts keys on lines of their own, after the line that `at` ends."""
+        new_lines = textwrap.indent(write_tree(dict(values)), " " * column)
         if self.text[at - 1] != "\n":
             at = self.text.index("\n", at) + 1
-        return _Edit(at, at, written)
+        return _Edit(at, at, new_lines)
 
     def _end(self, node: yaml.Node) -> int:
-        """Behind its last sign; a block's own mark is where the next one begins."""
+        """Return the position after a node's last character.
+
+        PyYAML's end of a block is where the next node begins.
+        """
         if isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
             return self._end_of_last(node)
         return int(node.end_mark.index)

@@ -19,7 +19,7 @@ from plimsoll.errors import ConfigError
 
 Path = tuple[str, ...]
 Origins = Mapping[Path, str]
-"""For each key path that was written: the line, or the flag."""
+"""The line or the flag that wrote each key path."""
 
 _TAG = "tag:yaml.org,2002:"
 _FLOAT = re.compile(
@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """The safe dumper, which quotes what either YAML 1.1 or 1.2 would not read as text."""
+    """The safe dumper, which quotes what YAML 1.1 or 1.2 would not read as text."""
 
 
 for _name, (_pattern, _first) in _PLAIN_WORDS.items():
@@ -61,14 +61,14 @@ _Dumper.add_representer(str, _text_node)
 
 @dataclass(frozen=True)
 class Tree:
-    """Nested values, and for each key path where it was written."""
+    """Nested values, and the line or flag that wrote each key path."""
 
     values: dict[str, object]
     origins: dict[Path, str]
 
 
 def value_at(values: object, path: Sequence[str]) -> Any:
-    """The value at a path of nested values; None where there is none."""
+    """Return the value at a path of nested values, or None if there is none."""
     for name in path:
         values = values.get(name) if isinstance(values, Mapping) else None
     return values
@@ -77,27 +77,31 @@ def value_at(values: object, path: Sequence[str]) -> Any:
 FLAG = "flag "  # an origin on the command line begins with it
 
 
-def written_at(origins: Origins, path: Path) -> str:
-    """Where `path` was written, or else the first thing within it, and the flags that changed
-    parts of it, as the value is then not what stands there; else ""."""
-    within = {found: at for found, at in origins.items() if found[: len(path)] == path}
+def origin_of(origins: Origins, path: Path) -> str:
+    """Return where `path`, or else the first key within it, was written; "" if nowhere.
+
+    Flags that changed parts of it are added, as the value is then not the one in the file.
+    """
+    within = {key: at for key, at in origins.items() if key[: len(path)] == path}
     first = within.get(path, next(iter(within.values()), ""))
     flags = [at for at in within.values() if at.startswith(FLAG) and at != first]
     return ", ".join([first, *flags])
 
 
-def written_around(origins: Origins, path: Path) -> str:
-    """Where `path` was written, or else the nearest section that it belongs in."""
+def nearest_origin(origins: Origins, path: Path) -> str:
+    """Return where `path`, or else the nearest section around it, was written."""
     upwards = [path[:length] for length in range(len(path), 0, -1)]
-    return next((at for section in upwards if (at := written_at(origins, section))), "")
+    return next((at for section in upwards if (at := origin_of(origins, section))), "")
 
 
 def read_tree(text: str, name: str) -> Tree:
     """Read one YAML document whose top level is a mapping; an empty one is an empty mapping.
 
-    name: what messages call the text, such as the file's path.
-    Raises ConfigError with name and line: bad syntax, a key written twice, a tag, or another top
-    level.
+    `name` is what messages call the text, such as the file's path.
+
+    Raises:
+        ConfigError: the syntax is wrong, a key is written twice, there is a tag, or the top level
+            is no mapping; the message has name and line.
     """
     origins: dict[Path, str] = {}
     try:
@@ -121,10 +125,13 @@ def read_tree(text: str, name: str) -> Tree:
 
 
 def read_value(text: str) -> object:
-    """The value that a flag's text stands for: a quoted text, a list or a mapping in YAML's flow
-    style, or else one plain word or text as it stands (`#` and `: ` mean nothing in it).
+    """Return the value of a flag's text.
 
-    Raises yaml.YAMLError where quotes or brackets are not closed.
+    That is a quoted text, a list or a mapping in YAML's flow style, or else one plain word or text
+    as it stands (`#` and `: ` mean nothing in it).
+
+    Raises:
+        yaml.YAMLError: quotes or brackets are not closed.
     """
     if text.lstrip()[:1] in ("[", "{", '"', "'"):
         return read_tree(f"value: {text}", "the value").values["value"]
@@ -134,14 +141,14 @@ def read_value(text: str) -> object:
 
 
 def write_tree(values: dict[str, Any]) -> str:
-    """Nested values as YAML text, in the order given; `read_tree` gives them back."""
+    """Return nested values as YAML text, in the order given; `read_tree` gives them back."""
     return yaml.dump(
         values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
 
 
 def write_value(value: object) -> str:
-    """A value as one line of YAML, in the order given."""
+    """Return a value as one line of YAML, in the order given."""
     text = yaml.dump(
         value,
         Dumper=_Dumper,
@@ -162,7 +169,7 @@ class _Reader:
     origins: dict[Path, str]
 
     def value(self, node: yaml.Node, path: Path, above: tuple[int, ...]) -> object:
-        """The value of a node at `path`; above: the ids of the nodes that it lies within."""
+        """Return the value of a node at `path`; `above` has the ids of the nodes around it."""
         if id(node) in above:
             raise ConfigError(f"{self._at(node)}: the alias contains itself. Write it out.")
         below = (*above, id(node))
@@ -175,7 +182,7 @@ class _Reader:
         raise ConfigError(f"{self._at(node)}: the tag {node.tag!r} is not read. Leave it out.")
 
     def _mapping(self, node: yaml.MappingNode, path: Path, above: tuple[int, ...]) -> object:
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         lines: dict[str, str] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -184,14 +191,14 @@ class _Reader:
             at = self._at(key_node)
             if key == "<<" and key_node.style is None:  # in quotes it is a key
                 raise ConfigError(f"{at}: merge keys (`<<`) are not read. Write the keys out.")
-            if key in found:
+            if key in values:
                 raise ConfigError(
                     f"{at}: the key {'.'.join((*path, key))} is written a second time; it was "
                     f"first written at {lines[key]}. Remove one of them."
                 )
             lines[key] = self.origins[(*path, key)] = at
-            found[key] = self.value(value_node, (*path, key), above)
-        return found
+            values[key] = self.value(value_node, (*path, key), above)
+        return values
 
     def _scalar(self, node: yaml.ScalarNode) -> object:
         try:

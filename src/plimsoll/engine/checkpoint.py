@@ -24,7 +24,7 @@ from torch import Tensor
 from plimsoll.engine.price.transfers import CHECKPOINT_FILE
 from plimsoll.engine.weights import hash_bytes
 from plimsoll.errors import ConfigError
-from plimsoll.run.files import explained
+from plimsoll.run.files import explaining_errors
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _write(tensors: dict[str, Tensor], path: Path) -> None:
 
     With the checksums, tensors that a disk or a copy changed are not trained on.
     """
-    with explained(path):
+    with explaining_errors(path):
         save_file(tensors, path, {name: hash_bytes(tensor) for name, tensor in tensors.items()})
 
 

@@ -14,7 +14,7 @@ from plimsoll.spec.columns import rl_source
 from plimsoll.spec.eval_sets import eval_sets
 from plimsoll.spec.job import SOURCE, Evaluation, Job, Names, Sampling, alone, both
 from plimsoll.spec.roles import Role, learner, reference_of, scoring_role
-from plimsoll.spec.rules.sampling import sampled
+from plimsoll.spec.rules.sampling import check_learning
 from plimsoll.spec.workload import Workload
 
 
@@ -103,7 +103,7 @@ JOB = Job(
     evaluation=_evaluation,
     loop="plimsoll.jobs.rl_loop",
     choices=_choices,
-    rules=sampled,
+    rules=check_learning,
     sampling=_sampling,
     panels=(
         both("Reward", "per response", "reward"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from plimsoll.jobs.rl import JOB as RL
 from plimsoll.jobs.rl import scoring_roles
 from plimsoll.spec.job import alone, both
-from plimsoll.spec.rules.sampling import only_sampled
+from plimsoll.spec.rules.sampling import check_sampling
 
 JOB = replace(
     RL,
@@ -19,7 +19,7 @@ JOB = replace(
     roles=scoring_roles,
     loop="plimsoll.jobs.sample_loop",
     choices=lambda config: {},
-    rules=only_sampled,
+    rules=check_sampling,
     panels=(
         both("Reward", "per response", "reward"),
         alone("Length of responses", "tokens per response", "response_tokens"),

@@ -86,7 +86,7 @@ def _sample_step(
     spec, cluster, session = work.spec, work.cluster, work.session
     with session.phase("rollout", cluster):
         progress = session.progress
-        answering = Answering(progress.counted(scorer.submit), progress.note, environments)
+        answering = Answering(progress.count_calls(scorer.submit), progress.note, environments)
         draw = partial(drawn_prompts, work, state)
         samples = normalize_rewards(sample(cluster, spec, draw, state.step + 1, answering), scorer)
     if not spec.roles or spec.config.batch.dynamic_sampling is not None:

@@ -101,7 +101,7 @@ def _state(run: Watched) -> str:
     or `failed: ` with the first line of the error. A run that writes no model is done after its
     last step.
     """
-    if run.now is not None and not run.now.ended:
+    if run.now is not None and not run.now.has_ended:
         return "running"
     if run.run.out_of_memory_path.is_file():
         return "out of memory"

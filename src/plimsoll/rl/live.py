@@ -59,7 +59,7 @@ class Live:
         work, cluster = self.work, self.work.cluster
         progress = work.session.progress
         with work.session.phase("rollout", cluster):
-            submit = progress.counted(self.scorer.submit)
+            submit = progress.count_calls(self.scorer.submit)
             answering = Answering(submit, progress.note, self.environments)
             drawn = partial(drawn_prompts, work, state)
             sampled = sample(cluster, work.spec, drawn, state.step + 1, answering)
@@ -89,7 +89,7 @@ class Live:
         work, progress = self.work, self.work.session.progress
 
         def answering_to(key: str) -> Answering:
-            submit = progress.counted(self.scorer.of_held_out(key).submit)
+            submit = progress.count_calls(self.scorer.of_held_out(key).submit)
             return Answering(submit, progress.note, self.environments, key)
 
         with work.session.phase("eval", work.cluster):

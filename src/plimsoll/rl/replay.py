@@ -17,7 +17,7 @@ from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import read_trajectories
-from plimsoll.spec.rules.stored import stored
+from plimsoll.spec.rules.stored import check_replayed
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.session import RunSession
 
@@ -73,7 +73,7 @@ def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:
     """
     data = load_prompt_data(session, spec, _accept)
     known = replace(spec, rows=len(data.train))  # run.epochs now says how many steps there are
-    refuse(stored(known))
+    refuse(check_replayed(known))
     _check_tokens(known)
     return data
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
-from plimsoll.run.files import explained, is_temporary, remove_directory, sync, write_whole
+from plimsoll.run.files import explaining_errors, is_temporary, remove_directory, sync, write_whole
 from plimsoll.run.json_lines import keep_rows_until
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class RunDirectory:
 
     def __exit__(self, *error: object) -> None:
         if self.lock is not None:
-            with suppress(OSError):  # a disk that failed is told by what failed on it
-                # of what ranks write; other commands may write beside it
+            with suppress(OSError):  # the error that the disk caused is reported instead
+                # files that ranks write; other commands may write beside them
                 _remove_leftovers(self.path, "checkpoints/.*", ".model.*")
         self.close()
 
@@ -120,7 +120,7 @@ class RunDirectory:
         """
         for path in (self.metrics_path, self.ledger_path, self.path):
             if path.exists():
-                with explained(path):
+                with explaining_errors(path):
                     sync(path)
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
@@ -174,7 +174,7 @@ def open_run(config: RunConfig) -> RunDirectory:
     Raises ConfigError if the directory must not, or cannot, be used.
     """
     path = Path(config.directory)
-    run = RunDirectory(path, _locked(path))
+    run = RunDirectory(path, _lock(path))
     try:
         refuse(resume_problems(config))
         _tidy(run)
@@ -184,7 +184,7 @@ def open_run(config: RunConfig) -> RunDirectory:
     return run
 
 
-def _locked(path: Path) -> FileLock:
+def _lock(path: Path) -> FileLock:
     try:
         path.mkdir(parents=True, exist_ok=True)
         return lock_directory(path)
@@ -257,10 +257,10 @@ def lock_directory(path: Path) -> FileLock:
 
     Raises ConfigError if another process holds the lock; the message has its number if it is known.
     """
-    from filelock import FileLock, Timeout  # not for a plan
+    from filelock import FileLock, Timeout  # a plan needs no lock
 
     file = path / LOCK_FILE
-    # Where a disk has no such locks, one that outlives its process would be no help.
+    # On a disk without such locks, a lock that outlives its process would not help.
     lock = FileLock(file, blocking=False, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()

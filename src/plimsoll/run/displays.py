@@ -128,9 +128,11 @@ class PlainDisplay:
         self._say = say
 
     def show(self, progress: RunProgress) -> None:
+        """Pass on the line of the step that has just ended."""
         self._say(plain_line(progress))
 
     def note(self, text: str) -> None:
+        """Pass on the line."""
         self._say(text)
 
     @contextmanager
@@ -149,7 +151,7 @@ def plain_line(progress: RunProgress) -> str:
     phases = ", ".join(f"{phase} {s:.1f}" for phase, s in report.seconds.items())
     parts = [
         f"{progress.job} step {report.step:>{width}}/{progress.steps}",
-        *(f"{name} {_padded(figure)}" for name, figure in headline(report.metrics).items()),
+        *(f"{name} {_pad(figure)}" for name, figure in headline(report.metrics).items()),
         f"{report.tokens_per_second:>8,.0f} tokens/s",
         f"{report.total_seconds:>6.1f} s" + (f" ({phases})" if phases else ""),
         *([f"memory {', '.join(memory)}"] if (memory := _memory_texts(report)) else []),
@@ -158,7 +160,7 @@ def plain_line(progress: RunProgress) -> str:
     return " | ".join(parts).encode("ascii", errors="backslashreplace").decode("ascii")
 
 
-def _padded(figure: Figure) -> str:
+def _pad(figure: Figure) -> str:
     """Return a figure padded to the width of its kind."""
     interval = figure.interval_text
     return f"{figure.value:>9.4g}" + (f"{interval:<21}" if interval else "")
@@ -180,6 +182,7 @@ class LiveDisplay:
         return Group(self._block, Text(f"now      {now}", style="dim")) if now else self._block
 
     def show(self, progress: RunProgress) -> None:
+        """Redraw the block with the step that has just ended."""
         self._redraw(live_block(progress))
 
     def note(self, text: str) -> None:

@@ -22,7 +22,7 @@ RESUME = "run the same command with --run.resume auto"
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended; a process that was killed writes none."""
+    """The end of a run; a process that was killed writes none."""
 
     how: Literal["done", "stopped", "failed"]
     """Done, stopped on request, or failed."""

@@ -68,16 +68,16 @@ def append_whole(path: Path, data: bytes) -> None:
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling to write to, which replaces the file at success only."""
     partial = _sibling(path)
-    with explained(path):
+    with explaining_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with explained(path):
+        with explaining_errors(path):
             yield partial
             sync(partial)
             partial.replace(path)
             sync(path.parent)
     finally:
-        with suppress(OSError):  # it is not there, or the file system is read-only
+        with suppress(OSError):  # it does not exist, or the file system is read-only
             partial.unlink()
 
 
@@ -91,7 +91,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
     """
     partial = _sibling(path)
     try:
-        with explained(path):
+        with explaining_errors(path):
             partial.mkdir(parents=True)
             yield partial
             readable = partial.stat().st_mode & 0o666
@@ -121,14 +121,14 @@ def _put_aside(path: Path) -> Path:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explaining_errors(path: Path) -> Iterator[None]:
     """Turn an error of the file system into a PlimsollError that says what to do."""
     try:
         yield
     except PlimsollError:
         raise
     except Exception as error:
-        if _number(error) not in _CANNOT_WRITE:  # not of the disk: a connection, a time limit
+        if _number(error) not in _CANNOT_WRITE:  # a connection, a time limit
             raise
         raise PlimsollError(
             f"Cannot write {path}: {error}. Nothing of it was kept. "

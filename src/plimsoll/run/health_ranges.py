@@ -13,7 +13,7 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class HealthAdvice:
-    """What a value usually means, and what to try."""
+    """The usual meaning of a value, and what to try."""
 
     means: str
     attempt: str
@@ -35,7 +35,7 @@ class HealthyRange:
     """Number of first steps that are not checked."""
 
 
-def _fixed(low: float, high: float) -> Callable[[StepMetrics], Bounds]:
+def _constant(low: float, high: float) -> Callable[[StepMetrics], Bounds]:
     return lambda metrics: (low, high)
 
 
@@ -79,7 +79,7 @@ _DIFFERENT = HealthAdvice(
 
 RANGES: Mapping[str, HealthyRange] = MappingProxyType(
     {
-        "reward": HealthyRange("the mean reward", _fixed(-inf, inf), _NEVER, _NEVER),
+        "reward": HealthyRange("the mean reward", _constant(-inf, inf), _NEVER, _NEVER),
         "kl": HealthyRange(
             "the KL of the actor from the reference, nats per response",
             _kl_bounds,
@@ -97,7 +97,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
         ),
         "entropy": HealthyRange(
             "the mean entropy of the actor's next token, nats",
-            _fixed(0.01, 4.0),
+            _constant(0.01, 4.0),
             HealthAdvice(
                 "Collapse: the responses to a prompt become the same, and there is nothing left to "
                 "compare. A task that is solved ends here, too.",
@@ -112,7 +112,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
         ),
         "actor/grad_norm": HealthyRange(
             "the norm of the actor's gradient before it is clipped",
-            _fixed(1e-6, 10.0),
+            _constant(1e-6, 10.0),
             HealthAdvice(
                 "There is nothing to learn from: all advantages of the step are 0.",
                 "zero_signal and the rewards (plimsoll rollouts RUN): are they all equal?",
@@ -126,7 +126,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
         ),
         "clip_fraction": HealthyRange(
             "the share of tokens whose gradient the policy loss cuts off",
-            _fixed(0.0, 0.3),
+            _constant(0.0, 0.3),
             _NEVER,
             HealthAdvice(
                 "The updates of a step take the actor far from the policy that sampled.",
@@ -136,25 +136,25 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
         ),
         "mismatch/abs": HealthyRange(
             "the mean difference of a token's log-prob between trainer and sampler, nats",
-            _fixed(0.0, 0.05),
+            _constant(0.0, 0.05),
             _NEVER,
             _DIFFERENT,
         ),
         "mismatch/k3": HealthyRange(
             "the KL between sampler and trainer by k3, nats per token",
-            _fixed(0.0, 0.01),
+            _constant(0.0, 0.01),
             _NEVER,
             _DIFFERENT,
         ),
         "mismatch/outside": HealthyRange(
             "the share of tokens whose ratio of trainer to sampler is outside of 0.5 to 2",
-            _fixed(0.0, 0.1),
+            _constant(0.0, 0.1),
             _NEVER,
             _DIFFERENT,
         ),
         "response_tokens": HealthyRange(
             "the mean length of responses, tokens",
-            _fixed(1.5, inf),
+            _constant(1.5, inf),
             HealthAdvice(
                 "Responses are empty: the actor ends before it has said anything.",
                 "reading some (plimsoll rollouts RUN), the chat template, a reward for ending "
@@ -164,7 +164,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
         ),
         "truncated": HealthyRange(
             "the share of responses that were cut off at their longest",
-            _fixed(0.0, 0.3),
+            _constant(0.0, 0.3),
             _NEVER,
             HealthAdvice(
                 "What is cut off has no answer and earns nothing, however good it was; or the "
@@ -175,7 +175,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
         ),
         "zero_signal": HealthyRange(
             "the share of groups whose rewards are all equal",
-            _fixed(0.0, 0.5),
+            _constant(0.0, 0.5),
             _NEVER,
             HealthAdvice(
                 "These groups teach nothing and cost as much: the prompts are too easy, too hard, "
@@ -186,7 +186,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
         ),
         "explained_variance": HealthyRange(
             "the share of the returns' variance that the critic predicts",
-            _fixed(0.0, 1.0),
+            _constant(0.0, 1.0),
             HealthAdvice(
                 "The critic is worse than a constant would be, and adds noise to the advantages.",
                 "algorithm.critic_warmup_steps, another critic.optimizer.learning_rate, a wider "
@@ -209,7 +209,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
         ),
         "repetition": HealthyRange(
             "the share of responses that repeat themselves",
-            _fixed(0.0, 0.1),
+            _constant(0.0, 0.1),
             _NEVER,
             HealthAdvice(
                 "The actor falls into loops, often after it was cut off and rewarded all the same.",

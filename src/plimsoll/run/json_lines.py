@@ -61,10 +61,10 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):  # else torn
-                yield line, _parsed(path, number, line)
+                yield line, _parse(path, number, line)
 
 
-def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:

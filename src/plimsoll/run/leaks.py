@@ -87,7 +87,7 @@ def _fit_line(values: NDArray[np.float64]) -> tuple[float, float]:
 
 @dataclass
 class _History:
-    """What one process held."""
+    """The bytes that one process held, step by step."""
 
     seen: int = 0
     """Steps since the process started."""

@@ -31,7 +31,7 @@ class LedgerRow:
     node: str
     """The `process` of the row of its machine."""
     predicted: Footprint | None
-    """None for phases that the plan does not have."""
+    """What the plan predicted; None for phases that it does not have."""
     measured: Footprint
     """The peak within the phase."""
     held: Footprint
@@ -109,7 +109,7 @@ class Ledger:
         for row in self._read(phase, readings, seconds):
             key = (phase, row.process)
             before = self._rows.get(key)
-            self._rows[key] = row if before is None else _joined(before, row)
+            self._rows[key] = row if before is None else _join(before, row)
 
     def take(self, step: int) -> list[LedgerRow]:
         """Return the rows of a step that has ended, and begin the next one without any."""
@@ -180,7 +180,7 @@ def _node_row(rows: Sequence[LedgerRow], line: Line) -> LedgerRow:
     )
 
 
-def _joined(before: LedgerRow, row: LedgerRow) -> LedgerRow:
+def _join(before: LedgerRow, row: LedgerRow) -> LedgerRow:
     return replace(
         row,
         measured=largest(before.measured, row.measured),
@@ -223,13 +223,13 @@ def read_ledger(path: Path) -> list[LedgerRow]:
             f"{path} is not there: no step of the run has ended yet, or {path.parent} is no run "
             f"directory. Give the run.directory of a run that has done a step."
         )
-    rows = [_parsed(path, number, row) for number, row in enumerate(iter_rows(path), start=1)]
+    rows = [_parse(path, number, row) for number, row in enumerate(iter_rows(path), start=1)]
     if not rows:
         raise ConfigError(f"{path} has no rows yet: no step of the run has ended.")
     return rows
 
 
-def _parsed(path: Path, number: int, row: Mapping[str, Any]) -> LedgerRow:
+def _parse(path: Path, number: int, row: Mapping[str, Any]) -> LedgerRow:
     try:
         return LedgerRow(
             step=row["step"],

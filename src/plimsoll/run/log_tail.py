@@ -11,8 +11,10 @@ _TAIL_BYTES = 256 * 1024
 
 
 def matches_from_the_end(path: str, pattern: re.Pattern[str]) -> Iterator[str]:
-    """Yield what the pattern's first group matches in the lines of a log's tail, the last line
-    first; nothing if there is no such file, as for a process on another node."""
+    """Yield what the pattern's first group matches in the lines of a log's tail, last line first.
+
+    Nothing if there is no such file, as for a process on another node.
+    """
     try:
         with open(path, "rb") as stream:
             stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))

@@ -23,7 +23,7 @@ class MetricsSink:
     progress: Progress
     loggers: Loggers = field(default_factory=Loggers)
     health: HealthWatch | None = None
-    """None for a run whose figures have no healthy ranges."""
+    """Warns of unhealthy figures; None for a run whose figures have no healthy ranges."""
 
     def write(self, report: StepReport) -> None:
         """Write the step's row, show it, and warn of unhealthy figures."""
@@ -34,7 +34,7 @@ class MetricsSink:
         if sampled.is_file():
             self.loggers.responses(report.step, sampled, self.progress.note)
             if self.progress.shows_responses:
-                self.progress.sampled(widest_group(read_groups(sampled)))
+                self.progress.show_group(widest_group(read_groups(sampled)))
         self.progress.update(report)
         if self.health is not None:
             for warning in self.health.add(report.step, report.metrics):

@@ -28,7 +28,7 @@ class CurrentPhase:
     """Process that runs the loop."""
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process is known to have ended; only possible for one on this machine."""
         return self.host == socket.gethostname() and not Path(f"/proc/{self.pid}").exists()
 

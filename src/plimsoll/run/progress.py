@@ -102,7 +102,7 @@ class Progress:
         """Whether the display has a place for sampled responses."""
         return any(display.shows_responses for display in self._displays)
 
-    def sampled(self, group: ResponseGroup) -> None:
+    def show_group(self, group: ResponseGroup) -> None:
         """Show responses to one prompt from the end of the next step on."""
         self._sampled = group
 
@@ -110,7 +110,7 @@ class Progress:
         """Show that a phase begins."""
         self._phase = _Phase(phase, time.monotonic())
 
-    def counted(self, function: Callable[P, R]) -> Callable[P, R]:
+    def count_calls(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return the function with its calls counted in the current phase."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -92,8 +92,8 @@ class SampledResponse:
     """Turns of an episode with an environment; joined they are the response."""
 
     @property
-    def shown(self) -> tuple[TextPiece, ...]:
-        """The response in pieces."""
+    def all_pieces(self) -> tuple[TextPiece, ...]:
+        """The pieces of the response; a response without turns is one piece."""
         return self.pieces or (TextPiece(self.response, "assistant"),)
 
 

@@ -115,7 +115,7 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
         "advantages": pa.array(advantages, _PER_TOKEN),
         "sampler_logprobs": pa.array([t.sampler_logprobs for t in ts], _PER_TOKEN),
         "trainer_logprobs": pa.array(trainer_logprobs, _PER_TOKEN),
-        # Of those that began them; null of one without tokens.
+        # The version of the weights that began each response; null without tokens.
         "weight_version": pa.array([next(iter(t.weight_versions), None) for t in ts], pa.int64()),
         "weight_versions": pa.array([t.weight_versions for t in ts], _IDS),
         "finish_reason": pa.array([t.finish_reason for t in ts], pa.string()),

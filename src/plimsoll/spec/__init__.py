@@ -1,0 +1,1 @@
+"""The meaning of a config: its run, its roles, its rules and the values of `auto`."""

@@ -14,15 +14,21 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def needs_reference(preference_loss: Choice) -> bool:
-    """Whether a preference loss takes the reference's log-probs: as its second positional
-    parameter, beside its inputs. True for a name that cannot be used, which the rules refuse."""
-    found = _parameters("preference_loss", preference_loss)
-    return found is None or len(found) > 1
+    """Return whether a preference loss takes the reference's log-probs.
+
+    They are its second positional parameter, beside its inputs. True for a name that cannot be
+    used, which the rules refuse.
+    """
+    parameters = _parameters("preference_loss", preference_loss)
+    return parameters is None or len(parameters) > 1
 
 
 def needs_sampler(policy_loss: Choice) -> bool:
-    """Whether a policy loss takes the sampler's log-probs, as its second positional parameter; it
-    then makes up by itself for their difference from the trainer's."""
+    """Return whether a policy loss takes the sampler's log-probs.
+
+    They are its second positional parameter. Such a loss makes up by itself for their difference
+    from the trainer's.
+    """
     return len(_parameters("policy_loss", policy_loss) or ()) > 1
 
 
@@ -33,25 +39,28 @@ greedy response to the same prompt; the number of each token's turn in its episo
 
 
 def advantage_needs(advantage: Choice) -> tuple[AdvantageNeed, ...]:
-    """What an estimator asks for, in the order of its parameters; nothing for a name that cannot be
-    used, which the rules refuse."""
-    asked = _parameters("advantage", advantage) or ()
-    return tuple(cast(AdvantageNeed, name) for name in asked[1:] if name in get_args(AdvantageNeed))
+    """Return what an estimator needs, in the order of its parameters.
+
+    Nothing for a name that cannot be used, which the rules refuse.
+    """
+    parameters = _parameters("advantage", advantage) or ()
+    known = (name for name in parameters[1:] if name in get_args(AdvantageNeed))
+    return tuple(cast(AdvantageNeed, name) for name in known)
 
 
 def unknown_needs(advantage: Choice) -> tuple[str, ...]:
-    """Positional parameters of an estimator that nothing is known to be given for."""
-    asked = _parameters("advantage", advantage) or ()
-    return tuple(name for name in asked[1:] if name not in get_args(AdvantageNeed))
+    """Return the positional parameters of an estimator for which there is no known value."""
+    parameters = _parameters("advantage", advantage) or ()
+    return tuple(name for name in parameters[1:] if name not in get_args(AdvantageNeed))
 
 
 def is_known(package: str, choice: Choice) -> bool:
-    """Whether there is a function of this name; the rules refuse another."""
+    """Return whether there is a function of this name; the rules refuse any other."""
     return _parameters(package, choice) is not None
 
 
 def _parameters(package: str, choice: Choice) -> tuple[str, ...] | None:
-    """The positional parameters of a function; None for a name that cannot be used."""
+    """Return the positional parameters of a function, or None for a name that cannot be used."""
     function, _ = FUNCTIONS[package]
     try:
         return positional_parameters(choice, f"{PACKAGE}.{package}", function)
@@ -60,12 +69,12 @@ def _parameters(package: str, choice: Choice) -> tuple[str, ...] | None:
 
 
 def is_own(choice: Choice) -> bool:
-    """Whether it is a function of one's own, which may report metrics of its own."""
+    """Return whether it is a function of one's own, which may report metrics of its own."""
     return ":" in choice.name
 
 
 def check_choices(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Those that cannot be used: their names, their options and the options' values."""
+    """Yield the choices that cannot be used: wrong names, options or values of options."""
     for package, choice in spec.job.choices(spec.config).items():
         function, key = FUNCTIONS[package]
         try:
@@ -75,6 +84,6 @@ def check_choices(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def unusable(key: str, choice: Choice, error: ConfigError) -> Problem:
-    """A choice that is written at `key`, and why it cannot be used."""
+    """Return the problem of a choice at `key` that cannot be used, with the error's reason."""
     chosen = show(choice.model_dump(include={"name", "options"}))
     return invalid(key, chosen, str(error), "correct the name or the options")

@@ -1,6 +1,6 @@
 """Which columns of a source each job reads, and what must agree between them.
 
-Every function yields the problems of one source; name: its dotted key, such as `data.train`.
+Every function yields the problems of one source; `name` is its dotted key, such as `data.train`.
 """
 
 from __future__ import annotations
@@ -14,35 +14,40 @@ from plimsoll.config.problems import Problem, Section
 
 @dataclass(frozen=True)
 class _Columns:
-    """Those of the source of a dotted key."""
+    """The columns of the source with a dotted key."""
 
     name: str
     source: SourceConfig
 
-    def given(self, *columns: str) -> list[str]:
-        """Which of them the source names."""
-        return [one for one in columns if getattr(self.source, one) is not None]
+    def select_given(self, *columns: str) -> list[str]:
+        """Return those of the columns that the source names."""
+        return [column for column in columns if getattr(self.source, column) is not None]
 
     def wrong(self, column: str, why: str, fix: str) -> Problem:
-        """What is wrong with a column that is given, or is missing."""
+        """Return the problem of a column that is given, or is missing."""
         return Section(self.name, self.source).invalid(column, why, fix, "data-columns")
 
     def unread(self, *read: str) -> Iterator[Problem]:
-        """Columns that are given, and that the job does not look at."""
+        """Yield a problem for each column that is given and that the job does not read."""
         why = f"This job does not look at it; of the columns it reads {', '.join(read)}."
-        for column in self.given(*COLUMNS):
+        for column in self.select_given(*COLUMNS):
             if column not in read:
                 yield self.wrong(column, why, f"leave {self.name}.{column} out")
 
 
 def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Conversations: `messages`, or `prompt` with `response`; or documents: `text`."""
+    """Yield problems of conversations or documents.
+
+    Conversations are `messages`, or `prompt` with `response`; documents are `text`.
+    """
     columns = _Columns(name, source)
     yield from columns.unread("messages", "prompt", "response", "tools", "text")
-    given = columns.given("prompt", "response")
+    given = columns.select_given("prompt", "response")
     if source.text is not None:
         why = f"Documents of plain text have no turns, and {name}.text is given."
-        for column in columns.given("messages", "prompt", "response", "tools", "chat_template"):
+        for column in columns.select_given(
+            "messages", "prompt", "response", "tools", "chat_template"
+        ):
             yield columns.wrong(column, why, f"{name}.text alone, or leave it out")
     elif source.messages is not None and given:
         yield columns.wrong(
@@ -62,7 +67,7 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Prompts: `messages` or `prompt`."""
+    """Yield problems of prompts: `messages` or `prompt`."""
     columns = _Columns(name, source)
     read = ("messages", "prompt", "tools", "reference", "source", "max_new_tokens", "environment")
     ordered = ("order_by",) if name.startswith("data.train") else ()
@@ -71,7 +76,7 @@ def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def _prompts(columns: _Columns) -> Iterator[Problem]:
-    name, given = columns.name, columns.given("messages", "prompt")
+    name, given = columns.name, columns.select_given("messages", "prompt")
     if len(given) == 2:
         why = f"The prompts are given two ways: {name}.prompt is set too."
         yield columns.wrong("messages", why, f"one of {name}.messages and {name}.prompt")
@@ -81,12 +86,15 @@ def _prompts(columns: _Columns) -> Iterator[Problem]:
 
 
 def pair_source(name: str, source: SourceConfig, *, margin: bool = False) -> Iterator[Problem]:
-    """Pairs: `chosen` and `rejected`, with `prompt` or without, and where asked for a `margin`."""
+    """Yield problems of pairs: `chosen` and `rejected`, and perhaps `prompt`.
+
+    `margin` says whether the job reads that column too.
+    """
     columns = _Columns(name, source)
     more = ("margin",) if margin else ()
     yield from columns.unread("prompt", "tools", "chosen", "rejected", *more)
     for column in ("chosen", "rejected"):
-        if not columns.given(column):
+        if not columns.select_given(column):
             yield columns.wrong(
                 column,
                 "Pairs need to know where the better and the worse response are.",
@@ -99,10 +107,13 @@ def pair_source(name: str, source: SourceConfig, *, margin: bool = False) -> Ite
 
 
 def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Labelled responses: `label` beside `messages`, or beside `prompt` and `response`; or pairs,
-    whose responses are labelled by being chosen or rejected."""
+    """Yield problems of labelled responses.
+
+    They are `label` beside `messages`, or beside `prompt` and `response`; or pairs, whose
+    responses are labelled by being chosen or rejected.
+    """
     columns = _Columns(name, source)
-    labelled = columns.given("chosen", "rejected")
+    labelled = columns.select_given("chosen", "rejected")
     if source.label is None and labelled:
         yield from pair_source(name, source)
         return
@@ -115,7 +126,7 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
             f"{name}.label: COLUMN, or for pairs {name}.chosen: COLUMN with {name}.rejected: "
             "COLUMN",
         )
-    given = columns.given("messages", "prompt", "response")
+    given = columns.select_given("messages", "prompt", "response")
     if given not in (["messages"], ["prompt", "response"]):
         yield columns.wrong(
             given[0] if given else "prompt",
@@ -129,12 +140,12 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def step_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Labelled steps: a prompt, `steps` and `labels`."""
+    """Yield problems of labelled steps: a prompt, `steps` and `labels`."""
     columns = _Columns(name, source)
     yield from columns.unread("messages", "prompt", "tools", "steps", "labels")
     yield from _prompts(columns)
     why = "A process reward model needs to know where steps and their labels are."
     for column in ("steps", "labels"):
-        if not columns.given(column):
+        if not columns.select_given(column):
             fix = f"{name}.steps: COLUMN with {name}.labels: COLUMN"
             yield columns.wrong(column, why, fix)

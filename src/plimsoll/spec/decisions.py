@@ -1,5 +1,7 @@
-"""Decide every key that a config leaves to `auto`, each with a reason: device, dtypes, attention,
-kernels, and the settings of trainer engines."""
+"""Decide every key that a config leaves to `auto`, each with a reason.
+
+These are device, dtypes, attention, kernels, and the settings of trainer engines.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ from plimsoll.spec.kernels import Capability, against_varlen, kernels_on
 
 @dataclass(frozen=True)
 class Decision:
-    """What a key was decided to be that the config left to `auto`.
+    """The value that was decided for a key that the config left to `auto`.
 
     Attributes:
         key: the last part of the key, such as "dtype".
-        value: what it is.
+        value: the value, as text.
         why: the reason, as the end of a sentence that begins with "since".
     """
 
@@ -111,19 +113,22 @@ def _attention(path: str, dtype: str, ground: _Ground) -> tuple[str, str]:
 
 
 class _Ground:
-    """What a run computes on, as far as it can be seen from here; looked at when asked for."""
+    """The hardware of a run, as far as it can be seen from here; looked at when asked for."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster = cluster
 
     @cached_property
     def cards(self) -> tuple[Card, ...] | None:
-        """The cards of one machine of the run: () if the run computes on CPUs, None if it computes
-        on cards that cannot be seen from here."""
+        """The cards of one machine of the run.
+
+        () if the run computes on CPUs, None if it computes on cards that cannot be seen from here.
+        """
         return _cards(self._cluster)
 
     @property
     def device(self) -> Device:
+        """The device that the run computes on."""
         return "cpu" if self.cards == () else "cuda"
 
     @property
@@ -150,7 +155,7 @@ class _Ground:
 
     @cached_property
     def kernels(self) -> tuple[DecidedKernels, str]:
-        """Whose kernels models compute by, and why."""
+        """Whose kernels models compute with, and why."""
         kernels = kernels_on(self.device, self.capability, cards_have_liger())
         if kernels == "liger":
             return kernels, "liger-kernel has them for these GPUs"
@@ -163,7 +168,9 @@ class _Ground:
 def fast_dtype(cluster: ClusterConfig) -> tuple[DecidedDtype, str]:
     """Return the dtype that the hardware of a run computes fast in, and why it is that one.
 
-    Raises as `decide`.
+    Raises:
+        ConfigError: as `decide`.
+        PlimsollError: as `decide`.
     """
     cards = _cards(cluster)
     if cards is None:
@@ -179,13 +186,15 @@ def fast_dtype(cluster: ClusterConfig) -> tuple[DecidedDtype, str]:
 
 
 def _cards(cluster: ClusterConfig) -> tuple[Card, ...] | None:
-    """Return the cards of one machine of the run: () if the run computes on CPUs, None if it
-    computes on cards that cannot be seen from here."""
+    """Return the cards of one machine of the run.
+
+    () if the run computes on CPUs, None if it computes on cards that cannot be seen from here.
+    """
     if cluster.device == "cpu":
         return ()
     if cluster.hardware is not None:
         return parse_cluster(cluster.hardware, cluster.nodes, None).nodes[0].cards
-    if cluster.address is not None:  # where all machines have CPUs alone, torch has no CUDA build
+    if cluster.address is not None:  # on machines without GPUs torch has no CUDA build
         return None if cluster.device == "cuda" or has_cuda_build() else ()
     if cards := _cards_here():
         return cards
@@ -213,17 +222,23 @@ def _refuse_hidden_cards() -> None:
 
 
 def _change_each(value: Any, change: Callable[[Settings], Settings]) -> Any:
-    """Return settings with `change` applied to every section, the innermost first; the same object
-    if nothing changed."""
+    """Return settings with `change` applied to every section, the innermost first.
+
+    It is the same object if nothing changed.
+    """
     if isinstance(value, Settings):
-        fields = _changed({name: getattr(value, name) for name in type(value).model_fields}, change)
+        fields = _change_values(
+            {name: getattr(value, name) for name in type(value).model_fields}, change
+        )
         return change(value.model_copy(update=fields) if fields else value)
     if isinstance(value, dict):
-        entries = _changed(value, change)
+        entries = _change_values(value, change)
         return {**value, **entries} if entries else value
     return value
 
 
-def _changed(values: Mapping[str, Any], change: Callable[[Settings], Settings]) -> dict[str, Any]:
-    made = {name: _change_each(value, change) for name, value in values.items()}
-    return {name: value for name, value in made.items() if value is not values[name]}
+def _change_values(
+    values: Mapping[str, Any], change: Callable[[Settings], Settings]
+) -> dict[str, Any]:
+    new_values = {name: _change_each(value, change) for name, value in values.items()}
+    return {name: value for name, value in new_values.items() if value is not values[name]}

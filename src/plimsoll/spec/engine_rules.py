@@ -1,4 +1,4 @@
-"""What a run asks of its engines before anything is loaded: rules, needs, and words for people.
+"""The interface of engines before anything is loaded: rules, needs, and words for people.
 
 Each engine's folder has a `rules.py` with the value RULES; no file of spec/ names an engine.
 """
@@ -29,24 +29,24 @@ class PackageNeed(NamedTuple):
     key: str
     value: str
     instead: str
-    """What to write to need it no more."""
+    """The setting to write instead, which needs no package."""
 
 
 class ToolNeed(NamedTuple):
-    """Tools of the system that something compiles with at its first use."""
+    """Tools of the system that a part of a run compiles with at its first use."""
 
     tools: Sequence[str]
     key: str
     value: str
     what: str
-    """What compiles."""
+    """The part of the run that compiles, for messages."""
     instead: str
-    """What to write to need them no more."""
+    """The setting to write instead, which needs no tools."""
 
 
 @dataclass(frozen=True)
 class TrainerRules:
-    """What a trainer engine says of the roles that it trains or holds.
+    """The rules of a trainer engine for the roles that it trains or holds.
 
     Attributes:
         settings: problems between settings, found without the hardware.
@@ -74,7 +74,7 @@ class TrainerRules:
 
 @dataclass(frozen=True)
 class RolloutRules:
-    """What an engine that samples says of a run.
+    """The rules of an engine that samples.
 
     Attributes:
         title: the engine's name for people.
@@ -113,34 +113,34 @@ def other_engines(rollout: RolloutConfig) -> str:
 
 
 def rollout_rules(rollout: RolloutConfig) -> RolloutRules:
-    """Return what the engine says that the settings name."""
+    """Return the rules of the engine that the settings name."""
     package = package_of(rollout.engine_name, ROLLOUT_ENGINES)
     return cast(RolloutRules, import_module(f"{package}.rules").RULES)
 
 
 def engine_rules(spec: RunSpec[Any]) -> tuple[RolloutRules, ...]:
-    """Return what the run's engine that samples says; nothing if the run starts none."""
+    """Return the rules of the run's engine that samples; () if the run starts none."""
     return () if spec.engines is None else (rollout_rules(spec.engines),)
 
 
 def check_engine_model(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
-    """Yield what the engines cannot do with a model. key: that gives the model's path."""
+    """Yield what the engines cannot do with a model; `key` is the one that gives its path."""
     for rules in engine_rules(spec):
         yield from rules.model(spec, key, path)
 
 
 def all_rules(spec: RunSpec[Any]) -> tuple[TrainerRules | RolloutRules, ...]:
-    """Return what all engines of a run say, those that train first."""
+    """Return the rules of all engines of a run, those that train first."""
     return (*trainers_of(spec), *engine_rules(spec))
 
 
 def trainer_rules(role: TrainedRole | FrozenRole) -> TrainerRules:
-    """Return what the engine of a role says."""
+    """Return the rules of the engine of a role."""
     return _rules_by_name()[role.engine_name]
 
 
 def trainers_of(spec: RunSpec[Any]) -> tuple[TrainerRules, ...]:
-    """Return what each trainer engine of a run says, in the order of the list of engines."""
+    """Return the rules of each trainer engine of a run, in the order of the list of engines."""
     roles = [*spec.trained.values(), *spec.frozen.values()]
     used = {role.engine_name for role in roles}
     return tuple(rules for name, rules in _rules_by_name().items() if name in used)

@@ -1,4 +1,4 @@
-"""The sets of held-out prompts that a run answers, and the names of what is told of each."""
+"""The sets of held-out prompts that a run answers, and the names of their figures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ TRAINING_SAMPLING = "rollout.sampling"
 
 @dataclass(frozen=True)
 class EvalSet:
-    """One set, with every default decided.
+    """One set of held-out prompts, with every default decided.
 
-    key: of its source in the config. sampling_key: of the section that says how it is answered.
-    pass_by: the part of the reward by which a response passes, where it is at least `threshold`;
-    None where no such figures are told. by_source: its rows name their sources.
+    Attributes:
+        key: the dotted key of its source in the config.
+        responses: responses to each prompt.
+        sampling: how they are sampled.
+        sampling_key: the dotted key of the section that says so.
+        pass_by: the part of the reward by which a response passes; None without such figures.
+        threshold: the value of that part from which on a response passes.
+        by_source: whether its rows name their sources.
     """
 
     key: str
@@ -31,14 +36,13 @@ class EvalSet:
 
     @property
     def prefix(self) -> str:
-        """What its figures' names begin with: its own name, where it has one."""
+        """The beginning of its figures' names: its own name, if it has one."""
         name = set_name(self.key)
         return f"{name}/" if name else ""
 
     @property
     def ks(self) -> tuple[int, ...]:
-        """The k of its pass@k: the powers of two, and as many as there are responses; none where
-        nothing passes."""
+        """The k of its pass@k: powers of two, and the number of responses; () if nothing passes."""
         if self.pass_by is None:
             return ()
         powers = (2**i for i in range(self.responses.bit_length()))
@@ -46,27 +50,27 @@ class EvalSet:
 
     @property
     def votes(self) -> bool:
-        """Whether maj@k is told, of all responses to a prompt, where the rule has answers."""
+        """Whether maj@k is reported: over all responses to a prompt, if the rule has answers."""
         return self.pass_by is not None and self.responses > 1
 
     @property
     def passing(self) -> Iterator[str]:
-        """The names of all these, without what they begin with."""
+        """The names of all these figures, without their prefix."""
         yield from (f"pass@{k}" for k in self.ks)
         if self.votes:
             yield f"maj@{self.responses}"
 
 
 def eval_sets(config: RlConfig) -> tuple[EvalSet, ...]:
-    """All sets of a config, in its order."""
-    return tuple(_eval_set(config, *one) for one in config.data.eval_sources().items())
+    """Return all sets of a config, in its order."""
+    return tuple(_eval_set(config, *entry) for entry in config.data.eval_sources().items())
 
 
 def _eval_set(config: RlConfig, key: str, source: EvalSource) -> EvalSet:
     sections = {f"{key}.sampling": source.sampling, "eval_sampling": config.eval_sampling}
     given = {name: sampling for name, sampling in sections.items() if sampling is not None}
-    own = given or {TRAINING_SAMPLING: config.rollout.sampling}
-    sampling_key, sampling = next(iter(own.items()))
+    chosen = given or {TRAINING_SAMPLING: config.rollout.sampling}
+    sampling_key, sampling = next(iter(chosen.items()))
     return EvalSet(
         key,
         source.responses,
@@ -79,11 +83,13 @@ def _eval_set(config: RlConfig, key: str, source: EvalSource) -> EvalSet:
 
 
 def _pass_by(config: RlConfig, source: EvalSource, *, named: bool) -> str | None:
-    """By default the part that weighs most. A single set of one response to each prompt has such
-    figures only where they are asked for; a reward model, whose scores have no scale, only by name.
+    """Return the part of the reward by which responses pass, by default the one that weighs most.
+
+    A single set of one response to each prompt has such figures only if they are asked for; a
+    reward model, whose scores have no scale, has them only by name.
     """
-    asked = source.pass_by is not None or source.pass_threshold is not None
-    if not (named or asked or source.responses > 1):
+    is_asked_for = source.pass_by is not None or source.pass_threshold is not None
+    if not (named or is_asked_for or source.responses > 1):
         return None
     if source.pass_by is not None:
         return source.pass_by

@@ -1,4 +1,4 @@
-"""What a job is: everything that a command, the help, the rules and the planner ask about it.
+"""What a job is: everything that a command, the help, the rules and the planner need to know of it.
 
 Each file of jobs/ makes one such value. Nothing else in the house knows a job by its name.
 """
@@ -27,10 +27,12 @@ from plimsoll.spec.workload import Workload
 class Panel:
     """One set of axes.
 
-    unit: the label of the vertical axis, of all that is drawn there.
-    series: the metrics to draw, each with its name in the legend.
-    stacked: draw areas that add up, instead of lines. from_zero: of amounts, which a cut axis would
-    make look as if they changed more than they do.
+    Attributes:
+        title: above the axes.
+        unit: the label of the vertical axis, for everything that is drawn there.
+        series: the metrics to draw, each with its name in the legend.
+        stacked: draw areas that add up, instead of lines.
+        from_zero: begin the axis at zero, for amounts: a cut axis would exaggerate their changes.
     """
 
     title: str
@@ -41,15 +43,17 @@ class Panel:
 
 
 def both(title: str, unit: str, name: str) -> Panel:
-    """A metric in training, where it has one, and on what is held out."""
+    """Return a panel with a metric in training, if it has one, and on held-out rows."""
     return Panel(title, unit, {name: "training", f"eval/{name}": "held out"})
 
 
 def alone(title: str, unit: str, name: str) -> Panel:
+    """Return a panel with one metric."""
     return Panel(title, unit, {name: name})
 
 
 def implicit_rewards(better: str, worse: str) -> Panel:
+    """Return a panel with the implicit rewards of the better and of the worse responses."""
     names = {f"rewards/{name}": name for name in (better, worse)}
     return Panel("Implicit rewards in training", "per response", names)
 
@@ -62,50 +66,59 @@ if TYPE_CHECKING:
 ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 Names = Mapping[str, Goal | None]
-"""Metrics, and which value of each is the best; None where that is a matter of what is wanted."""
+"""Metrics, and which value of each is the best; None if that depends on what the user wants."""
 
 SOURCE = "<source>"
-"""Stands in a metric's name for the source that rows name."""
+"""The placeholder in a metric's name for the source that rows name."""
 
 Measured = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the evaluation of a job reports: so that a choice by one of its metrics can be checked
-    before anything is loaded. metrics: in a name `<source>` stands for what rows name as their
-    source. more: there may be others, of a function of one's own."""
+    """The metrics that the evaluation of a job reports.
+
+    A choice by one of them can be checked before anything is loaded.
+
+    Attributes:
+        metrics: in a name `<source>` stands for what rows name as their source.
+        more: whether a function of one's own may report others.
+    """
 
     metrics: Names
     more: bool = False
 
     @property
-    def written(self) -> Names:
-        """By the names under which a run writes them, such as `eval/loss`."""
+    def written_names(self) -> Names:
+        """The metrics by the names under which a run writes them, such as `eval/loss`."""
         return {f"eval/{name}": goal for name, goal in self.metrics.items()}
 
     def reports(self, metric: str) -> str | None:
-        """Which of the written names a metric has; None where it has none of them."""
-        if metric in self.written:
+        """Return which of the written names a metric has, or None."""
+        if metric in self.written_names:
             return metric
-        return next((name for name in self.written if source_in(name, metric)), None)
+        return next((name for name in self.written_names if source_in(name, metric)), None)
 
 
 def source_in(name: str, metric: str) -> str | None:
-    """What stands in a metric where a name has `<source>`; None where it is no metric of this
-    name."""
-    before, found, after = name.partition(SOURCE)
-    if not (found and metric.startswith(before) and metric.endswith(after)):
+    """Return what stands in a metric in the place of `<source>` in a name, or None if none does."""
+    before, placeholder, after = name.partition(SOURCE)
+    if not (placeholder and metric.startswith(before) and metric.endswith(after)):
         return None
     return metric[len(before) : len(metric) - len(after)] or None
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a job that samples has its engines do.
+    """The work of the engines of a job that samples.
 
-    prompts: of a step. responses: to each. rewards: the functions that score them, by their names.
-    sets: of held-out prompts. environments: that make episodes of them, by name.
+    Attributes:
+        rollout: the settings of the engines.
+        prompts: prompts of a step.
+        responses: responses to each prompt.
+        rewards: the functions that score responses, by their names.
+        sets: the sets of held-out prompts.
+        environments: the environments that make episodes of prompts, by name.
     """
 
     rollout: RolloutConfig
@@ -117,42 +130,48 @@ class Sampling:
 
     @property
     def longest_responses(self) -> Mapping[str, int]:
-        """Tokens after a prompt, at most, by the keys that say so: of episodes; or of responses in
-        training, and of those to held-out prompts."""
+        """The most tokens after a prompt, by the keys that say so.
+
+        They are those of episodes; or of responses in training, and to held-out prompts.
+        """
         if self.environments:
-            found = {f"environments.{key}": one for key, one in self.environments.items()}
-            return {f"{key}.max_tokens": one.max_tokens for key, one in found.items()}
+            return {
+                f"environments.{name}.max_tokens": environment.max_tokens
+                for name, environment in self.environments.items()
+            }
         training = {"rollout.sampling": self.rollout.sampling, **self.held_out}
-        return {f"{key}.max_new_tokens": one.max_new_tokens for key, one in training.items()}
+        return {f"{key}.max_new_tokens": s.max_new_tokens for key, s in training.items()}
 
     @property
     def longest_key(self) -> str:
-        """Of these keys, that of training, or of the longest episodes."""
+        """The one of these keys that is for training, or for the longest episodes."""
         responses = self.longest_responses
         return max(responses, key=lambda key: responses[key] if self.environments else 0)
 
     @property
     def sequences(self) -> int:
-        """That are sampled in a step."""
+        """Sequences that are sampled in a step."""
         return self.prompts * self.responses
 
     @property
     def held_out(self) -> Mapping[str, SamplingConfig]:
-        """How held-out prompts are answered, where not as in training, by the keys that say so."""
-        found = {one.sampling_key: one.sampling for one in self.sets}
-        return {key: own for key, own in found.items() if key != TRAINING_SAMPLING}
+        """How held-out prompts are answered if not as in training, by the keys that say so."""
+        samplings = {eval_set.sampling_key: eval_set.sampling for eval_set in self.sets}
+        return {key: sampling for key, sampling in samplings.items() if key != TRAINING_SAMPLING}
 
 
 class Loop(Protocol):
     """The module that runs a job. It imports torch, so it is imported when a run starts."""
 
     def run(self, spec: RunSpec[Any], planned: Planned) -> None:
-        """Train; resumes where `run.resume` says so."""
+        """Train; resume if `run.resume` says so."""
         ...
 
     def measure(self, spec: RunSpec[Any], directory: Path) -> Measured:
-        """Measure a model as the job's evaluation does, without training; what is drawn and written
-        beside the numbers goes to the directory."""
+        """Return the measures of a model as the job's evaluation takes them, without training.
+
+        What is drawn and written beside the numbers goes to the directory.
+        """
         ...
 
 
@@ -167,17 +186,26 @@ def _nothing(config: Any) -> Iterator[Problem]:
 class Job(Generic[ConfigT]):
     """A command that trains.
 
-    name: of the command. summary: its line in the help. config: the type of its file. roles: its
-    models, in the order in which they are loaded. workload: what a step sees. columns: what is
-    wrong with the columns of a source, of the dotted key that is given. evaluation: what is
-    measured on held-out rows. loop: the import path of its `Loop`, which needs torch. panels: of
-    its curves. choices: the functions that the config names, by package of algorithm/. rules: what
-    must agree in a config of this job alone. sampling: None where it learns from data. rows:
-    settings besides those of `data` that decide what is made of a row. has_steps: its rows have
-    steps, with a separator. imitates: the loss is computed in the head, without log-probs.
-    start: what a first config says besides data
-    and model, by dotted key; MODEL stands for the model's path. presets: those that its config may
-    name, and preset: the one that its command is.
+    Attributes:
+        name: of the command.
+        summary: its line in the help.
+        config: the type of its file.
+        roles: its models, in the order in which they are loaded.
+        workload: what a step sees.
+        columns: problems of the columns of a source, with the dotted key that is given.
+        evaluation: what is measured on held-out rows.
+        loop: the import path of its `Loop`, which needs torch.
+        panels: those of its curves.
+        choices: the functions that the config names, by package of algorithm/.
+        rules: what must agree in a config of this job alone.
+        sampling: what its engines do; None if it learns from data.
+        rows: settings besides those of `data` that decide what is made of a row.
+        has_steps: whether its rows have steps, with a separator.
+        imitates: whether the loss is computed in the head, without log-probs.
+        start: what a first config says besides data and model, by dotted key; MODEL stands for the
+            model's path.
+        presets: those that its config may name.
+        preset: the one that its command is.
     """
 
     name: str
@@ -200,5 +228,5 @@ class Job(Generic[ConfigT]):
     preset: str | None = None
 
     def load_loop(self) -> Loop:
-        """The module that runs it."""
+        """Return the module that runs it."""
         return cast(Loop, import_module(self.loop))

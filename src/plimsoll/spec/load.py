@@ -15,18 +15,20 @@ from plimsoll.spec.run_spec import RunSpec, resolve
 def read_spec(
     job: Job[ConfigT], path: str, flags: Sequence[str] = ()
 ) -> tuple[RunSpec[ConfigT], Origins]:
-    """A run of a job, and where each of its keys was written.
+    """Return a run of a job, and where each of its keys was written.
 
-    flags: such as `["--run.steps", "10"]`.
+    `flags` are arguments such as `["--run.steps", "10"]`.
 
-    Raises ConfigError (exit code 2) or SettingsConflict (4) with every problem, where it was
-    written, and what to write instead.
+    Raises:
+        ConfigError: (exit code 2) a key is wrong by itself.
+        SettingsConflict: (exit code 4) all problems are between keys. Either has every problem,
+            where it was written, and what to write instead.
     """
     return spec_of(job, read_tree_of(path, flags))
 
 
 def spec_of(job: Job[ConfigT], tree: Tree) -> tuple[RunSpec[ConfigT], Origins]:
-    """The same of a config that is read already, or was made."""
+    """Return the same as `read_spec` for a config that is read already, or was made."""
     tree = with_preset(tree, job.presets, job.preset)
     spec = resolve(job, validate(job.config, tree))
     check_agreement(spec, tree.origins)
@@ -34,5 +36,5 @@ def spec_of(job: Job[ConfigT], tree: Tree) -> tuple[RunSpec[ConfigT], Origins]:
 
 
 def load_spec(job: Job[ConfigT], path: str, flags: Sequence[str] = ()) -> RunSpec[ConfigT]:
-    """As `read_spec`, without where keys were written."""
+    """Return the run of `read_spec`, without where keys were written."""
     return read_spec(job, path, flags)[0]

@@ -19,31 +19,36 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_temp
 
 
 def models_by_key(spec: RunSpec[Any]) -> dict[str, ModelConfig]:
-    """The models that the config names, by its keys of them; the actor's also where only engines
-    have it."""
+    """Return the models that the config names, by their keys in it.
+
+    The actor's model is among them even if only engines have it.
+    """
     roles = (role for role in spec.roles.values() if role.given)
     return {"actor.model": spec.actor.model} | {f"{role.key}.model": role.model for role in roles}
 
 
 def check_model(key: str, given: str, *, tokenizer: bool) -> Iterator[Problem]:
-    """What is wrong with the model that `key` gives; of a name on the hub only whether it has it.
+    """Yield what is wrong with the model that `key` gives.
 
-    tokenizer: this role's tokenizer is read.
+    Of a name on the hub only its existence is checked. `tokenizer` says whether this role's
+    tokenizer is read.
     """
     path = Path(given)
     if not path.is_dir():
         if problem := check_missing(key, given, "model"):
             yield problem
         return
-    alone = _no_config(path)  # what is no model at all lacks the rest too
+    alone = _no_config(path)  # without a config, the other files are missing too
     rest = [_no_weights(path), _no_tokenizer(path) if tokenizer else None]
     for why, instead in filter(None, [alone] if alone else rest):
         yield invalid(key, show(given), why, instead)
 
 
 def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
-    """A model that scores where one that writes is needed, or the other way round; a name on the
-    hub is not looked at. key: that gives its path. scores: what is needed."""
+    """Yield a problem if a model that scores is where one that writes is needed, or the reverse.
+
+    A name on the hub is not looked at. `key` gives the model's path; `scores` says which is needed.
+    """
     saved_as = "".join(_config_of(path).get("architectures") or [])
     if scores and saved_as.endswith("ForCausalLM"):
         why = f"It is a language model ({saved_as}), which has no head that gives scores."
@@ -54,7 +59,7 @@ def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
 
 
 def check_template(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """A chat template that is needed, and is not there."""
+    """Yield a problem if a chat template is needed and missing."""
     data, model = spec.data, spec.actor.model
     yield from _template_file("data.chat_template", data.chat_template)
     for key, source in data.sources().items():
@@ -75,13 +80,13 @@ def _template_file(key: str, given: str | None) -> Iterator[Problem]:
 
 
 def lacks_template(path: str) -> bool:
-    """Whether a local directory holds a tokenizer, and no chat template of it."""
+    """Return whether a local directory holds a tokenizer without a chat template."""
     model = Path(path)
     return model.is_dir() and has_tokenizer(path) and not _has_template(model)
 
 
 def _has_template(path: Path) -> bool:
-    """Whether a tokenizer's files hold a chat template, wherever transformers looks for one."""
+    """Return whether a tokenizer's files hold a chat template, where transformers looks for one."""
     if any((path / name).exists() for name in _TEMPLATES):
         return True
     try:
@@ -92,7 +97,7 @@ def _has_template(path: Path) -> bool:
 
 
 def read_model_json(path: str) -> dict[str, Any]:
-    """A local model's config.json (its text part, if it has several); {} if it cannot be read."""
+    """Return a local model's config.json (its text part, if it has several); {} if unreadable."""
     config = _config_of(path)
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
@@ -107,15 +112,15 @@ def _config_of(path: str) -> dict[str, Any]:
 
 
 def has_tokenizer(path: str) -> bool:
-    """Whether a local directory holds one."""
+    """Return whether a local directory holds a tokenizer."""
     return any((Path(path) / name).is_file() for name in TOKENIZER_FILES)
 
 
 def check_missing(key: str, name: str, kind: RepositoryKind) -> Problem | None:
-    """The problem of a path that is not here; None where it is a name that the hub has."""
-    wanted = "a model directory" if kind == "model" else "a data file or directory"
-    found = missing_path(name, wanted) or not_on_hub(name, kind)
-    return None if found is None else invalid(key, show(name), *found)
+    """Return the problem of a path that is not here, or None for a name that the hub has."""
+    expected = "a model directory" if kind == "model" else "a data file or directory"
+    reasons = missing_path(name, expected) or not_on_hub(name, kind)
+    return None if reasons is None else invalid(key, show(name), *reasons)
 
 
 def _no_config(path: Path) -> tuple[str, str] | None:
@@ -169,8 +174,11 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _whole(file: Path) -> bool:
-    """Is the file as long as its own header says? A half-finished download is not, and neither
-    is a Git LFS pointer. Format: https://huggingface.co/docs/safetensors, "Format"."""
+    """Return whether the file is as long as its own header says.
+
+    A half-finished download is not, and neither is a Git LFS pointer.
+    Format: https://huggingface.co/docs/safetensors, "Format".
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

@@ -9,35 +9,41 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 
 RoleName = str
-"""Of a kind, or of one of several of a kind after a dot, such as `reward.helpful`."""
+"""Name of a role: its kind (`reward`), or kind and instance (`reward.helpful`) of several."""
 
 KINDS = ("actor", "critic", "reference", "reward", "teacher")
-"""In the order in which they are loaded."""
+"""The kinds of roles, in the order in which they are loaded."""
 
 
 def load_order(name: RoleName) -> tuple[int, str]:
-    """Roles are loaded in the order of this key."""
+    """Return the key by which roles are sorted for loading."""
     return KINDS.index(name.partition(".")[0]), name
 
 
 def is_role(name: str) -> bool:
-    """Whether a role may have this name."""
+    """Return whether a role may have this name."""
     return name.partition(".")[0] in KINDS
 
 
 HeadKind = Literal["policy", "value", "states"]
-"""What is computed of a token: log-probs over the vocabulary, one number, or its hidden states."""
+"""The output for a token: log-probs over the vocabulary, one number, or its hidden states."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """A model with work to do.
+    """A model with work to do in a run.
 
-    key: the config's key of it. settings: of a role that learns, or of one that only scores.
-    scores: whether a step has it do a forward without gradients. given: whether the config names
-    it; a reference may be left to its default. early: it scores everything before the actor is
-    loaded, and is gone then. without_adapter: it is no model of its own but the actor's with the
-    adapter switched off, and holds nothing. begins: steps of the run before it learns.
+    Attributes:
+        name: the role.
+        settings: those of a role that learns, or of one that only scores.
+        head: what it computes of a token.
+        key: the config's key of the role.
+        scores: whether it does a forward without gradients in each step.
+        given: whether the config names it; a reference may be left to its default.
+        early: whether it scores everything before the actor is loaded, and is gone then.
+        without_adapter: whether it is the actor's model with the adapter switched off, and holds
+            nothing of its own.
+        begins: steps of the run before it learns.
     """
 
     name: RoleName
@@ -52,7 +58,7 @@ class Role:
 
     @property
     def trained(self) -> TrainedRole | None:
-        """The settings of a role that learns; None of one that only scores."""
+        """The settings of a role that learns; None for one that only scores."""
         return self.settings if isinstance(self.settings, TrainedRole) else None
 
     @property
@@ -64,6 +70,7 @@ class Role:
 
     @property
     def model(self) -> ModelConfig:
+        """The model of the role."""
         return self.settings.model
 
 
@@ -75,14 +82,17 @@ def learner(
     scores: bool = False,
     begins: int = 0,
 ) -> Role:
-    """A role that learns."""
+    """Return a role that learns."""
     return Role(name, settings, head, name, scores, begins=begins)
 
 
 def reference_of(given: FrozenRole | None, actor: TrainedRole, *, precompute: bool = False) -> Role:
-    """What the actor is compared with: the model that the config names, else the actor's first
-    weights. Those of an actor with an adapter are its own with the adapter switched off, unless the
-    reference scores before there is an actor."""
+    """Return the role that the actor is compared with.
+
+    Its model is the one that the config names, else the actor's first weights. For an actor with
+    an adapter these are its own with the adapter switched off, unless the reference scores before
+    there is an actor.
+    """
     settings = given or FrozenRole.model_validate({"model": actor.model, actor.engine_name: {}})
     shared = given is None and actor.adapter is not None and not precompute
     return Role(
@@ -98,5 +108,5 @@ def reference_of(given: FrozenRole | None, actor: TrainedRole, *, precompute: bo
 
 
 def scoring_role(part: str) -> RoleName:
-    """The role of the reward model whose part of the reward has this name."""
+    """Return the role of the reward model whose part of the reward has this name."""
     return "reward" if part == "reward_model" else f"reward.{part}"

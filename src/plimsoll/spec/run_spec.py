@@ -1,4 +1,4 @@
-"""What a checked config means, decided once: all that is planned, placed and run reads it."""
+"""The meaning of a checked config, decided once: plan, placement and run read it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,20 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 @dataclass(frozen=True)
 class RunSpec(Generic[ConfigT]):
-    """A run. roles: by name, in the order in which they are loaded. sampling: None where the job
-    learns from data. rows: to learn from, of all sources; None until they are read. decisions: what
-    the config left to `auto`. written: the config before these decisions; only another run, with
-    changes to it, is made of it."""
+    """A run.
+
+    Attributes:
+        job: the job that it does.
+        config: the settings, with nothing left to `auto`.
+        written: the config before these decisions; only another run, with changes to it, is made
+            of it.
+        roles: by name, in the order in which they are loaded.
+        workload: what a step sees.
+        sampling: what engines do; None if the job learns from data.
+        evaluation: the metrics of held-out rows.
+        rows: rows to learn from, of all sources; None until they are read.
+        decisions: what the config left to `auto`.
+    """
 
     job: Job[ConfigT]
     config: ConfigT
@@ -46,35 +56,41 @@ class RunSpec(Generic[ConfigT]):
 
     @property
     def run(self) -> RunConfig:
+        """The settings of the run."""
         return self.config.run
 
     @property
     def cluster(self) -> ClusterConfig:
+        """The settings of the cluster."""
         return self.config.cluster
 
     @property
     def data(self) -> DataConfig:
+        """The settings of the data."""
         return self.config.data
 
     @property
     def actor(self) -> TrainedRole:
+        """The settings of the actor."""
         return self.config.actor
 
     @property
     def engines(self) -> RolloutConfig | None:
-        """The settings of the engines; None where the job learns from data, or from what another
-        run sampled."""
+        """The settings of the engines; None if the run starts none.
+
+        A job that learns from data starts none, and neither does a replay.
+        """
         rollout = None if self.sampling is None else self.sampling.rollout
         return rollout if rollout is not None and rollout.replay is None else None
 
     @property
     def eval_sets(self) -> tuple[EvalSet, ...]:
-        """The sets of held-out prompts; none where the job learns from data."""
+        """The sets of held-out prompts; none if the job learns from data."""
         return () if self.sampling is None else self.sampling.sets
 
     @property
     def known_steps(self) -> int | None:
-        """How many steps the run has; None where that follows from rows that are not read yet."""
+        """The number of steps of the run; None if it follows from rows that are not read yet."""
         if self.run.epochs is None or self.rows is None:
             return self.run.steps
         drawn = self.workload.units if self.sampling is None else self.sampling.prompts
@@ -82,7 +98,7 @@ class RunSpec(Generic[ConfigT]):
 
     @property
     def steps(self) -> int:
-        """How many steps the run has, once its rows are read."""
+        """The number of steps of the run, once its rows are read."""
         steps = self.known_steps
         assert steps is not None, "asked for before the rows were read"
         return steps
@@ -109,14 +125,16 @@ class RunSpec(Generic[ConfigT]):
 
     @property
     def may_precompute(self) -> bool:
-        """Whether its reference could score everything before the actor is loaded."""
+        """Whether the reference could score everything before the actor is loaded."""
         return self.sampling is None and "reference" in self.roles
 
     @property
     def actor_scores(self) -> bool:
-        """Whether the actor's weights do a forward in the phase `score`. In RL they do if a step
-        has several updates, which need the log-probs from before them, or if the reference is the
-        actor without its adapter."""
+        """Whether the actor's weights do a forward in the phase `score`.
+
+        In RL they do if a step has several updates, which need the log-probs from before them, or
+        if the reference is the actor without its adapter.
+        """
         if self.sampling is None or any(role.without_adapter for role in self.roles.values()):
             return True
         return self.workload.updates > 1
@@ -128,50 +146,54 @@ class RunSpec(Generic[ConfigT]):
         return bool(engines and self.actor.adapter and engines.engine.takes_adapter_alone)
 
     def ranks_of(self, role: RoleName) -> int:
-        """Over how many ranks a role is divided."""
-        own = self.cluster.critic_ranks
-        return own if role == "critic" and own else self.cluster.ranks
+        """Return the number of ranks that a role is divided over."""
+        critic_ranks = self.cluster.critic_ranks
+        return critic_ranks if role == "critic" and critic_ranks else self.cluster.ranks
 
     @cached_property
     def phases(self) -> frozenset[Phase]:
-        """Those that the run has. Evaluation by log-probs counts as scoring."""
-        found: set[Phase] = {"load"}
+        """The phases of the run. Evaluation by log-probs counts as scoring."""
+        phases: set[Phase] = {"load"}
         if "actor" in self.trained:
-            found.add("train_actor")
+            phases.add("train_actor")
             if self.run.keep_checkpoints or self.run.save_model:
-                found.add("save")
+                phases.add("save")
         if "critic" in self.trained:
-            found.add("train_critic")
+            phases.add("train_critic")
         if self.sampling is not None:
             if self.engines is not None:
-                found |= {"rollout", "sync"} if "actor" in self.trained else {"rollout"}
-            return frozenset(found | {"score"} if self.roles else found)
+                phases |= {"rollout", "sync"} if "actor" in self.trained else {"rollout"}
+            return frozenset(phases | {"score"} if self.roles else phases)
         if self.precomputes:
-            found.add("precompute")
+            phases.add("precompute")
         scores = any(role.scores and not role.early for role in self.roles.values())
         if scores or self.data.eval is not None:
-            found.add("score")
-        return frozenset(found)
+            phases.add("score")
+        return frozenset(phases)
 
     def longest_of(self, role: RoleName) -> tuple[int, str]:
-        """Tokens of the longest sequence of a role, and the keys that make it so long. The actor
-        answers held-out prompts too."""
+        """Return the tokens of the longest sequence of a role, and the keys that make it so long.
+
+        The actor answers held-out prompts too.
+        """
         longest = self.data.max_tokens
-        written = f"data.max_tokens = {longest}"
+        keys = f"data.max_tokens = {longest}"
         if self.sampling is None:
-            return longest, written
+            return longest, keys
         responses = self.sampling.longest_responses
         if role != "actor" and not self.sampling.environments:
             responses = dict([*responses.items()][:1])
-        written += "".join(f", {key} = {new}" for key, new in responses.items())
-        return longest + max(responses.values()), written
+        keys += "".join(f", {key} = {new}" for key, new in responses.items())
+        return longest + max(responses.values()), keys
 
 
 def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
-    """Return what a config of a job means.
+    """Return the run that a config of a job describes.
 
-    Raises ConfigError for a loss whose name cannot be used, where it decides which roles there are,
-    and as `decide`.
+    Raises:
+        ConfigError: the name of a loss that decides which roles there are cannot be used; and as
+            `decide`.
+        PlimsollError: as `decide`.
     """
     written = config
     config, decisions = decide(written)

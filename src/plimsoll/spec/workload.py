@@ -14,14 +14,20 @@ Unit = Literal["sequence", "pair", "response"]
 
 @dataclass(frozen=True)
 class Workload:
-    """What the steps of a run are made of; lengths in tokens.
+    """The size of the steps of a run; lengths in tokens.
 
-    units: of an optimizer step, over all ranks. count_key: the keys that say how many, for a person
-    to read. longest: of the longest sequence that is learned from; length_keys: the keys that make
-    it so long. budget: of a micro-batch. mini_batches: optimizer steps of one pass over what a step
-    drew; epochs: such passes. ends_only: the loss reads only the last token of each sequence.
-    shares_prompts: sequences of one prompt compute it once. scored_with: sequences that the
-    reference scores for each that is learned from.
+    Attributes:
+        unit: what a step is counted in.
+        units: units of an optimizer step, over all ranks.
+        count_key: the keys that say how many, for a person to read.
+        longest: the longest sequence that is learned from.
+        budget: the most tokens of a micro-batch.
+        length_keys: the keys that make the longest sequence so long.
+        mini_batches: optimizer steps of one pass over what a step drew.
+        epochs: passes over what a step drew.
+        ends_only: whether the loss reads only the last token of each sequence.
+        shares_prompts: whether sequences of one prompt compute it once.
+        scored_with: sequences that the reference scores for each that is learned from.
     """
 
     unit: Unit
@@ -48,31 +54,33 @@ class Workload:
 
     @property
     def sequences(self) -> int:
-        """Of one optimizer step, over all ranks."""
+        """Sequences of one optimizer step, over all ranks."""
         return self.together * self.units
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of a step of the run."""
+        """Optimizer steps of one step of the run."""
         return self.epochs * self.mini_batches
 
     def largest_pack(self, ranks: int) -> int:
-        """Tokens of a rank's largest pack: the token budget, or all that it has of an optimizer
-        step where that is less. What is only scored is packed no larger, so that it needs no more
-        memory."""
+        """Return the tokens of a rank's largest pack.
+
+        That is the token budget, or all that the rank has of an optimizer step if that is less.
+        What is only scored is packed no larger, so that it needs no more memory.
+        """
         most = -(-self.units // ranks) * self.together * self.longest
         return min(self.budget, most)
 
 
 def sequences_of(batch: SftBatch | KtoBatch, data: DataConfig) -> Workload:
-    """Of a job that learns from single sequences."""
+    """Return the workload of a job that learns from single sequences."""
     return Workload(
         "sequence", batch.sequences, "batch.sequences", data.max_tokens, batch.micro_batch_tokens
     )
 
 
 def pairs_of(batch: PreferenceBatch, data: DataConfig, *, ends_only: bool = False) -> Workload:
-    """Of a job that learns from pairs."""
+    """Return the workload of a job that learns from pairs."""
     return Workload(
         "pair",
         batch.pairs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.config.flags import apply_flags, parse_flags, split_flags
-from plimsoll.config.yaml_tree import Tree, read_tree, written_at
+from plimsoll.config.yaml_tree import Tree, origin_of, read_tree
 from plimsoll.errors import ConfigError
 
 
@@ -42,10 +42,10 @@ def test_a_flag_wins_over_the_file_and_is_named_as_the_origin() -> None:
 
 def test_a_section_that_flags_changed_in_part_names_them_beside_the_file() -> None:
     tree = with_flags("a: {b: {x: 1}, c: 2}\n", "--a.b.x", "5")
-    assert written_at(tree.origins, ("a", "b")) == "run.yaml:1, flag --a.b.x"
-    assert written_at(tree.origins, ("a", "b", "x")) == "flag --a.b.x"
-    assert written_at(tree.origins, ("a", "c")) == "run.yaml:1"
-    assert written_at(tree.origins, ("d",)) == ""
+    assert origin_of(tree.origins, ("a", "b")) == "run.yaml:1, flag --a.b.x"
+    assert origin_of(tree.origins, ("a", "b", "x")) == "flag --a.b.x"
+    assert origin_of(tree.origins, ("a", "c")) == "run.yaml:1"
+    assert origin_of(tree.origins, ("d",)) == ""
 
 
 def test_flags_make_missing_and_empty_sections() -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from plimsoll.config.choice import check_choice
-from plimsoll.config.presets import shown
+from plimsoll.config.presets import render_preset
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
@@ -229,6 +229,6 @@ def test_where_a_value_comes_from_says_the_variant_and_a_dry_run_shows_it() -> N
     Path("c.yaml").write_text(yaml.safe_dump({**MINIMAL, "variant": "paper"}))
     spec, origins = read_spec(JOBS["grpo"], "c.yaml", ["--batch.responses=8"])
     assert origins["algorithm", "aggregation"] == "preset grpo, variant paper"
-    text = shown("grpo", PRESETS, spec.config.model_dump())
+    text = render_preset("grpo", PRESETS, spec.config.model_dump())
     assert text.startswith("Preset grpo, variant paper\n")
     assert "batch.responses           64   (overridden: 8)" in text

@@ -9,7 +9,7 @@ from decided import decided_model
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.engine import EmaConfig, TrainedRole
-from plimsoll.config.problems import Problem, Section, checked, conflict, find, invalid, refuse
+from plimsoll.config.problems import Problem, Section, conflict, find, finding, invalid, refuse
 from plimsoll.errors import ConfigError, SettingsConflict
 
 ROLE = Section(
@@ -57,8 +57,8 @@ def test_only_errors_that_no_room_mends_are_conflicts() -> None:
 
 
 def test_what_is_right_needs_no_mending() -> None:
-    assert checked("swap", "ok", "none", "why", "fix") == checked("swap", "ok", "none")
-    assert checked("swap", "warning", "all", "why", "fix").fix == "fix"
+    assert finding("swap", "ok", "none", "why", "fix") == finding("swap", "ok", "none")
+    assert finding("swap", "warning", "all", "why", "fix").fix == "fix"
 
 
 def test_rules_are_asked_in_their_order() -> None:

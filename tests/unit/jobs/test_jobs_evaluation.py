@@ -88,7 +88,7 @@ def test_every_preference_loss_reports_the_names(name: str) -> None:
     loss = preference_loss(config.algorithm.loss)
     reference = FOUR - 1 if loss.needs_reference else None
     metrics = pair_metrics(config, loss, [pair(1), pair(2)], FOUR, reference)
-    assert written_names(metrics) == set(spec_of(config).evaluation.written)
+    assert written_names(metrics) == set(spec_of(config).evaluation.written_names)
 
 
 @pytest.mark.parametrize("name", names_of(reward_losses))
@@ -96,7 +96,7 @@ def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
     config: RmConfig = config_of("rm", name)
     picture = tmp_path / "out" / "calibration.svg"
     metrics = score_metrics(config, FOUR, [pair(1), pair(2)], picture)
-    assert written_names(metrics) == set(spec_of(config).evaluation.written)
+    assert written_names(metrics) == set(spec_of(config).evaluation.written_names)
     assert picture.is_file()
 
 
@@ -104,7 +104,7 @@ def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
 def test_every_feedback_loss_reports_the_names(name: str) -> None:
     config: KtoConfig = config_of("kto", name)
     metrics = response_metrics(config, responses(LABELS, range(4)), FOUR, 0.0)
-    assert written_names(metrics) == set(spec_of(config).evaluation.written)
+    assert written_names(metrics) == set(spec_of(config).evaluation.written_names)
 
 
 def test_the_accuracy_of_responses_is_over_all_pairings_of_the_two_labels() -> None:
@@ -138,7 +138,7 @@ def test_a_solution_is_right_where_all_of_its_steps_are(tmp_path: Path) -> None:
     answers = [scores(2, 1), scores(-1, 3), scores(1, -2, 1), scores(0.5), scores(-1, -1)]
     config: PrmConfig = config_of("prm")
     metrics = process_metrics(answers, rows, tmp_path / "calibration.svg")
-    assert written_names(metrics) == set(spec_of(config).evaluation.written)
+    assert written_names(metrics) == set(spec_of(config).evaluation.written_names)
     assert metrics["solution_accuracy"] == pytest.approx(3 / 5)
     low, high = wilson_interval(3 / 5, 5)
     assert (metrics["solution_accuracy_low"], metrics["solution_accuracy_high"]) == (low, high)

@@ -122,7 +122,7 @@ def test_one_response_of_one_set_has_the_plain_names_alone() -> None:
     assert found["eval/right"] == 0.75 and found["eval/reward"] == 1.75
     assert found["eval/right_low"] < 0.75 < found["eval/right_high"]
     assert {*found} == {f"eval/{n}{e}" for n in ("reward", "right", "length") for e in ENDS}
-    assert {*found} == {*spec.evaluation.written}
+    assert {*found} == {*spec.evaluation.written_names}
     assert [r.responses for r in cluster.requests] == [1, 1]
     assert {r.sampling.max_new_tokens for r in cluster.requests} == {7}
 

@@ -15,7 +15,7 @@ from plimsoll.records import Prompt, RewardPart, Trajectory
 from plimsoll.rl.replay import _check_step
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.trajectories import write_trajectories
-from plimsoll.spec.rules.stored import stored
+from plimsoll.spec.rules.stored import check_replayed
 from plimsoll.spec.run_spec import RunSpec
 
 
@@ -70,8 +70,8 @@ def test_a_replay_has_no_engines_no_reward_models_and_the_same_temperature(tmp_p
 def test_whole_steps_are_taken(tmp_path: Path) -> None:
     store(tmp_path, 1, 0, 0, 1, 1)
     store(tmp_path, 2, 0, 0, 2, 2)
-    assert not list(stored(replay_of(tmp_path)))
-    assert not list(stored(replay_of(tmp_path, run={"epochs": 1})))
+    assert not list(check_replayed(replay_of(tmp_path)))
+    assert not list(check_replayed(replay_of(tmp_path, run={"epochs": 1})))
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_other_steps_are_refused(
 ) -> None:
     for step, groups in steps.items():
         store(tmp_path, step, *groups)
-    (problem,) = stored(replay_of(tmp_path))
+    (problem,) = check_replayed(replay_of(tmp_path))
     assert told in problem.why
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
     store(tmp_path, 1, 0, 0, 1, 1)
     RunDirectory(tmp_path).trajectories_path(2).write_text("half")
-    (problem,) = stored(replay_of(tmp_path))
+    (problem,) = check_replayed(replay_of(tmp_path))
     assert "cannot be read" in problem.why
 
 

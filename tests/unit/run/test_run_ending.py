@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cli.command import _show_unexpected, _told
+from plimsoll.cli.command import _describe_error, _show_unexpected
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError, WorkerDied
 from plimsoll.run.directory import RunDirectory, open_run
@@ -71,7 +71,7 @@ def test_a_failure_names_the_checkpoint_and_the_log_has_the_traceback(run: RunDi
     end = end_of(run, error)
     assert str(end) == "failed: training rank 1 died"
     saved = f"  Saved: {run.path}/checkpoints/step-000010. To go on after step 10: {RUN_AGAIN}"
-    assert _told(error) == (
+    assert _describe_error(error) == (
         "error: training rank 1 died\n  Why: it was killed\n"
         f"{saved}\n  Log, with the traceback: {run.path}/run.log",
         1,

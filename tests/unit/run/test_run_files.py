@@ -76,13 +76,13 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 from plimsoll.errors import PlimsollError
-from plimsoll.run.files import explained, whole_directory
+from plimsoll.run.files import explaining_errors, whole_directory
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 folder = Path({str(tmp_path)!r})
 try:
     with whole_directory(folder / "model") as partial:
-        with explained(partial / "weights.safetensors"):
+        with explaining_errors(partial / "weights.safetensors"):
             save_file({{"w": np.zeros(10_000)}}, partial / "weights.safetensors")
 except PlimsollError as error:
     print(error)

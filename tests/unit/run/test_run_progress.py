@@ -173,7 +173,7 @@ with Progress("ppo", 3, Path("runs/a")) as progress:
         if step == 2:
             progress.note("a note that stays")
             progress.enter("rollout")
-            scored = [*map(progress.counted(str), range(37))]
+            scored = [*map(progress.count_calls(str), range(37))]
             time.sleep(0.6)  # redrawn four times a second
 """
 

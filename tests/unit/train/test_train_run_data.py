@@ -177,7 +177,7 @@ def test_a_run_says_what_it_does_until_it_ends() -> None:
             with session.phase(phase):
                 now = read_current_phase(path)
                 assert now is not None and (now.step, now.steps, now.phase) == (1, 1, phase)
-                assert not now.ended
+                assert not now.has_ended
     assert not path.exists()
 
 

@@ -51,6 +51,7 @@ class MlflowLogger:
         return identity
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers of a step."""
         now = int(time.time() * 1000)
         metrics = [
             Metric(_NOT_IN_NAMES.sub("_", name), value, now, step) for name, value in values.items()

@@ -34,14 +34,17 @@ class TrackioLogger:
             )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers of a step."""
         with failing(*_FAILURES):
             self._run.log(dict(values), step=step)
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
+        """Send a table of responses."""
         columns, data = table_of(step, rows)
         with failing(*_FAILURES):
             self._run.log({"responses": trackio.Table(columns=columns, data=data)}, step=step)
 
     def close(self, *, failed: bool) -> None:
+        """Send what is left."""
         with failing(*_FAILURES):
             self._run.finish()

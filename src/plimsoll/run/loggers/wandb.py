@@ -41,14 +41,17 @@ class WandbLogger:
             self._run.define_metric("*", step_metric="step")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers of a step."""
         with failing(*_FAILURES):
             self._run.log({"step": step, **values})
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
+        """Send a table of responses."""
         columns, data = table_of(step, rows)
         with failing(*_FAILURES):
             self._run.log({"step": step, "responses": wandb.Table(columns=columns, data=data)})
 
     def close(self, *, failed: bool) -> None:
+        """Send what is left, and say whether the run failed."""
         with failing(*_FAILURES):
             self._run.finish(exit_code=int(failed))

@@ -1,0 +1,1 @@
+"""Rules that settings, files and the machine must keep, by subject."""

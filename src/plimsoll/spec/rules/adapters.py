@@ -8,8 +8,8 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import Problem, Section
 
 
-def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
-    """A trained role's adapter and quantisation."""
+def check_adapter(name: str, role: TrainedRole) -> Iterator[Problem]:
+    """Yield problems of a trained role's adapter and quantisation."""
     at = Section(name, role)
     if role.model.quantization == "nf4" and role.adapter is None:
         why = "Weights of 4 bits cannot be trained, and there is no adapter to train instead."
@@ -23,8 +23,8 @@ def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
         yield at.invalid("adapter.targets", why, fix, "adapter-targets")
 
 
-def steady(name: str, role: TrainedRole) -> Iterator[Problem]:
-    """An adapter whose log-probs are compared with earlier ones of its own."""
+def check_steadiness(name: str, role: TrainedRole) -> Iterator[Problem]:
+    """Yield problems of an adapter whose log-probs are compared with earlier ones of its own."""
     if role.adapter is not None and role.adapter.dropout > 0:
         why = "Each forward pass would drop other inputs, so the ratio of new to old probabilities "
         why += "would be noise."

@@ -17,8 +17,8 @@ from plimsoll.spec.choices import (
 )
 
 
-def estimated(config: RlConfig) -> Iterator[Problem]:
-    """The advantage and what it is computed from; the loss and what it is divided by."""
+def check_advantage(config: RlConfig) -> Iterator[Problem]:
+    """Yield problems of the advantage and its inputs, and of the loss and its divisor."""
     if is_known("advantage", config.algorithm.advantage):
         yield from _critic(config)
         yield from _groups(config)
@@ -43,8 +43,8 @@ def _critic(config: RlConfig) -> Iterator[Problem]:
 def _critic_steps(config: RlConfig, takes_values: bool) -> Iterator[Problem]:
     at, algorithm = Section("algorithm", config.algorithm), config.algorithm
     sequences = config.batch.prompts * config.batch.responses
-    own = algorithm.critic_mini_batches
-    if own is not None and (own % algorithm.mini_batches or sequences % own):
+    batches = algorithm.critic_mini_batches
+    if batches is not None and (batches % algorithm.mini_batches or sequences % batches):
         why = f"It must be a multiple of algorithm.mini_batches ({algorithm.mini_batches}) and "
         why += f"divide the {sequences} trajectories of a step (batch.prompts * batch.responses)."
         fix = f"algorithm.critic_mini_batches: {algorithm.mini_batches}"
@@ -52,7 +52,7 @@ def _critic_steps(config: RlConfig, takes_values: bool) -> Iterator[Problem]:
     if takes_values:
         return
     for key, value in (
-        ("critic_mini_batches", own),
+        ("critic_mini_batches", batches),
         ("critic_warmup_steps", algorithm.critic_warmup_steps),
     ):
         if value:
@@ -73,7 +73,7 @@ def _groups(config: RlConfig) -> Iterator[Problem]:
         why += "replaced."
         fix = "batch.responses: 8, or leave batch.dynamic_sampling out"
         yield at.conflict("batch.dynamic_sampling", why, fix, "group-of-one")
-    yield from _looked_at(config)
+    yield from _dynamic_part(config)
     if config.batch.dynamic_sampling and config.scoring_models and config.rollout.engine.sleeps:
         why = "Reward models would score each round of samples before the engines sleep, on the "
         why += "same cards."
@@ -90,7 +90,7 @@ def _groups(config: RlConfig) -> Iterator[Problem]:
         yield at.invalid("algorithm.advantage.name", why, fix, "advantage-needs")
 
 
-def _looked_at(config: RlConfig) -> Iterator[Problem]:
+def _dynamic_part(config: RlConfig) -> Iterator[Problem]:
     dynamic, parts = config.batch.dynamic_sampling, config.parts
     if dynamic is None or dynamic.by is None or dynamic.by in parts:
         return

@@ -8,11 +8,11 @@ from plimsoll.config.problems import Problem, Section, invalid
 from plimsoll.config.rl import ENVIRONMENT, RlConfig
 
 _LEAST = 2
-"""Tokens of a turn and of what is said to it."""
+"""The least tokens of a turn together with its answer."""
 
 
-def played(config: RlConfig) -> Iterator[Problem]:
-    """Of a config, with environments or without."""
+def check_environments(config: RlConfig) -> Iterator[Problem]:
+    """Yield problems of a config's environments; it may have none."""
     yield from _columns(config)
     if not config.environments:
         return
@@ -27,7 +27,7 @@ def played(config: RlConfig) -> Iterator[Problem]:
 
 
 def _columns(config: RlConfig) -> Iterator[Problem]:
-    """A row names its environment where there are several, and only then."""
+    """Yield a problem if rows name none of several environments, or name one and there is none."""
     several = len(config.environments) > 1
     for key, source in config.data.sources().items():
         at = Section(key, source)
@@ -43,7 +43,7 @@ def _columns(config: RlConfig) -> Iterator[Problem]:
 
 
 def _templates(config: RlConfig) -> Iterator[Problem]:
-    """Turns are rendered by one template, whichever source their row is of."""
+    """Yield a problem if sources have several templates: turns are rendered by one."""
     for key, source in config.data.sources().items():
         if source.chat_template not in (None, config.data.chat_template):
             why = "The turns of episodes are written by data.chat_template, whatever their source."
@@ -52,23 +52,23 @@ def _templates(config: RlConfig) -> Iterator[Problem]:
 
 
 def _memory(name: str, config: RlConfig) -> Iterator[Problem]:
-    own, key = config.environments[name], f"environments.{name}"
-    if own.memory_gib is not None and not own.process:
+    environment, key = config.environments[name], f"environments.{name}"
+    if environment.memory_gib is not None and not environment.process:
         why = "The memory of an environment is limited only in a process of its own."
         fix = f"{key}.process: true, or leave {key}.memory_gib out"
-        yield Section(key, own).conflict("memory_gib", why, fix, "environment-memory")
+        yield Section(key, environment).conflict("memory_gib", why, fix, "environment-memory")
 
 
 def _lengths(name: str, config: RlConfig) -> Iterator[Problem]:
-    own, key = config.environments[name], f"environments.{name}"
-    at, turn = Section(key, own), config.rollout.sampling.max_new_tokens
-    if own.max_tokens < turn:
+    environment, key = config.environments[name], f"environments.{name}"
+    at, turn = Section(key, environment), config.rollout.sampling.max_new_tokens
+    if environment.max_tokens < turn:
         why = f"A single turn may have rollout.sampling.max_new_tokens = {turn} tokens."
         fix = f"at least {turn}, or fewer rollout.sampling.max_new_tokens"
         yield at.conflict("max_tokens", why, fix, "environment-length")
-    least = _LEAST * own.max_turns
-    if own.max_tokens < least:
-        why = f"{key}.max_turns is {own.max_turns}, and a turn with its answer takes {_LEAST} "
-        why += "tokens at least."
+    least = _LEAST * environment.max_turns
+    if environment.max_tokens < least:
+        why = f"{key}.max_turns is {environment.max_turns}, and a turn with its answer takes "
+        why += f"{_LEAST} tokens at least."
         fix = f"at least {least}, or fewer {key}.max_turns"
         yield at.conflict("max_tokens", why, fix, "environment-length")

@@ -1,5 +1,6 @@
-"""Rules about the machine at hand: what a run needs to be installed, beside what every run does,
-in which versions, and its environment.
+"""Rules about the machine at hand: packages that a run needs, their versions, its environment.
+
+The packages are those beside what every run needs.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from plimsoll.spec.model_files import models_by_key
 from plimsoll.spec.run_spec import RunSpec
 
 _FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")
-"""What shlex.quote would quote, but for letters that are not ASCII."""
+"""Characters that shlex.quote would quote, except letters that are not ASCII."""
 
 _ALWAYS = ("torch", "transformers")
 
 
 def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """What a run needs and is not installed here."""
+    """Yield what a run needs and is not installed here."""
     yield from missing_for_processes(spec)
     yield from _missing(_of_roles(spec))
     yield from _missing_loggers(spec)
     if spec.cluster.address is None:
-        yield from _lacking(_compiled_for_roles(spec))
+        yield from _lacking(_role_tools(spec))
 
 
 def missing_for_processes(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """What Ray and vLLM need: all that a run and `plimsoll eval` have in common."""
+    """Yield what Ray and vLLM need and is missing: all that a run and `plimsoll eval` share."""
     yield from _missing(_of_processes(spec))
     if spec.cluster.address is None:  # other machines of a cluster are not seen from here
-        yield from _lacking(_compiled_for_engines(spec))
+        yield from _lacking(_engine_tools(spec))
         yield from _path_for_ray(spec)
 
 
@@ -79,17 +80,17 @@ def _of_roles(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
 
 
 def _missing(needs: Iterator[PackageNeed]) -> Iterator[Problem]:
-    for module, key, value, other in needs:
+    for module, key, value, alternative in needs:
         if importlib.util.find_spec(module) is None:
             why = f"The package {module} is not installed."
             extra = "install plimsoll-rl with its extra `cpu` or `gpu`"
             bring = "run `plimsoll setup-vllm`" if module == "vllm" else extra
-            fix = f"{bring}, or write {other}"
+            fix = f"{bring}, or write {alternative}"
             yield invalid(key, value, why, fix, code="package-missing")
 
 
 def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """They are no part of any extra that runs need."""
+    """Yield loggers that are not installed; they are no part of any extra that runs need."""
     for name in spec.run.loggers:
         if importlib.util.find_spec(name) is None:
             why = f"The package {name} is not installed."
@@ -98,18 +99,21 @@ def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
             yield invalid("run.loggers", given, why, fix, code="package-missing")
 
 
-def _compiled_for_engines(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
+def _engine_tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
     for rules in engine_rules(spec):
         yield from rules.tools(spec)
 
 
-def _compiled_for_roles(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
+def _role_tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
     for rules in trainers_of(spec):
         yield from rules.tools(spec)
 
 
 def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Ray has a shell start its processes, and quotes all but this (runtime_env/context.py)."""
+    """Yield a problem if Python's path has characters that a shell would not take as they are.
+
+    Ray has a shell start its processes, and quotes all but this path (runtime_env/context.py).
+    """
     if spec.cluster.where == "ray" and _FOR_SHELLS.search(sys.executable):
         why = f"Ray cannot start processes of a Python with such a path: {sys.executable}."
         fix = "set Plimsoll up in a directory whose path has no spaces or signs (`make clean` "
@@ -118,48 +122,48 @@ def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _lacking(compiled: Iterator[ToolNeed]) -> Iterator[Problem]:
-    for needed, key, value, what, other in compiled:
+    for needed, key, value, what, alternative in compiled:
         tools = system_tools()
         if missing := [tool for tool in needed if tools[tool] is None]:
             why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
-            fix = f"{how_to_install(missing)}, or write {other}"
+            fix = f"{how_to_install(missing)}, or write {alternative}"
             yield invalid(key, value, why, fix, code="package-missing")
 
 
 def local_host_rules(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """What cannot work here, or was never tried."""
+    """Yield what cannot work on this machine, or was never tried."""
     return find((_versions, _engines, _heap, _bfloat16), spec, host)
 
 
 def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Of the installed packages that the job imports; what is missing is told before."""
+    """Yield problems of the installed packages that the job imports, but not of missing ones."""
     engines = [package for rules in all_rules(spec) for package in rules.packages]
     needed = {
         *_ALWAYS,
         *engines,
         *(need[0] for need in chain(_of_processes(spec), _of_roles(spec))),
     }
-    needed |= {"accelerate"} if _quantized(spec) else set()
+    needed |= {"accelerate"} if _quantized_roles(spec) else set()
     for package in PACKAGES:
-        found = host.versions.get(package.name) if package.name in needed else None
-        problem = None if found is None else check_version(package.name, found)
+        version = host.versions.get(package.name) if package.name in needed else None
+        problem = None if version is None else check_version(package.name, version)
         if problem is not None:
             yield problem
 
 
-def _quantized(spec: RunSpec[Any]) -> list[str]:
-    """The roles in 4 bits."""
+def _quantized_roles(spec: RunSpec[Any]) -> list[str]:
+    """Return the roles in 4 bits."""
     return [name for name, model in spec.models.items() if model.quantization == "nf4"]
 
 
 def _engines(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Yield what the run's engines say of this machine."""
+    """Yield the problems that the run's engines see in this machine."""
     for rules in all_rules(spec):
         yield from rules.host(spec, host)
 
 
 def _heap(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Of processes that compute on CPU."""
+    """Yield problems of the heap of processes that compute on CPU."""
     if _computes_on_cpu(spec, host) and not host.jemalloc:
         what = "this machine's ray package has no core/libjemalloc.so, or a space in its path"
         why = "training on CPU then uses the system's heap, which may hold a quarter more than the "

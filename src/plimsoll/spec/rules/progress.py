@@ -14,8 +14,8 @@ from plimsoll.spec.job import Evaluation
 from plimsoll.spec.run_spec import RunSpec
 
 
-def lasting(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """How long the run is."""
+def check_length(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield problems of how long the run is."""
     at, run = Section("run", spec.run), spec.run
     if (run.steps is None) == (run.epochs is None):
         both = run.steps is not None
@@ -33,8 +33,8 @@ def lasting(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield at.invalid("epochs", why, "more run.epochs, or train it earlier")
 
 
-def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """What is kept of evaluations, and what is averaged."""
+def check_evaluations(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield problems of what is kept of evaluations, and of what is averaged."""
     at, best = Section("", spec.config), spec.run.best
     if best is not None and spec.run.eval_every is None:
         why = "Nothing is evaluated: run.eval_every is not given."
@@ -54,8 +54,8 @@ def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Problem]:
-    """What evaluations are compared by, and which way."""
-    reported, name = evaluation.written, evaluation.reports(best.metric)
+    """Yield problems of the metric by which evaluations are compared, and of its direction."""
+    reported, name = evaluation.written_names, evaluation.reports(best.metric)
     if name is None:
         close = get_close_matches(best.metric, reported, n=3)
         why = "Evaluations are compared by it (run.best), and this job's do not report it."
@@ -68,9 +68,11 @@ def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Pro
         yield at.conflict("goal", why, fix, "best-metric")
 
 
-def scheduled(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
-    """A role's learning rates and averages over its optimizer steps. updates: how many there are;
-    None where that is not known yet."""
+def check_schedule(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
+    """Yield problems of a role's learning rates and averages over its optimizer steps.
+
+    `updates` is the number of these steps, or None if it is not known yet.
+    """
     at, optimizer = Section(name, role), role.optimizer
     if optimizer.final_ratio > 1:
         why, fix = "It is a share of the peak learning rate.", "a number from 0 to 1"

@@ -13,7 +13,7 @@ SUFFIX = ".parquet"
 
 
 def stored_logprobs(settings: ReferenceLogprobsConfig) -> Iterator[Problem]:
-    """A file for the reference's log-probs."""
+    """Yield problems of a file for the reference's log-probs."""
     at = Section("reference_logprobs", settings)
     if settings.path is None:
         return
@@ -30,7 +30,7 @@ def stored_logprobs(settings: ReferenceLogprobsConfig) -> Iterator[Problem]:
 def unused_reference(
     given: FrozenRole | None, logprobs: ReferenceLogprobsConfig, loss: Choice
 ) -> Iterator[Problem]:
-    """What a loss without a reference would not look at."""
+    """Yield settings that a loss without a reference would not read."""
     unused = {"reference": "given"} if given is not None else {}
     if logprobs.precompute:
         unused["reference_logprobs.precompute"] = "true"

@@ -16,7 +16,7 @@ _OF_FUNCTIONS = ("batch", "time_limit", "retries", "process", "memory_gib", "at_
 
 
 def reward_part(key: str, part: RewardConfig) -> Iterator[Problem]:
-    """What is wrong with the part of the reward that is written at `key`."""
+    """Yield what is wrong with the part of the reward at `key`."""
     at = Section(key, part)
     forms = {"name": part.name, "http": part.http, "judge": part.judge}
     given = [form for form, value in forms.items() if value]

@@ -13,38 +13,41 @@ from plimsoll.run.counting import counted
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.engine_rules import other_engines, rollout_rules
 from plimsoll.spec.eval_sets import EvalSet, eval_sets
-from plimsoll.spec.rules.adapters import steady
-from plimsoll.spec.rules.advantages import estimated
-from plimsoll.spec.rules.environments import played
+from plimsoll.spec.rules.adapters import check_steadiness
+from plimsoll.spec.rules.advantages import check_advantage
+from plimsoll.spec.rules.environments import check_environments
 from plimsoll.spec.rules.rewards import reward_part
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
     *("rows", "skipped_rows", "cut_rows"),
 )
-"""What an evaluation tells beside the parts of the reward, under the same `eval/` or in the same
+"""Figures of an evaluation beside the parts of the reward, with the same `eval/` or in the same
 `eval.json`."""
 
 
-def sampled(config: RlConfig) -> Iterator[Problem]:
-    """A job that samples what it learns from."""
-    yield from steady("actor", config.actor)
+def check_learning(config: RlConfig) -> Iterator[Problem]:
+    """Yield problems of a job that samples what it learns from."""
+    yield from check_steadiness("actor", config.actor)
     if config.critic is not None:
-        yield from steady("critic", config.critic)
-    yield from _replayed(config) if config.rollout.replay else _engines(config)
+        yield from check_steadiness("critic", config.critic)
+    yield from _replay(config) if config.rollout.replay else _engines(config)
     yield from _sampling(config)
-    yield from played(config)
-    yield from _answered(config)
+    yield from check_environments(config)
+    yield from _eval_answers(config)
     yield from _kl(config)
     yield from _steps(config)
-    yield from estimated(config)
+    yield from check_advantage(config)
 
 
-def only_sampled(config: RlConfig) -> Iterator[Problem]:
-    """A job that samples and does not learn: what it would learn by is not looked at."""
+def check_sampling(config: RlConfig) -> Iterator[Problem]:
+    """Yield problems of a job that samples and does not learn.
+
+    Settings of learning are not checked.
+    """
     yield from _engines(config)
     yield from _sampling(config)
-    yield from played(config)
+    yield from check_environments(config)
     yield from _rewards(config)
     at = Section("rollout", config.rollout)
     if config.rollout.replay is not None:
@@ -94,7 +97,7 @@ def _sampling(config: RlConfig) -> Iterator[Problem]:
 
 
 def _settings(at: Section, sampling: SamplingConfig) -> Iterator[Problem]:
-    """Of a sampler, whatever it samples for."""
+    """Yield problems of sampling settings, whatever they are for."""
     if "" in sampling.stop:
         why = "An empty string is in every response, from its first token on."
         fix = "only strings of a character or more; [] for none"
@@ -164,7 +167,7 @@ def _rewards(config: RlConfig) -> Iterator[Problem]:
 
 
 def _scoring_models(config: RlConfig) -> Iterator[Problem]:
-    """Settings of reward models that nothing would read."""
+    """Yield settings of reward models that nothing would read."""
     for name, model in config.scoring_models.items():
         key = name if name == REWARD_MODEL else f"reward_models.{name}"
         at = Section(key, model)
@@ -187,27 +190,28 @@ def _names(config: RlConfig) -> Iterator[Problem]:
         (f"{name}_{end}" for name in measured for end in ("low", "high")),
         "An end of the confidence interval of another figure of an evaluation has this name.",
     )
-    passing = (name for one in eval_sets(config) for name in one.passing)
+    passing = (name for eval_set in eval_sets(config) for name in eval_set.passing)
     taken |= dict.fromkeys(passing, "A figure of held-out prompts has this name.")
-    shown = "The score of a reward model is shown under this name."
-    taken |= dict.fromkeys(config.scoring_models, shown)
+    why_taken = "The score of a reward model is shown under this name."
+    taken |= dict.fromkeys(config.scoring_models, why_taken)
     for name in sorted(taken.keys() & config.rewards.keys()):
         fix = "another name for this part of the rewards"
         yield invalid(f"rewards.{name}", "given", taken[name], fix, code="reward-name")
 
 
-def _answered(config: RlConfig) -> Iterator[Problem]:
-    """How held-out prompts are answered, and which answers pass."""
+def _eval_answers(config: RlConfig) -> Iterator[Problem]:
+    """Yield problems of how held-out prompts are answered, and of which answers pass."""
     sets = eval_sets(config)
-    for one, source in zip(sets, config.data.eval_sources().values(), strict=True):
-        at, name = Section(one.key, source), set_name(one.key)
-        yield from _responses(at, one)
+    for eval_set, source in zip(sets, config.data.eval_sources().values(), strict=True):
+        at, name = Section(eval_set.key, source), set_name(eval_set.key)
+        yield from _responses(at, eval_set)
         yield from _passing(at, source, config)
         if "/" in name:
             why = "In the names of figures `/` stands between a set, a source and what is told of "
             why += "them."
-            yield invalid(one.key, "given", why, f"another name, such as {name.replace('/', '_')}")
-    if config.eval_sampling is None or any(one.sampling_key == "eval_sampling" for one in sets):
+            fix = f"another name, such as {name.replace('/', '_')}"
+            yield invalid(eval_set.key, "given", why, fix)
+    if config.eval_sampling is None or any(s.sampling_key == "eval_sampling" for s in sets):
         return
     why = "There are no held-out prompts to answer: data.eval is not given."
     fix = "give data.eval.path and its columns, or leave eval_sampling out"
@@ -218,10 +222,11 @@ def _answered(config: RlConfig) -> Iterator[Problem]:
     yield conflict("eval_sampling", given, why, fix, code="no-eval-data")
 
 
-def _responses(at: Section, one: EvalSet) -> Iterator[Problem]:
-    if one.responses > 1 and one.sampling.temperature == 0:
-        why = f"Greedy responses to a prompt are all the same ({one.sampling_key}.temperature: 0)."
-        fix = f"{one.key}.responses: 1, or {one.key}.sampling with a temperature above 0"
+def _responses(at: Section, eval_set: EvalSet) -> Iterator[Problem]:
+    if eval_set.responses > 1 and eval_set.sampling.temperature == 0:
+        why = "Greedy responses to a prompt are all the same "
+        why += f"({eval_set.sampling_key}.temperature: 0)."
+        fix = f"{eval_set.key}.responses: 1, or {eval_set.key}.sampling with a temperature above 0"
         yield at.conflict("responses", why, fix, "sampling-contradicts")
 
 
@@ -241,8 +246,8 @@ def _passing(at: Section, source: EvalSource, config: RlConfig) -> Iterator[Prob
         yield at.conflict("pass_threshold", why, fix, "reward-name")
 
 
-def _replayed(config: RlConfig) -> Iterator[Problem]:
-    """Settings that would need engines."""
+def _replay(config: RlConfig) -> Iterator[Problem]:
+    """Yield settings that would need engines, which a replay does not start."""
     at = Section("", config)
     if config.run.eval_every is not None:
         why = "A replay (rollout.replay) starts no engine that could answer held-out prompts."

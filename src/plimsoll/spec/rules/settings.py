@@ -1,4 +1,4 @@
-"""What must agree between the keys of a config: every contradiction is named, none is repaired."""
+"""What must agree between the keys of a config: contradictions are reported, not repaired."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.engine_rules import all_rules
-from plimsoll.spec.rules.adapters import adapted
+from plimsoll.spec.rules.adapters import check_adapter
 from plimsoll.spec.rules.memory import memory_levers
-from plimsoll.spec.rules.progress import evaluated, lasting, scheduled
+from plimsoll.spec.rules.progress import check_evaluations, check_length, check_schedule
 from plimsoll.spec.run_spec import RunSpec
 
 MOST_PROCESSES = 100_000
@@ -22,7 +22,7 @@ MOST_PROCESSES = 100_000
 
 
 def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Keys that every config has, and that this job, or this run, would not look at."""
+    """Yield keys that every config has, and that this job, or this run, would not read."""
     at = Section("", spec.config)
     separator = DataConfig.model_fields["step_separator"]
     if spec.data.step_separator != separator.default and not spec.job.has_steps:
@@ -37,15 +37,15 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
         fix = "leave cluster.critic_ranks out"
         yield at.conflict("cluster.critic_ranks", why, fix, "critic-ranks")
     if spec.sampling is None:
-        yield from _sampled_sets(spec)
+        yield from _unread_of_sets(spec)
     if spec.run.eval_every is not None and spec.data.eval is None:
         why = "There is nothing to evaluate on: data.eval is not given."
         fix = "give data.eval.path and its columns, or leave run.eval_every out"
         yield at.conflict("run.eval_every", why, fix, "no-eval-data")
 
 
-def _sampled_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """What only jobs that sample do with held-out rows."""
+def _unread_of_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield settings of held-out rows that only jobs that sample use."""
     sets = spec.data.eval_sources()
     why = "Only jobs that sample answer held-out rows"
     if sets and "data.eval" not in sets:
@@ -60,7 +60,7 @@ def _sampled_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _processes(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """More processes or machines than any cluster has, before they are counted out one by one."""
+    """Refuse more processes or machines than any cluster has, before they are counted singly."""
     cluster, engines = spec.cluster, spec.engines
     counts = {
         "cluster.ranks": cluster.ranks,
@@ -87,19 +87,19 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
     cluster = spec.cluster
     if cluster.where != "local":
         return
-    found: dict[str, tuple[str, str]] = {}  # why not, and what else to write
+    problems: dict[str, tuple[str, str]] = {}  # why, and the remedy
     if cluster.critic_ranks is not None:
         why = "is this one process, which the critic shares"
-        found["critic_ranks"] = why, "leave cluster.critic_ranks out"
+        problems["critic_ranks"] = why, "leave cluster.critic_ranks out"
     if cluster.ranks > 1:
-        found["ranks"] = "is this one process, so there is one rank", "cluster.ranks: 1"
+        problems["ranks"] = "is this one process, so there is one rank", "cluster.ranks: 1"
     if cluster.nodes > 1:
-        found["nodes"] = "is this one process, on this machine", "cluster.nodes: 1"
+        problems["nodes"] = "is this one process, on this machine", "cluster.nodes: 1"
     if cluster.address is not None:
         why = "starts no Ray, so there is no cluster to join"
-        found["address"] = why, "leave cluster.address out"
-    for key, (why, other) in found.items():
-        fix = f"cluster.where: ray, or {other}"
+        problems["address"] = why, "leave cluster.address out"
+    for key, (why, remedy) in problems.items():
+        fix = f"cluster.where: ray, or {remedy}"
         yield Section("cluster", cluster).conflict(
             key, f"cluster.where: local {why}.", fix, "local-one-process"
         )
@@ -120,10 +120,13 @@ def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _role(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
-    """One trained role; updates: the optimizer steps of the whole run, where they are known."""
+    """Yield problems of one trained role.
+
+    `updates` are the optimizer steps of the whole run, or None if unknown.
+    """
     at = Section(name, role)
-    yield from adapted(name, role)
-    yield from scheduled(name, role, updates)
+    yield from check_adapter(name, role)
+    yield from check_schedule(name, role, updates)
     for beta, value in (("beta1", role.optimizer.beta1), ("beta2", role.optimizer.beta2)):
         if value >= 1:
             why = "Adam's moving averages forget nothing at 1, and grow without bound above it."
@@ -165,10 +168,10 @@ def _engines(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 SETTINGS_RULES = (
     _engine_sections,
-    lasting,
+    check_length,
     _processes,
     _cluster,
-    evaluated,
+    check_evaluations,
     memory_levers,
     _engines,
     _unread,
@@ -179,10 +182,13 @@ SETTINGS_RULES = (
 
 
 def check_agreement(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
-    """Refuse settings that contradict one another, all of them in one error.
+    """Raise one error with all settings that contradict one another; return if there are none.
 
-    origins: where each key was written, as `read_spec` gives them.
-    Raises ConfigError (exit code 2) for values that can never do; SettingsConflict (4) where
-    every problem is between settings that are right by themselves.
+    `origins` says where each key was written, as `read_spec` gives them.
+
+    Raises:
+        ConfigError: (exit code 2) a value can never work.
+        SettingsConflict: (exit code 4) every problem is between settings that are right by
+            themselves.
     """
     refuse(find(SETTINGS_RULES, spec), origins)

@@ -1,4 +1,4 @@
-"""The trajectories that a run replays: whether they are there, and are what it can learn from."""
+"""The trajectories that a run replays: whether they exist, and whether it can learn from them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from plimsoll.spec.run_spec import RunSpec
 _TOKENS = ("prompt_tokens", "tokens")
 
 
-def stored(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """What is wrong with the trajectories of a run that is to be replayed, as far as the ends of
-    their files tell, where their columns, counts and ranges are."""
+def check_replayed(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield what is wrong with the trajectories of a run that is to be replayed.
+
+    Only the ends of their files are read, which have their columns, counts and ranges.
+    """
     path = None if spec.sampling is None else spec.sampling.rollout.replay
     if path is None:
         return
@@ -58,21 +60,21 @@ def _steps(at: Section, files: Mapping[int, Path], spec: RunSpec[Any]) -> Iterat
 
 
 def _file(at: Section, path: Path, spec: RunSpec[Any]) -> Problem | None:
-    """The first thing that is wrong with a step."""
+    """Return the first thing that is wrong with the file of a step, or None."""
     try:
-        found = pq.read_metadata(path)
+        metadata = pq.read_metadata(path)
     except (OSError, pa.ArrowException) as error:
         why = f"{path} cannot be read: {error}."
         return at.invalid("replay", why, "a run whose files are whole", "replay-steps")
     assert spec.sampling is not None
-    asked, sampling = spec.sampling.sequences, spec.sampling
-    if found.num_rows != asked:
-        why = f"{path} has {found.num_rows:,} trajectories, and a step of "
-        why += f"this run learns from {sampling.prompts} x {sampling.responses} = {asked} "
+    step_size, sampling = spec.sampling.sequences, spec.sampling
+    if metadata.num_rows != step_size:
+        why = f"{path} has {metadata.num_rows:,} trajectories, and a step of "
+        why += f"this run learns from {sampling.prompts} x {sampling.responses} = {step_size} "
         why += "(batch.prompts, batch.responses)."
         fix = "batch.prompts and batch.responses as that run had them"
         return at.conflict("replay", why, fix, "replay-batch")
-    rows, most = read_model_json(spec.actor.model.path).get("vocab_size"), _largest_token(found)
+    rows, most = read_model_json(spec.actor.model.path).get("vocab_size"), _largest_token(metadata)
     if isinstance(rows, int) and most is not None and most >= rows:
         why = f"{path} has the token {most}, and the vocabulary of {spec.actor.model.path} "
         why += f"(actor.model.path) ends at {rows - 1}."
@@ -81,13 +83,13 @@ def _file(at: Section, path: Path, spec: RunSpec[Any]) -> Problem | None:
     return None
 
 
-def _largest_token(found: pq.FileMetaData) -> int | None:
-    """Of prompts and responses; None where the file does not tell."""
+def _largest_token(metadata: pq.FileMetaData) -> int | None:
+    """Return the largest token of prompts and responses, or None if the file does not tell it."""
     largest = []
-    for group in range(found.num_row_groups):
-        columns = (found.row_group(group).column(i) for i in range(found.num_columns))
+    for group in range(metadata.num_row_groups):
+        columns = (metadata.row_group(group).column(i) for i in range(metadata.num_columns))
         for column in columns:
-            told = column.statistics
-            if column.path_in_schema.partition(".")[0] in _TOKENS and told and told.has_min_max:
-                largest.append(int(told.max))
+            name, statistics = column.path_in_schema.partition(".")[0], column.statistics
+            if name in _TOKENS and statistics and statistics.has_min_max:
+                largest.append(int(statistics.max))
     return max(largest, default=None)
