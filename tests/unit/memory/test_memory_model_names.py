@@ -98,7 +98,7 @@ def test_what_a_text_part_leaves_out_is_told_with_its_family() -> None:
         shape_from_config({"model_type": "llava", "text_config": text}, "models/sees")
     assert str(error.value).startswith(
         "config.json of 'models/sees', of the family 'llava', in its text_config: hidden_size, "
-        "intermediate_size, num_hidden_layers, num_attention_heads are missing. Of a 'llama' "
+        "intermediate_size, num_hidden_layers, num_attention_heads are missing."
     )
     with pytest.raises(ConfigError, match=r"'idefics', in its text_config: model_type is None.*Kn"):
         shape_from_config({"model_type": "idefics", "text_config": {}}, "models/sees")
