@@ -16,7 +16,7 @@ from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.objectives import DistillationObjective
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.engine.zero.config import FrozenZeroConfig
 from plimsoll.records import Sample
 
@@ -42,7 +42,7 @@ class Case:
 
 def train_student(
     place: Place, model: Path, case: Case, batches: Sequence[Batch], out: Path
-) -> list[StepResult]:
+) -> list[UpdateResult]:
     """Train on the batches, one step each; save a checkpoint and the model."""
     worker = Worker(place)
     worker.load_policy("actor", case.setting.role(model), temperature=1.0)

@@ -30,7 +30,7 @@ from plimsoll.engine.objectives import (
     ValueStream,
 )
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.engine.zero.settings import zero_settings
 from plimsoll.model.tiny import tiny_config, write_tiny_model
@@ -162,13 +162,15 @@ def own_packs(place: Place, batch: Batch, budget: int) -> list[Pack]:
     return pack(batch.samples, place.ranks, budget)[place.rank]
 
 
-def sft_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> StepResult:
+def sft_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> UpdateResult:
     packs = own_packs(place, batch, budget)
     streams = [None] * len(packs)
     return worker.train("actor", packs, streams, batch.counts, NllObjective(), rate)
 
 
-def policy_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> StepResult:
+def policy_step(
+    worker: Worker, place: Place, batch: Batch, budget: int, rate: float
+) -> UpdateResult:
     packs = own_packs(place, batch, budget)
     streams = [
         PolicyStream(
@@ -182,7 +184,9 @@ def policy_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: f
     return worker.train("actor", packs, streams, batch.counts, OBJECTIVE, rate)
 
 
-def value_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> StepResult:
+def value_step(
+    worker: Worker, place: Place, batch: Batch, budget: int, rate: float
+) -> UpdateResult:
     packs = own_packs(place, batch, budget)
     streams = [
         ValueStream(to_packed(p, batch.returns), to_packed(p, batch.old_values)) for p in packs
@@ -192,7 +196,7 @@ def value_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: fl
 
 def train_sft(
     place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
-) -> list[StepResult]:
+) -> list[UpdateResult]:
     """Train on the batches, one step each, and save the model."""
     worker = Worker(place)
     worker.load_policy("actor", setting.role(model), temperature=1.0)
@@ -206,7 +210,7 @@ def train_sft(
 
 def train_sft_with_dry_step(
     place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
-) -> list[StepResult]:
+) -> list[UpdateResult]:
     """As `train_sft`, with an engine that does not forget DeepSpeed's dry step."""
     with patch("plimsoll.engine.zero.engine.forget_dry_step", lambda optimizer: None):
         return train_sft(place, model, setting, batches, out)
@@ -214,7 +218,7 @@ def train_sft_with_dry_step(
 
 def train_sft_gathering(
     place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
-) -> list[StepResult]:
+) -> list[UpdateResult]:
     """As `train_sft`; at ZeRO stage 3 no weight stays gathered after its use, as in a large
     model."""
     few = {
@@ -246,7 +250,7 @@ def save_both(worker: Worker, out: Path) -> None:
 
 def train_ppo(
     place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
-) -> tuple[list[StepResult], list[StepResult]]:
+) -> tuple[list[UpdateResult], list[UpdateResult]]:
     """Train an actor and a critic in turns and save them."""
     worker = load_both(place, model, setting)
     budget = setting.micro_batch_tokens

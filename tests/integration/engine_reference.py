@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from plimsoll.engine.worker import StepResult
+from plimsoll.engine.worker import UpdateResult
 from plimsoll.records import Floats, Sample
 
 torch.set_num_threads(1)  # the models are too small for more
@@ -180,7 +180,7 @@ def whole_distance(got: Weights, run: PlainRun) -> float:
     return float((wrong / way) ** 0.5)
 
 
-def summed(results: Sequence[Sequence[StepResult]]) -> list[dict[str, float]]:
+def summed(results: Sequence[Sequence[UpdateResult]]) -> list[dict[str, float]]:
     """Every step's metrics, added over the ranks; results: one sequence of steps per rank."""
     return [
         {name: sum(r.metrics[name] for r in step) for name in step[0].metrics}
@@ -188,7 +188,7 @@ def summed(results: Sequence[Sequence[StepResult]]) -> list[dict[str, float]]:
     ]
 
 
-def worst_error(results: Sequence[Sequence[StepResult]], run: PlainRun) -> float:
+def worst_error(results: Sequence[Sequence[UpdateResult]], run: PlainRun) -> float:
     """The largest difference of a metric or a gradient norm, relative to max(1, the value)."""
     errors = []
     for got, step, want in zip(summed(results), zip(*results, strict=True), run.steps, strict=True):

@@ -18,7 +18,7 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.data.packing import pack_pairs
 from plimsoll.engine.objectives import PreferenceObjective
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.engine.zero.config import FrozenZeroConfig
 from plimsoll.records import Floats, Pack, Pair, Sample
 
@@ -80,7 +80,7 @@ class Case:
 
 def train_pairs(
     place: Place, model: Path, case: Case, batches: Sequence[Batch], out: Path
-) -> list[StepResult]:
+) -> list[UpdateResult]:
     """Train on the batches, one step each, and save the model."""
     worker = Worker(place)
     worker.load_policy("actor", case.setting.role(model), temperature=1.0)

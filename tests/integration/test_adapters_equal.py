@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from plimsoll.config.engine import AdapterConfig, FrozenRole
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import hash_bytes
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 
 METRICS_BOUND = 1e-5
@@ -72,7 +72,7 @@ def base_hash(worker: Worker) -> str:
     return digest.hexdigest()
 
 
-def train(place: Place, model: Path, setting: Setting, out: Path) -> list[StepResult]:
+def train(place: Place, model: Path, setting: Setting, out: Path) -> list[UpdateResult]:
     """Three steps; the adapter before and after is saved, and the base looked at."""
     worker = load_actor(place, model, setting)
     worker.save_model("actor", out / "first")

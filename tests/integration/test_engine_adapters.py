@@ -32,7 +32,7 @@ from test_engine_checkpoint import train_and_resume
 from plimsoll.commands.merge import merge_adapter
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import read_bucket
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.records import Floats, from_packed
 
@@ -190,7 +190,7 @@ class OffAndOn:
     first: list[bytes]
     reference: list[bytes]
     trained: list[bytes]
-    step: StepResult
+    step: UpdateResult
 
 
 def switch_off(place: Place, model: Path, setting: Setting, look: bool) -> OffAndOn:

@@ -28,7 +28,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from plimsoll.config.engine import AdapterConfig, EmaConfig
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.errors import ConfigError
 from plimsoll.records import Floats, from_packed
@@ -53,7 +53,7 @@ class Seen:
     """What a rank saw after a checkpoint: the bytes of its scores, then two steps of each role."""
 
     scores: list[bytes]
-    steps: list[StepResult]
+    steps: list[UpdateResult]
 
 
 def score_and_step(worker: Worker, place: Place) -> Seen:
@@ -62,7 +62,7 @@ def score_and_step(worker: Worker, place: Place) -> Seen:
     return Seen([array.tobytes() for array in scores], take_steps(worker, place, (2, 0)))
 
 
-def take_steps(worker: Worker, place: Place, numbers: Sequence[int]) -> list[StepResult]:
+def take_steps(worker: Worker, place: Place, numbers: Sequence[int]) -> list[UpdateResult]:
     return [
         step(worker, place, BATCHES[i], 31, RATES[i])
         for i in numbers
@@ -117,7 +117,7 @@ def test_a_checkpoint_of_two_ranks_restores_bit_for_bit(
     check_resumed(two_ranks, name, untied, tmp_path)
 
 
-def train_and_save(place: Place, model: Path, setting: Setting, out: Path) -> list[StepResult]:
+def train_and_save(place: Place, model: Path, setting: Setting, out: Path) -> list[UpdateResult]:
     """Two steps, a checkpoint, two more steps, the actor and its average."""
     worker = load_both(place, model, setting)
     take_steps(worker, place, (0, 1))
@@ -126,7 +126,7 @@ def train_and_save(place: Place, model: Path, setting: Setting, out: Path) -> li
     return finish(worker, place, out / "straight")
 
 
-def resume(place: Place, model: Path, setting: Setting, out: Path) -> list[StepResult]:
+def resume(place: Place, model: Path, setting: Setting, out: Path) -> list[UpdateResult]:
     """From the checkpoint the last two steps."""
     worker = load_both(place, model, setting)
     worker.load_checkpoint("actor", out / "checkpoint" / "actor")
@@ -134,7 +134,7 @@ def resume(place: Place, model: Path, setting: Setting, out: Path) -> list[StepR
     return finish(worker, place, out / "resumed")
 
 
-def finish(worker: Worker, place: Place, out: Path) -> list[StepResult]:
+def finish(worker: Worker, place: Place, out: Path) -> list[UpdateResult]:
     results = take_steps(worker, place, (2, 0))
     save_both(worker, out)
     worker.swap_average("actor")

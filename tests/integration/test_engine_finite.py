@@ -19,12 +19,12 @@ from plimsoll.config.base import Choice
 from plimsoll.config.engine import EmaConfig
 from plimsoll.engine.objectives import PolicyObjective, PolicyStream
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.records import to_packed
 
 
-def step_on_nan(worker: Worker, place: Place) -> StepResult:
+def step_on_nan(worker: Worker, place: Place) -> UpdateResult:
     """A step with NaN advantages, as rank 0 sees them; the others' are finite."""
     batch = make_batch((9, 12, 5, 7), seed=3)
     packs = own_packs(place, batch, 64)
@@ -75,13 +75,13 @@ class Guarded:
 
     norms: list[float]
     said: str
-    spoilt: tuple[list[StepResult], list[bytes]]
-    clean: tuple[list[StepResult], list[bytes]]
+    spoilt: tuple[list[UpdateResult], list[bytes]]
+    clean: tuple[list[UpdateResult], list[bytes]]
 
 
 def learn(
     worker: Worker, place: Place, spoil: Sequence[int]
-) -> tuple[list[StepResult], list[bytes]]:
+) -> tuple[list[UpdateResult], list[bytes]]:
     """Three steps, each with as many steps on NaN before it as `spoil` says."""
     steps = []
     for batch, rate, bad in zip(BATCHES, RATES, spoil, strict=True):

@@ -23,7 +23,7 @@ from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.engine.zero.frozen import FrozenZeroEngine
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
-from plimsoll.run.readings import Share
+from plimsoll.run.readings import DividedShare
 
 CPU = torch.device("cpu")
 BUCKET = 900_000
@@ -39,7 +39,7 @@ class Sent:
     plan: tuple[tuple[str, ...], ...]
     names: tuple[str, ...]
     buckets: tuple[WeightBucket | None, ...]
-    shares: tuple[Share, ...]
+    shares: tuple[DividedShare, ...]
 
 
 def send_weights(
@@ -103,7 +103,9 @@ def check_share(sent: Sent, setting: Setting, elements: int) -> None:
     [share] = sent.shares
     at_stage_3 = setting.zero.stage == 3
     whole = elements * (2 if setting.dtype == "bfloat16" else 4)
-    expected = Share("actor", "weights" if at_stage_3 else "fp32 masters", whole, 2, share.held)
+    expected = DividedShare(
+        "actor", "weights" if at_stage_3 else "fp32 masters", whole, 2, share.held
+    )
     assert share == expected
     assert whole / 2 <= share.held < 1.01 * whole / 2
 

@@ -43,7 +43,7 @@ from plimsoll.engine.objectives import (
     RewardObjective,
 )
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 
 JOBS = ("sft", "dpo", "kto", "rm", "prm", "distill", "ppo")
@@ -54,7 +54,7 @@ ONE_AT_A_TIME, SPLIT = 39, 60
 """Budgets: the longest pair alone; several sequences, and several packs a rank."""
 
 
-def train(place: Place, job: str, model: Path, other: Path, setting: Setting) -> list[StepResult]:
+def train(place: Place, job: str, model: Path, other: Path, setting: Setting) -> list[UpdateResult]:
     """Two steps of the job's own objective."""
     worker = Worker(place)
     load(worker, job, setting, model, other)
@@ -83,7 +83,7 @@ def load(worker: Worker, job: str, setting: Setting, model: Path, other: Path) -
 
 def step(
     worker: Worker, place: Place, job: str, batch: Batch, budget: int, rate: float
-) -> StepResult:
+) -> UpdateResult:
     match job:
         case "sft":
             return sft_step(worker, place, batch, budget, rate)
@@ -104,7 +104,7 @@ def step(
 
 def step_on_sequences(
     worker: Worker, place: Place, job: str, batch: Batch, budget: int, rate: float
-) -> StepResult:
+) -> UpdateResult:
     packs, counts = own_packs(place, batch, budget), batch.counts
     if job == "distill":
         worker.teacher_forward(packs)
@@ -123,7 +123,7 @@ def step_on_sequences(
     return worker.train("actor", packs, responses, counts, feedback, rate)
 
 
-def totals(ranks: list[list[StepResult]]) -> list[dict[str, float]]:
+def totals(ranks: list[list[UpdateResult]]) -> list[dict[str, float]]:
     """Of each step: its metrics over all ranks, and the gradient's norm."""
     return [
         {name: sum(own.metrics[name] for own in step) for name in step[0].metrics}

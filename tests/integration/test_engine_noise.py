@@ -14,7 +14,7 @@ from ranks import RankProcesses
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.engine.objectives import NllObjective
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.records import Pack
 
@@ -28,7 +28,7 @@ def noise_of(pack: Pack) -> EmbeddingNoise:
     return EmbeddingNoise(5.0, tuple(lengths), tuple(7 + place for place in places))
 
 
-def train_noisily(place: Place, model: Path, setting: Setting) -> list[StepResult]:
+def train_noisily(place: Place, model: Path, setting: Setting) -> list[UpdateResult]:
     worker = Worker(place)
     worker.load_policy("actor", setting.role(model), temperature=1.0)
     results = []

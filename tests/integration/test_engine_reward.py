@@ -36,7 +36,7 @@ from plimsoll.config.base import Choice
 from plimsoll.data.packing import pack, pack_pairs
 from plimsoll.engine.objectives import ProcessObjective, RewardObjective
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.jobs import rm_loop as reward_model
 from plimsoll.records import BatchCounts, Floats, Sample, to_packed
 
@@ -60,7 +60,7 @@ def labels_of(batch: Batch) -> list[Floats]:
 
 def train_pairs(
     place: Place, model: Path, setting: Setting, share: bool, out: Path
-) -> list[StepResult]:
+) -> list[UpdateResult]:
     """Three steps on pairs; the model before and after is saved."""
     worker = Worker(place)
     worker.load_value("actor", setting.role(model), SEED)
@@ -84,7 +84,7 @@ def train_pairs(
     return results
 
 
-def train_steps(place: Place, model: Path, setting: Setting, out: Path) -> list[StepResult]:
+def train_steps(place: Place, model: Path, setting: Setting, out: Path) -> list[UpdateResult]:
     """Three steps on labelled steps; the model after them is saved."""
     worker = Worker(place)
     worker.load_value("actor", setting.role(model), SEED)

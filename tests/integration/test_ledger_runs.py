@@ -148,16 +148,18 @@ def test_a_leak_in_a_reward_is_named(home: Path) -> None:
     assert outcome.code == 0, outcome.err
     rows = read_ledger(home / "leaky" / "ledger.jsonl")
     check_sane([row for row in rows if row.step <= 5])
-    processes = ["recipe", "rank 0", "engine 0", "node 0"]
+    processes = ["controller", "rank 0", "engine 0", "node 0"]
     phases = dict.fromkeys(range(1, 43), OF_PPO)
     phases |= {1: [*OF_PPO, "load"], 42: [*OF_PPO, "save"]}
-    assert keys(rows) == expected(phases, processes) | expected({1: ["data"]}, ["recipe", "node 0"])
+    assert keys(rows) == expected(phases, processes) | expected(
+        {1: ["data"]}, ["controller", "node 0"]
+    )
     leaks = re.findall(r"^(\w+) holds (\S+) MB more host memory .* from (\w+):", outcome.out, re.M)
-    assert [(process, phase) for process, _, phase in leaks] == [("recipe", "rollout")]
+    assert [(process, phase) for process, _, phase in leaks] == [("controller", "rollout")]
     per_step = 12 * 2**20 / 1e6  # 6 prompts, 2 responses
     assert float(leaks[0][1]) == pytest.approx(per_step, rel=0.1)
     again = run_here(home, "report", "leaky")
-    assert "Leak: recipe holds" in again.out
+    assert "Leak: controller holds" in again.out
 
 
 SELDOM = ("load", "eval", "save")

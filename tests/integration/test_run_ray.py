@@ -109,8 +109,8 @@ def test_every_process_is_in_the_ledger(home: Path) -> None:
     phases = {step: list(every) for step in range(1, STEPS + 1)} | {0: ["load", "sync", "eval"]}
     phases[2] += ["save"]
     phases[3] += ["eval", "save"]
-    processes = ["recipe", "rank 0", "rank 1", "engine 0", "engine 1", "node 0"]
-    data = expected({0: ["data"]}, ["recipe", "node 0"])
+    processes = ["controller", "rank 0", "rank 1", "engine 0", "engine 1", "node 0"]
+    data = expected({0: ["data"]}, ["controller", "node 0"])
     assert keys(rows) == expected(phases, processes) | data
     check_sane(rows)
 

@@ -290,7 +290,7 @@ class RayCluster:
         """Return what every process of the run holds, and its peaks since the last call."""
         members, method = self._members_by_name(), "read_memory"
         readings = self._wait(method, {m.actor.call.remote(method): m for m in members.values()})
-        here = {"recipe": Reading(read_host())}
+        here = {"controller": Reading(read_host())}
         self._readings = here | dict(zip(members, readings, strict=True))
         return self._readings
 

@@ -101,11 +101,11 @@ def fit_constants(runs: Sequence[CalibrationRun]) -> list[Fit]:
     return [fit for name, values in _FITTED.items() if (fit := _fit(name, values, runs))]
 
 
-Values = Callable[[CalibrationRun], Iterator[float]]
+ConstantValues = Callable[[CalibrationRun], Iterator[float]]
 """Yields the values of a constant that a run's measurements suggest."""
 
 
-def _fit(name: str, values: Values, runs: Sequence[CalibrationRun]) -> Fit | None:
+def _fit(name: str, values: ConstantValues, runs: Sequence[CalibrationRun]) -> Fit | None:
     by_run = [measured for run in runs if (measured := list(values(run)))]
     if not by_run:
         return None
@@ -127,7 +127,7 @@ def _missing_on_host(
             yield c.measured - c.predicted
 
 
-def _constant_values(name: str, processes: str | tuple[str, ...], *, card: bool) -> Values:
+def _constant_values(name: str, processes: str | tuple[str, ...], *, card: bool) -> ConstantValues:
     """Return the values of a constant of these processes: as planned, and what they exceeded."""
 
     def values(run: CalibrationRun) -> Iterator[float]:
@@ -158,11 +158,11 @@ def _allocator_gap(run: CalibrationRun) -> Iterator[float]:
             yield reserved.measured / allocated.measured - 1
 
 
-_FITTED: Mapping[str, Values] = {
+_FITTED: Mapping[str, ConstantValues] = {
     # On a card, what CUDA's libraries add could not be told from the process.
     "worker_process": _constant_values("worker_process", _RANKS, card=False),
     "cuda_libraries": _constant_values("cuda_libraries", _RANKS, card=True),
-    "controller_process": _constant_values("controller_process", "recipe", card=False),
+    "controller_process": _constant_values("controller_process", "controller", card=False),
     "engine_process": _engine_process,
     "cuda_context": _cuda_context,
     "allocator_gap": _allocator_gap,

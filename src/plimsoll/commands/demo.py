@@ -139,7 +139,7 @@ _CONFIGS = _RUNS | {"dpo": _DPO}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """Share of exact matches on the held-out problems after SFT, and then after PPO or GRPO."""
 
     sft: float
@@ -154,7 +154,7 @@ class _PatientConsole(Console):
         silence(sys.stdout.fileno())
 
 
-def run_demo(directory: str, seed: int) -> Outcome:
+def run_demo(directory: str, seed: int) -> DemoOutcome:
     """Run the demo below a directory; an interrupted one continues, a finished one starts anew."""
     home = Path(directory)
     console = _PatientConsole(highlight=False)
@@ -200,12 +200,12 @@ def _device() -> str:
     return "cpu" if installed_version("vllm") is None else AUTO
 
 
-def tell(home: Path, console: Console, elapsed: float) -> Outcome:
+def tell(home: Path, console: Console, elapsed: float) -> DemoOutcome:
     """Print the results, some answers and the time by phase, and write the page and the report."""
     runs = {name: RunDirectory(home / name) for name in _RUNS}
     rows = {name: read_rows(run.metrics_path) for name, run in runs.items()}
     ppo, grpo = rows["ppo"], rows["grpo"]
-    outcome = Outcome(*(float(row["eval/correct"]) for row in (ppo[0], ppo[-1], grpo[-1])))
+    outcome = DemoOutcome(*(float(row["eval/correct"]) for row in (ppo[0], ppo[-1], grpo[-1])))
     console.print(
         f"exact match on {HELD_OUT_PROBLEMS} problems never trained on, answers sampled at "
         f"temperature 1:\n  after SFT   {outcome.sft:6.1%}\n  and PPO     {outcome.ppo:6.1%}"

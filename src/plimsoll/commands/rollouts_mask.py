@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from plimsoll.errors import ConfigError
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.responses import ResponseGroup, SampledResponse, TextPiece
+from plimsoll.run.responses import ResponseGroup, ResponsePiece, SampledResponse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,18 +62,20 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
     return load_tokenizer(model.path, model.trust_remote_code)
 
 
-def _branches(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
+def _branches(
+    row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[ResponsePiece]:
     """Yield the pieces of a response, or of each branch of an episode."""
     branches = [*(row.get("earlier") or ()), row]
     for number, branch in enumerate(branches, 1):
         if len(branches) > 1:
-            yield TextPiece(
+            yield ResponsePiece(
                 "\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch"
             )
         yield from _pieces(branch, tokenizer)
 
 
-def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[TextPiece]:
+def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[ResponsePiece]:
     tokens = [*row["prompt_tokens"], *row["tokens"]]
     learned = [*[False] * len(row["prompt_tokens"]), *row["loss_mask"]]
     spans = [[*span] for _, span in groupby(range(len(tokens)), learned.__getitem__)]
@@ -81,4 +83,4 @@ def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Itera
         text = str(tokenizer.decode([tokens[i] for i in span], skip_special_tokens=False))
         mark, kind = ("+ ", "learned") if learned[span[0]] else ("  ", "other")
         lines = "\n".join(f"{mark}{line}" for line in text.split("\n"))
-        yield TextPiece(lines + "\n" * (number + 1 < len(spans)), kind)
+        yield ResponsePiece(lines + "\n" * (number + 1 < len(spans)), kind)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from plimsoll.commands.served_models import Score, open_models
+from plimsoll.commands.served_models import ServedScore, open_models
 from plimsoll.config.problems import refuse
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
@@ -68,7 +68,7 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
     """Answer requests until it is interrupted, or raise ConfigError if the address is taken."""
     with ExitStack() as stack:
         place = stack.enter_context(bind_socket(host, port))
-        served: dict[str, Score] = {
+        served: dict[str, ServedScore] = {
             name: replace(
                 stack.enter_context(open_rewards({name: reward})), source="the request"
             ).submit
@@ -81,7 +81,7 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
         run_app(_app(_paths(served)), place)
 
 
-async def answer(submit: Score, body: bytes) -> HttpReply:
+async def answer(submit: ServedScore, body: bytes) -> HttpReply:
     """Return the reply to a request.
 
     It is 200 with the rewards; 500 if OpenRLHF's format has no place for one that failed; 422 if
@@ -112,7 +112,7 @@ def _rewards(trajectories: Sequence[Trajectory], scored: Scored) -> list[object]
     return [(values | failed)[trajectory.group] for trajectory in trajectories]
 
 
-def _paths(served: Mapping[str, Score]) -> dict[str, Score]:
+def _paths(served: Mapping[str, ServedScore]) -> dict[str, ServedScore]:
     """Return the reward at each path."""
     paths = {f"/{name}": submit for name, submit in served.items()}
     if len(served) == 1:
@@ -121,7 +121,7 @@ def _paths(served: Mapping[str, Score]) -> dict[str, Score]:
     return paths
 
 
-def _app(paths: Mapping[str, Score]) -> Starlette:
+def _app(paths: Mapping[str, ServedScore]) -> Starlette:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse

@@ -19,12 +19,12 @@ from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.loading import load_measured
 
-Score = Callable[[Sequence[Trajectory]], Future[Scored]]
+ServedScore = Callable[[Sequence[Trajectory]], Future[Scored]]
 """Begins to score trajectories, each by itself."""
 
 
 @contextmanager
-def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[str, Score]]:
+def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[str, ServedScore]]:
     """Yield functions that score trajectories by each of these models."""
     here = spec.cluster.model_copy(update={"where": "local", "ranks": 1, "critic_ranks": None})
     alone = resolve(spec.job, spec.config.model_copy(update={"cluster": here}))

@@ -20,11 +20,11 @@ its row i - 1 of seed s + 1.
 """
 
 
-Entry = dict[str, Any]
+GeneratedEntry = dict[str, Any]
 """{"values": ...}, a row; or {"task": ..., "problem": ...} if a task could not generate its row."""
 
 
-def rows_at(setup: Mapping[str, Any]) -> Callable[[int], list[Entry]]:
+def rows_at(setup: Mapping[str, Any]) -> Callable[[int], list[GeneratedEntry]]:
     """Return what generates the rows of an index, one of each task.
 
     Args:
@@ -35,7 +35,7 @@ def rows_at(setup: Mapping[str, Any]) -> Callable[[int], list[Entry]]:
     size, seed = setup["size"], setup["seed"]
     datasets = [(n, o, _dataset(n, o, size, seed)) for n, o in setup["tasks"].items()]
 
-    def entries(index: int) -> Iterator[Entry]:
+    def entries(index: int) -> Iterator[GeneratedEntry]:
         for name, options, dataset in datasets:
             try:
                 yield {"values": _values(name, options, dataset[index])}

@@ -23,7 +23,7 @@ UNLEARNED: Mapping[str, bool] = MappingProxyType({"train": False})
 Tools = Sequence[Mapping[str, Any]]
 """JSON schemas of functions, with a `name` at the top or under `function`."""
 
-Span = tuple[int, int]
+TextSpan = tuple[int, int]
 """A half-open range of characters."""
 
 
@@ -32,7 +32,7 @@ class TextPiece:
     """Text that is tokenized by itself."""
 
     text: str
-    loss_spans: tuple[Span, ...] = ()
+    loss_spans: tuple[TextSpan, ...] = ()
     """The ranges that are learned."""
     closed: bool = False
     """Whether the end-of-sequence token comes after the text. It is learned, too."""
@@ -136,7 +136,7 @@ def close_last(pieces: tuple[TextPiece, ...]) -> tuple[TextPiece, ...]:
     return (*pieces[:last_learned], replace(pieces[last_learned], closed=True))
 
 
-def without_tail(text: str, turn: Span, specials: tuple[str, ...]) -> Span:
+def without_tail(text: str, turn: TextSpan, specials: tuple[str, ...]) -> TextSpan:
     """Return a turn's span without the white space after the token that ends the turn.
 
     Sampling stops before that white space.
@@ -146,7 +146,7 @@ def without_tail(text: str, turn: Span, specials: tuple[str, ...]) -> Span:
     return (start, start + len(stripped)) if stripped.endswith(specials) else turn
 
 
-def with_end(text: str, marked: Span, specials: tuple[str, ...]) -> Span:
+def with_end(text: str, marked: TextSpan, specials: tuple[str, ...]) -> TextSpan:
     """Extend a marked range to the token that ends the turn."""
     start, end = without_tail(text, marked, specials)
     if text[start:end].endswith(specials):

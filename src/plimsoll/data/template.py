@@ -23,8 +23,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from plimsoll.config.data import DataConfig, template_file
 from plimsoll.data.pieces import (
     Messages,
-    Span,
     TextPiece,
+    TextSpan,
     Tools,
     check_begins,
     check_calls,
@@ -167,7 +167,7 @@ class Template:
             return messages
         return [{"role": "system", "content": self.system}, *messages]
 
-    def _render(self, turns: Messages, *, generation_prompt: bool) -> tuple[str, list[Span]]:
+    def _render(self, turns: Messages, *, generation_prompt: bool) -> tuple[str, list[TextSpan]]:
         """Return the text, and the ranges inside the template's generation marks."""
         try:
             texts, marked = render_jinja_template(
@@ -185,13 +185,13 @@ class Template:
             raise DataError(f"is refused by the chat template: {error}") from error
         return texts[0], marked[0] if marked else []
 
-    def _learned_marks(self, turns: Messages, marked: Sequence[Span]) -> list[Span]:
+    def _learned_marks(self, turns: Messages, marked: Sequence[TextSpan]) -> list[TextSpan]:
         """Return the ranges inside the generation marks of the turns that are learned.
 
         Rendering the conversation up to a turn shows how many ranges it has until there.
         """
         answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-        learned: list[Span] = []
+        learned: list[TextSpan] = []
         begin = 0
         for is_learned_run, run in itertools.groupby(answers, key=lambda i: is_learned(turns[i])):
             last = max(run)
@@ -202,7 +202,7 @@ class Template:
             begin = end
         return learned
 
-    def _assistant_turns(self, turns: Messages, text: str) -> list[Span]:
+    def _assistant_turns(self, turns: Messages, text: str) -> list[TextSpan]:
         spans = []
         for i, turn in enumerate(turns):
             if is_learned(turn):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plimsoll.data.pieces import Span, TextPiece
+from plimsoll.data.pieces import TextPiece, TextSpan
 from plimsoll.errors import ConfigError
 from plimsoll.records import Bools, TokenIds
 
@@ -77,7 +77,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[TextPiece]) -> 
     return [_mark(piece, ids, offsets, tokenizer.eos_token_id) for piece, ids, offsets in encodings]
 
 
-def _mark(piece: TextPiece, ids: list[int], offsets: list[Span], end: int | None) -> Tokenized:
+def _mark(piece: TextPiece, ids: list[int], offsets: list[TextSpan], end: int | None) -> Tokenized:
     closing = [end] if piece.closed else []
     tokens = np.array(ids + closing, dtype=np.int32)
     starts = np.array([start for start, _ in offsets], dtype=np.int64)

@@ -18,7 +18,7 @@ from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import BatchCounts
-from plimsoll.run.readings import Share
+from plimsoll.run.readings import DividedShare
 
 StreamT = TypeVar("StreamT", contravariant=True)
 
@@ -40,7 +40,7 @@ class Engine(Protocol):
         """Return a context manager that gives these parameters whole, on every rank, by name."""
         ...
 
-    def share(self, role: str) -> Share | None:
+    def share(self, role: str) -> DividedShare | None:
         """Return what this rank holds of what the ranks divide; None if nothing is divided.
 
         The role is the one that the engine serves.

@@ -11,7 +11,7 @@ import torch
 from plimsoll.errors import FunctionFailed
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.machine.meter import process_bytes
-from plimsoll.run.readings import Footprint, Share
+from plimsoll.run.readings import DividedShare, Footprint
 
 _CPU = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|could not create a primitive$"
@@ -30,7 +30,7 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 def explain_shortage(
     device: torch.device,
     role: Callable[[], str | None],
-    shares: Callable[[], tuple[Share, ...]] = tuple,
+    shares: Callable[[], tuple[DividedShare, ...]] = tuple,
 ) -> Iterator[None]:
     """Turn an allocation that fails inside the block into OutOfMemory.
 

@@ -38,14 +38,14 @@ from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_
 from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel, companions
 from plimsoll.model.value import ReadAt, ValueModel, before_learned
 from plimsoll.records import BatchCounts, Floats, Pack
-from plimsoll.run.readings import Reading, Share
+from plimsoll.run.readings import DividedShare, Reading
 from plimsoll.spec.roles import RoleName
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class StepResult:
+class UpdateResult:
     """What one rank saw in one optimizer step.
 
     Attributes:
@@ -184,7 +184,7 @@ class Worker:
         counts: BatchCounts,
         objective: Objective[S],
         rate: float,
-    ) -> StepResult:
+    ) -> UpdateResult:
         """Take one optimizer step of a role on an objective.
 
         There is one stream per pack; None stands for what the teacher made of these packs. The
@@ -203,7 +203,7 @@ class Worker:
         assert isinstance(source, TrainedRole), f"{role} is frozen"
         if in_a_row > source.optimizer.max_skipped_steps:
             raise not_finite_error(norm, metrics["loss"], in_a_row)
-        return StepResult(metrics, norm)
+        return UpdateResult(metrics, norm)
 
     def teacher_forward(self, packs: Sequence[Pack]) -> None:
         """Have the teacher read the packs that the actor is given next."""
@@ -301,7 +301,7 @@ class Worker:
         """Return what the process holds, and its peaks since the last call."""
         return replace(read_memory(self._device), shares=self.shares())
 
-    def shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[DividedShare, ...]:
         """Return what the rank holds of each role that is divided over the ranks."""
         shares = (engine.share(name) for name, engine in self._engines.items())
         return tuple(share for share in shares if share is not None)

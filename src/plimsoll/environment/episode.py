@@ -80,7 +80,7 @@ class CallRefused(Exception):
 
 
 @dataclass(frozen=True)
-class ChatTurn:
+class EpisodeMessage:
     """A turn that a call by messages asked for."""
 
     messages: Messages
@@ -107,7 +107,7 @@ class Episode:
         self.turns = 0
         """The number of turns that were sampled."""
         self._over = False
-        self._chats: list[ChatTurn] = []
+        self._chats: list[EpisodeMessage] = []
 
     def end(self) -> None:
         """Refuse further calls."""
@@ -127,7 +127,7 @@ class Episode:
         tools: Tools,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
-    ) -> ChatTurn:
+    ) -> EpisodeMessage:
         """Sample a turn after these messages, and keep it.
 
         Raises as `ask`, and DataError if the chat template refuses the messages.
@@ -140,7 +140,7 @@ class Episode:
         reply = with_call_ids(codec.decode_reply(sample.response_tokens, tools), self.turns)
         text = "\n".join(str(message["content"]) for message in new_messages)
         self.keep(prompt, sample, str(new_messages[-1]["role"]), text, reply.problem or "")
-        turn = ChatTurn(messages, tools, prompt, reply, sample)
+        turn = EpisodeMessage(messages, tools, prompt, reply, sample)
         self._chats.append(turn)
         if tools:
             add_figures(self.figures, figures_of(reply))
@@ -238,7 +238,7 @@ def _begins(tokens: TokenIds, beginning: Ints) -> bool:
     return len(tokens) >= len(beginning) and np.array_equal(tokens[: len(beginning)], beginning)
 
 
-def _continues(messages: Messages, tools: Tools, chat: ChatTurn) -> bool:
+def _continues(messages: Messages, tools: Tools, chat: EpisodeMessage) -> bool:
     """Return whether a conversation goes on after the reply of an earlier call."""
     reply: Mapping[str, Any] = render_message(chat.reply.message)
     return (

@@ -32,7 +32,7 @@ from plimsoll.environment.adapters import (
 )
 from plimsoll.environment.protocol import Environment
 from plimsoll.environment.tool_environment import (
-    Function,
+    ToolFunction,
     functions_of,
     no_tool,
     tool_environment,
@@ -42,7 +42,7 @@ from plimsoll.errors import ConfigError
 
 
 def open_environment(
-    name: str, functions: Sequence[Function] = ()
+    name: str, functions: Sequence[ToolFunction] = ()
 ) -> EnvironmentFactory | EpisodeAgent:
     """Return what plays the episodes of the environment that a config names so.
 
@@ -73,12 +73,12 @@ def open_environment(
     return _open_target(name, members.get(class_name) or members[name], functions)
 
 
-def load_functions(names: Iterable[str]) -> list[Function]:
+def load_functions(names: Iterable[str]) -> list[ToolFunction]:
     """Return plain functions as tools, each by `my.module:function` or `path/to/file.py:function`.
 
     Raises ConfigError for what cannot be loaded, and for a function that cannot be a tool.
     """
-    functions: list[Function] = []
+    functions: list[ToolFunction] = []
     for name in names:
         function = _load(name)
         if not inspect.isroutine(function):
@@ -100,7 +100,7 @@ def _load(name: str) -> Any:
 
 
 def _open_target(
-    name: str, target: Any, functions: Sequence[Function]
+    name: str, target: Any, functions: Sequence[ToolFunction]
 ) -> EnvironmentFactory | EpisodeAgent:
     if inspect.isfunction(target) and {*ADDRESS} <= {*inspect.signature(target).parameters}:
         _refuse_functions(name, functions)
@@ -121,7 +121,7 @@ def _open_target(
     return EnvironmentFactory(name, _with_tools(target, name, functions), tools.schemas)
 
 
-def _with_tools(make: Callable[..., Any], name: str, functions: Sequence[Function]) -> Any:
+def _with_tools(make: Callable[..., Any], name: str, functions: Sequence[ToolFunction]) -> Any:
     """Return a function of the same parameters that makes an environment of what `make` makes."""
 
     @wraps(make)
@@ -150,7 +150,7 @@ def _is_environment(target: object, name: str) -> bool:
     return step
 
 
-def _refuse_functions(name: str, functions: Sequence[Function]) -> None:
+def _refuse_functions(name: str, functions: Sequence[ToolFunction]) -> None:
     if functions:
         raise ConfigError(
             f"{name!r} carries out tool calls itself, if any: leave the functions out that `tools` "

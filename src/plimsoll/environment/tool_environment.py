@@ -40,19 +40,19 @@ RESERVED = ("reset", "get_reward", "close")
 MAX_CHARACTERS = 20_000
 """The longest result of a tool; the rest is cut off, and the result says so."""
 
-Function = Callable[..., Any]
+ToolFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Toolbox:
     """Functions that a policy may call."""
 
-    functions: Mapping[str, Function]
+    functions: Mapping[str, ToolFunction]
     """The functions, plain or `async`, by their names."""
     schemas: tuple[Tool, ...]
 
 
-def functions_of(kind: type) -> list[Function]:
+def functions_of(kind: type) -> list[ToolFunction]:
     """Return the methods of a class that the policy may call: all public ones but `RESERVED`."""
     return [getattr(kind, name) for name in _tool_names(kind)]
 
@@ -66,7 +66,7 @@ def _tool_names(kind: type) -> list[str]:
     return [name for name in names if name[0] != "_" and name not in RESERVED]
 
 
-def toolbox(functions: Iterable[Function]) -> Toolbox:
+def toolbox(functions: Iterable[ToolFunction]) -> Toolbox:
     """Return functions with their schemas.
 
     Schemas are made of signatures and docstrings (Google's style), as transformers does. Raises
@@ -79,7 +79,7 @@ def toolbox(functions: Iterable[Function]) -> Toolbox:
     return Toolbox({function.__name__: function for function in functions}, schemas)
 
 
-def schema_of(function: Function) -> Tool:
+def schema_of(function: ToolFunction) -> Tool:
     """Return how chat templates describe a function to the policy. Raises as `toolbox`."""
     from transformers.utils import chat_template_utils  # takes seconds, and may import torch
 
@@ -111,8 +111,8 @@ class ToolEnvironment:
     has them.
     """
 
-    get_reward: Function
-    close: Function
+    get_reward: ToolFunction
+    close: ToolFunction
 
     def __init__(self, inner: Any, tools: Toolbox) -> None:
         """Wrap an object.
@@ -145,7 +145,7 @@ class ToolEnvironment:
         return _ToolResult(call.name, result_text(value, call.name))
 
 
-async def _call(function: Function, arguments: Mapping[str, Any]) -> Any:
+async def _call(function: ToolFunction, arguments: Mapping[str, Any]) -> Any:
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
 
@@ -161,7 +161,7 @@ async def _call(function: Function, arguments: Mapping[str, Any]) -> Any:
     return value
 
 
-def tool_environment(inner: Any, functions: Sequence[Function] = ()) -> ToolEnvironment:
+def tool_environment(inner: Any, functions: Sequence[ToolFunction] = ()) -> ToolEnvironment:
     """Return the environment of an object with `reset`, with its methods and functions as tools.
 
     Raises ConfigError as `toolbox` does, and if there is no tool at all.
@@ -188,7 +188,7 @@ class _ToolResult:
     failed: bool = False
 
 
-def _wanted_columns(reset: Function, row: Mapping[str, Any]) -> dict[str, Any]:
+def _wanted_columns(reset: ToolFunction, row: Mapping[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(reset).parameters.values()
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return dict(row)

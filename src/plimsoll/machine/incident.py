@@ -8,7 +8,7 @@ from typing import Literal
 
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.node_state import NodeState
-from plimsoll.run.readings import Footprint, Reading, Share
+from plimsoll.run.readings import DividedShare, Footprint, Reading
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Incident:
     """The bytes that could not be allocated."""
     held: Footprint | None = None
     """The memory of the process then."""
-    shares: tuple[Share, ...] = ()
+    shares: tuple[DividedShare, ...] = ()
     """The shares of its roles."""
     seen: Sighting | None = None
     """The observations of the cluster; None until there are any."""

@@ -13,7 +13,13 @@ from typing import Any, Literal
 from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import Hardware
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.memory.contents.contents import ContentsKey, Job, contents_key, contents_of, make_job
+from plimsoll.memory.contents.contents import (
+    ContentsKey,
+    PlannedJob,
+    contents_key,
+    contents_of,
+    make_job,
+)
 from plimsoll.memory.contents.disk import disk_items
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants
@@ -59,7 +65,7 @@ class Ground:
 class Plan:
     """The memory of a run on its machines, and whether it fits."""
 
-    job: Job
+    job: PlannedJob
     band: Band
     devices: tuple[Store, ...]
     """Cards; equal ones are one store."""
@@ -140,7 +146,7 @@ def problems_besides(plan: Plan) -> tuple[Problem, ...]:
 
 
 def _stores(
-    job: Job,
+    job: PlannedJob,
     contents: Mapping[ContentsKey, tuple[Allocation, ...]],
     where: Literal["device", "host"],
 ) -> Iterator[Store]:
@@ -170,7 +176,7 @@ def _by_slot(processes: Sequence[Process], where: str) -> dict[Slot, list[Proces
     return by_slot
 
 
-def _hardware(job: Job, slot: Slot) -> tuple[str, int | None]:
+def _hardware(job: PlannedJob, slot: Slot) -> tuple[str, int | None]:
     """Return the name of a slot's hardware, and the bytes that it can hold."""
     node = job.hardware.nodes[slot.node]
     if slot.card is None:

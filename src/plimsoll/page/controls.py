@@ -20,7 +20,7 @@ from plimsoll.machine.hardware import CARDS
 from plimsoll.memory.levers.catalogue import in_section, levers_by_rank
 from plimsoll.memory.levers.changes import value_at
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.timeline.levers import Value
+from plimsoll.timeline.levers import LeverValue
 
 _GROUPS = {
     "cluster": "machines",
@@ -138,7 +138,7 @@ def _is_harmless(known: tuple[Key, ...], key: str) -> bool:
     return bool(words) and not any(map(_OPEN.match, words))
 
 
-def _value(spec: RunSpec[Any], key: str) -> Value:
+def _value(spec: RunSpec[Any], key: str) -> LeverValue:
     """Return the value of a key; for a reference that the config lacks, its default."""
     for role in spec.roles.values():
         if key.startswith(f"{role.key}."):

@@ -19,8 +19,8 @@ from plimsoll.run.json_lines import JsonRow
 from plimsoll.run.step_report import BEFORE_STEPS
 from plimsoll.spec.job import Panel
 
-Section = Literal["learning", "health", "time", "memory", "other"]
-SECTIONS: tuple[Section, ...] = get_args(Section)
+CurveSection = Literal["learning", "health", "time", "memory", "other"]
+SECTIONS: tuple[CurveSection, ...] = get_args(CurveSection)
 BUCKETS = 400
 """Number of buckets of a longer curve; each keeps its lowest and its highest value."""
 _DIGITS = 6
@@ -39,7 +39,10 @@ class Curves:
 
 
 def curves(
-    runs: Sequence[Watched], section: Section, steps: tuple[float, float], buckets: int = BUCKETS
+    runs: Sequence[Watched],
+    section: CurveSection,
+    steps: tuple[float, float],
+    buckets: int = BUCKETS,
 ) -> list[dict[str, Any]]:
     """Return the panels of a section, each with a table for every run that has data.
 
@@ -69,7 +72,7 @@ def curves(
     return panels
 
 
-def _curves_of(run: Watched, section: Section, compared: Sequence[JsonRow]) -> Curves:
+def _curves_of(run: Watched, section: CurveSection, compared: Sequence[JsonRow]) -> Curves:
     """Return a run's curves in a section; `compared` has the metric names of all runs."""
     if section == "memory":
         return _peaks(run)
@@ -90,7 +93,7 @@ def _peaks(run: Watched) -> Curves:
     return Curves(steps, lambda name: peaks.get(name, no_values) / 1e9, [panel])
 
 
-def _panels(run: Watched, section: Section, compared: Sequence[JsonRow]) -> list[Panel]:
+def _panels(run: Watched, section: CurveSection, compared: Sequence[JsonRow]) -> list[Panel]:
     """Return the panels of a section.
 
     Every metric is in one section; the seconds of phases before the steps are in none. A run's only

@@ -15,7 +15,7 @@ from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdic
 from plimsoll.memory.weigh import Plan
 from plimsoll.page.memory import describe_place
 from plimsoll.run.counting import gigabytes_text
-from plimsoll.timeline.levers import Effect, Value
+from plimsoll.timeline.levers import Effect, LeverValue
 
 _KINDS: Mapping[Effect, str] = {
     "same": "same learning",
@@ -66,7 +66,7 @@ def _answer(suggestion: Suggestion) -> dict[str, Any]:
     }
 
 
-def _text(value: Value) -> str:
+def _text(value: LeverValue) -> str:
     return "" if value is None else show(value)
 
 

@@ -22,7 +22,7 @@ _TRIAL = "import threading\nthreading.Thread(target=print, args=(input(),)).star
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ProgramBounds:
     """The limits of a program.
 
     Attributes:
@@ -51,7 +51,7 @@ class CaseResult:
 
 
 def run_program(
-    program: str, cases: Sequence[Mapping[str, object]], bounds: Bounds, sandbox: Sandbox
+    program: str, cases: Sequence[Mapping[str, object]], bounds: ProgramBounds, sandbox: Sandbox
 ) -> list[CaseResult]:
     """Run a Python program once for each case, each time in a new process.
 
@@ -77,7 +77,7 @@ def sandbox_trouble() -> str:
     """
     purpose = "Programs of a policy run in a sandbox by bubblewrap."
     try:
-        (result,) = _run(_TRIAL, [{"input": "1"}], Bounds(5.0, 20.0, 2**30), "bwrap")
+        (result,) = _run(_TRIAL, [{"input": "1"}], ProgramBounds(5.0, 20.0, 2**30), "bwrap")
     except FileNotFoundError:
         return f"{purpose} There is no `bwrap` on the PATH."
     except (OSError, PlimsollError) as error:
@@ -87,7 +87,7 @@ def sandbox_trouble() -> str:
 
 
 def _run(
-    program: str, cases: Sequence[Mapping[str, object]], bounds: Bounds, sandbox: Sandbox
+    program: str, cases: Sequence[Mapping[str, object]], bounds: ProgramBounds, sandbox: Sandbox
 ) -> list[CaseResult]:
     """Run the cases by one runner.
 
@@ -107,7 +107,7 @@ def _run(
     return results
 
 
-def _start(program: str, bounds: Bounds, sandbox: Sandbox) -> Child:
+def _start(program: str, bounds: ProgramBounds, sandbox: Sandbox) -> Child:
     runner = Child(
         Program(
             open_program,

@@ -6,7 +6,7 @@ import re
 
 from plimsoll.config.base import PositiveFloat, PositiveInt
 from plimsoll.errors import DataError
-from plimsoll.process.programs import REMEDY, Bounds, run_program, sandbox_trouble
+from plimsoll.process.programs import REMEDY, ProgramBounds, run_program, sandbox_trouble
 from plimsoll.process.sandbox import Sandbox
 from plimsoll.records import Trajectory
 from plimsoll.reward.code_cases import Case, cases_of
@@ -65,7 +65,7 @@ def reward(
     program = program_in(trajectory.response_text)
     if setup is not None:
         program = f"{trajectory.prompt.columns.get(setup) or ''}\n{program}"
-    bounds = Bounds(seconds, total_seconds, int(memory_gib * 1024**3))
+    bounds = ProgramBounds(seconds, total_seconds, int(memory_gib * 1024**3))
     results = run_program(program, [case.run for case in cases], bounds, sandbox)
     passed = sum(map(Case.is_passed, cases, results))
     return float(passed == len(cases)) if all_or_nothing else passed / len(cases)

@@ -13,7 +13,7 @@ from plimsoll.records import Trajectory
 from plimsoll.reward.marks import ANSWER_TAG, MARKER
 from plimsoll.reward.math_form import plain_number
 from plimsoll.reward.math_reading import final_answer, reference_answer
-from plimsoll.reward.math_verifier import CPU_SECONDS, Verdict, verify
+from plimsoll.reward.math_verifier import CPU_SECONDS, MathVerdict, verify
 from plimsoll.reward.references import asks_processes, checks_references, gives_answers
 
 answer = final_answer
@@ -26,16 +26,16 @@ def check(reference: str, *, tag: str = ANSWER_TAG) -> None:
     if plain_number(right):  # most are, and need no process to read them
         return
     verdict = verify(right, "")
-    if verdict is Verdict.UNDECIDED:
+    if verdict is MathVerdict.UNDECIDED:
         raise ValueError(f"{_cut(reference)} is not read within {CPU_SECONDS:g} s: give its value")
-    if verdict is Verdict.NO_REFERENCE:
+    if verdict is MathVerdict.NO_REFERENCE:
         raise ValueError(_unclear(reference))
 
 
 def same(first: str, second: str) -> bool:
     """Return whether two answers are written alike, or one is right by the other as reference."""
     pairs = ((first, second), (second, first))
-    return first == second or any(verify(*pair) is Verdict.EQUAL for pair in pairs)
+    return first == second or any(verify(*pair) is MathVerdict.EQUAL for pair in pairs)
 
 
 @asks_processes(61 * 2**20, "measured: math-verify 0.9 and sympy, 63.8 MB resident")
@@ -61,9 +61,9 @@ def reward(
         trajectory.response_text, answer_line=answer_line, tag=tag, max_characters=max_characters
     )
     verdict = verify(reference_answer(reference, tag=tag) or "", given or "")
-    if verdict is Verdict.NO_REFERENCE:
+    if verdict is MathVerdict.NO_REFERENCE:
         raise DataError(f"the reference {_unclear(reference)}.")
-    return float(verdict is Verdict.EQUAL)
+    return float(verdict is MathVerdict.EQUAL)
 
 
 def _unclear(reference: str) -> str:

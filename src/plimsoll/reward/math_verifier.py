@@ -30,7 +30,7 @@ _MOST_PROCESSES = 8  # each holds some 100 MB
 _ENDED_BY_ANSWER = {-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT}
 
 
-class Verdict(StrEnum):
+class MathVerdict(StrEnum):
     """The result of a comparison. UNDECIDED: it took too much time or memory."""
 
     EQUAL = "equal"
@@ -39,16 +39,16 @@ class Verdict(StrEnum):
     UNDECIDED = "undecided"
 
 
-def verify(reference: str, answer: str) -> Verdict:
+def verify(reference: str, answer: str) -> MathVerdict:
     """Compare two answers by value. Any thread may ask; as many at once as there are cores.
 
     Raises PlimsollError if a process cannot be started, or was ended by someone else.
     """
     try:
-        return Verdict(_pool().ask([reference, answer], _CLOCK_SECONDS))
+        return MathVerdict(_pool().ask([reference, answer], _CLOCK_SECONDS))
     except ChildEnded as ended:
         if ended.code in _ENDED_BY_ANSWER:
-            return Verdict.UNDECIDED
+            return MathVerdict.UNDECIDED
         raise PlimsollError(f"{_WHAT} {ended}\n{ended.lines}".rstrip()) from ended
     except TimeoutError as error:
         why = f"One takes {CPU_SECONDS:g} s of the processor at most: is this machine overloaded?"
@@ -68,7 +68,7 @@ def _pool() -> Pool:
     return Pool(program, min(usable_cores(), _MOST_PROCESSES))
 
 
-def open_comparison(setup: None) -> Callable[[Sequence[str]], Verdict]:
+def open_comparison(setup: None) -> Callable[[Sequence[str]], MathVerdict]:
     """Return what answers in the process: a reference and an answer to the verdict."""
     from math_verify import LatexExtractionConfig, parse, verify  # sympy takes a second
 
@@ -89,13 +89,13 @@ def open_comparison(setup: None) -> Callable[[Sequence[str]], Verdict]:
         expressions = read(text)
         return [] if all(isinstance(part, str) for part in expressions) else expressions
 
-    def compare(pair: Sequence[str]) -> Verdict:
+    def compare(pair: Sequence[str]) -> MathVerdict:
         reference, answer = pair
         gold = read_reference(reference)
         if not gold:
-            return Verdict.NO_REFERENCE
+            return MathVerdict.NO_REFERENCE
         equal = verify(gold, read(answer), timeout_seconds=None)
-        return Verdict.EQUAL if equal else Verdict.DIFFERENT
+        return MathVerdict.EQUAL if equal else MathVerdict.DIFFERENT
 
     compare(("1", "$\\frac{1}{2}$"))  # the first call compiles its patterns
     return compare

@@ -26,7 +26,14 @@ from plimsoll.reward.rule import Rule, build_rule, texts_of
 from plimsoll.reward.running import MomentsState, RunningMoments
 from plimsoll.reward.servers.http import Servers
 from plimsoll.reward.servers.judge import Judge
-from plimsoll.reward.source import Call, RewardSource, Watch, end_all, event_loop, side_by_side
+from plimsoll.reward.source import (
+    RewardCall,
+    RewardSource,
+    Watch,
+    end_all,
+    event_loop,
+    side_by_side,
+)
 
 _FUNCTION_WAIT = 0.1
 _SERVER_WAIT = 0.5
@@ -51,7 +58,7 @@ async def open_source(rule: Rule, stack: AsyncExitStack) -> RewardSource:
     batch = takes_many(rule.function) if config.batch is None else config.batch
     at_once = config.at_once or _calls_at_once(config, rule.function)
     limit = TimeLimit(config.time_limit, f"{key}.time_limit")
-    call: Call = FunctionHere(rule.function, batch, is_coroutine(rule.function), limit)
+    call: RewardCall = FunctionHere(rule.function, batch, is_coroutine(rule.function), limit)
     if config.process:
         call = open_in_processes(config, batch, limit, at_once, stack)
     size = None if batch else 1

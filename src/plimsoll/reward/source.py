@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Failed, Outcome, Unasked
 
-Call = Callable[[Sequence[Trajectory]], Awaitable[Sequence[Outcome]]]
+RewardCall = Callable[[Sequence[Trajectory]], Awaitable[Sequence[Outcome]]]
 """One try: returns an outcome for each trajectory, in order. A call ends within a time limit of its
 own and raises nothing."""
 
@@ -51,7 +51,7 @@ class RewardSource:
             answers is known after a few calls instead of after all.
     """
 
-    call: Call
+    call: RewardCall
     size: int | None
     retries: int
     wait: float

@@ -277,7 +277,7 @@ def _memory_texts(report: StepReport) -> list[str]:
     fullest: dict[str, str] = {}
     for name, use in report.memory.items():
         kind = name.rstrip("0123456789")
-        if kind == "recipe" or (kind == "node " and len(report.memory) == 2):
+        if kind == "controller" or (kind == "node " and len(report.memory) == 2):
             continue
         if kind not in fullest or use.measured > report.memory[fullest[kind]].measured:
             fullest[kind] = name

@@ -16,8 +16,8 @@ from plimsoll.run.counting import counted, gigabytes_text
 from plimsoll.run.ledger import LedgerRow, group_rows, is_node
 from plimsoll.run.readings import Line
 
-Where = Literal["host", "device"]
-_BOTH: tuple[Where, ...] = ("host", "device")
+LeakPlace = Literal["host", "device"]
+_BOTH: tuple[LeakPlace, ...] = ("host", "device")
 
 WINDOW = 100
 """Maximum number of steps that are looked at."""
@@ -43,7 +43,7 @@ class Leak:
     process: str
     phase: str
     """The phase that most likely leaks."""
-    where: Where
+    where: LeakPlace
     rate: float
     """Bytes per step."""
     steps_left: int
@@ -115,8 +115,8 @@ class LeakWatch:
     """Follows the ledger without checkpoints; reports a process's leak on host or card once."""
 
     def __init__(self) -> None:
-        self._histories: dict[tuple[str, Where], _History] = {}
-        self._told: set[tuple[str, Where]] = set()
+        self._histories: dict[tuple[str, LeakPlace], _History] = {}
+        self._told: set[tuple[str, LeakPlace]] = set()
 
     def add(self, rows: Iterable[LedgerRow]) -> list[Leak]:
         """Add the rows of a step, and return the leaks that they show."""
@@ -132,7 +132,7 @@ class LeakWatch:
             ):  # a new part of the run, with new processes
                 for where in _BOTH:
                     self._histories.pop((process, where), None)
-            places: tuple[Where, ...] = (
+            places: tuple[LeakPlace, ...] = (
                 ("host",) if process_rows[-1].held.allocated is None else _BOTH
             )
             for where in places:
@@ -143,7 +143,7 @@ class LeakWatch:
         return leaks
 
     def _look(
-        self, process: str, where: Where, rows: Sequence[LedgerRow], line: Line
+        self, process: str, where: LeakPlace, rows: Sequence[LedgerRow], line: Line
     ) -> Iterator[Leak]:
         key = (process, where)
         history = self._histories.setdefault(key, _History())
@@ -169,7 +169,7 @@ def find_leaks(rows: Iterable[LedgerRow]) -> list[Leak]:
     ]
 
 
-def _patience(row: LedgerRow, where: Where) -> tuple[int, int]:
+def _patience(row: LedgerRow, where: LeakPlace) -> tuple[int, int]:
     """Return the number of steps to warm up, and of steps to look at after them."""
-    on_cpu = where == "host" and row.held.device is None and row.process != "recipe"
+    on_cpu = where == "host" and row.held.device is None and row.process != "controller"
     return (_CPU_WARM_UP, _CPU_FEWEST) if on_cpu else (_WARM_UP, _FEWEST)

@@ -16,7 +16,7 @@ from typing import Any
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.counting import use_text
 from plimsoll.run.json_lines import JsonRow, append_rows, iter_rows
-from plimsoll.run.readings import Footprint, Footprints, Line, Reading, Share, largest, total
+from plimsoll.run.readings import DividedShare, Footprint, Footprints, Line, Reading, largest, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,10 @@ class LedgerRow:
     step: int
     phase: str
     process: str
-    """`recipe`, `rank 0`, `critic rank 0`, `engine 0`, or `local` if all is one process. `node 0`
-    stands for all processes of a machine that were read; its peak is the sum of theirs."""
+    """`controller`, `rank 0`, `critic rank 0`, `engine 0`, or `local` if all is one process.
+
+    `node 0` stands for all processes of a machine that were read; its peak is the sum of theirs.
+    """
     node: str
     """The `process` of the row of its machine."""
     predicted: Footprint | None
@@ -40,7 +42,7 @@ class LedgerRow:
     """Fill and capacity of its card, or of its node on CPU."""
     seconds: float
     """Duration of the phase."""
-    shares: tuple[Share, ...] = ()
+    shares: tuple[DividedShare, ...] = ()
     """What a rank holds of the roles that are divided; only in rows of `load`."""
     busy: float | None = None
     """Share of the phase in which its card computed; None if unknown."""
@@ -241,7 +243,7 @@ def _parse(path: Path, number: int, row: Mapping[str, Any]) -> LedgerRow:
             held=_footprint(row["held"]),
             line=Line(*(int(row["line"][f"{name}_bytes"]) for name in ("used", "capacity"))),
             seconds=float(row["seconds"]),
-            shares=tuple(Share(**share) for share in row.get("shares", ())),
+            shares=tuple(DividedShare(**share) for share in row.get("shares", ())),
             busy=row.get("busy"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

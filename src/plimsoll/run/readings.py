@@ -81,7 +81,7 @@ class CardReading:
 
 
 @dataclass(frozen=True)
-class Share:
+class DividedShare:
     """What one rank holds of a role that ZeRO divides, in bytes."""
 
     role: str
@@ -100,7 +100,7 @@ class Reading:
     host: HostReading
     card: CardReading | None = None
     """None on CPU."""
-    shares: tuple[Share, ...] = ()
+    shares: tuple[DividedShare, ...] = ()
     """What a rank holds of its roles."""
 
     @property

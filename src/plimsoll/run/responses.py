@@ -55,7 +55,7 @@ _READ = (
 
 
 @dataclass(frozen=True)
-class TextPiece:
+class ResponsePiece:
     """A part of a response."""
 
     text: str
@@ -88,13 +88,13 @@ class SampledResponse:
     version: int | None
     """Version of the weights that sampled the first token; None without tokens."""
     cut_off: bool
-    pieces: tuple[TextPiece, ...] = ()
+    pieces: tuple[ResponsePiece, ...] = ()
     """Turns of an episode with an environment; joined they are the response."""
 
     @property
-    def all_pieces(self) -> tuple[TextPiece, ...]:
+    def all_pieces(self) -> tuple[ResponsePiece, ...]:
         """The pieces of the response; a response without turns is one piece."""
-        return self.pieces or (TextPiece(self.response, "assistant"),)
+        return self.pieces or (ResponsePiece(self.response, "assistant"),)
 
 
 @dataclass(frozen=True)
@@ -155,33 +155,35 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
     )
 
 
-def _branches(row: Mapping[str, Any]) -> Iterator[TextPiece]:
+def _branches(row: Mapping[str, Any]) -> Iterator[ResponsePiece]:
     """Yield the pieces of an episode, branch by branch; none without an environment."""
     branches = [*(row.get("earlier") or ()), row]
     for number, branch in enumerate(branches, 1):
         turns = branch.get("turns") or ()
         if len(branches) > 1:
-            yield TextPiece(
+            yield ResponsePiece(
                 "\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch"
             )
-            yield from _pieces(turns) if turns else (TextPiece(branch["response"], "assistant"),)
+            yield from (
+                _pieces(turns) if turns else (ResponsePiece(branch["response"], "assistant"),)
+            )
         else:
             yield from _pieces(turns)
 
 
-def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[TextPiece]:
+def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[ResponsePiece]:
     """Yield all turns, each after the name of its speaker."""
     for number, turn in enumerate(turns):
         role, end = turn["role"], 0
         reward = f", reward {turn['reward']:.4g}" if turn["reward"] else ""
         text = "\n" * (number > 0) + f"[{role}{reward}] {turn['text']}"
         for call in _CALL.finditer(text) if role == "assistant" else ():
-            yield TextPiece(text[end : call.start()], role)
-            yield TextPiece(call[0], "call")
+            yield ResponsePiece(text[end : call.start()], role)
+            yield ResponsePiece(call[0], "call")
             end = call.end()
-        yield TextPiece(text[end:], role)
+        yield ResponsePiece(text[end:], role)
         if turn["problem"]:
-            yield TextPiece(f" (wrong: {turn['problem']})", "wrong")
+            yield ResponsePiece(f" (wrong: {turn['problem']})", "wrong")
 
 
 def read_groups(path: Path) -> list[ResponseGroup]:

@@ -22,8 +22,8 @@ from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Kind, Where
 
-Value = bool | int | float | str | None
-Move = Mapping[str, Value]
+LeverValue = bool | int | float | str | None
+Move = Mapping[str, LeverValue]
 """Dotted keys and their new values."""
 
 Effect = Literal["same", "rounding", "adapters", "machines", "shorter"]

@@ -20,7 +20,7 @@ from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import read_host, reset_process_peak
@@ -147,7 +147,7 @@ class RunSession:
         if cluster is not None:
             return cluster.read_memory()
         in_process = self.spec.cluster.where == "local"
-        return {"local" if in_process else "recipe": Reading(read_host())}
+        return {"local" if in_process else "controller": Reading(read_host())}
 
     def _write_saved(self) -> None:
         """Write the readings of a checkpoint, which belong to the step of the last report."""
@@ -355,14 +355,14 @@ def config_text(spec: RunSpec[Any]) -> str:
     return "\n".join([f"# {spec.job.name}", *decisions, dump_config(spec.written)])
 
 
-def step_metrics(results: Sequence[StepResult], rate: float) -> dict[str, float]:
+def step_metrics(results: Sequence[UpdateResult], rate: float) -> dict[str, float]:
     """Return a step's metrics: the batch's means, the gradient's norm, and the learning rate."""
     norm = results[0].grad_norm
     update = {"grad_norm": norm, "skipped_steps": count_skipped(norm), "learning_rate": rate}
     return total_metrics(results) | update
 
 
-def mean_metrics(updates: Sequence[Sequence[StepResult]]) -> dict[str, float]:
+def mean_metrics(updates: Sequence[Sequence[UpdateResult]]) -> dict[str, float]:
     """Return the means of several optimizer steps' metrics, and how many steps were skipped.
 
     A metric that only some steps have is a mean over those.
@@ -378,7 +378,7 @@ def count_skipped(grad_norm: float) -> float:
     return float(not isfinite(grad_norm))
 
 
-def total_metrics(results: Sequence[StepResult]) -> dict[str, float]:
+def total_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
     """Add the ranks' shares of the batch's means. A rank may lack some metrics."""
     names = dict.fromkeys(name for result in results for name in result.metrics)
     return {name: sum(result.metrics.get(name, 0.0) for result in results) for name in names}

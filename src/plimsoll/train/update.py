@@ -11,7 +11,7 @@ import numpy as np
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.data.packing import pack, pack_pairs
 from plimsoll.engine.protocol import Objective
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Row, samples_of
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -46,7 +46,7 @@ class OptimizerStep(Generic[S]):
     """
 
 
-def update(role: RoleName, ranks: Ranks, step: OptimizerStep[S], rate: float) -> list[StepResult]:
+def update(role: RoleName, ranks: Ranks, step: OptimizerStep[S], rate: float) -> list[UpdateResult]:
     """Take one optimizer step of a role on every rank's packs."""
     stream, rest = step.stream, (step.counts, step.objective, rate)
     return ranks.each(

@@ -34,9 +34,9 @@ def write_run(
 
 
 def on_cpu(path: Path, added: int, constants: Constants = SHIPPED) -> Path:
-    """Ranks hold `added` bytes more than predicted, except in one phase; the recipe 7 MB more."""
+    """Ranks hold `added` bytes more than predicted, but in one phase; the controller 7 MB more."""
     rows = [
-        row("recipe", "load", Footprint(400 * MB), Footprint(407 * MB)),
+        row("controller", "load", Footprint(400 * MB), Footprint(407 * MB)),
         row("rank 0", "data", None, Footprint(1)),
         row("rank 0", "load", Footprint(500 * MB), Footprint(500 * MB + added)),
         row("rank 0", "score", Footprint(600 * MB), Footprint(600 * MB + added)),

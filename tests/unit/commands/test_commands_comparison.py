@@ -79,10 +79,10 @@ def test_leaks_are_found_in_a_whole_ledger() -> None:
         row(step, phase, process, Footprint(GB + step * 10**7), line=line)
         for step in range(1, 60)
         for phase in ("rollout", "save")
-        for process in ("recipe", "node 0")
+        for process in ("controller", "node 0")
     ]
     stays = [replace(one, held=Footprint(GB)) for one in grows]
-    assert [leak.process for leak in find_leaks(grows)] == ["recipe"]
+    assert [leak.process for leak in find_leaks(grows)] == ["controller"]
     assert find_leaks(stays) == []
 
 

@@ -194,14 +194,14 @@ def test_a_card_has_all_its_numbers(tmp_path: Path) -> None:
     page = page_of(
         run_of(
             tmp_path,
-            row(1, "load", "recipe", 2 * GB, GB),
+            row(1, "load", "controller", 2 * GB, GB),
             row(1, "load", "rank 0", 3 * GB, card=8 * GB),
             row(1, "load", "node 0", 5 * GB),
         )
     )
     found = {one["process"]: one["measures"] for one in page["memory?run=0"]["table"]}
     assert found == {
-        "recipe": {"host": [GB, 2 * GB, 1.0]},
+        "controller": {"host": [GB, 2 * GB, 1.0]},
         "rank 0": {
             "host": [None, 3 * GB, None],
             "allocated": [None, 2 * GB, None],

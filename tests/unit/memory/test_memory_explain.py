@@ -23,7 +23,7 @@ from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import Explanation, explain, role_of, room_needed, scene_of
 from plimsoll.memory.explain.questions import Finding, Scene, answer_questions
-from plimsoll.run.readings import Footprint, HostReading, Reading, Share
+from plimsoll.run.readings import DividedShare, Footprint, HostReading, Reading
 from plimsoll.spec.run_spec import RunSpec
 
 GB = 10**9
@@ -77,7 +77,7 @@ def card(index: int, used: int, *processes: CardProcess) -> LiveCard:
 def shares(held: int) -> dict[str, Reading]:
     """Of rank 0, last read; of rank 1 the incident tells itself. 500 MB for each would be even."""
     host = HostReading("a", 2 * GB, 2 * GB, 9 * GB, 512 * GB)
-    return {"rank 0": Reading(host, None, (Share("actor", "weights", GB, 2, held),))}
+    return {"rank 0": Reading(host, None, (DividedShare("actor", "weights", GB, 2, held),))}
 
 
 def at(process: str = "rank 1", node: str = "a", **seen: Any) -> Sighting:
@@ -163,7 +163,7 @@ def test_did_the_partitioning_take_effect() -> None:
     assert even.text == (
         "rank 0 holds 500 MB of the actor's weights, no rank more; P/N is 1 GB / 2 = 500 MB"
     )
-    whole = (Share("actor", "weights", GB, 2, GB),)
+    whole = (DividedShare("actor", "weights", GB, 2, GB),)
     uneven = host_answers(ppo(), at(readings=shares(GB // 2)), shares=whole)[1]
     assert verdict(uneven) == (question, "no")
     assert uneven.text.startswith("rank 1 holds 1 GB of the actor's weights, no rank more;")

@@ -47,7 +47,7 @@ def test_ranks_fill_nodes_card_by_card_and_engines_follow() -> None:
     config = ppo("{ranks: 3, critic_ranks: 1}", "{engines: 2, vllm: {tensor_parallel: 2}}")
     layout = lay_out(spec_of(config), (4, 4))
     assert where(layout) == {
-        "recipe": Slot(0),
+        "controller": Slot(0),
         "ray 0": Slot(0),
         "ray 1": Slot(1),
         "rank 0": Slot(0, 0),
@@ -99,7 +99,7 @@ def test_who_finds_no_card_is_named() -> None:
 
 def test_without_cards_all_live_on_the_host() -> None:
     layout = lay_out(spec_of(ppo("{ranks: 2}", "{engines: 1}")), (0,))
-    assert set(where(layout)) == {"recipe", "ray 0", "rank 0", "rank 1", "engine 0"}
+    assert set(where(layout)) == {"controller", "ray 0", "rank 0", "rank 1", "engine 0"}
     assert set(where(layout).values()) == {Slot(0)}
 
 

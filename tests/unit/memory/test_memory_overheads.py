@@ -72,7 +72,7 @@ def test_no_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "processes"), [("local", 1), ("recipe", 1), ("rank", 1), ("engine", 2), ("ray", 0)]
+    ("kind", "processes"), [("local", 1), ("controller", 1), ("rank", 1), ("engine", 2), ("ray", 0)]
 )
 def test_torch_for_cuda_weighs_in_each_process_without_a_card(
     kind: ProcessKind, processes: int

@@ -91,7 +91,7 @@ def test_a_process_that_trains_an_adapter_has_its_libraries() -> None:
 
 
 def test_the_process_that_writes_trajectories_has_their_libraries() -> None:
-    assert writers(ppo(engines=1)) == ["recipe"]
+    assert writers(ppo(engines=1)) == ["controller"]
     assert writers(sft()) == []
 
 
@@ -120,9 +120,9 @@ def test_processes_of_rewards_and_environments_are_with_the_loop_from_the_first_
         ]
         phases = {moment.phase for moment in job.moments} - {"load"}
         assert found == [
-            ("recipe", "processes that rewards.right asks", count * 61 * 2**20, phases),
-            ("recipe", "processes of rewards.own", 3 * 51 * 2**20, phases),
-            ("recipe", "processes of environments.shell", 5 * 52 * 2**20, phases),
+            ("controller", "processes that rewards.right asks", count * 61 * 2**20, phases),
+            ("controller", "processes of rewards.own", 3 * 51 * 2**20, phases),
+            ("controller", "processes of environments.shell", 5 * 52 * 2**20, phases),
         ]
 
 
@@ -155,10 +155,10 @@ def test_ranks_engines_and_the_recipe_are_told_apart() -> None:
     hardware = parse_cluster("4xA100-80GB", 1, 10**12)
     config = ppo(engines=1, vllm={"tensor_parallel": 2})
     found = process_peaks(make_job(spec_of(config), hardware, CONSTANTS))
-    assert list(found) == ["recipe", "rank 0", "rank 1", "engine 0"]
-    recipe = CONSTANTS.controller_process + CONSTANTS.trajectory_libraries
-    assert found["recipe"]["score"].host == recipe
-    assert found["recipe"]["score"].device is None
+    assert list(found) == ["controller", "rank 0", "rank 1", "engine 0"]
+    controller = CONSTANTS.controller_process + CONSTANTS.trajectory_libraries
+    assert found["controller"]["score"].host == controller
+    assert found["controller"]["score"].device is None
     assert found["rank 0"]["sync"].host > found["rank 1"]["sync"].host  # which collects no weights
     assert found["rank 0"]["eval"] == found["rank 0"]["rollout"]
 

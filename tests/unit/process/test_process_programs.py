@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from plimsoll.process.programs import Bounds, CaseResult, run_program, sandbox_trouble
+from plimsoll.process.programs import CaseResult, ProgramBounds, run_program, sandbox_trouble
 from plimsoll.process.sandbox import Sandbox
 
-BOUNDS = Bounds(seconds=2.0, total_seconds=20.0, memory_bytes=2**30)
+BOUNDS = ProgramBounds(seconds=2.0, total_seconds=20.0, memory_bytes=2**30)
 works = pytest.mark.skipif(bool(sandbox_trouble()), reason=sandbox_trouble())
 
 
 def run(program: str, sandbox: Sandbox = "bwrap", **bounds: Any) -> CaseResult:
     (result,) = run_program(
-        program, [{"input": "in"}], Bounds(**{**vars(BOUNDS), **bounds}), sandbox
+        program, [{"input": "in"}], ProgramBounds(**{**vars(BOUNDS), **bounds}), sandbox
     )
     return result
 
@@ -82,7 +82,7 @@ exit()
 def test_a_case_that_ends_the_runner_or_stops_it_costs_itself_alone() -> None:
     program = "import os, signal\nos.kill(os.getppid(), getattr(signal, input()))\nprint('after')"
     cases = [{"input": name} for name in ("SIGKILL", "SIGCONT", "SIGSTOP", "SIGCONT")]
-    results = run_program(program, cases, Bounds(0.5, 20.0, 2**30), "bwrap")
+    results = run_program(program, cases, ProgramBounds(0.5, 20.0, 2**30), "bwrap")
     assert [result.how for result in results] == ["error", "done", "time", "done"]
 
 
@@ -97,7 +97,7 @@ def test_time_memory_and_output_are_bounded() -> None:
     files = "for i in range(100): open(str(i), 'w').write('a' * 2**20)"
     assert run(files).how == "error"
     results = run_program(
-        "while True: pass", [{"input": ""}] * 50, Bounds(0.3, 1.0, 2**30), "bwrap"
+        "while True: pass", [{"input": ""}] * 50, ProgramBounds(0.3, 1.0, 2**30), "bwrap"
     )
     assert [result.how for result in results] == ["time"] * 50
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll.records import Prompt, single_turn
 from plimsoll.reward import math_answer, math_form
-from plimsoll.reward.math_verifier import Verdict, verify
+from plimsoll.reward.math_verifier import MathVerdict, verify
 
 PROJECT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("PLIMSOLL_DATA", PROJECT.parent / "shared" / "data"))
@@ -251,7 +251,7 @@ def test_what_is_no_clear_answer_is_no_reference(reference: str) -> None:
 
 
 def test_a_reference_that_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_answer, "verify", lambda gold, answer: Verdict.UNDECIDED)
+    monkeypatch.setattr(math_answer, "verify", lambda gold, answer: MathVerdict.UNDECIDED)
     with pytest.raises(ValueError, match=r"'2\^2' is not read within 1 s"):
         math_answer.check("2^2")
 
@@ -266,5 +266,5 @@ def test_a_number_that_is_not_looked_at_is_one_that_is_read(text: str) -> None:
     assert found
     value = re.sub("[, ]", "", found[0])
     answer = "" if number.endswith("%") else boxed(value)  # 50 % is 50 and 0.5
-    expected = Verdict.EQUAL if answer else Verdict.DIFFERENT
+    expected = MathVerdict.EQUAL if answer else MathVerdict.DIFFERENT
     assert verify(math_form.as_math(text) or "", answer) is expected

@@ -110,15 +110,15 @@ def test_answers_are_checked_in_any_thread() -> None:
 
 
 def test_a_process_that_someone_else_killed_is_an_error_only_if_it_was_at_work() -> None:
-    assert math_verifier.verify("1", "1") is math_verifier.Verdict.EQUAL
+    assert math_verifier.verify("1", "1") is math_verifier.MathVerdict.EQUAL
     for process in kill_verifiers():
         while process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.01)
-    assert math_verifier.verify("1", "1") is math_verifier.Verdict.EQUAL
+    assert math_verifier.verify("1", "1") is math_verifier.MathVerdict.EQUAL
     Timer(0.3, kill_verifiers).start()
     with pytest.raises(PlimsollError, match="ended by SIGKILL"):
         math_verifier.verify("$9^{9^{9^9}}$", "1")  # at work for a second
-    assert math_verifier.verify("1", "1") is math_verifier.Verdict.EQUAL
+    assert math_verifier.verify("1", "1") is math_verifier.MathVerdict.EQUAL
 
 
 def kill_verifiers() -> list[psutil.Process]:

@@ -95,14 +95,14 @@ def step_rows(step: int, process: str, *, card: int = 0, host: int = 0) -> list[
 
 def test_the_recipe_is_named_with_its_phase_rate_and_steps_left_once() -> None:
     watch = LeakWatch()
-    told = {s: watch.add(step_rows(s, "recipe", host=10 * MB)) for s in range(1, 101)}
+    told = {s: watch.add(step_rows(s, "controller", host=10 * MB)) for s in range(1, 101)}
     found = [(step, leak) for step, leaks in told.items() for leak in leaks]
     assert [step for step, _ in found] == [40]
     leak = found[0][1]
-    assert (leak.process, leak.where, leak.steps_left) == ("recipe", "host", 100)
+    assert (leak.process, leak.where, leak.steps_left) == ("controller", "host", 100)
     assert leak.rate == pytest.approx(10 * MB)
     assert leak.text == (
-        "recipe holds 10 MB more host memory with every step, most likely from score: a leak; "
+        "controller holds 10 MB more host memory with every step, most likely from score: a leak; "
         "about 100 steps until the memory is full"
     )
 
@@ -137,15 +137,15 @@ def test_a_resumed_run_starts_anew() -> None:
     """Its processes are new, and grow while they warm up."""
     watch = LeakWatch()
     for step in range(1, 36):
-        assert watch.add(with_node([row(step, "score", "recipe", GB + step * 10 * MB)])) == []
-    again = [row(36, "load", "recipe", GB), row(36, "score", "recipe", GB + 360 * MB)]
+        assert watch.add(with_node([row(step, "score", "controller", GB + step * 10 * MB)])) == []
+    again = [row(36, "load", "controller", GB), row(36, "score", "controller", GB + 360 * MB)]
     assert watch.add(with_node(again)) == []
     for step in range(37, 60):
-        assert watch.add(with_node([row(step, "score", "recipe", GB + step * 10 * MB)])) == []
+        assert watch.add(with_node([row(step, "score", "controller", GB + step * 10 * MB)])) == []
 
 
 def test_checkpoints_and_nodes_are_left_out() -> None:
     watch = LeakWatch()
     for step in range(1, 200):
-        assert watch.add(with_node([row(step, "save", "recipe", GB + step * 10 * MB)])) == []
+        assert watch.add(with_node([row(step, "save", "controller", GB + step * 10 * MB)])) == []
         assert watch.add([row(step, "score", "node 0", GB + step * 10 * MB)]) == []

@@ -20,7 +20,7 @@ from plimsoll.run.ledger import (
     read_ledger,
     write_ledger,
 )
-from plimsoll.run.readings import CardReading, Footprint, HostReading, Line, Reading, Share
+from plimsoll.run.readings import CardReading, DividedShare, Footprint, HostReading, Line, Reading
 
 
 def on_host(peak: int, held: int, node: str = "a", used: int = 500) -> Reading:
@@ -39,14 +39,14 @@ def test_a_card_was_fullest_when_the_allocator_had_most() -> None:
 
 
 def test_a_phase_gives_a_row_for_each_process_and_one_for_its_node() -> None:
-    predicted = {"recipe": {"score": Footprint(5)}, "rank 0": {"score": Footprint(30)}}
+    predicted = {"controller": {"score": Footprint(5)}, "rank 0": {"score": Footprint(30)}}
     ledger = Ledger(predicted, 0)
-    ledger.add("score", {"recipe": on_host(6, 4), "rank 0": on_host(40, 20, used=510)}, 1.5)
-    recipe, rank, node = ledger.take(3)
-    assert recipe == LedgerRow(
+    ledger.add("score", {"controller": on_host(6, 4), "rank 0": on_host(40, 20, used=510)}, 1.5)
+    controller, rank, node = ledger.take(3)
+    assert controller == LedgerRow(
         step=3,
         phase="score",
-        process="recipe",
+        process="controller",
         node="node 0",
         predicted=Footprint(5),
         measured=Footprint(6),
@@ -62,13 +62,13 @@ def test_a_phase_gives_a_row_for_each_process_and_one_for_its_node() -> None:
 
 def test_a_node_is_not_predicted_where_one_of_its_processes_is_not() -> None:
     ledger = Ledger({"rank 0": {"score": Footprint(30)}}, 0)
-    ledger.add("score", {"recipe": on_host(6, 4), "rank 0": on_host(40, 20)}, 1.0)
+    ledger.add("score", {"controller": on_host(6, 4), "rank 0": on_host(40, 20)}, 1.0)
     assert [row.predicted for row in ledger.take(1)] == [None, Footprint(30), None]
 
 
 def test_nodes_are_counted_from_the_first_and_keep_their_numbers() -> None:
     ledger = Ledger({}, 0)
-    ledger.add("load", {"recipe": on_host(1, 1, "b"), "rank 0": on_host(2, 2, "a")}, 1.0)
+    ledger.add("load", {"controller": on_host(1, 1, "b"), "rank 0": on_host(2, 2, "a")}, 1.0)
     ledger.add("score", {"rank 0": on_host(2, 2, "a"), "rank 1": on_host(3, 3, "a")}, 1.0)
     nodes = {(r.phase, r.process): r.measured.host for r in ledger.take(1) if "node" in r.process}
     assert nodes == {("load", "node 0"): 1, ("load", "node 1"): 2, ("score", "node 1"): 5}
@@ -93,7 +93,10 @@ def test_a_phase_that_comes_twice_in_a_step_is_one_row() -> None:
 
 def test_rows_come_back_from_the_file(tmp_path: Path) -> None:
     ledger = Ledger({"rank 0": {"sync": Footprint(1, 2, 3, 4)}}, 0)
-    readings = {"rank 0": Reading(HostReading("a", 9, 9, 500, 1000), CARD), "recipe": on_host(3, 2)}
+    readings = {
+        "rank 0": Reading(HostReading("a", 9, 9, 500, 1000), CARD),
+        "controller": on_host(3, 2),
+    }
     ledger.add("sync", readings, 0.25)
     rows = ledger.take(2)
     run = RunDirectory(tmp_path)
@@ -174,7 +177,7 @@ def test_the_use_of_a_step_is_the_largest_of_its_phases() -> None:
 
 
 def test_shares_are_in_the_ranks_row_of_the_load_and_come_back(tmp_path: Path) -> None:
-    share = Share("actor", "weights", whole=100, ranks=2, held=50)
+    share = DividedShare("actor", "weights", whole=100, ranks=2, held=50)
     reading = Reading(HostReading("a", 9, 8, 500, 1000), shares=(share,))
     ledger = Ledger({}, 0)
     for phase in ("load", "score"):
@@ -194,7 +197,7 @@ def test_how_busy_cards_were_is_weighted_by_time_and_read_back(tmp_path: Path) -
     ledger = Ledger({}, 0)
     ledger.add("rollout", {"rank 0": on_card(0.25), "engine 0": on_card(1.0)}, 3.0)
     ledger.add("rollout", {"rank 0": on_card(0.75), "engine 0": on_card(None)}, 1.0)
-    ledger.add("sync", {"recipe": on_host(6, 4)}, 9.0)
+    ledger.add("sync", {"controller": on_host(6, 4)}, 9.0)
     rows = ledger.take(1)
     shares = {row.process: row.busy for row in rows if row.phase == "rollout"}
     # (0.25 x 3 + 0.75 x 1) / 4; of the second part of the engine nothing is known

@@ -29,7 +29,7 @@ from plimsoll.engine.zero.optimizer import (
 )
 from plimsoll.engine.zero.placing import divide, gather_weights, settle, share_of_weights
 from plimsoll.engine.zero.settings import deepspeed_settings
-from plimsoll.run.readings import Share
+from plimsoll.run.readings import DividedShare
 
 _DTYPE_NAMES = {2: "bf16", 4: "fp32"}
 """The names of dtypes in the plan, by their bytes."""
@@ -117,7 +117,7 @@ class ZeroEngine:
         """Return what this rank's optimizer updates: at stages 1 to 3 its share, in fp32."""
         return list(self._masters.tensors)
 
-    def share(self, role: str) -> Share | None:
+    def share(self, role: str) -> DividedShare | None:
         """Return this rank's share of the weights (stage 3) or of the masters (stages 1 and 2)."""
         if self._zero.stage == 0 or self._place.ranks == 1:
             return None
@@ -127,7 +127,7 @@ class ZeroEngine:
         masters = self.masters()
         each, held_bytes = masters[0].element_size(), sum(master.nbytes for master in masters)
         what = f"{_DTYPE_NAMES[each]} masters"
-        return Share(role, what, each * trained, self._place.ranks, held_bytes)
+        return DividedShare(role, what, each * trained, self._place.ranks, held_bytes)
 
     def _plain_norm(self) -> float | None:
         """Return the gradient norm at stage 0 in fp32; None for all other settings.

@@ -22,7 +22,7 @@ from plimsoll.engine.zero.placing import (
     share_of_weights,
 )
 from plimsoll.engine.zero.settings import frozen_settings
-from plimsoll.run.readings import Share
+from plimsoll.run.readings import DividedShare
 
 
 class FrozenZeroEngine:
@@ -77,7 +77,7 @@ class FrozenZeroEngine:
             if self._stage == 3:
                 parameter.ds_tensor.data = parameter.ds_tensor.data.new_empty(0)
 
-    def share(self, role: str) -> Share | None:
+    def share(self, role: str) -> DividedShare | None:
         """Return this rank's share of the weights; None if every rank has them whole."""
         if self._stage == 0 or self._ranks == 1:
             return None

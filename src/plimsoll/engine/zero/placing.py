@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.process_group import Place
-from plimsoll.run.readings import Share
+from plimsoll.run.readings import DividedShare
 
 
 def settle(module: nn.Module, model: ModelConfig, device: torch.device) -> None:
@@ -64,7 +64,7 @@ def gather_weights(
         yield {name: parameters[name].detach() for name in names}
 
 
-def share_of_weights(role: str, module: nn.Module, ranks: int) -> Share:
+def share_of_weights(role: str, module: nn.Module, ranks: int) -> DividedShare:
     """Return a rank's share of weights that stage 3 divides.
 
     The tensors that ZeRO keeps whole, being small, count as their shares.
@@ -72,4 +72,4 @@ def share_of_weights(role: str, module: nn.Module, ranks: int) -> Share:
     parameters: list[Any] = list(module.parameters())
     whole_bytes = sum(p.ds_numel * p.element_size() for p in parameters)
     held_bytes = sum(p.ds_tensor.numel() * p.element_size() for p in parameters)
-    return Share(role, "weights", whole_bytes, ranks, held_bytes)
+    return DividedShare(role, "weights", whole_bytes, ranks, held_bytes)

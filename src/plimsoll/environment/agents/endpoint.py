@@ -32,7 +32,7 @@ from plimsoll.environment.agents.messages import (
     read_tools,
     reply_to_wire,
 )
-from plimsoll.environment.episode import CallRefused, ChatTurn, Episode
+from plimsoll.environment.episode import CallRefused, Episode, EpisodeMessage
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import short_repr
@@ -187,7 +187,9 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _completion(episode: Episode, body: Mapping[str, Any], turns: list[ChatTurn]) -> dict[str, Any]:
+def _completion(
+    episode: Episode, body: Mapping[str, Any], turns: list[EpisodeMessage]
+) -> dict[str, Any]:
     """Return a completion as the OpenAI API has it, with tokens."""
     new_tokens = sum(len(turn.sample.response_tokens) for turn in turns)
     prompt = turns[0].prompt
@@ -209,7 +211,7 @@ def _completion(episode: Episode, body: Mapping[str, Any], turns: list[ChatTurn]
     }
 
 
-def _choice(episode: Episode, turn: ChatTurn, index: int, logprobs: bool) -> dict[str, Any]:
+def _choice(episode: Episode, turn: EpisodeMessage, index: int, logprobs: bool) -> dict[str, Any]:
     calls, sample = turn.reply.tool_calls, turn.sample
     cut = sample.finish_reason == "length"
     return {

@@ -151,7 +151,7 @@ class RewardModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class ForeignRows:
     """One data set.
 
     Attributes:
@@ -186,8 +186,8 @@ class Data:
         mixture: What to check about several data sets.
     """
 
-    train: Rows | Mapping[str, Rows] | None = None
-    held_out: Rows | Mapping[str, Rows] | None = None
+    train: ForeignRows | Mapping[str, ForeignRows] | None = None
+    held_out: ForeignRows | Mapping[str, ForeignRows] | None = None
     longest: Value = None
     over_long: Value = None
     on_bad_row: Value = None

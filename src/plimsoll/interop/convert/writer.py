@@ -38,7 +38,7 @@ _KEYS: Mapping[tuple[type, str], str] = {
     (foreign.Data, "held_out"): "eval",
     (foreign.Data, "longest"): "max_tokens",
     (foreign.Data, "mixture"): "train",
-    (foreign.Rows, "columns"): "",
+    (foreign.ForeignRows, "columns"): "",
     (foreign.GroupFilter, "most_drawn"): "max_drawn",
     (foreign.ScoringRole, "stage"): "zero.stage",
     (foreign.ScoringRole, "offload"): "zero.offload",

@@ -18,7 +18,7 @@ from plimsoll.memory.plan.as_text import WIDTH, wrap_lines
 from plimsoll.memory.weigh import Plan
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.timeline.levers import Effect, Value
+from plimsoll.timeline.levers import Effect, LeverValue
 
 _Line = tuple[str, Sequence[str]]
 """A label, and a cell for the config as written and for each answer."""
@@ -127,7 +127,7 @@ def _split(spec: RunSpec[Any], key: str) -> tuple[str, str]:
     return (roles[0], key.removeprefix(f"{roles[0]}.")) if roles else ("", key)
 
 
-def _cell(value: Value) -> str:
+def _cell(value: LeverValue) -> str:
     return "-" if value is None else show(value)
 
 

@@ -44,7 +44,7 @@ _WRITING = Moment("save", "write")
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """A run with everything that pricing needs, each value computed once."""
 
     spec: RunSpec[Any]
@@ -107,7 +107,7 @@ class Job:
         return None if slot.card is None else self.hardware.nodes[slot.node].cards[slot.card]
 
 
-def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Job:
+def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> PlannedJob:
     """Return the job of a run. Raises ConfigError for a model whose shape cannot be known."""
     cards = [len(node.cards) for node in hardware.nodes]
     device: Device = "cuda" if hardware.cards and spec.cluster.device != "cpu" else "cpu"
@@ -121,7 +121,7 @@ def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Jo
         moments -= {_WRITING}
     if spec.engines is not None:
         moments |= {STARTING}
-    return Job(spec, hardware, constants, device, layout, shapes, moments)
+    return PlannedJob(spec, hardware, constants, device, layout, shapes, moments)
 
 
 @dataclass(frozen=True)
@@ -137,19 +137,19 @@ class ContentsKey:
     """The stage of an engine's worker, on which its share depends too."""
 
 
-def contents_key(job: Job, process: Process) -> ContentsKey:
+def contents_key(job: PlannedJob, process: Process) -> ContentsKey:
     """Return a key that is equal for processes with equal contents."""
     card = job.card(process.slot)
     first = process.kind in ("local", "rank") and process.index == 0
     return ContentsKey(process.kind, first, "" if card is None else card.name, _stage(job, process))
 
 
-def _stage(job: Job, process: Process) -> int:
+def _stage(job: PlannedJob, process: Process) -> int:
     """Return the number of a worker's stage."""
     return job.spec.engines.engine.stage_of(process.part) if job.spec.engines else 0
 
 
-def contents_of(job: Job, process: Process) -> tuple[Allocation, ...]:
+def contents_of(job: PlannedJob, process: Process) -> tuple[Allocation, ...]:
     """Return everything that a process holds at any moment, on its card and on its host."""
     contents = tuple(_contents(job, process))
     if job.device == "cuda":
@@ -157,7 +157,7 @@ def contents_of(job: Job, process: Process) -> tuple[Allocation, ...]:
     return tuple(replace(held, item=replace(held.item, where="host")) for held in contents)
 
 
-def _contents(job: Job, process: Process) -> Iterator[Allocation]:
+def _contents(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     yield from _process(job, process)
     first = process.index == 0
     held = [held for name in roles_in(job, process) for held in _role(job, name, first)]
@@ -167,7 +167,7 @@ def _contents(job: Job, process: Process) -> Iterator[Allocation]:
         yield from _engine(job, process)
 
 
-def _process(job: Job, process: Process) -> Iterator[Allocation]:
+def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     """Yield the contents of a process without its roles and its engine.
 
     For Ray's own processes that includes the object store of the node.
@@ -190,7 +190,7 @@ def _process(job: Job, process: Process) -> Iterator[Allocation]:
         yield from receiving_items("buckets in the object store", size, job.moments, words)
 
 
-def _task_constants(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment]]]:
+def _task_constants(job: PlannedJob, process: Process) -> Iterator[tuple[str, frozenset[Moment]]]:
     """Yield the constants that depend on the work of a process, each with its moments.
 
     16-bit kernels are prepared for each shape from the first forward on, and kept. fp32 products
@@ -200,19 +200,19 @@ def _task_constants(job: Job, process: Process) -> Iterator[tuple[str, frozenset
     if any(name in trained and trained[name].adapter for name in roles_in(job, process)):
         yield "adapter_libraries", job.moments
     narrow = any(model.dtype == "bfloat16" for model in job.spec.models.values())
-    if job.device == "cpu" and narrow and process.kind not in ("recipe", "ray"):
+    if job.device == "cpu" and narrow and process.kind not in ("controller", "ray"):
         yield "kernel_cache", job.computing
-    if process.kind in ("local", "recipe") and job.spec.sampling is not None:
+    if process.kind in ("local", "controller") and job.spec.sampling is not None:
         yield "trajectory_libraries", job.computing  # it writes trajectories, from the first on
 
 
-def _rewards(job: Job, process: Process) -> Iterator[Allocation]:
+def _rewards(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     """Yield the processes that rewards and environments start.
 
     They start with the first responses, on the node of the process that runs the loop.
     """
     sampling, node = job.spec.sampling, job.hardware.nodes[process.slot.node]
-    if sampling is None or process.kind not in ("local", "recipe"):
+    if sampling is None or process.kind not in ("local", "controller"):
         return
     for item in reward_processes(sampling.rewards, node.cores):
         yield Allocation(item, job.computing)
@@ -220,7 +220,7 @@ def _rewards(job: Job, process: Process) -> Iterator[Allocation]:
         yield Allocation(item, job.computing)
 
 
-def roles_in(job: Job, process: Process) -> Iterator[RoleName]:
+def roles_in(job: PlannedJob, process: Process) -> Iterator[RoleName]:
     """Yield the roles that live in a process; only ranks have roles."""
     own_critic = job.spec.cluster.critic_ranks is not None
     critics = ("critic rank",) if own_critic else ("local", "rank")
@@ -229,7 +229,7 @@ def roles_in(job: Job, process: Process) -> Iterator[RoleName]:
             yield name
 
 
-def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
+def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...]:
     """Return the contents of a role on a rank of its group.
 
     `first` says whether this rank collects the actor's weights before they are sent or saved.
@@ -264,7 +264,7 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
     )
 
 
-def _sync_bucket(job: Job) -> int:
+def _sync_bucket(job: PlannedJob) -> int:
     """Return the bytes of a bucket of new weights on its way to the engines.
 
     An adapter that is sent alone is sent in one piece (cluster/route.py).
@@ -275,7 +275,7 @@ def _sync_bucket(job: Job) -> int:
     return _bucket_bytes(job.spec, shape)
 
 
-def _two_buckets(job: Job) -> int:
+def _two_buckets(job: PlannedJob) -> int:
     """Return the bytes that engines receive and that are gathered meanwhile.
 
     See cluster/ray.py, `hand_over`.
@@ -314,7 +314,7 @@ def micro_batch(work: Workload, ranks: int) -> MicroBatch:
     return MicroBatch(tokens, sequences, min(work.longest, tokens), loss_tokens, shared)
 
 
-def _distillation(job: Job, teacher: FrozenRole) -> Iterator[Allocation]:
+def _distillation(job: PlannedJob, teacher: FrozenRole) -> Iterator[Allocation]:
     ranks = job.spec.ranks_of("teacher")
     tokens = -(-job.spec.workload.sequences // ranks) * job.spec.workload.longest
     shape = job.shapes["teacher"]
@@ -322,7 +322,7 @@ def _distillation(job: Job, teacher: FrozenRole) -> Iterator[Allocation]:
     return teacher_items(teacher, shape, tokens, job.moments, has_head=has_head)
 
 
-def _teacher_head(job: Job) -> TeacherHead | None:
+def _teacher_head(job: PlannedJob) -> TeacherHead | None:
     """Return the teacher's head for an actor that learns from a teacher; None without a teacher."""
     teacher = job.spec.models.get("teacher")
     if teacher is None:
@@ -331,7 +331,7 @@ def _teacher_head(job: Job) -> TeacherHead | None:
     return TeacherHead(chunk, job.shapes["teacher"].hidden, element)
 
 
-def _engine(job: Job, process: Process) -> Iterator[Allocation]:
+def _engine(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     """Yield the contents of a process of an engine."""
     sampler = job.sampler
     if sampler is None:

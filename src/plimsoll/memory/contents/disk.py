@@ -7,7 +7,7 @@ from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.price.roles import trainer_price
-from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.model.price.parameters import trained_parameters
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Item
@@ -15,7 +15,7 @@ from plimsoll.timeline.items import Item
 _STORED_LOGPROB = 20
 
 
-def disk_items(job: Job) -> tuple[Item, ...]:
+def disk_items(job: PlannedJob) -> tuple[Item, ...]:
     """Return the most that a run keeps on disk.
 
     These are the kept checkpoints, the best checkpoint, the checkpoint that is being written, and

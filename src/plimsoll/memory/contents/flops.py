@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from plimsoll.machine.hardware import known_card
-from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.contents.contents import PlannedJob
 
 
-def tokens_at_peak(job: Job) -> float | None:
+def tokens_at_peak(job: PlannedJob) -> float | None:
     """Return the tokens a second of a run whose cards always compute at their bf16 peak.
 
     None without cards, or if the speed of a card is not known.
@@ -22,7 +22,7 @@ def tokens_at_peak(job: Job) -> float | None:
     return sum(card.bf16_flops for card in cards) / _token_flops(job)
 
 
-def _token_flops(job: Job) -> float:
+def _token_flops(job: PlannedJob) -> float:
     """Return the FLOPs of a step for each of its tokens, in all roles and in engines.
 
     A role that learns does a forward, in the backward pass as much for the gradients of inputs, and

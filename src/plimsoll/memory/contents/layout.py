@@ -15,7 +15,9 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.spec.run_spec import RunSpec
 
-ProcessKind = Literal["local", "recipe", "ray", "rank", "critic rank", "engine", "engine worker"]
+ProcessKind = Literal[
+    "local", "controller", "ray", "rank", "critic rank", "engine", "engine worker"
+]
 
 
 @dataclass(frozen=True, order=True)
@@ -31,8 +33,8 @@ class Process:
     """One operating-system process.
 
     Attributes:
-        kind: `local` is the whole run in one process, with rank 0 and the sampler in it; `recipe`
-            is the process that runs the loop; `ray` is all that Ray itself runs on a node;
+        kind: `local` is the whole run in one process, with rank 0 and the sampler in it;
+            `controller` is the process that runs the loop; `ray` is all that Ray itself runs on a node;
             `engine` is an engine's front, and its model too if it has no `engine worker`.
         index: the number of the rank in its group, of the engine, or of the node (ray).
         part: the number of a worker among the workers of its engine.
@@ -53,7 +55,7 @@ class Process:
         """The name of the process, such as `rank 3` or `engine 0 worker 1`."""
         if self.kind == "engine worker":
             return f"engine {self.index} worker {self.part}"
-        return self.kind if self.kind in ("local", "recipe") else f"{self.kind} {self.index}"
+        return self.kind if self.kind in ("local", "controller") else f"{self.kind} {self.index}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def lay_out(spec: RunSpec[Any], cards: Sequence[int]) -> Layout:
         slot = Slot(0, 0 if cards[0] else None)
         return Layout((Process("local", 0, slot),), (), 1 if cards[0] else 0)
     ray = [Process("ray", node, Slot(node)) for node in range(len(cards))]
-    always = (Process("recipe", 0, Slot(0)), *ray)
+    always = (Process("controller", 0, Slot(0)), *ray)
     if not any(cards):
         workers = tuple(_without_cards(cluster, rollout, len(cards)))
         return Layout((*always, *workers), (), 0)

@@ -243,7 +243,7 @@ def _resident(process: Process, libraries: str) -> tuple[str, ...]:
     match process.kind:
         case "local":
             return ("worker_process",)
-        case "recipe":
+        case "controller":
             return ("controller_process",)
         case "ray":
             return ("ray_node",)

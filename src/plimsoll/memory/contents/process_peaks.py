@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
 
-from plimsoll.memory.contents.contents import Job, contents_of
+from plimsoll.memory.contents.contents import PlannedJob, contents_of
 from plimsoll.memory.contents.layout import Process
 from plimsoll.memory.contents.stores import Use, uses_of
 from plimsoll.run.readings import Footprint, Footprints
@@ -14,7 +14,7 @@ from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Where
 
 
-def process_peaks(job: Job) -> dict[str, Footprints]:
+def process_peaks(job: PlannedJob) -> dict[str, Footprints]:
     """Return the largest of each number over the instants, by the ledger's process name and phase.
 
     An engine is its front and its workers together, on the fullest of their cards. `device`
@@ -34,7 +34,7 @@ def reading_name(process: Process) -> str:
     return f"engine {process.index}" if process.kind == "engine worker" else process.name
 
 
-def _phases(job: Job, process: Process) -> Footprints:
+def _phases(job: PlannedJob, process: Process) -> Footprints:
     contents = contents_of(job, process)
     host = _by_phase(contents, "host")
     if process.slot.card is None:

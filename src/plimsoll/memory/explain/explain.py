@@ -11,7 +11,7 @@ from typing import Any
 from plimsoll.machine.hardware import Hardware, Node
 from plimsoll.machine.incident import Incident
 from plimsoll.memory.advise.advise import Suggestion, smallest_change
-from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks, reading_name
@@ -151,7 +151,7 @@ def _on(slot: Slot, where: Where) -> Slot:
     return slot if where == "device" else Slot(slot.node)
 
 
-def _processes(job: Job, name: str) -> list[Process]:
+def _processes(job: PlannedJob, name: str) -> list[Process]:
     return [process for process in job.layout.processes if reading_name(process) == name]
 
 

@@ -11,12 +11,12 @@ from plimsoll.engine.price.roles import trainer_price
 from plimsoll.machine.incident import Incident, Sighting
 from plimsoll.machine.node_state import NodeState
 from plimsoll.machine.nvidia import CardProcess, LiveCard
-from plimsoll.memory.contents.contents import Job, roles_in
+from plimsoll.memory.contents.contents import PlannedJob, roles_in
 from plimsoll.memory.contents.layout import Process
 from plimsoll.memory.contents.process_peaks import reading_name
 from plimsoll.memory.contents.stores import Store, Use
 from plimsoll.run.counting import gigabytes_text
-from plimsoll.run.readings import Share
+from plimsoll.run.readings import DividedShare
 
 _UNEVEN = 1.1
 """A rank that holds more than this times its share was not divided as asked."""
@@ -40,7 +40,7 @@ class Finding:
 class Scene:
     """The place where memory ran out, as it was planned and as it was seen."""
 
-    job: Job
+    job: PlannedJob
     incident: Incident
     seen: Sighting
     """The observations of the cluster."""
@@ -104,19 +104,19 @@ def _ask_partitioning(scene: Scene) -> Finding:
     return Finding(question, "no" if uneven else "yes", text)
 
 
-def _shares(scene: Scene) -> Iterator[tuple[str, Share]]:
+def _shares(scene: Scene) -> Iterator[tuple[str, DividedShare]]:
     """Yield the shares of roles, each with the process that holds it."""
     yield from ((scene.seen.process, share) for share in scene.incident.shares)
     for name, reading in scene.seen.readings.items():
         yield from ((name, share) for share in reading.shares)
 
 
-def _excess(named: tuple[str, Share]) -> float:
+def _excess(named: tuple[str, DividedShare]) -> float:
     _, share = named
     return share.held * share.ranks / share.whole
 
 
-def _share_text(name: str, share: Share) -> str:
+def _share_text(name: str, share: DividedShare) -> str:
     part = share.whole // share.ranks
     return (
         f"{name} holds {gigabytes_text(share.held)} of the {share.role}'s {share.what}, no rank "
@@ -124,13 +124,13 @@ def _share_text(name: str, share: Share) -> str:
     )
 
 
-def _roles_to_divide(job: Job) -> list[str]:
+def _roles_to_divide(job: PlannedJob) -> list[str]:
     roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
     divided = [name for name, role in roles.items() if trainer_price(role).is_divided(role)]
     return [name for name in job.shapes if name in divided and job.spec.ranks_of(name) > 1]
 
 
-def _divisions_text(job: Job) -> str:
+def _divisions_text(job: PlannedJob) -> str:
     ranks = job.spec.cluster.ranks
     roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
     stages = ", ".join(f"{n} at {trainer_price(role).division(role)}" for n, role in roles.items())
@@ -156,7 +156,7 @@ def _here(scene: Scene) -> Sequence[Process]:
     return [process for process in everyone if nodes.get(reading_name(process)) == scene.seen.node]
 
 
-def models_of(job: Job, processes: Sequence[Process]) -> list[str]:
+def models_of(job: PlannedJob, processes: Sequence[Process]) -> list[str]:
     """Return the roles that live in these processes."""
     roles: dict[str, None] = {}
     for process in processes:

@@ -15,7 +15,7 @@ from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec, resolve
-from plimsoll.timeline.levers import Move, Value
+from plimsoll.timeline.levers import LeverValue, Move
 
 
 def move_text(move: Move) -> str:
@@ -23,7 +23,7 @@ def move_text(move: Move) -> str:
     return " with ".join(_setting_text(key, value) for key, value in move.items())
 
 
-def _setting_text(key: str, value: Value) -> str:
+def _setting_text(key: str, value: LeverValue) -> str:
     return f"{key}: {value:.2f}" if isinstance(value, float) else f"{key}: {show(value)}"
 
 
@@ -32,9 +32,9 @@ class Change:
     """A key of the config with another value."""
 
     key: str
-    before: Value
+    before: LeverValue
     """The value without the change; None if the key's section is not there."""
-    after: Value
+    after: LeverValue
 
     @property
     def flag(self) -> str:
@@ -48,7 +48,7 @@ class Change:
         return (*gone, f"+ {self.key}: {show(self.after)}")
 
 
-def changes_between(spec: RunSpec[Any], values: Mapping[str, Value]) -> tuple[Change, ...]:
+def changes_between(spec: RunSpec[Any], values: Mapping[str, LeverValue]) -> tuple[Change, ...]:
     """Return the changes that set keys to these values; keys with these values are left out."""
     made = (Change(key, value_at(spec.config, key), after) for key, after in values.items())
     return tuple(change for change in made if change.before != change.after)
@@ -75,7 +75,7 @@ def apply_changes(spec: RunSpec[Any], changes: Iterable[Change]) -> RunSpec[Any]
     return made
 
 
-def value_at(settings: Settings, key: str) -> Value:
+def value_at(settings: Settings, key: str) -> LeverValue:
     """Return the value of a dotted key of settings; None if one of its sections is missing."""
     value: object = settings
     for name in key.split("."):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from plimsoll.memory.levers.catalogue import moves_of
 from plimsoll.memory.levers.trials import Trial, Trials
-from plimsoll.timeline.levers import EFFECTS, Effect, Lever, Move, Value
+from plimsoll.timeline.levers import EFFECTS, Effect, Lever, LeverValue, Move
 
 Turned = Mapping[Lever, Move]
 """The levers that are turned, each with its move."""
@@ -22,7 +22,7 @@ _FEW = 8
 
 def move_of(turned: Turned) -> Move:
     """Return the moves of all levers as one; if two set the same key, the later one holds."""
-    merged: dict[str, Value] = {}
+    merged: dict[str, LeverValue] = {}
     for move in turned.values():
         merged |= move
     return merged

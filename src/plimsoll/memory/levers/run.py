@@ -13,7 +13,7 @@ from plimsoll.config.codes import UNSTARTED
 from plimsoll.memory.levers.changes import apply_changes, changes_between, value_at
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import KINDS
-from plimsoll.timeline.levers import Lever, Move, Situation, Value, halves, relief
+from plimsoll.timeline.levers import Lever, LeverValue, Move, Situation, halves, relief
 
 _MICRO_BATCH = "batch.micro_batch_tokens"
 _PRECOMPUTE = "reference_logprobs.precompute"
@@ -164,7 +164,7 @@ def _shorter_sequences(at: Situation) -> Sequence[Move]:
 def _with_length(spec: RunSpec[Any], key: str, length: int, more: int) -> Move:
     work = spec.workload
     tokens = min(work.budget, (work.longest + more) * work.together)
-    move: dict[str, Value] = {key: length, _MICRO_BATCH: tokens}
+    move: dict[str, LeverValue] = {key: length, _MICRO_BATCH: tokens}
     held_out = {} if spec.sampling is None else spec.sampling.held_out
     for name, sampling in held_out.items():
         if sampling.max_new_tokens > length:

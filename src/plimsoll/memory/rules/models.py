@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.problems import Problem
-from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.model.price.parameters import EMBEDDINGS
 from plimsoll.shapes.known_models import has_other_parts
 from plimsoll.shapes.shape import ModelShape
@@ -20,7 +20,7 @@ See peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe.
 """
 
 
-def positions(job: Job) -> Iterator[Problem]:
+def positions(job: PlannedJob) -> Iterator[Problem]:
     """Refuse roles whose longest sequence has more tokens than the model has positions."""
     for role, shape in job.shapes.items():
         longest, written = job.spec.longest_of(role)
@@ -34,7 +34,7 @@ def positions(job: Job) -> Iterator[Problem]:
             yield Problem("sequence-over-positions", "error", what, why, fix)
 
 
-def other_parts(job: Job) -> Iterator[Problem]:
+def other_parts(job: PlannedJob) -> Iterator[Problem]:
     """Warn of models with parts beside their text decoder.
 
     A run refuses such models when it reads their config.json (model/checks.py).
@@ -49,7 +49,7 @@ def other_parts(job: Job) -> Iterator[Problem]:
             yield Problem("text-decoder", "warning", what, why, fix)
 
 
-def vocabularies(job: Job) -> Iterator[Problem]:
+def vocabularies(job: PlannedJob) -> Iterator[Problem]:
     """Report roles with a smaller vocabulary than the actor's.
 
     All roles read the tokens of the actor's tokenizer. A teacher gives each token a probability.
@@ -65,7 +65,7 @@ def vocabularies(job: Job) -> Iterator[Problem]:
             yield Problem("vocabulary", "error" if role == "teacher" else "warning", what, why, fix)
 
 
-def adapter_targets(job: Job) -> Iterator[Problem]:
+def adapter_targets(job: PlannedJob) -> Iterator[Problem]:
     """Refuse targets of adapters that the model does not have, or that cannot have an adapter."""
     for role, trained in job.spec.trained.items():
         shape = job.shapes[role]
@@ -103,7 +103,7 @@ def _against_target(shape: ModelShape, target: str) -> str:
     return "no linear layer of the decoder has this name (the last part of the module's)"
 
 
-def varlen(job: Job) -> Iterator[Problem]:
+def varlen(job: PlannedJob) -> Iterator[Problem]:
     """Refuse `model.attention: varlen` if it cannot compute the model."""
     for role, model in job.spec.models.items():
         if model.attention != "varlen":

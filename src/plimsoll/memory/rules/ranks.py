@@ -9,13 +9,13 @@ from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.tools import FOR_TRITON, how_to_install, system_tools
 from plimsoll.machine.versions import LIGER, cards_have_liger, installed_version
-from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.rollout.price import rollout_price
 from plimsoll.run.counting import counted
 from plimsoll.spec.engine_rules import trainer_rules, trainers_of
 
 
-def bfloat16_cards(job: Job) -> Iterator[Problem]:
+def bfloat16_cards(job: PlannedJob) -> Iterator[Problem]:
     """Warn of bfloat16 on cards that are too old for it."""
     capability = job.capability
     models = job.spec.models
@@ -33,7 +33,7 @@ def bfloat16_cards(job: Job) -> Iterator[Problem]:
         )
 
 
-def own_kernels(job: Job) -> Iterator[Problem]:
+def own_kernels(job: PlannedJob) -> Iterator[Problem]:
     """Warn of cards without Liger's kernels."""
     uses_own = any(model.kernels == "own" for model in job.spec.models.values())
     if job.device == "cuda" and uses_own and not cards_have_liger():
@@ -47,7 +47,7 @@ def own_kernels(job: Job) -> Iterator[Problem]:
         )
 
 
-def triton(job: Job) -> Iterator[Problem]:
+def triton(job: PlannedJob) -> Iterator[Problem]:
     """Refuse Liger's kernels if this machine lacks the tools with which Triton compiles them."""
     if (
         not any(model.kernels == "liger" for model in job.spec.models.values())
@@ -65,7 +65,7 @@ def triton(job: Job) -> Iterator[Problem]:
         )
 
 
-def offload(job: Job) -> Iterator[Problem]:
+def offload(job: PlannedJob) -> Iterator[Problem]:
     """Warn of offload in a run on the CPU, where everything is in host memory already."""
     frozen = {job.key(name): role for name, role in job.spec.frozen.items()}
     roles: dict[str, TrainedRole | FrozenRole] = {**frozen, **job.spec.trained}
@@ -89,19 +89,19 @@ def offload(job: Job) -> Iterator[Problem]:
         )
 
 
-def trainers(job: Job) -> Iterator[Problem]:
+def trainers(job: PlannedJob) -> Iterator[Problem]:
     """Yield the problems that trainer engines report for the run on its device."""
     for rules in trainers_of(job.spec):
         yield from rules.plan(job.spec, job.device)
 
 
-def engines(job: Job) -> Iterator[Problem]:
+def engines(job: PlannedJob) -> Iterator[Problem]:
     """Yield the problems that the sampling engine reports for the run on its hardware."""
     if (site := job.engine_site) is not None:
         yield from rollout_price(site.sampler.rollout).plan(site)
 
 
-def engines_here(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
+def engines_here(job: PlannedJob, free_bytes: Sequence[int]) -> Iterator[Problem]:
     """Yield the problems that the sampling engine reports for the cards of this machine.
 
     Args:
@@ -112,7 +112,7 @@ def engines_here(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
         yield from rollout_price(site.sampler.rollout).here(site, job.engine_cards, free_bytes)
 
 
-def idle_ranks(job: Job) -> Iterator[Problem]:
+def idle_ranks(job: PlannedJob) -> Iterator[Problem]:
     """Warn of ranks without a sequence.
 
     Packing gives such a rank a filler, so the step works, and wastes ranks.
@@ -131,7 +131,7 @@ def idle_ranks(job: Job) -> Iterator[Problem]:
     )
 
 
-def idle_cards(job: Job) -> Iterator[Problem]:
+def idle_cards(job: PlannedJob) -> Iterator[Problem]:
     """Warn of idle cards if `cluster.ranks` is at its default."""
     cluster, needed = job.spec.cluster, job.layout.cards_needed
     have = job.hardware.cards
@@ -148,7 +148,7 @@ def idle_cards(job: Job) -> Iterator[Problem]:
     )
 
 
-def nodes(job: Job) -> Iterator[Problem]:
+def nodes(job: PlannedJob) -> Iterator[Problem]:
     """Warn of several nodes without a cluster to join."""
     cluster = job.spec.cluster
     if cluster.nodes > 1 and cluster.address is None:

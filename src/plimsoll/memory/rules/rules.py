@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from plimsoll.config.problems import Problem, find
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.rules import models, ranks
 from plimsoll.spec.rules.machine import local_host_rules
 
@@ -22,7 +22,7 @@ PLAN_RULES = (
 )
 
 
-def find_conflicts(job: Job, host: LocalHost | None) -> Iterator[Problem]:
+def find_conflicts(job: PlannedJob, host: LocalHost | None) -> Iterator[Problem]:
     """Yield the problems that the rules find; `host` is None for a plan of other machines."""
     yield from find(PLAN_RULES, job)
     if host is not None:

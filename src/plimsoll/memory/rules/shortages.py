@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from plimsoll.config.codes import Code
 from plimsoll.config.problems import Problem
 from plimsoll.config.run import RunConfig
-from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
 from plimsoll.memory.rules.top_consumer import TopConsumer, find_top_consumer
 from plimsoll.rollout.price import CrowdedCard, rollout_price
@@ -29,7 +29,7 @@ class Shortage:
 _TOO_SMALL: Mapping[str, Code] = {"device": "device-memory", "host": "host-memory"}
 
 
-def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Iterator[Problem]:
+def find_missing(job: PlannedJob, disk: Sequence[Item], free_disk: int | None) -> Iterator[Problem]:
     """Yield the errors of no card at all and of too little disk.
 
     Args:
@@ -49,13 +49,13 @@ def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Itera
         yield from _disk(job, disk, free_disk)
 
 
-def find_unstarted(job: Job) -> Iterator[Shortage]:
+def find_unstarted(job: PlannedJob) -> Iterator[Shortage]:
     """Yield a shortage for each error of ranks and engines that would not start."""
     for problem in (*_cards(job), *_engines(job)):
         yield Shortage(problem)
 
 
-def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Shortage]:
+def find_overfull(job: PlannedJob, stores: Sequence[Store], band: Band) -> Iterator[Shortage]:
     """Yield a shortage for each card and host that does not hold its peak."""
     for store in stores:
         if verdict_of(store, band) == "does not fit":
@@ -70,7 +70,7 @@ def find_close(stores: Sequence[Store], band: Band) -> Iterator[Problem]:
     yield from (_close(store, band) for store in stores if verdict_of(store, band) == "risky")
 
 
-def _cards(job: Job) -> Iterator[Problem]:
+def _cards(job: PlannedJob) -> Iterator[Problem]:
     layout, sampled = job.layout, job.sampler is not None
     if layout.unplaced:
         yield Problem(
@@ -84,7 +84,7 @@ def _cards(job: Job) -> Iterator[Problem]:
         )
 
 
-def _engines(job: Job) -> Iterator[Problem]:
+def _engines(job: PlannedJob) -> Iterator[Problem]:
     """Yield the errors of engines that would not start, or would not hold one sequence."""
     site = job.engine_site
     if site is None:
@@ -95,7 +95,7 @@ def _engines(job: Job) -> Iterator[Problem]:
         yield from rollout_price(site.sampler.rollout).starts(site, min(sizes, default=None))
 
 
-def _beside_ranks(job: Job, store: Store) -> Problem | None:
+def _beside_ranks(job: PlannedJob, store: Store) -> Problem | None:
     """Return the error of a card that would hold an engine or the ranks, but not both.
 
     None if the card is too full for another reason.
@@ -113,7 +113,7 @@ def _beside_ranks(job: Job, store: Store) -> Problem | None:
     return next(rollout_price(rollout).shares(site, card), None)
 
 
-def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[Problem]:
+def _disk(job: PlannedJob, disk: Sequence[Item], free: int) -> Iterator[Problem]:
     needed = sum(item.bytes for item in disk)
     if needed > free:
         yield Problem(

@@ -25,7 +25,7 @@ from plimsoll.data.fields import reference_text
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward.outcome import Broken, Failed, Outcome, number, numbers, short_repr
 
-Ask = Callable[[Sequence[Trajectory]], dict[str, Any]]
+AskServer = Callable[[Sequence[Trajectory]], dict[str, Any]]
 """Returns the request about some trajectories."""
 Texts = Callable[[Trajectory], tuple[str, str]]
 """Returns prompt and response as a server of OpenRLHF's form reads them."""
@@ -38,7 +38,7 @@ def plimsoll_request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     return {"trajectories": [_write(trajectory) for trajectory in trajectories]}
 
 
-def openrlhf_request(texts: Texts) -> Ask:
+def openrlhf_request(texts: Texts) -> AskServer:
     """Return what makes requests as OpenRLHF makes them."""
 
     def request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def openrlhf_request(texts: Texts) -> Ask:
     return request
 
 
-def vllm_request(tokens: Tokens) -> Ask:
+def vllm_request(tokens: Tokens) -> AskServer:
     """Return what makes requests to vLLM's `/classify`, which cuts the beginning if it must."""
 
     def request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from plimsoll.config.reward import HttpReward
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Broken, Failed, Outcome, TimeLimit
 from plimsoll.reward.servers.formats import (
-    Ask,
+    AskServer,
     Tokens,
     openrlhf_request,
     outcomes,
@@ -31,7 +31,7 @@ class Servers:
     """Asks one of several servers about a batch: a `Call`."""
 
     replicas: Replicas
-    ask: Ask
+    ask: AskServer
     read: Read = outcomes
 
     @classmethod

@@ -37,12 +37,12 @@ _IDS = {"mistral": re.compile(r'"id"\s*:\s*"(\w{9})"')}
 """The ids that models write with calls, and that their results are to have; the parsers put others
 in their place. Mistral's write one where calls are a list of objects."""
 
-Extracted = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
+ParsedCalls = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
 
 
 def vllm_extract(
     name: str, tokenizer: PreTrainedTokenizerBase
-) -> Callable[[str, Sequence[Mapping[str, Any]]], Extracted]:
+) -> Callable[[str, Sequence[Mapping[str, Any]]], ParsedCalls]:
     """Return what finds calls in a text without its thought.
 
     The result gives the text outside of calls; each call's name, its arguments as JSON text and the
@@ -63,7 +63,7 @@ def vllm_extract(
     begin, lock = re.compile(_BEGINS.get(name, _BEGIN)), Lock()
     parsers: dict[str, tuple[ToolParser, ChatCompletionRequest]] = {}
 
-    def extract(text: str, tools: Sequence[Mapping[str, Any]]) -> Extracted:
+    def extract(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedCalls:
         try:
             with lock:  # a parser has a state
                 extracted = _extract(*_parser_for(parsers, parser, name, tokenizer, tools), text)
@@ -79,7 +79,7 @@ def vllm_extract(
     return extract
 
 
-def _with_ids(extracted: Extracted, text: str, ids: re.Pattern[str] | None) -> Extracted:
+def _with_ids(extracted: ParsedCalls, text: str, ids: re.Pattern[str] | None) -> ParsedCalls:
     content, calls, problems = extracted
     written_ids = ids.findall(text) if ids else []
     if len(written_ids) != len(calls):
@@ -135,7 +135,7 @@ def _parser_for(
     return parsers[key]
 
 
-def _extract(parser: ToolParser, request: ChatCompletionRequest, text: str) -> Extracted:
+def _extract(parser: ToolParser, request: ChatCompletionRequest, text: str) -> ParsedCalls:
     result = parser.extract_tool_calls(text, request)
     calls = [(call.function.name, call.function.arguments, "") for call in result.tool_calls]
     return result.content or "", calls, ()

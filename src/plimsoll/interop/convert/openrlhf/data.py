@@ -150,7 +150,7 @@ def data(o: Options) -> foreign.Data:
     )
 
 
-def _rows(o: Options, source: _Source, flag: str) -> foreign.Rows:
+def _rows(o: Options, source: _Source, flag: str) -> foreign.ForeignRows:
     """Return a data set with its columns. flag: the flag that names it."""
     why = ""
     if source.path.endswith(_UNREAD):
@@ -158,7 +158,7 @@ def _rows(o: Options, source: _Source, flag: str) -> foreign.Rows:
     if o["use_ms"]:
         why = "ModelScope is not asked: download models and data, and give their paths"
     folder = f"{source.folder} is a folder of the data set there, its configuration here"
-    return foreign.Rows(
+    return foreign.ForeignRows(
         path=o.trace(source.path, flag, check=why),
         name=None if source.folder is None else o.trace(source.folder, flag, check=folder),
         columns=_columns(o),
@@ -244,7 +244,7 @@ def _evaluates(o: Options) -> bool:
     return bool(_sources(o["eval_dataset"] or "")) and not (o.rl and o["eval_steps"] <= 0)
 
 
-def _held_out(o: Options) -> foreign.Rows | Mapping[str, foreign.Rows] | None:
+def _held_out(o: Options) -> foreign.ForeignRows | Mapping[str, foreign.ForeignRows] | None:
     if not _evaluates(o):
         return None
     sources = _sources(o["eval_dataset"])

@@ -205,13 +205,13 @@ def _with_checks(o: Options, columns: dict[str, Sourced]) -> dict[str, Sourced]:
     return {**columns, name: mapping.with_check(columns[name], why)} if why else columns
 
 
-def _sources(o: Options) -> list[tuple[str, foreign.Rows]]:
+def _sources(o: Options) -> list[tuple[str, foreign.ForeignRows]]:
     """Return the data sets with their paths."""
     if o["datasets"] is not None:
         return [_rows_of_entry(i, source) for i, source in enumerate(_read_mixture(o), 1)]
     if not o["dataset_name"]:
         raise ConfigError("--dataset_name (or `datasets` of the YAML) is needed: the rows.")
-    rows = foreign.Rows(
+    rows = foreign.ForeignRows(
         path=o.take("dataset_name"),
         name=o.trace(o["dataset_config"], "dataset_name", "dataset_config")
         if o["dataset_config"]
@@ -241,14 +241,14 @@ def _fraction(entry: Mapping[str, Any]) -> float | None:
     return float(share) if isinstance(share, int | float) and share > 0 else None
 
 
-def _rows_of_entry(number: int, entry: Mapping[str, Any]) -> tuple[str, foreign.Rows]:
+def _rows_of_entry(number: int, entry: Mapping[str, Any]) -> tuple[str, foreign.ForeignRows]:
     file = entry.get("data_files") if isinstance(entry.get("data_files"), str) else None
     path = file or entry.get("data_dir") or entry.get("path")
     if not isinstance(path, str) or not path:
         raise ConfigError(f"{_WANTED}: number {number} has none.")
     name, weight = entry.get("name"), _fraction(entry)
     given = ("datasets",)
-    return path, foreign.Rows(
+    return path, foreign.ForeignRows(
         path=Sourced(path, given),
         name=None if name is None else Sourced(name, given),
         split=None if file is not None else Sourced(entry.get("split", "train"), given),
@@ -288,12 +288,12 @@ def _is_template(path: str) -> bool:
     return path.endswith((".jinja", ".j2", ".txt"))
 
 
-def _held_out(o: Options, path: str, rows: foreign.Rows) -> foreign.Rows | None:
+def _held_out(o: Options, path: str, rows: foreign.ForeignRows) -> foreign.ForeignRows | None:
     """Return the held-out rows of the first data set."""
     if o["eval_strategy"] == "no":
         return None
     number = o["num_generations_eval"] or o["num_generations"]
-    return foreign.Rows(
+    return foreign.ForeignRows(
         path=rows.path,
         name=rows.name,
         split=o.take("dataset_test_split") if rows.split is not None else None,

@@ -43,7 +43,7 @@ def data(o: Options) -> foreign.Data:
         why = "the tokenizer's chat template is put around them, as there"
         columns["prompt"] = mapping.with_check(columns["prompt"], why)
     rows = [
-        foreign.Rows(path=o.trace(p, "data.train_files"), columns=columns, limit=limit)
+        foreign.ForeignRows(path=o.trace(p, "data.train_files"), columns=columns, limit=limit)
         for p in paths
     ]
     template = "model" if o.command == "sft" else "actor_rollout_ref.model"
@@ -62,8 +62,8 @@ def data(o: Options) -> foreign.Data:
 
 
 def _mixture(
-    paths: Sequence[str], rows: Sequence[foreign.Rows]
-) -> foreign.Rows | Mapping[str, foreign.Rows]:
+    paths: Sequence[str], rows: Sequence[foreign.ForeignRows]
+) -> foreign.ForeignRows | Mapping[str, foreign.ForeignRows]:
     return rows[0] if len(rows) == 1 else dict(zip(mapping.source_names(paths), rows, strict=True))
 
 
@@ -109,11 +109,11 @@ def _evaluates(o: Options) -> bool:
     return _steps(o, "trainer.test_freq") is not None and bool(o["data.val_files"])
 
 
-def _held_out(o: Options) -> foreign.Rows | Mapping[str, foreign.Rows] | None:
+def _held_out(o: Options) -> foreign.ForeignRows | Mapping[str, foreign.ForeignRows] | None:
     if not _evaluates(o):
         return None
     paths = files(o, "data.val_files")[: None if o.rl else 1]
-    rows = foreign.Rows(
+    rows = foreign.ForeignRows(
         columns=_columns(o),
         limit=o.take("data.val_max_samples", positive),
         responses=o.take("actor_rollout_ref.rollout.val_kwargs.n"),

@@ -40,14 +40,14 @@ _REFUSED = "refused"
 _TRACEBACK_LINES = 20
 _MAX_BODY = 2**28
 
-Line = Mapping[str, Any]
+PlayerLine = Mapping[str, Any]
 
 
 class Refused(Exception):
     """An environment cannot be opened; the text says why."""
 
 
-def resolve_config(opening: Line) -> vf.EnvConfig:
+def resolve_config(opening: PlayerLine) -> vf.EnvConfig:
     """Return the config of an environment.
 
     If its options do not say otherwise, each agent talks in this process and its tools run on this
@@ -63,7 +63,7 @@ def resolve_config(opening: Line) -> vf.EnvConfig:
     return vf.resolve_env_config({**options, "id": environment})
 
 
-def _with_defaults(given: Line, default: vf.AgentConfig, taskset: str) -> dict[str, Any]:
+def _with_defaults(given: PlayerLine, default: vf.AgentConfig, taskset: str) -> dict[str, Any]:
     settled, agent = {*given, *default.model_fields_set}, dict(given)
     if "runtime" not in settled:
         agent["runtime"] = {"type": "subprocess"}
@@ -72,7 +72,7 @@ def _with_defaults(given: Line, default: vf.AgentConfig, taskset: str) -> dict[s
     return agent
 
 
-def open_environment(opening: Line) -> vf.Env:
+def open_environment(opening: PlayerLine) -> vf.Env:
     """Return the environment. Raises Refused with the message of verifiers or of its package."""
     try:
         return vf.load_environment(resolve_config(opening))
@@ -101,13 +101,13 @@ def _messages(data: vf.TaskData) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": text}]
 
 
-class Player:
+class VerifiersPlayer:
     """Serves the episodes of an open environment, and the turns that verifiers asks for."""
 
     def __init__(self, env: vf.Env) -> None:
         self._env = env
         self._task_class = type(env.taskset).task_type()
-        self._asking: dict[str, tuple[Line, vf.Trace]] = {}
+        self._asking: dict[str, tuple[PlayerLine, vf.Trace]] = {}
         """The requests of the episodes that are played, and their traces, by the traces' ids."""
 
     async def serve(self, announce: Callable[[int], None]) -> None:
@@ -226,7 +226,7 @@ def main(what: str) -> None:
     try:
         env = open_environment(opening)
         if what == "play":
-            asyncio.run(Player(env).serve(lambda port: write(ready=version, port=port)))
+            asyncio.run(VerifiersPlayer(env).serve(lambda port: write(ready=version, port=port)))
             return
         write(ready=version)
         for task in read_tasks(env, opening["limit"], opening["skip"]) if what == "tasks" else ():

@@ -21,7 +21,7 @@ from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 
 __all__ = ["PlimsollChat"]
 
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 
 
 class PlimsollChat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
@@ -77,7 +77,7 @@ class PlimsollChat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
                     result = {"role": "tool", "tool_call_id": call["id"], "name": function["name"]}
                     messages.append(bound_tool_message({**result, "content": content}))
 
-    def _first_messages(self, data: vf.TaskData) -> list[Message]:
+    def _first_messages(self, data: vf.TaskData) -> list[ChatMessage]:
         system, prompt = self.resolve_prompt(data)
         messages = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):

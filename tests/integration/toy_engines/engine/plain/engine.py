@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import Steps, TrainerBuild
-from plimsoll.run.readings import Share
+from plimsoll.run.readings import DividedShare
 
 
 class _Plain:
@@ -37,7 +37,7 @@ class _Plain:
         parameters = dict(self.module.named_parameters())
         yield {name: parameters[name].detach() for name in names}
 
-    def share(self, role: str) -> Share | None:
+    def share(self, role: str) -> DividedShare | None:
         return None
 
     def release(self) -> None:
