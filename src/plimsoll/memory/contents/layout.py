@@ -34,8 +34,8 @@ class Process:
 
     Attributes:
         kind: `local` is the whole run in one process, with rank 0 and the sampler in it;
-            `controller` is the process that runs the loop; `ray` is all that Ray itself runs on a node;
-            `engine` is an engine's front, and its model too if it has no `engine worker`.
+            `controller` is the process that runs the loop; `ray` is all that Ray itself runs on
+            a node; `engine` is an engine's front, and its model too if it has no `engine worker`.
         index: the number of the rank in its group, of the engine, or of the node (ray).
         part: the number of a worker among the workers of its engine.
     """
