@@ -298,7 +298,9 @@ def _find_change(
     texts = [
         dense_text(text) for key, text in reply.items() if key != "role" and isinstance(text, str)
     ]
-    if all(text in now for text in texts if text in was):
+    # The template may write a text otherwise from the start, as Qwen3 does reasoning with `<think>`
+    # in it. What it writes must then stay.
+    if was == now or all(text in was and text in now for text in texts):
         return None
     return _describe(rendered, rendered.until[len(prompt) :], until[len(prompt) :])
 

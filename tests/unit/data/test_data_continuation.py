@@ -422,6 +422,13 @@ def test_reasoning_that_is_told_apart_counts_too() -> None:
     assert not is_rewritten(template, [user("hi")], assistant("yo"), [user("bye")])
 
 
+def test_reasoning_that_is_written_otherwise_from_the_start_counts_too() -> None:
+    """Qwen3's template cuts the reasoning at its last `<think>`, and drops the rest later."""
+    template = BY_NAME["qwen3"].template
+    reply = assistant("<think>\n<think>\n</think>\n\nyo")
+    assert is_rewritten(template, [user("hi")], reply, [user("bye")])
+
+
 def test_plain_text_goes_on_with_the_contents(base_tokenizer: Tokenizer) -> None:
     """No token begins a text, and none ends it."""
     template = make_template(base_tokenizer, "none", None)
