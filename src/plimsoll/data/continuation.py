@@ -26,6 +26,7 @@ from plimsoll.data.pieces import (
     Messages,
     TextPiece,
     Tools,
+    count_alike,
     dense_text,
     join_plain,
     quote,
@@ -289,8 +290,7 @@ def _find_change(
     [piece] = template.render_prompt(template.with_system(before))
     prompt, until = piece.text, rendered.until_on
     if not until.startswith(prompt):
-        pairs = enumerate(zip(prompt, until, strict=False))
-        common = next((i for i, (a, b) in pairs if a != b), len(until))
+        common = count_alike(prompt, until)
         # Special tokens that differ may begin alike: quote them whole.
         begin = len(prompt[:common].rstrip("<[|"))
         return _describe(rendered, prompt[begin:], (until + rendered.behind_on)[begin:])

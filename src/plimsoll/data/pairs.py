@@ -16,13 +16,11 @@ Every check raises `RowProblem` with the column's name as the config writes it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from math import inf
 
 from plimsoll.data.fields import kind_of, text_of
-from plimsoll.data.pieces import Messages
+from plimsoll.data.pieces import Messages, count_alike
 from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.rows import prompt_turns, response_turns, turns_of
 
@@ -82,7 +80,7 @@ def margin_of(row: RawRow, column: str | None) -> float:
 
 def _pair_of_messages(row: RawRow, columns: PairColumns) -> PairRow:
     chosen, rejected = turns_of(row, columns.chosen), turns_of(row, columns.rejected)
-    shared = _count_alike(chosen, rejected)
+    shared = count_alike(chosen, rejected)
     if shared == 0:
         raise RowProblem(
             columns.rejected,
@@ -93,12 +91,6 @@ def _pair_of_messages(row: RawRow, columns: PairColumns) -> PairRow:
         _check_answer(chosen, columns.chosen, shared)
         _check_answer(rejected, columns.rejected, shared)
     return PairRow(chosen[:shared], chosen[shared:], rejected[shared:])
-
-
-def _count_alike(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return how many items at the beginning are equal."""
-    item_pairs = zip(first, second, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], item_pairs))
 
 
 def _check_answer(messages: Messages, column: str, start: int) -> None:
@@ -114,7 +106,7 @@ def _check_answer(messages: Messages, column: str, start: int) -> None:
 
 def _pair_of_dialogues(row: RawRow, columns: PairColumns, *, plain: bool) -> PairRow:
     chosen, rejected = (text_of(row.values, name) for name in (columns.chosen, columns.rejected))
-    before, marker, _ = chosen[: _count_alike(chosen, rejected)].rpartition(ASSISTANT)
+    before, marker, _ = chosen[: count_alike(chosen, rejected)].rpartition(ASSISTANT)
     if not marker:
         raise RowProblem(
             columns.rejected,

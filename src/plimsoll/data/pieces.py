@@ -117,6 +117,12 @@ def quote(text: object) -> str:
     return repr(str(text)[:60])
 
 
+def count_alike(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return how many items at the beginning of both are equal."""
+    item_pairs = zip(first, second, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], item_pairs))
+
+
 def tool_name(tool: Mapping[str, Any]) -> str:
     """Return the name of a tool, or of a call of a tool. Raise KeyError if it has none."""
     return str(tool.get("function", tool)["name"])
@@ -159,8 +165,7 @@ def check_begins(text: str, beginning: str, turn: int) -> None:
     """Raise ConfigError unless the text begins with `beginning`, the text up to a turn."""
     if text.startswith(beginning):
         return
-    character_pairs = enumerate(zip(text, beginning, strict=False))
-    common = next((i for i, (a, b) in character_pairs if a != b), len(text))
+    common = count_alike(text, beginning)
     raise ConfigError(
         f"The chat template rewrites earlier turns, so it cannot be seen which tokens are the"
         f" assistant's: rendered up to turn {turn}, the text goes on with"

@@ -40,10 +40,6 @@ class Conversation:
         """The prompt's tokens and those after it."""
         return np.concatenate([self.prompt.tokens, self.tokens], dtype=np.int64)
 
-    def next_prompt(self) -> Prompt:
-        """Return the prompt that the next turn is sampled after."""
-        return replace(self.prompt, tokens=self.all_tokens)
-
     def add_sampled(self, sample: Trajectory, problem: str = "") -> Conversation:
         """Append a turn of the policy.
 

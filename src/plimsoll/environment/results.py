@@ -8,8 +8,7 @@ from typing import Any
 
 from plimsoll.data.pieces import Tools
 from plimsoll.environment.protocol import Message, Observation, Step
-from plimsoll.reward import outcome
-from plimsoll.reward.outcome import Failed, finite, short_repr
+from plimsoll.reward.outcome import Failed, error_outcome, finite, short_repr
 
 EpisodeReward = float | tuple[float, ...] | None
 """The reward of an episode; or of each sampled token; None: the environment gives none."""
@@ -51,7 +50,7 @@ def failure_of(error: BaseException) -> Failed:
     """Return the failure of an environment's or agent's code that raised."""
     if isinstance(error, EnvironmentFailed):
         return error.failed
-    given = outcome.error_outcome(error)
+    given = error_outcome(error)
     return given if isinstance(given, Failed) else Failed(given.said, kind=given.kind)
 
 

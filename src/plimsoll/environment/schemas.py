@@ -12,6 +12,7 @@ from jsonschema.exceptions import SchemaError, ValidationError, best_match
 
 from plimsoll.data.pieces import tool_name
 from plimsoll.errors import ConfigError
+from plimsoll.reward.outcome import safe_repr
 
 Tool = Mapping[str, Any]
 """A function's JSON schema: `{"type": "function", "function": {"name", "description",
@@ -159,10 +160,7 @@ def _describe_error(error: ValidationError) -> str:
 
 def show_value(value: object) -> str:
     """Return a value as Python prints it; of a long one the middle is left out."""
-    try:
-        return _cut(repr(value))
-    except ValueError:  # an integer of over 4,300 digits
-        return _cut(object.__repr__(value))
+    return _cut(safe_repr(value))
 
 
 def _cut(text: str) -> str:

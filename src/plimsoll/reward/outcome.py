@@ -114,10 +114,15 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def safe_repr(value: object) -> str:
+    """Return a value as Python writes it; its type and address if an integer in it is too long."""
+    try:
+        return repr(value)
+    except ValueError:  # an integer of over 4,300 digits
+        return object.__repr__(value)
+
+
 def short_repr(value: object) -> str:
     """Return a value as Python writes it, cut if it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of over 4,300 digits
-        text = object.__repr__(value)
+    text = safe_repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

@@ -42,7 +42,7 @@ def test_what_is_sampled_and_what_is_put_between_stand_in_their_order() -> None:
 
 
 def test_the_next_turn_is_asked_for_after_all_that_was_said() -> None:
-    assert two_turns().next_prompt().tokens.tolist() == [1, 2, 5, 6, 7, 8, 9, 3]
+    assert two_turns().all_tokens.tolist() == [1, 2, 5, 6, 7, 8, 9, 3]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,6 @@ UNASKED = Absence("idle", "Plimsoll does not need it")
 
 MODEL_FILES = Absence("lacking", "models and tokenizers are loaded as their files say")
 ONE_CARD = Absence("lacking", "a sequence is on one card, and ZeRO alone divides trained models")
-ONE_SOURCE = Absence("lacking", "models and data come from the hub or from files: give paths")
 SAMPLING = Absence("lacking", "sampling has the settings of rollout.sampling alone")
 TEMPLATE = Absence("lacking", "a template has no options: write them into data.chat_template")
 ROWS = Absence("lacking", "rows are read by their columns: prepare them in a file")

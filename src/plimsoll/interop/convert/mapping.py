@@ -83,11 +83,9 @@ def half_precision_remark(o: Options, *ids: str) -> Iterator[Remark]:
             yield Remark("lacking", id, "models are computed in bfloat16 or float32")
 
 
-def micro_batch(
-    o: Options, key: str, number: int, longest: int, *ids: str, unit: str = "sequences"
-) -> Sourced:
+def micro_batch(o: Options, key: str, number: int, longest: int, *ids: str) -> Sourced:
     """Return the tokens of a micro-batch that holds some of the longest sequences or pairs."""
-    note = f"{number} {unit} of the longest"
+    note = f"{number} sequences of the longest"
     return o.trace(number * longest, key, *ids, note=note)
 
 

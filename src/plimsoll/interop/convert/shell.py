@@ -430,7 +430,7 @@ def _expansion(node: Node, scope: _Scope, depth: int, escapable: str) -> Iterato
     if node.type in ("simple_expansion", "expansion") and not text[1:2].isspace():
         yield _variable(node, scope, depth)
     elif node.type == "command_substitution":
-        path = _path_of(node, scope, depth + 1) if depth < _DEEPEST else None
+        path = _path_of(node, scope) if depth < _DEEPEST else None
         why = "a command, which is not run"
         yield _Piece((_keep(text, scope, why) if path is None else path,), splits=True)
     elif node.type == "arithmetic_expansion":
@@ -511,7 +511,7 @@ def _number(node: ast.expr) -> int:
     raise ValueError("no sum")
 
 
-def _path_of(node: Node, scope: _Scope, depth: int) -> str | None:
+def _path_of(node: Node, scope: _Scope) -> str | None:
     """Return what a command prints that only makes a path; None for any other command."""
     inner = node.named_children
     if len(inner) == 1 and inner[0].type == "redirected_statement":

@@ -22,7 +22,6 @@ class ValueReader:
         most: Largest number of words; None for any number.
         lowest: Smallest value.
         among: The only values; empty for any.
-        off: Whether a switch without a word means False.
     """
 
     kind: type
@@ -30,12 +29,10 @@ class ValueReader:
     most: int | None = 1
     lowest: int | None = None
     among: tuple[str, ...] = ()
-    off: bool = False
 
 
 SWITCH = ValueReader(bool, 0, 0)
 BOOL = ValueReader(bool, 0, 1)
-OFF = ValueReader(bool, 0, 0, off=True)
 WHOLE = ValueReader(int)
 COUNT = ValueReader(int, lowest=1)
 NUMBER = ValueReader(float)
@@ -62,7 +59,7 @@ def read_value(reader: ValueReader, words: Sequence[str]) -> object:
         ValueError: The words are no such value. The message says why.
     """
     if reader.kind is bool:
-        return _read_bool(words[0]) if words else not reader.off
+        return _read_bool(words[0]) if words else True
     if len(words) < reader.least:
         wanted = "a value" if reader.least == 1 else f"{reader.least} values"
         raise ValueError(f"It takes {wanted}, and {len(words) or 'none'} follows.")

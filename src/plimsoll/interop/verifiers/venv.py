@@ -19,8 +19,9 @@ from packaging.specifiers import SpecifierSet
 
 from plimsoll.errors import ConfigError
 
-REQUIREMENT = "verifiers>=0.4,<0.5"
-VERSIONS = SpecifierSet(">=0.4,<0.5")
+_RANGE = ">=0.4,<0.5"
+REQUIREMENT = f"verifiers{_RANGE}"
+VERSIONS = SpecifierSet(_RANGE)
 SETUP = "plimsoll setup-verifiers"
 PLACE = "PLIMSOLL_VERIFIERS"
 """The environment variable that names another place."""

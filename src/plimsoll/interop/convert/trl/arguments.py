@@ -23,7 +23,7 @@ from plimsoll.interop.convert.trl.programs import COMMANDS, command_named
 from plimsoll.interop.convert.trl.settings import SETTINGS
 from plimsoll.interop.convert.values import Setting, Typed, join_words, split_flags
 
-_NOTHING = ("None", "null")
+_NULLS = (("None",), ("null",))
 _CONFIGS: Mapping[str, Mapping[str, object]] = {
     "single_gpu": {"num_processes": 1},
     "multi_gpu": {"num_processes": 8},
@@ -101,9 +101,6 @@ def _assignment(command: str, option: Typed) -> Assignment:
     if setting.secret:
         text = f"{name} ..."
     return Assignment(name, None if option.words[:1] in _NULLS else words, text, setting)
-
-
-_NULLS = tuple((word,) for word in _NOTHING)
 
 
 def _explain_unknown(command: str, name: str) -> str:

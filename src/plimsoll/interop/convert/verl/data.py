@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from plimsoll.config.base import AUTO
-from plimsoll.config.run import LOGGERS
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert import foreign, mapping
 from plimsoll.interop.convert.foreign import Sourced, Value
@@ -244,9 +243,7 @@ def _logger_names(o: Options) -> list[str]:
 
 def remarks(o: Options) -> Iterator[Remark]:
     """Yield remarks on settings that have no counterpart beside the others that are given."""
-    yield from mapping.unknown_loggers(
-        "trainer.logger", _logger_names(o), ("console", "file", *LOGGERS)
-    )
+    yield from mapping.unknown_loggers("trainer.logger", _logger_names(o), ("console", "file"))
     if o.given("trainer.resume_from_path"):
         yield Remark("lacking", "trainer.resume_from_path", "a run goes on from run.directory")
     metric = f"{_GROUPS}.metric"
