@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from plimsoll.cluster.local import LocalCluster
-from plimsoll.cluster.start import thread_count
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.start import start_cluster
 from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.records import RewardPart, Trajectory
@@ -39,15 +39,15 @@ def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[
             thread.submit(cluster.close).result()
 
 
-def _load_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> LocalCluster:
-    cluster = LocalCluster(spec.cluster, (), thread_count(spec.cluster, 0))
+def _load_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Cluster:
+    cluster = start_cluster(spec.cluster, ())
     for name in names:
         load_measured(cluster, spec, scoring_role(name))
     return cluster
 
 
 def _score(
-    name: str, spec: RunSpec[RlConfig], cluster: LocalCluster, trajectories: Sequence[Trajectory]
+    name: str, spec: RunSpec[RlConfig], cluster: Cluster, trajectories: Sequence[Trajectory]
 ) -> Scored:
     """Return the trajectories with their scores, or raise ValueError if one cannot be read."""
     model = spec.config.scoring_models[name]
