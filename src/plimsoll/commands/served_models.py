@@ -16,7 +16,7 @@ from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.score import Scored
 from plimsoll.rl.reward_model import model_scores
 from plimsoll.spec.roles import scoring_role
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.spec.run_spec import RunSpec, resolve_changed
 from plimsoll.train.loading import load_measured
 
 ServedScore = Callable[[Sequence[Trajectory]], Future[Scored]]
@@ -26,8 +26,10 @@ ServedScore = Callable[[Sequence[Trajectory]], Future[Scored]]
 @contextmanager
 def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[str, ServedScore]]:
     """Yield functions that score trajectories by each of these models."""
-    here = spec.cluster.model_copy(update={"where": "local", "ranks": 1, "critic_ranks": None})
-    alone = resolve(spec.job, spec.config.model_copy(update={"cluster": here}))
+    here = spec.written.cluster.model_copy(
+        update={"where": "local", "ranks": 1, "critic_ranks": None}
+    )
+    alone = resolve_changed(spec, {"cluster": here})
     with ThreadPoolExecutor(1) as thread:  # what begins in a thread goes on in it, as torch's do
         cluster = thread.submit(_load_models, alone, names).result()
         try:
