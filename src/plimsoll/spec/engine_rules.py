@@ -21,6 +21,8 @@ from plimsoll.machine.local_host import LocalHost
 if TYPE_CHECKING:
     from plimsoll.spec.run_spec import RunSpec
 
+INSTALL_EXTRA = "install plimsoll-rl with its extra `cpu` or `gpu`"
+
 
 class PackageNeed(NamedTuple):
     """A Python package that a setting needs."""
@@ -30,6 +32,8 @@ class PackageNeed(NamedTuple):
     value: str
     instead: str
     """The setting to write instead, which needs no package."""
+    install: str = INSTALL_EXTRA
+    """How to install the package."""
 
 
 class ToolNeed(NamedTuple):
@@ -91,6 +95,7 @@ class RolloutRules:
         start: problems that show once it is known what the run computes on.
         adapter_room: the rank for which engines make room for an adapter beside their model; None
             if they get merged weights.
+        install: how to install the module.
     """
 
     title: str
@@ -104,6 +109,7 @@ class RolloutRules:
     host: Callable[[RunSpec[Any], LocalHost], Iterator[Problem]]
     start: Callable[[RunSpec[Any], Device], Iterator[Problem]]
     adapter_room: Callable[[RunSpec[Any]], int | None]
+    install: str = INSTALL_EXTRA
 
 
 def other_engines(rollout: RolloutConfig) -> str:

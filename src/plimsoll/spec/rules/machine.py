@@ -60,7 +60,8 @@ def _of_processes(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
     if spec.engines is not None:
         rules, key = rollout_rules(spec.engines), f"rollout.{spec.engines.engine_name}"
         if rules.packages:
-            yield PackageNeed(rules.package, key, "given", other_engines(spec.engines))
+            other = other_engines(spec.engines)
+            yield PackageNeed(rules.package, key, "given", other, rules.install)
 
 
 def _of_roles(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
@@ -80,12 +81,10 @@ def _of_roles(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
 
 
 def _missing(needs: Iterator[PackageNeed]) -> Iterator[Problem]:
-    for module, key, value, alternative in needs:
+    for module, key, value, alternative, install in needs:
         if importlib.util.find_spec(module) is None:
             why = f"The package {module} is not installed."
-            extra = "install plimsoll-rl with its extra `cpu` or `gpu`"
-            bring = "run `plimsoll setup-vllm`" if module == "vllm" else extra
-            fix = f"{bring}, or write {alternative}"
+            fix = f"{install}, or write {alternative}"
             yield invalid(key, value, why, fix, code="package-missing")
 
 
@@ -141,7 +140,7 @@ def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     needed = {
         *_ALWAYS,
         *engines,
-        *(need[0] for need in chain(_of_processes(spec), _of_roles(spec))),
+        *(need.package for need in chain(_of_processes(spec), _of_roles(spec))),
     }
     needed |= {"accelerate"} if _quantized_roles(spec) else set()
     for package in PACKAGES:
