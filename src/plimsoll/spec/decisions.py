@@ -87,10 +87,10 @@ def _decide_model(
     made: dict[str, str] = {}
     if model.dtype == AUTO:
         made["dtype"], why = ground.dtype
-        keep("dtype", *ground.dtype)
+        keep("dtype", made["dtype"], why)
     if model.kernels == AUTO:
         made["kernels"], why = ground.kernels
-        keep("kernels", *ground.kernels)
+        keep("kernels", made["kernels"], why)
     if model.attention == AUTO:
         dtype = made.get("dtype", model.dtype)
         made["attention"], why = _attention(model.path, dtype, ground)
