@@ -163,7 +163,7 @@ def _engines(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 def _heap(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Yield problems of the heap of processes that compute on CPU."""
-    if _computes_on_cpu(spec, host) and not host.jemalloc:
+    if _computes_on_cpu(spec) and not host.jemalloc:
         what = "this machine's ray package has no core/libjemalloc.so, or a space in its path"
         why = "training on CPU then uses the system's heap, which may hold a quarter more than the "
         why += "plan says (glibc before 2.39 cannot use again all that was freed)"
@@ -173,7 +173,7 @@ def _heap(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 def _bfloat16(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Warn of a bfloat16 that the config asks for on a CPU that computes it slowly."""
-    if not _computes_on_cpu(spec, host) or host.bfloat16:
+    if not _computes_on_cpu(spec) or host.bfloat16:
         return
     models = models_by_key(spec).items()
     keys = [f"{key}.dtype" for key, model in models if model.dtype == "bfloat16"]
@@ -189,9 +189,6 @@ def _bfloat16(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
         )
 
 
-def _computes_on_cpu(spec: RunSpec[Any], host: LocalHost) -> bool:
+def _computes_on_cpu(spec: RunSpec[Any]) -> bool:
     """Return whether the run's processes compute on the CPU of this machine."""
-    cluster = spec.cluster
-    if cluster.device == "cuda" or cluster.address is not None:
-        return False
-    return cluster.device == "cpu" or not host.free_bytes
+    return spec.cluster.device == "cpu" and spec.cluster.address is None
