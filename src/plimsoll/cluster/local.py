@@ -11,8 +11,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from plimsoll.cluster.conversing import conversing
-from plimsoll.config.cluster import ClusterConfig, decided_device
-from plimsoll.engine.process_group import Place, check_device, free_port
+from plimsoll.config.cluster import Device
+from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.machine.incident import OutOfMemory, Sighting
@@ -30,8 +30,7 @@ class LocalCluster:
 
     ranks = 1
 
-    def __init__(self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int) -> None:
-        device = check_device(decided_device(config))
+    def __init__(self, specs: Sequence[EngineSpec], threads: int, device: Device) -> None:
         self._before = read_node([os.getpid()])
         place = Place(0, 1, 0, "127.0.0.1", free_port(), device, threads)
         self._device = place.torch_device

@@ -13,14 +13,14 @@ from plimsoll.rollout.protocol import EngineSpec
 
 def start_cluster(config: ClusterConfig, specs: Sequence[EngineSpec]) -> Cluster:
     """Start all training ranks, and one rollout engine for each spec (SFT has none)."""
-    threads = thread_count(config, len(specs))
+    threads, device = thread_count(config, len(specs)), run_device(config)
     if config.where == "local":
         from plimsoll.cluster.local import LocalCluster
 
-        return LocalCluster(config, specs, threads)
+        return LocalCluster(specs, threads, device)
     from plimsoll.cluster.ray import RayCluster
 
-    return RayCluster(config, specs, threads, run_device(config))
+    return RayCluster(config, specs, threads, device)
 
 
 def thread_count(config: ClusterConfig, engines: int) -> int:

@@ -17,7 +17,7 @@ from plimsoll.commands.found_models import FoundModel, comparison_role
 from plimsoll.run.files import explaining_errors, write_whole
 from plimsoll.run.json_lines import document
 from plimsoll.run.step_report import figures
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.spec.run_spec import RunSpec, resolve_changed
 from plimsoll.train.tokenizers import check_tokenizers
 
 
@@ -52,10 +52,11 @@ def _with_model(spec: RunSpec[Any], path: str) -> RunSpec[Any]:
     model that it is compared with stays.
     """
     reading = {"path": path, "quantization": "none", "gradient_checkpointing": False}
-    model = spec.actor.model.model_copy(update=reading)
+    actor = spec.written.actor
+    model = actor.model.model_copy(update=reading)
     changed: dict[str, object] = {
-        "actor": spec.actor.model_copy(update={"model": model, "adapter": None})
+        "actor": actor.model_copy(update={"model": model, "adapter": None})
     }
     if spec.may_precompute:
         changed["reference"] = spec.roles["reference"].settings
-    return resolve(spec.job, spec.config.model_copy(update=changed))
+    return resolve_changed(spec, changed)

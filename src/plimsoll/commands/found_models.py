@@ -18,7 +18,7 @@ from plimsoll.spec.engine_rules import check_engine_model
 from plimsoll.spec.model_files import check_head, check_model, has_tokenizer
 from plimsoll.spec.roles import Role
 from plimsoll.spec.rules.machine import missing_for_processes
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.spec.run_spec import RunSpec, resolve_changed
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _spec_of(run: RunDirectory, flags: list[str]) -> RunSpec[Any]:
         return spec
     template = run.template_path.read_text(encoding="utf-8")
     data = spec.data.model_copy(update={"chat_template": template})
-    return resolve(spec.job, spec.config.model_copy(update={"data": data}))
+    return resolve_changed(spec, {"data": data})
 
 
 def _final_model(run: Path) -> str:

@@ -39,10 +39,9 @@ def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
 
 def plan_html(path: str, flags: Sequence[str], plan: Plan) -> str:
     """Return the page of a plan as one HTML file, without settings to change."""
-    spec = load_any(path, flags)
     values = {
         "config": path,
-        "job": spec.job.name,
+        "job": plan.job.spec.job.name,
         "controls": [],
         "before": None,
         "refusal": None,

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from plimsoll.cluster.local import LocalCluster
-from plimsoll.cluster.start import thread_count
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.start import start_cluster
 from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.score import Scored
 from plimsoll.rl.reward_model import model_scores
 from plimsoll.spec.roles import scoring_role
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.spec.run_spec import RunSpec, resolve_changed
 from plimsoll.train.loading import load_measured
 
 ServedScore = Callable[[Sequence[Trajectory]], Future[Scored]]
@@ -26,8 +26,10 @@ ServedScore = Callable[[Sequence[Trajectory]], Future[Scored]]
 @contextmanager
 def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[str, ServedScore]]:
     """Yield functions that score trajectories by each of these models."""
-    here = spec.cluster.model_copy(update={"where": "local", "ranks": 1, "critic_ranks": None})
-    alone = resolve(spec.job, spec.config.model_copy(update={"cluster": here}))
+    here = spec.written.cluster.model_copy(
+        update={"where": "local", "ranks": 1, "critic_ranks": None}
+    )
+    alone = resolve_changed(spec, {"cluster": here})
     with ThreadPoolExecutor(1) as thread:  # what begins in a thread goes on in it, as torch's do
         cluster = thread.submit(_load_models, alone, names).result()
         try:
@@ -39,15 +41,15 @@ def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[
             thread.submit(cluster.close).result()
 
 
-def _load_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> LocalCluster:
-    cluster = LocalCluster(spec.cluster, (), thread_count(spec.cluster, 0))
+def _load_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Cluster:
+    cluster = start_cluster(spec.cluster, ())
     for name in names:
         load_measured(cluster, spec, scoring_role(name))
     return cluster
 
 
 def _score(
-    name: str, spec: RunSpec[RlConfig], cluster: LocalCluster, trajectories: Sequence[Trajectory]
+    name: str, spec: RunSpec[RlConfig], cluster: Cluster, trajectories: Sequence[Trajectory]
 ) -> Scored:
     """Return the trajectories with their scores, or raise ValueError if one cannot be read."""
     model = spec.config.scoring_models[name]

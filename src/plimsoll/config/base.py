@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from os.path import expanduser
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -23,16 +22,6 @@ FlipRate = Annotated[float, Field(ge=0, lt=0.5)]
 """A share of wrong labels: at a half, labels say nothing."""
 WrittenPath = Annotated[str, AfterValidator(expanduser)]
 """A place on the disk, where `~` is the home directory; or else a name on the hub."""
-
-
-def _existing(path: str) -> str:
-    if not Path(expanduser(path)).is_file():
-        raise ValueError("There is no such file")
-    return expanduser(path)
-
-
-ExistingFile = Annotated[str, AfterValidator(_existing)]
-"""The path of a file that exists."""
 
 Auto = Literal["auto"]
 AUTO: Auto = "auto"

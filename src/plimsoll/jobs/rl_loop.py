@@ -62,7 +62,7 @@ from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
 from plimsoll.spec.roles import scoring_role
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.spec.run_spec import RunSpec, resolve_changed
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_measured, load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out_sets, row_counts
@@ -303,7 +303,6 @@ def _count_scored(submit: Submit, advance: Advance) -> Submit:
 def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
     """Return the run with engines, and with no more ranks than its reward models need."""
     ranks = spec.cluster.ranks if spec.config.scoring_models else 1
-    cluster = spec.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
-    rollout = spec.config.rollout.model_copy(update={"replay": None})
-    changes = {"cluster": cluster, "rollout": rollout}
-    return resolve(spec.job, spec.config.model_copy(update=changes))
+    cluster = spec.written.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
+    rollout = spec.written.rollout.model_copy(update={"replay": None})
+    return resolve_changed(spec, {"cluster": cluster, "rollout": rollout})

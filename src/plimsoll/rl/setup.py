@@ -9,7 +9,8 @@ import numpy as np
 
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
-from plimsoll.cluster.start import run_device, start_cluster, thread_count
+from plimsoll.cluster.start import start_cluster, thread_count
+from plimsoll.config.cluster import decided_device
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
@@ -134,7 +135,7 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
     if spec.engines is None:
         return start_cluster(spec.cluster, ())
     longest, rollout = longest_sequence(spec, prompts), spec.config.rollout
-    device = run_device(spec.cluster)
+    device = decided_device(spec.cluster)
     rules = rollout_rules(spec.engines)
     refuse(rules.start(spec, device))
     specs = [

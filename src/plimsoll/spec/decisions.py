@@ -87,10 +87,10 @@ def _decide_model(
     made: dict[str, str] = {}
     if model.dtype == AUTO:
         made["dtype"], why = ground.dtype
-        keep("dtype", *ground.dtype)
+        keep("dtype", made["dtype"], why)
     if model.kernels == AUTO:
         made["kernels"], why = ground.kernels
-        keep("kernels", *ground.kernels)
+        keep("kernels", made["kernels"], why)
     if model.attention == AUTO:
         dtype = made.get("dtype", model.dtype)
         made["attention"], why = _attention(model.path, dtype, ground)
@@ -124,7 +124,19 @@ class _Ground:
 
         () if the run computes on CPUs, None if it computes on cards that cannot be seen from here.
         """
-        return _cards(self._cluster)
+        cluster = self._cluster
+        if cluster.device == "cpu":
+            return ()
+        if cluster.hardware is not None:
+            return parse_cluster(cluster.hardware, cluster.nodes, None).nodes[0].cards
+        if cluster.address is not None:  # on machines without GPUs torch has no CUDA build
+            return None if cluster.device == "cuda" or has_cuda_build() else ()
+        if cards := _cards_here():
+            return cards
+        if cluster.device == "cuda":
+            return None
+        _refuse_hidden_cards()
+        return ()
 
     @property
     def device(self) -> Device:
@@ -151,7 +163,17 @@ class _Ground:
     @cached_property
     def dtype(self) -> tuple[DecidedDtype, str]:
         """The dtype that the hardware computes fast in, and why it is that one."""
-        return fast_dtype(self._cluster)
+        cards = self.cards
+        if cards is None:
+            return "bfloat16", "GPUs from compute capability 8.0 on multiply it"
+        if not cards:
+            if multiplies_bfloat16():
+                return "bfloat16", "the CPU multiplies it"
+            return "float32", "the CPU has no instructions for bfloat16 (AMX, AVX-512 BF16)"
+        for card in cards:
+            if card.compute_capability and card.compute_capability < BFLOAT16_UNITS:
+                return "float32", f"{card.name} has no units for bfloat16"
+        return "bfloat16", f"{cards[0].name} multiplies it"
 
     @cached_property
     def kernels(self) -> tuple[DecidedKernels, str]:
@@ -172,36 +194,7 @@ def fast_dtype(cluster: ClusterConfig) -> tuple[DecidedDtype, str]:
         ConfigError: as `decide`.
         PlimsollError: as `decide`.
     """
-    cards = _cards(cluster)
-    if cards is None:
-        return "bfloat16", "GPUs from compute capability 8.0 on multiply it"
-    if not cards:
-        if multiplies_bfloat16():
-            return "bfloat16", "the CPU multiplies it"
-        return "float32", "the CPU has no instructions for bfloat16 (AMX, AVX-512 BF16)"
-    for card in cards:
-        if card.compute_capability and card.compute_capability < BFLOAT16_UNITS:
-            return "float32", f"{card.name} has no units for bfloat16"
-    return "bfloat16", f"{cards[0].name} multiplies it"
-
-
-def _cards(cluster: ClusterConfig) -> tuple[Card, ...] | None:
-    """Return the cards of one machine of the run.
-
-    () if the run computes on CPUs, None if it computes on cards that cannot be seen from here.
-    """
-    if cluster.device == "cpu":
-        return ()
-    if cluster.hardware is not None:
-        return parse_cluster(cluster.hardware, cluster.nodes, None).nodes[0].cards
-    if cluster.address is not None:  # on machines without GPUs torch has no CUDA build
-        return None if cluster.device == "cuda" or has_cuda_build() else ()
-    if cards := _cards_here():
-        return cards
-    if cluster.device == "cuda":
-        return None
-    _refuse_hidden_cards()
-    return ()
+    return _Ground(cluster).dtype
 
 
 @cache  # advice asks hundreds of times, and each look asks the driver

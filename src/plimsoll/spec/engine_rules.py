@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from plimsoll.config.base import Settings
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES, name_of, package_of
+from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES, package_of
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.local_host import LocalHost
 
 if TYPE_CHECKING:
     from plimsoll.spec.run_spec import RunSpec
+
+INSTALL_EXTRA = "install plimsoll-rl with its extra `cpu` or `gpu`"
 
 
 class PackageNeed(NamedTuple):
@@ -30,6 +32,8 @@ class PackageNeed(NamedTuple):
     value: str
     instead: str
     """The setting to write instead, which needs no package."""
+    install: str = INSTALL_EXTRA
+    """How to install the package."""
 
 
 class ToolNeed(NamedTuple):
@@ -91,6 +95,7 @@ class RolloutRules:
         start: problems that show once it is known what the run computes on.
         adapter_room: the rank for which engines make room for an adapter beside their model; None
             if they get merged weights.
+        install: how to install the module.
     """
 
     title: str
@@ -104,6 +109,7 @@ class RolloutRules:
     host: Callable[[RunSpec[Any], LocalHost], Iterator[Problem]]
     start: Callable[[RunSpec[Any], Device], Iterator[Problem]]
     adapter_room: Callable[[RunSpec[Any]], int | None]
+    install: str = INSTALL_EXTRA
 
 
 def other_engines(rollout: RolloutConfig) -> str:
@@ -136,18 +142,11 @@ def all_rules(spec: RunSpec[Any]) -> tuple[TrainerRules | RolloutRules, ...]:
 
 def trainer_rules(role: TrainedRole | FrozenRole) -> TrainerRules:
     """Return the rules of the engine of a role."""
-    return _rules_by_name()[role.engine_name]
+    package = package_of(role.engine_name, TRAINER_ENGINES)
+    return cast(TrainerRules, import_module(f"{package}.rules").RULES)
 
 
 def trainers_of(spec: RunSpec[Any]) -> tuple[TrainerRules, ...]:
-    """Return the rules of each trainer engine of a run, in the order of the list of engines."""
-    roles = [*spec.trained.values(), *spec.frozen.values()]
-    used = {role.engine_name for role in roles}
-    return tuple(rules for name, rules in _rules_by_name().items() if name in used)
-
-
-def _rules_by_name() -> dict[str, TrainerRules]:
-    return {
-        name_of(package): cast(TrainerRules, import_module(f"{package}.rules").RULES)
-        for package in TRAINER_ENGINES
-    }
+    """Return the rules of each trainer engine of a run, in the order of the roles."""
+    roles: list[TrainedRole | FrozenRole] = [*spec.trained.values(), *spec.frozen.values()]
+    return tuple({role.engine_name: trainer_rules(role) for role in roles}.values())

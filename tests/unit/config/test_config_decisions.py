@@ -21,7 +21,7 @@ from plimsoll.jobs.which import load_any
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.spec import decisions
 from plimsoll.spec.rules.machine import local_host_rules
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.spec.run_spec import RunSpec, resolve, resolve_changed
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CONFIGS = [path for path in sorted(EXAMPLES.rglob("*.yaml")) if path.parent.name != "cluster"]
@@ -95,6 +95,15 @@ def test_what_is_decided_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     first = spec_of({"device": "cpu"})
     monkeypatch.setattr(decisions, "multiplies_bfloat16", lambda: True)
     assert resolve(first.job, first.config).config == first.config
+
+
+def test_another_run_is_decided_anew() -> None:
+    """`plimsoll eval --model` measures a model that has other heads than the config's."""
+    spec = spec_of({"hardware": "H100"})
+    written = spec.written.actor
+    model = written.model.model_copy(update={"path": "google/gemma-2-9b"})  # it caps its scores
+    other = resolve_changed(spec, {"actor": written.model_copy(update={"model": model})})
+    assert (spec.actor.model.attention, other.actor.model.attention) == ("varlen", "sdpa")
 
 
 def test_no_hardware_is_looked_at_if_the_device_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

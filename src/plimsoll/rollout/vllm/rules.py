@@ -200,4 +200,5 @@ RULES = RolloutRules(
     host=_host,
     start=_start,
     adapter_room=_adapter_room,
+    install="run `plimsoll setup-vllm`",
 )

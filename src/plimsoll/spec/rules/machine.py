@@ -60,7 +60,8 @@ def _of_processes(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
     if spec.engines is not None:
         rules, key = rollout_rules(spec.engines), f"rollout.{spec.engines.engine_name}"
         if rules.packages:
-            yield PackageNeed(rules.package, key, "given", other_engines(spec.engines))
+            other = other_engines(spec.engines)
+            yield PackageNeed(rules.package, key, "given", other, rules.install)
 
 
 def _of_roles(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
@@ -80,12 +81,10 @@ def _of_roles(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
 
 
 def _missing(needs: Iterator[PackageNeed]) -> Iterator[Problem]:
-    for module, key, value, alternative in needs:
+    for module, key, value, alternative, install in needs:
         if importlib.util.find_spec(module) is None:
             why = f"The package {module} is not installed."
-            extra = "install plimsoll-rl with its extra `cpu` or `gpu`"
-            bring = "run `plimsoll setup-vllm`" if module == "vllm" else extra
-            fix = f"{bring}, or write {alternative}"
+            fix = f"{install}, or write {alternative}"
             yield invalid(key, value, why, fix, code="package-missing")
 
 
@@ -141,7 +140,7 @@ def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     needed = {
         *_ALWAYS,
         *engines,
-        *(need[0] for need in chain(_of_processes(spec), _of_roles(spec))),
+        *(need.package for need in chain(_of_processes(spec), _of_roles(spec))),
     }
     needed |= {"accelerate"} if _quantized_roles(spec) else set()
     for package in PACKAGES:
@@ -164,7 +163,7 @@ def _engines(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 def _heap(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Yield problems of the heap of processes that compute on CPU."""
-    if _computes_on_cpu(spec, host) and not host.jemalloc:
+    if _computes_on_cpu(spec) and not host.jemalloc:
         what = "this machine's ray package has no core/libjemalloc.so, or a space in its path"
         why = "training on CPU then uses the system's heap, which may hold a quarter more than the "
         why += "plan says (glibc before 2.39 cannot use again all that was freed)"
@@ -174,7 +173,7 @@ def _heap(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 def _bfloat16(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Warn of a bfloat16 that the config asks for on a CPU that computes it slowly."""
-    if not _computes_on_cpu(spec, host) or host.bfloat16:
+    if not _computes_on_cpu(spec) or host.bfloat16:
         return
     models = models_by_key(spec).items()
     keys = [f"{key}.dtype" for key, model in models if model.dtype == "bfloat16"]
@@ -190,9 +189,6 @@ def _bfloat16(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
         )
 
 
-def _computes_on_cpu(spec: RunSpec[Any], host: LocalHost) -> bool:
+def _computes_on_cpu(spec: RunSpec[Any]) -> bool:
     """Return whether the run's processes compute on the CPU of this machine."""
-    cluster = spec.cluster
-    if cluster.device == "cuda" or cluster.address is not None:
-        return False
-    return cluster.device == "cpu" or not host.free_bytes
+    return spec.cluster.device == "cpu" and spec.cluster.address is None
