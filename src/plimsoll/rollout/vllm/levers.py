@@ -71,7 +71,7 @@ def _largest_share(at: Situation, rollout: RolloutConfig) -> float:
     """
     if rollout.placement == "own":
         return max(_LARGEST_SHARE, vllm_of(rollout).memory_share)
-    asleep = ASLEEP if vllm_of(rollout).sleep_level else ()
+    asleep = ASLEEP if vllm_of(rollout).sleeps else ()
     shares = [1.0]
     for room in at.rooms:
         if room.where == "device":
