@@ -37,7 +37,7 @@ def _on_own_cards(at: Situation) -> Sequence[Move]:
     rollout, cluster = at.rollout, at.spec.cluster
     if rollout.placement == "own":
         return ()
-    left = at.cards - rollout.engines * rollout.parts
+    left = at.cards - rollout.all_parts
     if not at.cards or left >= cluster.all_ranks:
         return [{_PLACEMENT: "own"}]
     return [{_PLACEMENT: "own", _RANKS: left}] if cluster.critic_ranks is None and left > 0 else ()

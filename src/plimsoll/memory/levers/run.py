@@ -51,8 +51,8 @@ def _free_cards(spec: RunSpec[Any], at: Situation, nodes: int) -> int:
 
 def _cards_of_engines(spec: RunSpec[Any]) -> int:
     """Return the number of cards that only engines use."""
-    apart = spec.engines is not None and spec.engines.placement == "own"
-    return spec.engines.engines * spec.engines.parts if spec.engines and apart else 0
+    engines = spec.engines
+    return engines.all_parts if engines and engines.placement == "own" else 0
 
 
 def _ranks_on_free_cards(spec: RunSpec[Any], at: Situation) -> Move:

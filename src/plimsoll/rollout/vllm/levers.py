@@ -111,7 +111,7 @@ def _divided_engines(at: Situation) -> Sequence[Move]:
     vllm = vllm_of(rollout)
     shared = rollout.placement == "shared"
     room = cluster.all_ranks if shared else at.cards - cluster.all_ranks
-    in_all = min(rollout.engines * rollout.parts, room)
+    in_all = min(rollout.all_parts, room)
     most = min(len(at.hardware.nodes[0].cards), room)
     moves: list[Move] = []
     for parallel in _PARALLELS:
