@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plimsoll.config.codes import CROWDED
+from plimsoll.config.codes import CROWDED, UNPLACED
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.levers import Lever, Move, Situation, halves, relief
 
@@ -60,7 +60,7 @@ SHARED_CARDS = Lever(
     settings=_on_shared_cards,
     reliefs=(),
     applies=_has_engines,
-    codes=frozenset({"more-ranks-than-gpus"}),
+    codes=UNPLACED,
     control=True,
 )
 OWN_CARDS = Lever(
@@ -71,7 +71,7 @@ OWN_CARDS = Lever(
     settings=_on_own_cards,
     reliefs=(relief("rollout engines", where=["device"]),),
     applies=_has_engines,
-    codes=CROWDED.union(("more-ranks-than-gpus",)),
+    codes=CROWDED | UNPLACED,
 )
 FEWER_ENGINES = Lever(
     keys=(ENGINES,),
@@ -81,7 +81,7 @@ FEWER_ENGINES = Lever(
     settings=_fewer_engines,
     reliefs=(relief("rollout engines", "processes", where=["host"]),),
     applies=_has_engines,
-    codes=frozenset({"more-ranks-than-gpus"}),
+    codes=UNPLACED,
     control=True,
 )
 SMALLER_BUCKETS = Lever(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from plimsoll.config.codes import UNSTARTED
+from plimsoll.config.codes import UNPLACED, UNSTARTED
 from plimsoll.memory.levers.changes import apply_changes, changes_between, value_at
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import KINDS
@@ -221,7 +221,7 @@ RANKS = Lever(
     rank=40,
     settings=_other_ranks,
     reliefs=(_ANY,),
-    codes=frozenset({"more-ranks-than-gpus"}),
+    codes=UNPLACED,
     control=True,
 )
 CRITIC_APART = Lever(
@@ -243,7 +243,7 @@ MORE_NODES = Lever(
     settings=_more_nodes,
     reliefs=(_ANY,),
     applies=_is_on_ray,
-    codes=frozenset({"more-ranks-than-gpus"}),
+    codes=UNPLACED,
     control=True,
 )
 SHORTER_SEQUENCES = Lever(

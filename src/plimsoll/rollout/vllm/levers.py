@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import floor
 from typing import Any
 
-from plimsoll.config.codes import CROWDED, UNSTARTED
+from plimsoll.config.codes import CROWDED, UNPLACED, UNSTARTED
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.levers import ENGINES
 from plimsoll.rollout.price import sampler_of
@@ -182,7 +182,7 @@ DIVIDED_ENGINES = Lever(
     settings=_divided_engines,
     reliefs=(relief("rollout engines"),),
     engine=VllmConfig,
-    codes=_TOO_LITTLE.union(("tensor-parallel-node", "more-ranks-than-gpus")),
+    codes=(_TOO_LITTLE | UNPLACED).union(("tensor-parallel-node",)),
     control=True,
 )
 CPU_CACHE = Lever(
