@@ -118,5 +118,7 @@ ROOM: frozenset[Code] = frozenset(
 """Codes of problems that other hardware, or less of something, would solve."""
 UNSTARTED: frozenset[Code] = frozenset({"vllm-cache", "vllm-share"})
 """Codes of engines that would not start, for lack of memory for one sequence."""
+UNPLACED: frozenset[Code] = frozenset({"more-ranks-than-gpus"})
+"""Codes of ranks and engines that no card is left for."""
 CROWDED: frozenset[Code] = frozenset({"vllm-share-beside-training"})
 """Codes of engines and ranks that are too much together on a card which holds either."""

@@ -101,6 +101,11 @@ class RolloutConfig(HasEngine):
         return self.engine.parts
 
     @property
+    def all_parts(self) -> int:
+        """GPUs (or CPU processes) of all engines."""
+        return self.engines * self.parts
+
+    @property
     def max_sequences(self) -> int:
         """Sequences that one engine works on at once."""
         return self.engine.max_sequences

@@ -75,6 +75,8 @@ class Plan:
     """The most that the run directory holds."""
     free_disk: int | None
     """Bytes; None unless it is the disk of this machine."""
+    unstarted: tuple[Shortage, ...]
+    """The shortages for which the run would not start, whatever its stores hold."""
     problems: tuple[Problem, ...]
 
     @property
@@ -119,9 +121,10 @@ def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
     hosts = tuple(_stores(job, contents, "host"))
     disk = disk_items(job)
     missing = find_missing(job, disk, ground.free_disk)
-    unstarted = (shortage.problem for shortage in find_unstarted(job))
-    problems = (*find_conflicts(job, ground.host), *missing, *unstarted)
-    return Plan(job, ground.band, devices, hosts, disk, ground.free_disk, problems)
+    unstarted = tuple(find_unstarted(job))
+    conflicts = (*find_conflicts(job, ground.host), *missing)
+    problems = (*conflicts, *(shortage.problem for shortage in unstarted))
+    return Plan(job, ground.band, devices, hosts, disk, ground.free_disk, unstarted, problems)
 
 
 def shortages_of(plan: Plan) -> tuple[Shortage, ...]:
@@ -130,18 +133,18 @@ def shortages_of(plan: Plan) -> tuple[Shortage, ...]:
     The reasons take as long to compute as the plan itself.
     """
     overfull = find_overfull(plan.job, plan.stores, plan.band)
-    return (*find_unstarted(plan.job), *overfull)
+    return (*plan.unstarted, *overfull)
 
 
 def has_shortage(plan: Plan) -> bool:
     """Return whether a weighed plan has any shortage, without its reason."""
     overfull = any(verdict_of(store, plan.band) == "does not fit" for store in plan.stores)
-    return overfull or any(True for _ in find_unstarted(plan.job))
+    return overfull or bool(plan.unstarted)
 
 
 def problems_besides(plan: Plan) -> tuple[Problem, ...]:
     """Return the problems of a weighed plan that are no shortages."""
-    codes = {shortage.problem.code for shortage in find_unstarted(plan.job)}
+    codes = {shortage.problem.code for shortage in plan.unstarted}
     return tuple(problem for problem in plan.problems if problem.code not in codes)
 
 

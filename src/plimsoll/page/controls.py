@@ -18,7 +18,7 @@ from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError
 from plimsoll.machine.hardware import CARDS
 from plimsoll.memory.levers.catalogue import in_section, levers_by_rank
-from plimsoll.memory.levers.changes import value_at
+from plimsoll.memory.levers.changes import split_key, value_at
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.levers import LeverValue
 
@@ -122,9 +122,9 @@ def _offered_keys(spec: RunSpec[Any]) -> Iterator[str]:
 
 def _place(spec: RunSpec[Any], key: str) -> tuple[str, str]:
     """Return the title of a key's group, and its label there."""
-    for role in spec.roles.values():
-        if key.startswith(f"{role.key}."):
-            return role.key, key.removeprefix(f"{role.key}.")
+    role, label = split_key(spec, key)
+    if role is not None:
+        return role.key, label
     if spec.sampling and key in spec.sampling.longest_responses:
         return "batch", key.removeprefix("rollout.sampling.").removeprefix("environments.")
     section, _, _ = key.partition(".")
@@ -140,10 +140,8 @@ def _is_harmless(known: tuple[Key, ...], key: str) -> bool:
 
 def _value(spec: RunSpec[Any], key: str) -> LeverValue:
     """Return the value of a key; for a reference that the config lacks, its default."""
-    for role in spec.roles.values():
-        if key.startswith(f"{role.key}."):
-            return value_at(role.settings, key.removeprefix(f"{role.key}."))
-    return value_at(spec.config, key)
+    role, rest = split_key(spec, key)
+    return value_at(spec.config if role is None else role.settings, rest)
 
 
 def _choices(key: Key) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plimsoll.config.codes import CROWDED
-from plimsoll.config.rollout import RolloutConfig
+from plimsoll.config.codes import CROWDED, UNPLACED
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.levers import Lever, Move, Situation, halves, relief
 
@@ -23,14 +22,9 @@ def _has_engines(spec: RunSpec[Any]) -> bool:
     return spec.engines is not None and spec.cluster.where == "ray"
 
 
-def _rollout(at: Situation) -> RolloutConfig:
-    assert at.spec.engines is not None, "a lever of engines in a run without them"
-    return at.spec.engines
-
-
 def _on_shared_cards(at: Situation) -> Sequence[Move]:
     """Return engines on the ranks' cards, and no more of both than there are cards."""
-    rollout, cluster = _rollout(at), at.spec.cluster
+    rollout, cluster = at.rollout, at.spec.cluster
     if rollout.placement == "shared":
         return ()
     ranks = min(cluster.ranks, at.cards or cluster.ranks)
@@ -40,21 +34,21 @@ def _on_shared_cards(at: Situation) -> Sequence[Move]:
 
 def _on_own_cards(at: Situation) -> Sequence[Move]:
     """Return engines on cards that no rank has, and fewer ranks if cards lack for both."""
-    rollout, cluster = _rollout(at), at.spec.cluster
+    rollout, cluster = at.rollout, at.spec.cluster
     if rollout.placement == "own":
         return ()
-    left = at.cards - rollout.engines * rollout.parts
+    left = at.cards - rollout.all_parts
     if not at.cards or left >= cluster.all_ranks:
         return [{_PLACEMENT: "own"}]
     return [{_PLACEMENT: "own", _RANKS: left}] if cluster.critic_ranks is None and left > 0 else ()
 
 
 def _fewer_engines(at: Situation) -> Sequence[Move]:
-    return [{ENGINES: count} for count in halves(_rollout(at).engines, 1)]
+    return [{ENGINES: count} for count in halves(at.rollout.engines, 1)]
 
 
 def _smaller_buckets(at: Situation) -> Sequence[Move]:
-    size = _rollout(at).sync.bucket_bytes
+    size = at.rollout.sync.bucket_bytes
     return [{_BUCKET: _SMALL_BUCKET}] if size > _SMALL_BUCKET else ()
 
 
@@ -66,7 +60,7 @@ SHARED_CARDS = Lever(
     settings=_on_shared_cards,
     reliefs=(),
     applies=_has_engines,
-    codes=frozenset({"more-ranks-than-gpus"}),
+    codes=UNPLACED,
     control=True,
 )
 OWN_CARDS = Lever(
@@ -77,7 +71,7 @@ OWN_CARDS = Lever(
     settings=_on_own_cards,
     reliefs=(relief("rollout engines", where=["device"]),),
     applies=_has_engines,
-    codes=CROWDED.union(("more-ranks-than-gpus",)),
+    codes=CROWDED | UNPLACED,
 )
 FEWER_ENGINES = Lever(
     keys=(ENGINES,),
@@ -87,7 +81,7 @@ FEWER_ENGINES = Lever(
     settings=_fewer_engines,
     reliefs=(relief("rollout engines", "processes", where=["host"]),),
     applies=_has_engines,
-    codes=frozenset({"more-ranks-than-gpus"}),
+    codes=UNPLACED,
     control=True,
 )
 SMALLER_BUCKETS = Lever(

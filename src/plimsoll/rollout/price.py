@@ -15,7 +15,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.engine_rules import rollout_rules
-from plimsoll.spec.run_spec import Phase, RunSpec
+from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Allocation, Item, Moment
 
 STARTING = Moment("load", "start engines")
@@ -112,9 +112,6 @@ class RolloutPrice:
     Attributes:
         contents: what a process of the engine holds beside interpreter and libraries.
         libraries: which constant of the plan an engine's process holds for them.
-        kv_cache: bytes of an engine's KV cache on each card (of these bytes), or on the CPU (None).
-        kv_token: bytes of the KV cache of one token, on each card.
-        asleep: the phases in which the engine has given memory up.
         plan: problems that show once the hardware is known.
         starts: errors of engines that have too little memory to start. Args: site, bytes of the
             smallest card of an engine; None on the CPU.
@@ -125,9 +122,6 @@ class RolloutPrice:
 
     contents: Callable[[EngineProcess], Iterator[Allocation]]
     libraries: Literal["engine_process", "worker_process"]
-    kv_cache: Callable[[Sampler, int | None], int]
-    kv_token: Callable[[Sampler], int]
-    asleep: tuple[Phase, ...]
     plan: Callable[[EngineSite], Iterator[Problem]]
     starts: Callable[[EngineSite, int | None], Iterator[Problem]]
     shares: Callable[[EngineSite, CrowdedCard], Iterator[Problem]]

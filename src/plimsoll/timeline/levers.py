@@ -16,6 +16,7 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.codes import Code
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.engines import HasEngine
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Hardware
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import RoleName
@@ -106,6 +107,12 @@ class Situation:
     def frozen(self) -> FrozenRole:
         """The settings of the role, which only scores."""
         return self.spec.frozen[self.role]
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        """The settings of the engines, in a run that has them."""
+        assert self.spec.engines is not None, "a lever of engines in a run without them"
+        return self.spec.engines
 
     @property
     def cards(self) -> int:

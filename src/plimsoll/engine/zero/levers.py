@@ -15,7 +15,6 @@ _OPTIMIZER = "zero.optimizer_offload"
 _WEIGHTS = "zero.parameter_offload"
 _GRADIENTS = "zero.gradient_dtype"
 _STATES = "zero.state_dtype"
-_FROZEN_STAGE = "zero.stage"
 _FROZEN_OFFLOAD = "zero.offload"
 
 
@@ -51,7 +50,7 @@ def _narrow_states(at: Situation) -> Sequence[Move]:
 
 
 def _divided_models(at: Situation) -> Sequence[Move]:
-    return [{_FROZEN_STAGE: 3}] if at.spec.ranks_of(at.role) > 1 else ()
+    return [{_STAGE: 3}] if at.spec.ranks_of(at.role) > 1 else ()
 
 
 def _has_cards(spec: RunSpec[Any]) -> bool:
@@ -116,7 +115,7 @@ NARROW_STATES = Lever(
     engine=ZeroConfig,
 )
 DIVIDED_MODEL = Lever(
-    keys=(_FROZEN_STAGE,),
+    keys=(_STAGE,),
     words="models that only score divided over the ranks",
     cost="a divided model is gathered for each micro-batch",
     rank=20,

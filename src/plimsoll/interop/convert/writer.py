@@ -261,7 +261,7 @@ def cards_of_machine(converted: Converted) -> int:
         return 0
     spec = _spec(converted)
     engines = spec.engines
-    apart = engines.engines * engines.parts if engines and engines.placement == "own" else 0
+    apart = engines.all_parts if engines and engines.placement == "own" else 0
     return ceil((spec.cluster.all_ranks + apart) / spec.cluster.nodes)
 
 

@@ -13,11 +13,10 @@ from typing import Any
 from plimsoll.config.problems import show
 from plimsoll.memory.advise.advise import Advice, Suggestion
 from plimsoll.memory.contents.stores import Store, Verdict
-from plimsoll.memory.levers.changes import Change
+from plimsoll.memory.levers.changes import Change, split_key
 from plimsoll.memory.plan.as_text import WIDTH, wrap_lines
 from plimsoll.memory.weigh import Plan
 from plimsoll.run.counting import gigabytes
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.levers import Effect, LeverValue
 
 _Line = tuple[str, Sequence[str]]
@@ -105,10 +104,10 @@ def _settings(answers: Sequence[Suggestion], plan: Plan) -> Iterator[_Line]:
     for key in sorted({change.key for change in changed if not _repeats(change)}):
         before = next(changes[key].before for changes in by_key if key in changes)
         cells = [_cell(before), *(_after(changes.get(key)) for changes in by_key)]
-        role, setting = _split(plan.job.spec, key)
-        settings.append((setting, cells, role))
+        role, setting = split_key(plan.job.spec, key)
+        settings.append((setting, cells, "" if role is None else role.key))
     for (setting, cells), equal in groupby(sorted(settings), key=lambda entry: entry[:2]):
-        roles = [role for *_, role in equal if role]
+        roles = [role_key for *_, role_key in equal if role_key]
         between = ": " if len(roles) > 1 else "." * len(roles)
         yield f"  {', '.join(roles)}{between}{setting}", cells
 
@@ -119,12 +118,6 @@ def _repeats(change: Change) -> bool:
     The config needs these keys as soon as it has another key of the reference.
     """
     return change.before is None and change.key.startswith("reference.model.")
-
-
-def _split(spec: RunSpec[Any], key: str) -> tuple[str, str]:
-    """Return the key of the role whose section a key is in ("" for others), and the rest."""
-    roles = [role.key for role in spec.roles.values() if key.startswith(f"{role.key}.")]
-    return (roles[0], key.removeprefix(f"{roles[0]}.")) if roles else ("", key)
 
 
 def _cell(value: LeverValue) -> str:

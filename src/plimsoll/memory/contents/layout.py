@@ -156,6 +156,6 @@ def _without_cards(
 
 def _cards_needed(cluster: ClusterConfig, rollout: RolloutConfig | None) -> int:
     ranks = cluster.all_ranks
-    engines = rollout.engines * rollout.parts if rollout else 0
+    engines = rollout.all_parts if rollout else 0
     shared = rollout is not None and rollout.placement == "shared"
     return max(ranks, engines) if shared else ranks + engines

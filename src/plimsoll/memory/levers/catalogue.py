@@ -7,7 +7,7 @@ the report of a run out of memory and the page of a plan offer all LEVERS.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -59,11 +59,14 @@ def moves_of(lever: Lever, at: Situation, role: RoleName | None = None) -> list[
         for name in roles
     ]
     longest = max(map(len, offers), default=0)
-    together = (_merge([o[min(step, len(o) - 1)] for o in offers if o]) for step in range(longest))
+    together = (
+        merge_moves([o[min(step, len(o) - 1)] for o in offers if o]) for step in range(longest)
+    )
     return [move for move in together if changes_between(at.spec, move)]
 
 
-def _merge(moves: Sequence[Move]) -> Move:
+def merge_moves(moves: Iterable[Move]) -> Move:
+    """Return several moves as one; if two set the same key, the later one holds."""
     return {key: value for move in moves for key, value in move.items()}
 
 

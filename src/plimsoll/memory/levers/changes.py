@@ -13,6 +13,7 @@ from plimsoll.config.flags import Flag, apply_flags
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.spec.roles import Role
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.timeline.levers import LeverValue, Move
@@ -73,6 +74,14 @@ def apply_changes(spec: RunSpec[Any], changes: Iterable[Change]) -> RunSpec[Any]
     except (ValidationError, ConfigError, SettingsConflict):
         return None
     return made
+
+
+def split_key(spec: RunSpec[Any], key: str) -> tuple[Role | None, str]:
+    """Return the role in whose section a key is, and the key there; for others None and the key."""
+    for role in spec.roles.values():
+        if key.startswith(f"{role.key}."):
+            return role, key.removeprefix(f"{role.key}.")
+    return None, key
 
 
 def value_at(settings: Settings, key: str) -> LeverValue:

@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from plimsoll.memory.levers.catalogue import moves_of
+from plimsoll.memory.levers.catalogue import merge_moves, moves_of
 from plimsoll.memory.levers.trials import Trial, Trials
-from plimsoll.timeline.levers import EFFECTS, Effect, Lever, LeverValue, Move
+from plimsoll.timeline.levers import EFFECTS, Effect, Lever, Move
 
 Turned = Mapping[Lever, Move]
 """The levers that are turned, each with its move."""
@@ -22,10 +22,7 @@ _FEW = 8
 
 def move_of(turned: Turned) -> Move:
     """Return the moves of all levers as one; if two set the same key, the later one holds."""
-    merged: dict[str, LeverValue] = {}
-    for move in turned.values():
-        merged |= move
-    return merged
+    return merge_moves(turned.values())
 
 
 def cost_of(levers: Collection[Lever]) -> tuple[int, int, int]:

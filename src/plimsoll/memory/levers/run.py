@@ -7,9 +7,10 @@ share a step, and the length of its sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from plimsoll.config.codes import UNSTARTED
+from plimsoll.config.codes import UNPLACED, UNSTARTED
 from plimsoll.memory.levers.changes import apply_changes, changes_between, value_at
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import KINDS
@@ -40,41 +41,42 @@ def _fewer_checkpoints(at: Situation) -> Sequence[Move]:
     return [{_CHECKPOINTS: 1}] if at.spec.run.keep_checkpoints > 1 else ()
 
 
-def _free_cards(spec: RunSpec[Any], at: Situation, nodes: int) -> int:
+def _free_cards(at: Situation, nodes: int) -> int:
     """Return the number of free cards on so many nodes; negative if there are too few cards.
 
     Engines that share cards take none.
     """
     cards = nodes * len(at.hardware.nodes[0].cards)
-    return 0 if at.device == "cpu" else cards - spec.cluster.all_ranks - _cards_of_engines(spec)
+    taken = at.spec.cluster.all_ranks + _cards_of_engines(at.spec)
+    return 0 if at.device == "cpu" else cards - taken
 
 
 def _cards_of_engines(spec: RunSpec[Any]) -> int:
     """Return the number of cards that only engines use."""
-    apart = spec.engines is not None and spec.engines.placement == "own"
-    return spec.engines.engines * spec.engines.parts if spec.engines and apart else 0
+    engines = spec.engines
+    return engines.all_parts if engines and engines.placement == "own" else 0
 
 
-def _ranks_on_free_cards(spec: RunSpec[Any], at: Situation) -> Move:
+def _ranks_on_free_cards(at: Situation) -> Move:
     """Return the move to ranks on all free cards, as far as each rank gets a sequence (or pair).
 
     Nothing if the critic has ranks of its own.
     """
-    cluster = spec.cluster
-    ranks = min(cluster.ranks + _free_cards(spec, at, cluster.nodes), spec.workload.units)
+    cluster = at.spec.cluster
+    ranks = min(cluster.ranks + _free_cards(at, cluster.nodes), at.spec.workload.units)
     more = cluster.critic_ranks is None and ranks > cluster.ranks
     return {_RANKS: ranks} if more else {}
 
 
-def _larger_cluster(spec: RunSpec[Any], at: Situation, steps: int) -> dict[str, int]:
+def _larger_cluster(at: Situation, steps: int) -> dict[str, int]:
     """Return a move to more nodes with ranks on all their cards.
 
     Each step adds one node for each group of ranks.
     """
-    cluster, nodes = spec.cluster, spec.cluster.nodes + steps
+    cluster, nodes = at.spec.cluster, at.spec.cluster.nodes + steps
     each = steps * (len(at.hardware.nodes[0].cards) or max(1, cluster.ranks // cluster.nodes))
     if cluster.critic_ranks is None:
-        free = _free_cards(spec, at, nodes) if at.cards else each
+        free = _free_cards(at, nodes) if at.cards else each
         return {_RANKS: max(1, cluster.ranks + free), _NODES: nodes}
     return {
         _RANKS: cluster.ranks + each,
@@ -94,14 +96,15 @@ def _other_ranks(at: Situation) -> Sequence[Move]:
     taken = _cards_of_engines(spec) + (cluster.critic_ranks or 0)
     counts = [at.cards - taken] if at.cards else []
     fewer = {count for count in (*counts, cluster.ranks // 2) if 0 < count < cluster.ranks}
-    filled = _ranks_on_free_cards(spec, at)
+    filled = _ranks_on_free_cards(at)
     return [filled, *({_RANKS: count} for count in sorted(fewer, reverse=True))]
 
 
 def _on_ray(at: Situation) -> Sequence[Move]:
     on_ray: Move = {_WHERE: "ray"}
     spec = apply_changes(at.spec, changes_between(at.spec, on_ray))
-    return [{**on_ray, **move}] if spec and (move := _ranks_on_free_cards(spec, at)) else ()
+    move = _ranks_on_free_cards(replace(at, spec=spec)) if spec else {}
+    return [{**on_ray, **move}] if move else ()
 
 
 def _nodes_for(at: Situation, ranks: int) -> int:
@@ -141,7 +144,7 @@ def _more_nodes(at: Situation) -> Sequence[Move]:
     moves += [{_CRITIC_RANKS: apart, _NODES: _nodes_for(at, apart)}] if apart else []
     moves = [move for move in moves if move[_NODES] > nodes]
     for steps in range(1, (_MOST_TIMES - 1) * nodes + 1):
-        move = _larger_cluster(spec, at, steps)
+        move = _larger_cluster(at, steps)
         if max(move[_RANKS], move.get(_CRITIC_RANKS, 0)) <= spec.workload.units:
             moves.append(move)
     return sorted(moves, key=lambda move: move[_NODES])
@@ -218,7 +221,7 @@ RANKS = Lever(
     rank=40,
     settings=_other_ranks,
     reliefs=(_ANY,),
-    codes=frozenset({"more-ranks-than-gpus"}),
+    codes=UNPLACED,
     control=True,
 )
 CRITIC_APART = Lever(
@@ -240,7 +243,7 @@ MORE_NODES = Lever(
     settings=_more_nodes,
     reliefs=(_ANY,),
     applies=_is_on_ray,
-    codes=frozenset({"more-ranks-than-gpus"}),
+    codes=UNPLACED,
     control=True,
 )
 SHORTER_SEQUENCES = Lever(

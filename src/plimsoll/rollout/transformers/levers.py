@@ -11,8 +11,7 @@ _SEQUENCES = "rollout.transformers.max_sequences"
 
 
 def _fewer_sequences(at: Situation) -> Sequence[Move]:
-    assert at.spec.engines is not None, "a lever of engines in a run without them"
-    return [{_SEQUENCES: count} for count in halves(at.spec.engines.max_sequences, 1)]
+    return [{_SEQUENCES: count} for count in halves(at.rollout.max_sequences, 1)]
 
 
 FEWER_SEQUENCES = Lever(

@@ -44,9 +44,6 @@ def _kv_token(sampler: Sampler) -> int:
 PRICE = RolloutPrice(
     contents=_contents,
     libraries="worker_process",
-    kv_cache=lambda sampler, _: sampler.sequences * sampler.longest * _kv_token(sampler),
-    kv_token=_kv_token,
-    asleep=(),
     plan=lambda site: iter(()),
     starts=lambda site, card_bytes: iter(()),
     shares=lambda site, card: iter(()),

@@ -154,8 +154,9 @@ class VllmEngine:
 
     async def sleep(self) -> None:
         """Sleep at the configured level, if any."""
-        if vllm_of(self._spec.rollout).sleep_level > 0:
-            await self._llm.sleep(vllm_of(self._spec.rollout).sleep_level)
+        vllm = vllm_of(self._spec.rollout)
+        if vllm.sleeps:
+            await self._llm.sleep(vllm.sleep_level)
             self._asleep = True
 
     async def _wake(self, tags: list[str] | None = None) -> None:

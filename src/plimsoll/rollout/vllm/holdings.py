@@ -142,8 +142,7 @@ def card_items(
             a sleeping engine leaves.
         moments: all moments of the job.
     """
-    sleeps = sampler.vllm.sleep_level > 0
-    asleep = frozenset(m for m in moments if sleeps and m.phase in ASLEEP)
+    asleep = frozenset(m for m in moments if sampler.vllm.sleeps and m.phase in ASLEEP)
     awake = moments - asleep
     with_cache = awake - {_SENDING} if asleep else awake
     *others, cache = _share_items(sampler, card_share(sampler, card_bytes), card_bytes)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import floor
 from typing import Any
 
-from plimsoll.config.codes import CROWDED, UNSTARTED
+from plimsoll.config.codes import CROWDED, UNPLACED, UNSTARTED
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.levers import ENGINES
 from plimsoll.rollout.price import sampler_of
@@ -31,11 +31,6 @@ _LARGEST_SHARE = 0.9
 _PARALLELS = (1, 2, 4, 8)
 
 
-def _rollout(at: Situation) -> RolloutConfig:
-    assert at.spec.engines is not None, "a lever of engines in a run without them"
-    return at.spec.engines
-
-
 def _with_share(at: Situation, move: Move) -> Move:
     """Return the move with the share of a card that fits it.
 
@@ -44,7 +39,7 @@ def _with_share(at: Situation, move: Move) -> Move:
     """
     if at.device == "cpu":
         return move
-    rollout = _after(_rollout(at), move)
+    rollout = _after(at.rollout, move)
     sampler = sampler_of(at.spec, at.policy)
     assert sampler is not None
     share = vllm_of(rollout).memory_share
@@ -76,7 +71,7 @@ def _largest_share(at: Situation, rollout: RolloutConfig) -> float:
     """
     if rollout.placement == "own":
         return max(_LARGEST_SHARE, vllm_of(rollout).memory_share)
-    asleep = ASLEEP if vllm_of(rollout).sleep_level else ()
+    asleep = ASLEEP if vllm_of(rollout).sleeps else ()
     shares = [1.0]
     for room in at.rooms:
         if room.where == "device":
@@ -99,7 +94,7 @@ def sleep_level(vllm: VllmConfig) -> int:
 
 
 def _asleep(at: Situation) -> Sequence[Move]:
-    rollout = _rollout(at)
+    rollout = at.rollout
     vllm = vllm_of(rollout)
     level = sleep_level(vllm)
     if rollout.placement == "own" or vllm.sleep_level >= level:
@@ -112,11 +107,11 @@ def _divided_engines(at: Situation) -> Sequence[Move]:
 
     If there are too few cards for one engine, return engines over fewer cards.
     """
-    rollout, cluster = _rollout(at), at.spec.cluster
+    rollout, cluster = at.rollout, at.spec.cluster
     vllm = vllm_of(rollout)
     shared = rollout.placement == "shared"
     room = cluster.all_ranks if shared else at.cards - cluster.all_ranks
-    in_all = min(rollout.engines * rollout.parts, room)
+    in_all = min(rollout.all_parts, room)
     most = min(len(at.hardware.nodes[0].cards), room)
     moves: list[Move] = []
     for parallel in _PARALLELS:
@@ -129,7 +124,7 @@ def _divided_engines(at: Situation) -> Sequence[Move]:
 
 def _narrow_engines(at: Situation) -> Sequence[Move]:
     """Return weights of 8 bits for engines on cards; nothing if their weights are quantised."""
-    rollout = _rollout(at)
+    rollout = at.rollout
     given = "quantization" in vllm_of(rollout).arguments
     if at.device == "cpu" or given or rollout.dtype == "float32":
         return ()
@@ -141,7 +136,7 @@ def _caches_on_cpu(at: Situation) -> Sequence[Move]:
 
     The first is in halves of a GiB; with the second vLLM just starts.
     """
-    sampler, rollout = sampler_of(at.spec, at.policy), _rollout(at)
+    sampler, rollout = sampler_of(at.spec, at.policy), at.rollout
     if sampler is None or at.device != "cpu":
         return ()
     size = vllm_of(rollout).cpu_kv_cache_gib
@@ -187,7 +182,7 @@ DIVIDED_ENGINES = Lever(
     settings=_divided_engines,
     reliefs=(relief("rollout engines"),),
     engine=VllmConfig,
-    codes=_TOO_LITTLE.union(("tensor-parallel-node", "more-ranks-than-gpus")),
+    codes=(_TOO_LITTLE | UNPLACED).union(("tensor-parallel-node",)),
     control=True,
 )
 CPU_CACHE = Lever(

@@ -8,7 +8,7 @@ from math import ceil, floor
 from plimsoll.config.problems import Problem, find
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.rollout.price import EngineSite
-from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.rollout.vllm.config import VllmConfig, vllm_of
 from plimsoll.rollout.vllm.holdings import card_cache, cpu_cache
 from plimsoll.rollout.vllm.rules import CPU_HEAD_SIZES, OTHER_ENGINE, against_cpu_heads
 from plimsoll.rollout.vllm.sampler import (
@@ -194,7 +194,7 @@ def free_share(
 
 
 def _settings(site: EngineSite) -> VllmConfig:
-    return site.sampler.rollout.settings_of(VllmConfig)
+    return vllm_of(site.sampler.rollout)
 
 
 def _kv_cache(site: EngineSite) -> int:

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.rollout.price import EngineProcess, RolloutPrice, Sampler, receiving_items
-from plimsoll.rollout.vllm.holdings import (
-    ASLEEP,
-    card_cache,
-    card_items,
-    cpu_cache,
-    cpu_items,
-    reload_items,
-    sleep_items,
-)
+from plimsoll.rollout.price import EngineProcess, RolloutPrice, receiving_items
+from plimsoll.rollout.vllm.holdings import card_items, cpu_items, reload_items, sleep_items
 from plimsoll.rollout.vllm.plan_rules import free_share, plan_problems
 from plimsoll.rollout.vllm.sampler import vllm_sampler
 from plimsoll.rollout.vllm.shortages import find_crowded, find_unstarted
@@ -44,17 +36,9 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
         yield from card_items(sampler, process.card.usable_bytes, process.context, moments)
 
 
-def _kv_cache(sampler: Sampler, card_bytes: int | None) -> int:
-    engine = vllm_sampler(sampler)
-    return cpu_cache(engine) if card_bytes is None else card_cache(engine, card_bytes)
-
-
 PRICE = RolloutPrice(
     contents=_contents,
     libraries="engine_process",
-    kv_cache=_kv_cache,
-    kv_token=lambda sampler: vllm_sampler(sampler).kv_token,
-    asleep=ASLEEP,
     plan=plan_problems,
     starts=find_unstarted,
     shares=find_crowded,

@@ -12,7 +12,7 @@ from plimsoll.machine.local_host import LocalHost
 from plimsoll.machine.tools import FOR_CPU_ENGINES, FOR_TRITON
 from plimsoll.machine.versions import installed_version
 from plimsoll.rollout.vllm.arguments import check_arguments
-from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.rollout.vllm.config import VllmConfig, vllm_of
 from plimsoll.rollout.vllm.speculation import draft_model
 from plimsoll.shapes.heads import head_sizes
 from plimsoll.spec.engine_rules import RolloutRules, ToolNeed
@@ -37,7 +37,7 @@ def against_cpu_heads() -> str:
 
 def _vllm(spec: RunSpec[Any]) -> VllmConfig:
     assert spec.sampling is not None
-    return spec.sampling.rollout.settings_of(VllmConfig)
+    return vllm_of(spec.sampling.rollout)
 
 
 def _settings(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -46,7 +46,7 @@ def _settings(spec: RunSpec[Any]) -> Iterator[Problem]:
     assert sampling is not None
     at, placement = Section("", spec.config), sampling.rollout.placement
     yield from _separate_adapter(spec)
-    if vllm.sleep_level > 0 and placement != "shared":
+    if vllm.sleeps and placement != "shared":
         why = "Only engines that share the ranks' cards have a reason to sleep; "
         why += f"rollout.placement is {placement}."
         fix = "rollout.vllm.sleep_level: 0, or rollout.placement: shared"
@@ -56,7 +56,7 @@ def _settings(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def _separate_adapter(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Refuse an adapter that goes to the engines alone, where that cannot be."""
-    if _vllm(spec).adapter == "separate":
+    if _vllm(spec).takes_adapter_alone:
         for obstacle, instead in _against_separate(spec):
             fix = f"rollout.vllm.adapter: merged, or {instead}"
             at = Section("", spec.config)
@@ -95,7 +95,7 @@ def _adapter_room(spec: RunSpec[Any]) -> int | None:
     Return None if the adapter is merged, or there is none, or its rank is too high.
     """
     adapter = spec.actor.adapter
-    if adapter is None or _vllm(spec).adapter == "merged":
+    if adapter is None or not _vllm(spec).takes_adapter_alone:
         return None
     return next((rank for rank in _ADAPTER_RANKS if rank >= adapter.rank), None)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from plimsoll.config.base import AUTO
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.price import Sampler
-from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.rollout.vllm.config import VllmConfig, vllm_of
 from plimsoll.rollout.vllm.speculation import (
     CACHE_BYTES,
     FROM_TEXT,
@@ -64,7 +64,7 @@ def keeps_weights(vllm: VllmConfig) -> bool:
 
     These are weights of the model under an adapter that is sent alone, or of a draft.
     """
-    return vllm.adapter == "separate" or has_dropped_draft(vllm)
+    return vllm.takes_adapter_alone or has_dropped_draft(vllm)
 
 
 def quantized_bytes(vllm: VllmConfig) -> float | None:
@@ -87,7 +87,7 @@ def against_quantization(
         device: "cuda" or "cpu".
         capability: the compute capability of the run's oldest card; None: unknown.
     """
-    name = rollout.settings_of(VllmConfig).arguments.get("quantization")
+    name = vllm_of(rollout).arguments.get("quantization")
     if name not in QUANTIZED:
         return None
     key = "rollout.vllm.arguments.quantization"
@@ -150,7 +150,7 @@ class VllmSampler:
     @cached_property
     def vllm(self) -> VllmConfig:
         """The engine's own settings."""
-        return self.rollout.settings_of(VllmConfig)
+        return vllm_of(self.rollout)
 
     @property
     def shape(self) -> ModelShape:
@@ -311,4 +311,4 @@ class VllmSampler:
 
 def vllm_sampler(sampler: Sampler) -> VllmSampler:
     """Return an engine's model and work as vLLM has them, with what proposes tokens."""
-    return VllmSampler(sampler, speculation_of(sampler.rollout.settings_of(VllmConfig)))
+    return VllmSampler(sampler, speculation_of(vllm_of(sampler.rollout)))

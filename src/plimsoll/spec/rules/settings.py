@@ -74,7 +74,7 @@ def _processes(spec: RunSpec[Any]) -> Iterator[Problem]:
             for key, count in engines.engine.degrees.items()
         }
     at = Section("", spec.config)
-    parts = 0 if engines is None else engines.engines * engines.parts
+    parts = 0 if engines is None else engines.all_parts
     over = [key for key, count in counts.items() if count > MOST_PROCESSES]
     if not over and cluster.all_ranks + parts > MOST_PROCESSES:
         over = [max(counts, key=lambda key: counts[key])]

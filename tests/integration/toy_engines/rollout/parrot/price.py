@@ -21,9 +21,6 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
 PRICE = RolloutPrice(
     contents=_contents,
     libraries="worker_process",
-    kv_cache=lambda sampler, card_bytes: 0,
-    kv_token=lambda sampler: 0,
-    asleep=(),
     plan=lambda site: iter(()),
     starts=lambda site, card_bytes: iter(()),
     shares=lambda site, card: iter(()),
