@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from decided import decided_role
+from decided import decided_model, decided_role
 from torch import Tensor, nn
 
 from plimsoll.config.engine import TrainedRole
@@ -30,19 +30,8 @@ def place() -> Iterator[Place]:
 
 def engine(place: Place, stage: int, offload: str, states: str) -> ZeroEngine:
     zero = {"stage": stage, "optimizer_offload": offload, "state_dtype": states}
-    role = decided_role(
-        TrainedRole.model_validate(
-            {
-                "model": {
-                    "path": "none",
-                    "dtype": "bfloat16",
-                    "attention": "sdpa",
-                    "kernels": "own",
-                },
-                "zero": zero,
-            }
-        )
-    )
+    model = decided_model("none", dtype="bfloat16")
+    role = decided_role(TrainedRole.model_validate({"model": model, "zero": zero}))
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64))
     return ZeroEngine(module.bfloat16(), role, place)

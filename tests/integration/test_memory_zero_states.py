@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from choice import slow
-from decided import decided_role
+from decided import decided_model, decided_role
 from torch import Tensor, UntypedStorage, nn
 
 from plimsoll.config.engine import TrainedRole
@@ -127,7 +127,7 @@ def _role(case: tuple[int, str, str, str, str], states: str) -> TrainedRole:
     stage, dtype, optimizer, parameter, gradient = case
     role = TrainedRole.model_validate(
         {
-            "model": {"path": "none", "dtype": dtype, "attention": "sdpa", "kernels": "own"},
+            "model": decided_model("none", dtype=dtype),
             "zero": {
                 "stage": stage,
                 "optimizer_offload": optimizer,

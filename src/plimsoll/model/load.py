@@ -34,6 +34,7 @@ from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
 from plimsoll.model.value import ValueModel, initialise_score
+from plimsoll.shapes.heads import heads_of
 from plimsoll.spec.kernels import against_varlen
 
 
@@ -139,14 +140,12 @@ def _against_varlen(
     config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device
 ) -> Iterator[str]:
     text = hf_config.get_text_config()
-    settings = text.to_dict()
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    softcapped = bool(settings.get("attn_logit_softcapping"))
-    width, heads = getattr(text, "hidden_size", 0), getattr(text, "num_attention_heads", 0)
-    share = width // heads if width and heads else 0  # 0 where the family has no such numbers
-    keys = settings.get("qk_head_dim") or settings.get("head_dim") or share
-    values = settings.get("v_head_dim") or keys
-    yield from against_varlen(device.type, capability, config.dtype, softcapped, keys)
+    # Families with other names for these two translate them as attributes alone.
+    sizes = {name: getattr(text, name, None) for name in ("hidden_size", "num_attention_heads")}
+    heads = heads_of(text.to_dict() | sizes)
+    keys, values = heads.keys or 0, heads.values or 0
+    yield from against_varlen(device.type, capability, config.dtype, heads.softcapped, keys)
     if values != keys:
         yield f"its keys and values must be as wide, and the model's have {keys} and {values}"
 

@@ -21,8 +21,7 @@ from plimsoll.page.metrics import (
     number_text,
 )
 from plimsoll.page.watched import Watched
-from plimsoll.run.health import warnings_of
-from plimsoll.run.health_ranges import RANGES
+from plimsoll.run.health import due_warnings
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, headline
 
@@ -141,7 +140,6 @@ def _total_seconds(run: Watched) -> dict[str, float]:
 
 def _warnings(step: int, metrics: dict[str, float]) -> list[dict[str, str]]:
     """Return the health warnings of the last step."""
-    due = [warning for warning in warnings_of(metrics) if step > RANGES[warning.metric].settles]
     return [
         {
             "metric": warning.metric,
@@ -149,7 +147,7 @@ def _warnings(step: int, metrics: dict[str, float]) -> list[dict[str, str]]:
             "means": warning.advice.means,
             "attempt": warning.advice.attempt,
         }
-        for warning in due
+        for warning in due_warnings(step, metrics)
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from math import floor, log10
 
@@ -42,6 +43,18 @@ class Chart:
     y_range: Range | None = None
     """What an axis shows; None for the range of the points."""
 
+    @cached_property
+    def x_ends(self) -> Range:
+        """The ends of the horizontal axis."""
+        return self.x_range or _widen([x for line in self.lines for x, _ in line.points])
+
+    @cached_property
+    def y_ends(self) -> Range:
+        """The ends of the vertical axis."""
+        values = [y for line in self.lines for _, y in line.points]
+        ends = [end for line in self.lines for _, *bounds in line.intervals for end in bounds]
+        return self.y_range or _widen([*values, *ends])
+
 
 def draw_charts(charts: Sequence[Chart]) -> str:
     """Return an SVG picture of the charts, two beside each other."""
@@ -66,9 +79,9 @@ def _axes(chart: Chart) -> Iterator[str]:
     yield _text(_LEFT, 20, chart.title, weight="bold")
     yield _text(_LEFT - 8, _TOP - 10, chart.y_label)
     yield _text(_RIGHT, _BOTTOM + 38, chart.x_label, anchor="end")
-    for tick in _ticks(_x_range(chart)):
+    for tick in _ticks(chart.x_ends):
         yield _text(_x(tick, chart), _BOTTOM + 18, f"{tick:g}", anchor="middle")
-    for tick in _ticks(_y_range(chart)):
+    for tick in _ticks(chart.y_ends):
         y = _y(tick, chart)
         yield f'<path d="M{_LEFT} {y:.1f}H{_RIGHT}" stroke="#dddddd"/>'
         yield _text(_LEFT - 8, y + 4, f"{tick:g}", anchor="end")
@@ -105,23 +118,13 @@ def _path(points: Sequence[tuple[float, float]], chart: Chart) -> str:
 
 
 def _x(value: float, chart: Chart) -> float:
-    low, high = _x_range(chart)
+    low, high = chart.x_ends
     return _LEFT + (_RIGHT - _LEFT) * (value - low) / (high - low)
 
 
 def _y(value: float, chart: Chart) -> float:
-    low, high = _y_range(chart)
+    low, high = chart.y_ends
     return _BOTTOM - (_BOTTOM - _TOP) * (value - low) / (high - low)
-
-
-def _x_range(chart: Chart) -> Range:
-    return chart.x_range or _widen([x for line in chart.lines for x, _ in line.points])
-
-
-def _y_range(chart: Chart) -> Range:
-    values = [y for line in chart.lines for _, y in line.points]
-    ends = [end for line in chart.lines for _, *bounds in line.intervals for end in bounds]
-    return chart.y_range or _widen([*values, *ends])
 
 
 def _widen(values: Sequence[float]) -> Range:

@@ -62,6 +62,11 @@ def warnings_of(metrics: Mapping[str, float]) -> list[HealthWarning]:
     return warnings
 
 
+def due_warnings(step: int, metrics: Mapping[str, float]) -> list[HealthWarning]:
+    """Return the warnings of a step, without those of metrics that have yet to settle."""
+    return [w for w in warnings_of(metrics) if step > RANGES[w.metric].settles]
+
+
 _NOT_A_NUMBER = HealthAdvice(
     "Something was divided by 0, or grew past what its dtype holds; it spreads from here.",
     "the responses of this step (plimsoll rollouts RUN), a reward or loss of one's own, a lower "
@@ -84,7 +89,7 @@ class HealthWatch:
 
         A warning is shown if the figure was in its range for `QUIET` steps, or from the beginning.
         """
-        due = [w for w in warnings_of(metrics) if step > RANGES[w.metric].settles]
+        due = due_warnings(step, metrics)
         new = [w for w in due if step - self._last_outside.get(w.metric, -inf) > QUIET]
         self._last_outside |= {warning.metric: step for warning in due}
         return new

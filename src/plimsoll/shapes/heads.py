@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll.errors import ConfigError
@@ -41,10 +41,16 @@ def head_sizes(path: str) -> HeadSizes:
         return HeadSizes(None, None, softcapped=False)
     text = fields.get("text_config")
     model: Mapping[str, Any] = text if isinstance(text, dict) else fields
-    width, heads = model.get("hidden_size"), model.get("num_attention_heads")
-    share = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
-    keys = model.get("qk_head_dim") or model.get("head_dim") or share
+    heads = heads_of(model)
     if "kv_lora_rank" in model:  # MLA: heads of several sizes
-        keys = None
-    values = model.get("v_head_dim") or keys
-    return HeadSizes(keys, values, bool(model.get("attn_logit_softcapping")))
+        return replace(heads, keys=None, values=model.get("v_head_dim"))
+    return heads
+
+
+def heads_of(fields: Mapping[str, Any]) -> HeadSizes:
+    """Return the attention heads that the fields of a decoder's config have."""
+    width, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
+    share = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
+    keys = fields.get("qk_head_dim") or fields.get("head_dim") or share
+    values = fields.get("v_head_dim") or keys
+    return HeadSizes(keys, values, bool(fields.get("attn_logit_softcapping")))

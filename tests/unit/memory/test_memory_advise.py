@@ -11,17 +11,16 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_cases import read_spec
 
 import plimsoll.engine.zero.levers as zero
 import plimsoll.rollout.levers as rollout
 import plimsoll.rollout.vllm.levers as vllm
 from plimsoll.commands.planning import hardware_of
 from plimsoll.config.flags import apply_flags, parse_flags
-from plimsoll.config.load import validate
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.engine.zero.config import ZeroConfig
-from plimsoll.jobs import JOBS
-from plimsoll.jobs.which import load_any, spec_of
+from plimsoll.jobs.which import load_any
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.advise import Advice, Suggestion, advise, smallest_change
 from plimsoll.memory.contents.stores import VERDICTS
@@ -57,10 +56,6 @@ TEXTS = {"sft": SFT, "dpo": DPO, "ppo": PPO}
 SMALL, LARGE = "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2-7B"
 
 
-def read(job: str, text: str) -> RunSpec[Any]:
-    return spec_of(validate(JOBS[job].config, read_tree(text, f"{job}.yaml")))
-
-
 def config_of(
     job: str = "sft",
     *,
@@ -75,7 +70,7 @@ def config_of(
         **{"ranks": ranks, "nodes": nodes, "tokens": tokens, "model": model, "stage": stage},
         checkpointing=str(checkpointing).lower(),
     )
-    return read(job, found)
+    return read_spec(job, found)
 
 
 def ground_of(spec: RunSpec[Any], cards: str, gigabytes: int) -> Ground:
@@ -205,7 +200,7 @@ actor: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 0}}
 )
 def test_a_run_that_trains_all_weights_is_told_of_adapters_last(room: str, effect: str) -> None:
     """In one process, with too little host memory for Adam."""
-    spec, ground = read("sft", FULL_RUN), Ground(parse_cluster(room, 1, 24 * 10**9))
+    spec, ground = read_spec("sft", FULL_RUN), Ground(parse_cluster(room, 1, 24 * 10**9))
     found = smallest_change(spec, ground)
     assert found is not None and found.effect == effect
     assert ("adapter" in found.flags) == (effect == "adapters")
@@ -222,7 +217,7 @@ def test_what_fits_needs_no_change_and_what_never_fits_has_none() -> None:
 
 @pytest.mark.parametrize(("room", "verdict"), [("3GB", "risky"), ("3.3GB", "fits")])
 def test_risky_answers_are_given_only_if_nothing_fits(room: str, verdict: str) -> None:
-    answers = advised(read("sft", FULL_RUN), room, 10).answers
+    answers = advised(read_spec("sft", FULL_RUN), room, 10).answers
     assert answers and {one.verdict for one in answers} == {verdict}
 
 
@@ -305,7 +300,7 @@ eval_sampling: {max_new_tokens: 50}
 
 def shorter(job: str, text: str) -> dict[str, Any]:
     """Return the changes of the only answer, which has shorter sequences."""
-    [one] = advised(read(job, text), "RTX-4090", 64).answers
+    [one] = advised(read_spec(job, text), "RTX-4090", 64).answers
     assert one.effect == "shorter"
     return after(one)
 
@@ -322,7 +317,7 @@ def test_where_nothing_else_fits_the_longest_sequences_that_do_are_named() -> No
     assert {*tokens} == {"data.max_tokens"} and length % 64 == 0
 
     def verdict(length: int) -> str:
-        spec = read("sft", LONG.replace("100000", str(length)))
+        spec = read_spec("sft", LONG.replace("100000", str(length)))
         return make_plan(spec, ground_of(spec, "RTX-4090", 64)).verdict
 
     assert (verdict(length), verdict(length + 64)) == ("fits", "risky")
@@ -344,7 +339,7 @@ def test_the_longest_responses_of_a_set_are_in_the_plan() -> None:
     sets = with_sets(text).replace("200000", "{max_new_tokens}")
 
     def cache(new: int) -> float:
-        spec = read("ppo", sets.replace("{max_new_tokens}", str(new)))
+        spec = read_spec("ppo", sets.replace("{max_new_tokens}", str(new)))
         values = plan_values(make_plan(spec, ground_of(spec, "RTX-4090", 64)))
         items = cast(list[dict[str, Any]], values["items"])
         [found] = {item["bytes"] for item in items if item["item"] == "KV cache"}

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from plan_cases import read_spec
 
-from plimsoll.config.load import validate
-from plimsoll.config.yaml_tree import read_tree
-from plimsoll.jobs import JOBS
-from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.flops import tokens_at_peak
@@ -37,8 +34,8 @@ algorithm: {epochs: EPOCHS}
 
 
 def at_peak(job: str, text: str, cluster: str) -> float | None:
-    config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
-    return tokens_at_peak(make_job(spec_of(config), parse_cluster(cluster, 1, None), Constants()))
+    hardware = parse_cluster(cluster, 1, None)
+    return tokens_at_peak(make_job(read_spec(job, text), hardware, Constants()))
 
 
 def test_the_peak_of_a_card_is_three_forwards_a_token_whatever_is_computed_again() -> None:

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from plan_cases import read_spec
 
-from plimsoll.config.load import validate
 from plimsoll.config.rl import RlConfig
-from plimsoll.config.yaml_tree import read_tree
-from plimsoll.jobs import JOBS
-from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.levers.changes import apply_changes, changes_between
 from plimsoll.memory.plan.plan import make_plan
@@ -68,8 +65,7 @@ def config(
     text += (
         f"teacher: {{model: {{path: {model}}}, zero: {{stage: 3}}}}\n" if job == "distill" else ""
     )
-    config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
-    return spec_of(config)
+    return read_spec(job, text)
 
 
 def card_peaks(of: RunSpec[Any]) -> dict[str, int]:

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_cases import plan, read_config, sizes
 
-from plimsoll.config.load import validate
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.config.run import JobConfig
-from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
@@ -49,24 +47,6 @@ reference: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
 rewards: {r: {name: length}}
 """
 P = read_shape("Qwen/Qwen2.5-0.5B").parameters
-
-
-def config(job: str, text: str) -> JobConfig:
-    config: JobConfig = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
-    return config
-
-
-def plan(job: str, text: str, cluster: str, nodes: int = 1, host: int = 10**12) -> Plan:
-    read = config(job, text)
-    there = read.cluster.model_copy(update={"hardware": cluster})
-    spec = spec_of(read.model_copy(update={"cluster": there}))
-    return make_plan(spec, Ground(parse_cluster(cluster, nodes, host)))
-
-
-def sizes(found: Plan, phase: str) -> dict[str, int]:
-    """On the first kind of card, at the phase's peak, by role and item."""
-    use = next(use for use in found.devices[0].phases if use.moment.phase == phase)
-    return {f"{item.role} {item.name}": item.bytes for item in use.items}
 
 
 def test_a_local_job_on_a_card_is_16_bytes_a_parameter_and_what_comes_beside() -> None:
@@ -161,7 +141,7 @@ def test_reward_models_of_a_job_that_trains_nothing_are_all_there_while_one_scor
     actor, *_ = text.split("critic:")
     one = "{role: {model: {path: Qwen/Qwen2.5-1.5B}}}"
     own = f"{actor}reward_models: {{a: {one}, b: {one}}}\nrollout: {{transformers: {{}}}}\n"
-    sampling = resolve(JOBS["sample"], config("sample", own + "cluster: {where: local}\n"))
+    sampling = resolve(JOBS["sample"], read_config("sample", own + "cluster: {where: local}\n"))
     found = make_plan(sampling, Ground(parse_cluster("A100-80GB", 1, 10**12)))
     held = {
         use.moment.phase: {i.role: i.bytes for i in use.items if i.name == "frozen weights"}
@@ -181,7 +161,7 @@ def test_the_best_checkpoint_and_an_average_take_disk_too() -> None:
 
 
 def test_disk_that_is_too_small_is_a_problem() -> None:
-    job = config("sft", SFT + "cluster: {where: local}\n")
+    job = read_config("sft", SFT + "cluster: {where: local}\n")
     hardware = parse_cluster("A100-40GB", 1, None)
     needed = (3 * 12 + 2) * P
     short = make_plan(spec_of(job), Ground(hardware, free_disk=needed - 1))
@@ -322,7 +302,7 @@ def test_a_cache_on_cpu_that_holds_no_sequence_says_the_least_that_works() -> No
 
 def test_of_what_roles_have_only_while_they_score_the_largest_counts() -> None:
     job = make_job(
-        spec_of(config("ppo", PPO + "cluster: {ranks: 1}\n")),
+        spec_of(read_config("ppo", PPO + "cluster: {ranks: 1}\n")),
         parse_cluster("2xH100", 1, None),
         Constants(),
     )
@@ -417,7 +397,7 @@ def test_more_ranks_never_make_a_card_fuller_at_stage_3() -> None:
 
 
 def test_a_host_of_unknown_memory_is_said_not_to_be_judged() -> None:
-    job = config("sft", SFT + "cluster: {where: local}\n")
+    job = read_config("sft", SFT + "cluster: {where: local}\n")
     unknown = make_plan(spec_of(job), Ground(parse_cluster("A100-40GB", 1, None)))
     known = make_plan(spec_of(job), Ground(parse_cluster("A100-40GB", 1, 10**12)))
     needed = gigabytes(known.hosts[0].peak.bytes)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from plimsoll.config.load import validate
-from plimsoll.config.run import JobConfig
-from plimsoll.config.yaml_tree import read_tree
-from plimsoll.jobs import JOBS
-from plimsoll.jobs.which import spec_of
+import pytest
+from plan_cases import read_spec
+
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.advise import advise
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.plan.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
+from plimsoll.spec.run_spec import RunSpec
 
 BASE = """\
 run: {directory: out, steps: 10}
@@ -27,17 +26,16 @@ PARAMETERS = 7_615_616_512
 WEIGHTS = 2 * PARAMETERS
 
 
-def read(job: str, *, precompute: bool, more: str = "") -> JobConfig:
+def read(job: str, *, precompute: bool, more: str = "") -> RunSpec[Any]:
     text = BASE.replace("BATCH", BATCHES[job]) + more
     if precompute:
         text += "reference_logprobs: {precompute: true}\n"
-    config: JobConfig = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
-    return config
+    return read_spec(job, text)
 
 
 def plan(job: str, *, precompute: bool, more: str = "") -> Plan:
     hardware = parse_cluster("2xA100-80GB", 1, 10**12)
-    return make_plan(spec_of(read(job, precompute=precompute, more=more)), Ground(hardware))
+    return make_plan(read(job, precompute=precompute, more=more), Ground(hardware))
 
 
 def by_phase(found: Plan) -> dict[str, dict[str, int]]:
@@ -76,9 +74,7 @@ def test_an_adapter_that_is_its_own_reference_still_scores_before() -> None:
     config = BASE.replace("BATCH", BATCHES["dpo"]).replace("zero:", "adapter: {rank: 8}, zero:")
     for text, phases in ((config, ["load", "score"]), (config + adapter, ["precompute", "load"])):
         hardware = parse_cluster("2xA100-80GB", 1, 10**12)
-        found = make_plan(
-            spec_of(validate(JOBS["dpo"].config, read_tree(text, "x"))), Ground(hardware)
-        )
+        found = make_plan(read_spec("dpo", text), Ground(hardware))
         assert list(by_phase(found))[:2] == phases
 
 
@@ -96,7 +92,7 @@ def test_the_file_is_in_the_plan_of_the_disk(job: str, rows: int) -> None:
 
 
 def test_it_is_suggested_where_the_reference_breaks_the_plan() -> None:
-    config = read("dpo", precompute=False)
+    spec = read("dpo", precompute=False)
     room = plan("dpo", precompute=False).devices[0].peak.bytes - WEIGHTS // 4
-    advice = advise(spec_of(config), Ground(parse_cluster(f"2x{room}B", 1, 10**12)))
+    advice = advise(spec, Ground(parse_cluster(f"2x{room}B", 1, 10**12)))
     assert "--reference_logprobs.precompute true" in [one.flags for one in advice.answers]

@@ -10,12 +10,11 @@ import pytest
 import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from plan_cases import read_spec
 
-from plimsoll.config.load import validate
 from plimsoll.config.problems import Problem
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
-from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.levers.changes import Change, apply_changes, value_at
 from plimsoll.memory.levers.ways_out import OTHERS_STAY
@@ -49,9 +48,7 @@ def job_config(
         f"batch: {{{COUNTS.get(job, 'sequences')}: 64, micro_batch_tokens: {micro_batch}}}\n"
         f"actor: {role}\n" + (f"critic: {role}\n" if job == "ppo" else "")
     )
-    return spec_of(
-        validate(JOBS[job].config, read_tree(text + FURTHER.get(job, "") + further, f"{job}.yaml"))
-    )
+    return read_spec(job, text + FURTHER.get(job, "") + further)
 
 
 def plan(config: RunSpec[Any], cluster: str, host: int = 10**12) -> Plan:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_memory_plan import config, plan, sizes
+from plan_cases import plan, read_config, read_spec, sizes
 
 from plimsoll.commands.placement import placement
 from plimsoll.jobs.rm import RmConfig
-from plimsoll.jobs.which import spec_of
 from plimsoll.memory.contents.contents import micro_batch
 from plimsoll.shapes.known_models import read_shape
 
@@ -47,7 +46,7 @@ def test_an_adapter_is_saved_with_the_head() -> None:
 
 
 def test_a_reward_model_learns_at_the_ends_of_sequences_alone() -> None:
-    rm, prm = spec_of(config("rm", RM)), spec_of(config("prm", PRM))
+    rm, prm = read_spec("rm", RM), read_spec("prm", PRM)
     assert micro_batch(rm.workload, 1).loss_tokens == 4  # 2,048 tokens of sequences of 512
     assert micro_batch(prm.workload, 1).loss_tokens == 2048  # steps may be as short as a token
     a_pair = replace(rm.workload, units=1)
@@ -63,6 +62,6 @@ def test_fewer_pairs_than_ranks_leave_ranks_idle() -> None:
 
 
 def test_a_dry_run_says_what_a_step_sees() -> None:
-    assert isinstance(config("rm", RM), RmConfig)
-    assert "8, of two sequences of at most 512 tokens each" in placement(spec_of(config("rm", RM)))
-    assert "8, of at most 512 tokens: 4,096 at most" in placement(spec_of(config("prm", PRM)))
+    assert isinstance(read_config("rm", RM), RmConfig)
+    assert "8, of two sequences of at most 512 tokens each" in placement(read_spec("rm", RM))
+    assert "8, of at most 512 tokens: 4,096 at most" in placement(read_spec("prm", PRM))

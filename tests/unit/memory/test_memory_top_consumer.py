@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from plan_cases import plan, read_spec
 
-from plimsoll.config.flags import Flag, apply_flags
-from plimsoll.config.load import validate
-from plimsoll.config.yaml_tree import read_tree
-from plimsoll.jobs import JOBS
-from plimsoll.jobs.which import spec_of
-from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.plan.plan import make_plan
 from plimsoll.memory.rules.top_consumer import find_top_consumer
-from plimsoll.memory.weigh import Ground, Plan
+from plimsoll.memory.weigh import Plan
 from plimsoll.timeline.items import Allocation, Item, Kind, Moment
 
 DPO = """\
@@ -62,12 +56,6 @@ rollout: {vllm: {tensor_parallel: 8, memory_share: 0.85}, engines: 1}
 """
 
 
-def plan(job: str, text: str, cluster: str, nodes: int = 1, host: int = 10**12) -> Plan:
-    tree = apply_flags(read_tree(text, f"{job}.yaml"), [Flag(("cluster", "hardware"), cluster)])
-    config = validate(JOBS[job].config, tree)
-    return make_plan(spec_of(config), Ground(parse_cluster(cluster, nodes, host)))
-
-
 def dpo(tokens: int = 2048, checkpointing: str = "true", offload: str = "cpu") -> Plan:
     text = DPO.replace("TOKENS", str(tokens)).replace("CHECKPOINTING", checkpointing)
     return plan("dpo", text.replace("OFFLOAD", offload), "8xA100-80GB")
@@ -102,8 +90,8 @@ def test_each_way_to_break_has_a_line_of_its_own(found: Plan, top: str, fix: str
 
 def test_vllm_beside_the_ranks_breaks_by_its_share() -> None:
     found = plan("ppo", PPO.replace("SHARE", "0.9"), "4xA100-80GB")
-    config = validate(JOBS["ppo"].config, read_tree(PPO.replace("SHARE", "0.9"), "ppo.yaml"))
-    top = find_top_consumer(found.devices[0], spec_of(config))
+    spec = read_spec("ppo", PPO.replace("SHARE", "0.9"))
+    top = find_top_consumer(found.devices[0], spec)
     assert found.verdict == "does not fit" and top.alone
     assert top.what == "the rollout engines"
     assert top.bytes == int(0.9 * (found.devices[0].capacity or 0))
@@ -147,12 +135,10 @@ def test_where_nothing_would_do_alone_the_largest_is_named() -> None:
         )
 
     items = (held("weights", 50), held("gradients", 40), held("optimizer states", 60))
-    config = validate(JOBS["sft"].config, read_tree(SFT.replace("ADAM", "none"), "sft.yaml"))
+    spec = read_spec("sft", SFT.replace("ADAM", "none"))
     store = Store("device", (Slot(0, 0),), "card", 30, items, 0.0)
-    top = find_top_consumer(store, spec_of(config))
+    top = find_top_consumer(store, spec)
     assert top.what == "the actor's optimizer states"
     assert not top.alone and top.bytes == 60
-    enough = find_top_consumer(
-        Store("device", (Slot(0, 0),), "card", 105, items, 0.0), spec_of(config)
-    )
+    enough = find_top_consumer(Store("device", (Slot(0, 0),), "card", 105, items, 0.0), spec)
     assert (enough.what, enough.alone) == ("the actor's optimizer states", True)
