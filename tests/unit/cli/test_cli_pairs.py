@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from told_problems import read_problems
 
 from plimsoll.cli import main
 
@@ -52,12 +54,10 @@ def dry_run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
 def test_a_dry_run_shows_pairs_and_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = dry_run(capsys)
     assert code == 0, text
-    assert (
-        "                   actor model (bfloat16, ZeRO stage 2)\n"
-        "                   reference (the actor's first weights)\n"
-    ) in text
-    assert "  pairs            4, of two sequences of at most 32 tokens each\n" in text
-    assert "  of the run       3 steps, 12 pairs\n" in text
+    assert re.search(r"^ +actor model \(bfloat16, ZeRO stage 2\)$", text, re.MULTILINE)
+    assert re.search(r"^ +reference \(the actor's first weights\)$", text, re.MULTILINE)
+    assert re.search(r"^  pairs +4, .* 32 tokens", text, re.MULTILINE)
+    assert re.search(r"^  of the run +3 steps, 12 pairs$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("loss", ["simpo", "orpo", "cpo", "free_of_reference:mine"])
@@ -68,28 +68,36 @@ def test_a_reference_free_loss_has_no_reference(
     code, text = dry_run(capsys, *flags)
     assert code == 0 and "reference (" not in text
     code, text = dry_run(capsys, *flags, "--reference.model.path=model")
-    assert code == 4 and f"The loss {loss} is reference-free" in text
+    assert code == 4
+    [problem] = read_problems(text)
+    assert (problem.key, problem.code) == ("reference", "reference-free-loss")
+    assert f" {loss} " in problem.why
 
 
 def test_a_reference_of_its_own_is_shown_and_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--reference.model.path=model", "--reference.zero.stage=3"]
     code, text = dry_run(capsys, *flags)
-    assert code == 0 and "reference model (bfloat16, divided over the ranks)" in text
+    assert code == 0 and re.search(r"^ +reference model \(bfloat16, divided ", text, re.MULTILINE)
     code, text = dry_run(capsys, "--reference.model.path=modle")
-    assert code == 2 and "reference.model.path: modle" in text and "did you mean model?" in text
+    [missing] = read_problems(text)
+    assert (code, missing.key, missing.what) == (2, "reference.model.path", "modle")
+    assert "model?" in missing.fix
     code, text = dry_run(capsys, "--reference.model.path=short")
-    assert code == 4 and "16 positions" in text
+    [too_long] = read_problems(text)
+    assert (code, too_long.key, too_long.what) == (4, "reference.model.path", "short")
+    assert too_long.code == "sequence-over-positions" and "16 positions" in too_long.why
 
 
 def test_an_adapter_is_its_own_reference(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = dry_run(capsys, "--actor.adapter.rank=4")
-    assert code == 0 and "reference (the actor with its adapter switched off)" in text
+    assert code == 0 and re.search(r"^ +reference \(the actor .*adapter", text, re.MULTILINE)
 
 
 def test_a_misspelt_loss(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = dry_run(capsys, "--algorithm.loss.name=dop", "--reference.model.path=model")
-    assert code == 2 and "algorithm.loss: {name: dop" in text and "Did you mean 'dpo'?" in text
-    assert text.count("problem") == 1
+    [problem] = read_problems(text)
+    assert (code, problem.key) == (2, "algorithm.loss") and "{name: dop" in problem.what
+    assert "'dpo'?" in str(problem)
 
 
 def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:

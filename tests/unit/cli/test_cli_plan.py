@@ -231,7 +231,7 @@ def test_a_run_of_an_unknown_name_is_told_so_in_one_line(
     words = ["--actor.model.path", "nobody/knows", "--data.chat_template", "none"]
     assert main(["sft", "sft.yaml", *words]) == 0
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("no plan of memory: 'nobody/knows' is neither a directory here nor")
+    assert line.startswith("no plan of memory: ") and "'nobody/knows'" in line
     assert main(["plan", "sft.yaml", *words]) == 2
     assert "meta-llama/Llama-2-7b-hf" in capsys.readouterr().err
 
@@ -243,9 +243,7 @@ def test_a_cluster_elsewhere_is_not_taken_for_this_machine(
     monkeypatch.setattr("plimsoll.jobs.sft_loop.run", lambda spec, planned: started.append(spec))
     words = ["sft", "sft.yaml", "--cluster.where=ray", "--cluster.address=head:6379"]
     assert main(words) == 0
-    assert (
-        "no plan of memory: the hardware of the cluster at head:6379 is unknown"
-        in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert re.search(r"no plan of memory: .*head:6379 .*cluster\.hardware", told)
     assert main([*words, "--cluster.hardware=cpu", "--cluster.host_memory=64GB"]) == 3
     assert len(started) == 1
