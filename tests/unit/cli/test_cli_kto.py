@@ -65,10 +65,10 @@ def test_a_reference_that_scores_before_is_shown_so(
     flags = ("--reference_logprobs.precompute=true", *adapter)
     code, text = dry_run(capsys, *flags, job=job)
     assert code == 0, text
-    assert re.search(r"^ +reference \(the actor's first weights, before ", text, re.MULTILINE)
+    assert re.search(r"^ +reference \(the actor's .*, before ", text, re.MULTILINE)
     code, text = dry_run(capsys, *flags, "--reference.model.path=model", job=job)
     assert code == 0, text
-    assert re.search(r"^ +reference model \(bfloat16, .*\), before ", text, re.MULTILINE)
+    assert re.search(r"^ +reference model \(.*\), before ", text, re.MULTILINE)
 
 
 def test_a_loss_without_a_reference_has_nothing_to_score_before(

@@ -244,6 +244,6 @@ def test_a_cluster_elsewhere_is_not_taken_for_this_machine(
     words = ["sft", "sft.yaml", "--cluster.where=ray", "--cluster.address=head:6379"]
     assert main(words) == 0
     told = capsys.readouterr().err
-    assert re.search(r"no plan of memory: .*head:6379 .*cluster\.hardware", told)
+    assert "no plan of memory: " in told and "head:6379" in told and "cluster.hardware" in told
     assert main([*words, "--cluster.hardware=cpu", "--cluster.host_memory=64GB"]) == 3
     assert len(started) == 1

@@ -35,6 +35,7 @@ from plimsoll.machine import versions
 from plimsoll.machine.versions import installed_version
 from plimsoll.rollout.vllm.rules import CPU_HEAD_SIZES
 from plimsoll.spec.load import load_spec
+from plimsoll.spec.run_spec import RunSpec
 
 Check = Callable[..., None]
 
@@ -74,6 +75,13 @@ def refusal(*flags: str, code: int = 2) -> list[Problem]:
     with pytest.raises((ConfigError, SettingsConflict)) as caught:
         check(*flags)
     assert caught.value.exit_code == code
+    return read_problems(caught.value)
+
+
+def refused_rows(spec: RunSpec[Any]) -> list[Problem]:
+    """Return the problems of the first rows, for which a dry run is refused."""
+    with pytest.raises(ConfigError) as caught:
+        check_rows(spec)
     return read_problems(caught.value)
 
 
@@ -175,9 +183,7 @@ def test_a_dry_run_looks_at_the_first_rows(
     kept = [line for line in text if line.partition(":")[0] not in sections]
     Path("job.yaml").write_text("".join(kept))
     spec = load_spec(JOBS[job], "job.yaml", ["--data.train", json.dumps(train)])
-    with pytest.raises(ConfigError) as caught:
-        check_rows(spec)
-    [told] = read_problems(caught.value)
+    [told] = refused_rows(spec)
     assert (told.key, told.what) == ("data.train.path", str(file))
     assert told.why.startswith("3 of the first 3 rows ") and f" {file}:1: {problem}" in told.why
     assert "--data.on_bad_row skip" in told.fix
@@ -189,11 +195,11 @@ def test_where_bad_rows_are_left_out_some_may_be_bad() -> None:
     skip = ["--data.on_bad_row", "skip"]
     file.write_text(good + '{"question": 1}\n{')
     check_rows(load_spec(JOBS["ppo"], "run.yaml", skip))
-    with pytest.raises(ConfigError, match=r"2 of the first 3 rows .*rows\.jsonl:2: question"):
-        check_rows(load_spec(JOBS["ppo"], "run.yaml", []))
+    [problem] = refused_rows(load_spec(JOBS["ppo"], "run.yaml", []))
+    assert problem.why.startswith("2 of the first 3 rows ") and f"{file}:2: question" in problem.why
     file.write_text(file.read_text().removeprefix(good))
-    with pytest.raises(ConfigError, match=r"2 of the first 2 rows .*rows\.jsonl:1: question"):
-        check_rows(load_spec(JOBS["ppo"], "run.yaml", skip))
+    [problem] = refused_rows(load_spec(JOBS["ppo"], "run.yaml", skip))
+    assert problem.why.startswith("2 of the first 2 rows ") and f"{file}:1: question" in problem.why
     file.write_text(good * 40 + "{")  # beyond the first rows
     check_rows(load_spec(JOBS["ppo"], "run.yaml", []))
 
@@ -202,8 +208,10 @@ def test_where_bad_rows_are_left_out_some_may_be_bad() -> None:
 def test_the_first_rows_of_a_saved_data_set() -> None:
     rows = [{"question": "1+1", "answer": 2}, {"question": " ", "answer": 2}]
     datasets.Dataset.from_list(rows).save_to_disk("data/saved")
-    with pytest.raises(ConfigError, match=r"1 of the first 2 .*data/saved:2: question: "):
-        check_rows(load_spec(JOBS["ppo"], "run.yaml", ["--data.train.path", "data/saved"]))
+    flags = ["--data.train.path", "data/saved"]
+    [problem] = refused_rows(load_spec(JOBS["ppo"], "run.yaml", flags))
+    assert problem.why.startswith("1 of the first 2 rows ")
+    assert "data/saved:2: question: " in problem.why
 
 
 @pytest.mark.usefixtures("house")
@@ -723,8 +731,9 @@ def test_what_of_the_system_is_not_installed(monkeypatch: pytest.MonkeyPatch) ->
     assert codes([*found.values()]) == dict.fromkeys(("rollout.vllm", offload), "package-missing")
     for library in ("g++", "Python.h", "libnuma.so.1"):
         assert library in found["rollout.vllm"].why
+    apt = "apt install g++ ninja-build python3-dev"
     assert found[offload].what == "cpu"
-    assert "apt install g++ ninja-build python3-dev, " in found[offload].fix
+    assert apt in found[offload].fix
     with pytest.raises(ConfigError) as caught:
         find_model("run.yaml", flags, None, None)  # evaluation has no optimizer
     assert read_problems(caught.value) == [found["rollout.vllm"]]
@@ -735,8 +744,7 @@ def test_what_of_the_system_is_not_installed(monkeypatch: pytest.MonkeyPatch) ->
     [problem] = refusal(*zero, "--rollout.transformers={}", "--cluster.device=cuda")
     assert problem.code == "package-missing"
     assert "nvcc and g++ and ninja and Python.h" in problem.why
-    assert "apt install g++ ninja-build python3-dev " in problem.fix
-    assert "CUDA_HOME" in problem.fix
+    assert apt in problem.fix and "CUDA_HOME" in problem.fix
     install("vllm")
     [problem] = refusal()
     assert (problem.key, problem.code) == ("rollout.vllm", "package-missing")

@@ -19,7 +19,7 @@ def test_a_wrong_address_is_refused_at_once(address: str) -> None:
     address = address.format(port=free_port())
     with pytest.raises(ConfigError) as caught:
         RayCluster(ClusterConfig(address=address), (), threads=1, device="cpu")
-    assert str(caught.value).startswith(f"cluster.address: no Ray cluster answers at {address!r}")
+    assert str(caught.value).startswith("cluster.address: ") and repr(address) in str(caught.value)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b""])

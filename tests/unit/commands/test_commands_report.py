@@ -29,6 +29,11 @@ from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
 
 GB = 10**9
+TABLE = """\
+process        phase         memory    predicted  measured    over   seconds
+rank 0         load          host                     2 GB               1.2
+rank 1         train_actor   host           4 GB      5 GB    +25%       2.5
+node 0         train_actor   host           8 GB      8 GB     +0%       2.5"""
 
 
 def row(
@@ -129,25 +134,18 @@ def trajectory(reward: float, prompt: str, response: str) -> Trajectory:
 
 
 def test_the_text_has_a_line_a_phase_and_names_what_is_nearest(run: RunDirectory) -> None:
-    lines = report_run(run.path).splitlines()
-    assert lines[:4] == [
-        "process        phase         memory    predicted  measured    over   seconds",
-        "rank 0         load          host                     2 GB               1.2",
-        "rank 1         train_actor   host           4 GB      5 GB    +25%       2.5",
-        "node 0         train_actor   host           8 GB      8 GB     +0%       2.5",
-    ]
-    assert lines[5:] == [
-        "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all.",
-        "Nearest the line: rank 1 in train_actor, step 1. The run held 8 GB of its node's 10 GB "
-        "(80%); 6 GB were in use by all processes there.",
-        f"Written to {run.report_path}.",
-    ]
+    text = report_run(run.path)
+    table, _, rest = text.partition("\n\n")
+    assert table == TABLE
+    assert re.search(r"\bledger\.jsonl\b", rest) and str(run.report_path) in rest
+    [nearest] = [line for line in rest.splitlines() if "rank 1 in train_actor, step 1" in line]
+    assert re.findall(r"\d+(?: GB|%)", nearest) == ["8 GB", "10 GB", "80%", "6 GB"]
 
 
 def test_one_process_is_told_once(local: RunDirectory) -> None:
     lines = report_run(local.path).splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["local", "data"], ["local", "load"]]
-    assert lines[3] == "" and lines[4].startswith("Nearest the line: local in data, step 1.")
+    assert lines[3] == "" and "local in data, step 1" in lines[4]
     page = page_of(local)
     assert {one["process"] for one in page["memory?run=0"]["table"]} == {"local"}
     (panel,) = page["curves?section=memory"]
@@ -176,7 +174,7 @@ def test_the_page_has_what_was_learned_and_what_it_took(run: RunDirectory) -> No
     assert titles(page, "time") == ["Time of a step by phase"]
     assert titles(page, "memory") == ["Memory at its fullest"]
     assert [one["prompt"] for one in page["groups?run=0"]["groups"]] == ["1+1="]
-    assert page["memory?run=0"]["remarks"][-1].startswith("Nearest the line: rank 1")
+    assert "rank 1 in train_actor, step 1" in page["memory?run=0"]["remarks"][-1]
 
 
 def test_memory_has_a_row_for_each_role_and_phase(run: RunDirectory) -> None:
@@ -313,7 +311,7 @@ def test_a_run_whose_report_cannot_be_written_ends_well_and_says_so(
     assert run.report_path.is_file() and capfd.readouterr().err == ""
     run.ledger_path.unlink()
     leave_report(run.path)
-    assert re.match(r"no report.html, .*: .*ledger\.jsonl is not there", capfd.readouterr().err)
+    assert re.match(r"no report\.html, .*: .*ledger\.jsonl", capfd.readouterr().err)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -331,7 +329,7 @@ def test_a_broken_line_leaves_the_old_report(run: RunDirectory) -> None:
     before = run.report_path.read_bytes()
     with run.ledger_path.open("a") as file:
         file.write('{"step": 3}\n')
-    with pytest.raises(PlimsollError, match=r"ledger\.jsonl, line 9: no row of a ledger"):
+    with pytest.raises(PlimsollError, match=r"ledger\.jsonl, line 9: "):
         report_run(run.path)
     assert run.report_path.read_bytes() == before
 

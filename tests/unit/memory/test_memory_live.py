@@ -156,7 +156,7 @@ def test_a_driver_that_hangs_is_told(
     tell_cards()
     monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", lambda: time.sleep(5))
     monkeypatch.setattr(nvidia, "_TIMEOUT", 0.1)
-    with pytest.raises(PlimsollError, match=r"nvidia-smi does not work: no answer within 0\.1 s"):
+    with pytest.raises(PlimsollError, match=r"nvidia-smi .* 0\.1 s"):
         live_cards()
 
 
