@@ -85,9 +85,7 @@ def test_without_a_file_the_config_is_printed(capsys: Captured) -> None:
         "--actor_num_gpus_per_node 1 --critic_num_gpus_per_node 1 --label_key label",
     ],
 )
-def test_what_is_written_passes_a_dry_run_with_its_files(
-    command: str, folder: Path, capsys: Captured
-) -> None:
+def test_configs_from_openrlhf_pass_a_dry_run(command: str, folder: Path, capsys: Captured) -> None:
     (folder / "reward.py").write_text("def reward_func(queries, prompts, labels): return [0.0]\n")
     words = f"{command} --pretrain model --save_path out --bf16".split()
     launcher = ["deepspeed", "--num_gpus", "1", "--module"] if "ray" not in command else []
@@ -148,7 +146,7 @@ def test_a_script_with_several_commands_and_variables(folder: Path, capsys: Capt
     assert "the script: $(ls d): " in printed.err
 
 
-def test_what_cannot_work_together_ends_with_the_flags_that_say_it(capsys: Captured) -> None:
+def test_a_conflict_names_the_foreign_flags(capsys: Captured) -> None:
     words = ["openrlhf.cli.train_ppo_ray", "--pretrain", "m", "--prompt_data", "p"]
     words += ["--reward_pretrain", "r", "--use_kl_loss", "--kl_estimator", "k1"]
     assert main(["from-openrlhf", "-o", "c.yaml", "--", *words]) == 4
@@ -217,7 +215,7 @@ def turns(folder: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("turns")
-def test_what_others_commands_become_passes_a_dry_run(
+def test_configs_from_trl_and_verl_pass_a_dry_run(
     trainer: str, words: str, capsys: Captured
 ) -> None:
     assert main([f"from-{trainer}", "-o", "c.yaml", "--", *words.split()]) == 0
@@ -239,13 +237,15 @@ def test_what_others_commands_become_passes_a_dry_run(
         (["from-verl", "--version", "0.9", "x.sh"], "arguments: --version"),
     ],
 )
-def test_wrong_usage_of_the_others(words: list[str], message: str, capsys: Captured) -> None:
+def test_wrong_usage_of_from_trl_and_from_verl(
+    words: list[str], message: str, capsys: Captured
+) -> None:
     assert main(words) == 2
     printed = capsys.readouterr()
     assert message in printed.err and printed.out == ""
 
 
-def test_plans_of_others_commands(capsys: Captured) -> None:
+def test_commands_of_trl_and_verl_are_planned(capsys: Captured) -> None:
     options = ["--plan", "--cluster", "8xA100-80GB", "--host-memory", "1TB"]
     words = "trl sft --model_name_or_path Qwen/Qwen2.5-7B --dataset_name d --num_processes 8"
     assert main(["from-trl", *options, "--", *words.split(), "--accelerate_config", "zero3"]) == 0

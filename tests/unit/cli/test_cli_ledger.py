@@ -10,7 +10,7 @@ from plimsoll.cli import main
 
 
 @pytest.mark.parametrize("command", ["report", "calibrate"])
-def test_what_is_no_run_is_refused_in_one_line(
+def test_a_directory_without_a_run_is_refused_in_one_line(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, str(tmp_path / "gone")]) == 2

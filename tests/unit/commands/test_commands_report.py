@@ -142,7 +142,7 @@ def test_the_text_has_a_line_a_phase_and_names_what_is_nearest(run: RunDirectory
     assert re.findall(r"\d+(?: GB|%)", nearest) == ["8 GB", "10 GB", "80%", "6 GB"]
 
 
-def test_one_process_is_told_once(local: RunDirectory) -> None:
+def test_a_run_of_one_process_has_no_second_row_for_its_node(local: RunDirectory) -> None:
     lines = report_run(local.path).splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["local", "data"], ["local", "load"]]
     assert lines[3] == "" and "local in data, step 1" in lines[4]
@@ -230,7 +230,7 @@ def test_held_out_figures_are_numbers_with_their_intervals_and_units(run: RunDir
     ]
 
 
-def test_loading_is_told_beside_the_time_of_the_steps(run: RunDirectory) -> None:
+def test_seconds_of_loading_are_apart_from_those_of_steps(run: RunDirectory) -> None:
     for step in (1, 2):
         seconds = {"seconds/load": 60.0 / step, "seconds/rollout": 3.0, "seconds/sync": 1.0}
         append_row(run.metrics_path, {"step": step, **seconds})
@@ -288,7 +288,7 @@ def test_a_run_without_metrics_config_or_plan_is_reported_too(run: RunDirectory)
     assert titles(page, "learning") == titles(page, "time") == page["settings"] == []
 
 
-def test_needs_no_torch(run: RunDirectory) -> None:
+def test_a_report_imports_no_torch(run: RunDirectory) -> None:
     run.write_config("# ppo\nrun: {steps: 1}\n")
     append_row(run.metrics_path, {"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
     write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "a", "b")], None)
@@ -304,7 +304,7 @@ print("torch" in sys.modules)
     assert done.stdout == "False\n", done.stderr
 
 
-def test_a_run_whose_report_cannot_be_written_ends_well_and_says_so(
+def test_a_report_that_cannot_be_written_does_not_fail_the_run(
     run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
     leave_report(run.path)
@@ -314,7 +314,7 @@ def test_a_run_whose_report_cannot_be_written_ends_well_and_says_so(
     assert re.match(r"no report\.html, .*: .*ledger\.jsonl", capfd.readouterr().err)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gone is no directory"):
         report_run(tmp_path / "gone")
     with pytest.raises(ConfigError, match=r"ledger\.jsonl is not there"):

@@ -240,7 +240,7 @@ def test_the_change_fits_what_was_there() -> None:
     assert whole.should_have_fitted and not tight.should_have_fitted
 
 
-def test_a_cache_of_vllm_that_no_host_has_becomes_what_the_rest_leaves() -> None:
+def test_a_cache_of_vllm_larger_than_any_host_shrinks_to_the_free_memory() -> None:
     settings = ppo().model_dump()
     settings["rollout"] |= {"vllm": {"cpu_kv_cache_gib": 10_000.0}}
     found = on_host(RlConfig.model_validate(settings), at("engine 0"), "load")
@@ -258,7 +258,7 @@ def test_a_process_that_held_more_than_predicted_leaves_less_room() -> None:
     assert room_needed(scene) == 20 * GB
 
 
-def test_who_it_was_is_told_by_the_process_or_else_by_the_phase() -> None:
+def test_the_role_is_known_from_the_process_or_else_from_the_phase() -> None:
     hardware = hosts(1)
 
     def role(process: str, phase: str, told: str | None = None) -> str:
@@ -271,14 +271,14 @@ def test_who_it_was_is_told_by_the_process_or_else_by_the_phase() -> None:
     assert role("engine 0", "sync") == "rollout"
 
 
-def test_a_phase_that_the_plan_has_not_is_held_against_nothing() -> None:
+def test_a_phase_outside_the_plan_has_no_prediction() -> None:
     found = on_host(sft(), at("rank 0"), "data")
     assert found.predicted is None
     assert re.search(r"^Predicted: .* phase data$", explanation_text(found), re.MULTILINE)
 
 
 @pytest.mark.parametrize("phase", ["load", "train_actor"])
-def test_the_text_says_all_of_it_in_80_columns(phase: str) -> None:
+def test_the_text_has_place_figures_answers_and_change_in_80_columns(phase: str) -> None:
     held = Footprint(3 * GB, 60 * GB, 70 * GB, 79 * GB)
     seen = at(card=1)
     incident = Incident("device", "CUDA out of memory", "actor", 2 * GB, held, seen=seen)
@@ -306,7 +306,7 @@ def test_the_text_says_all_of_it_in_80_columns(phase: str) -> None:
     after=st.integers(0, 512) | st.none(),
     held=st.integers(0, 10**4) | st.none(),
 )
-def test_whatever_was_seen_four_answers_come(
+def test_four_questions_are_answered_whatever_was_seen(
     before: int | None, after: int | None, held: int | None
 ) -> None:
     """The room is never more than there was, nor than the plan needs."""

@@ -150,7 +150,7 @@ def test_no_driver_no_cards() -> None:
     assert live_cards() == ()
 
 
-def test_a_driver_that_hangs_is_told(
+def test_a_hanging_driver_is_an_error(
     tell_cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell_cards()

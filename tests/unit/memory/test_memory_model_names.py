@@ -72,7 +72,7 @@ def test_an_unknown_name_lists_what_is_known(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["./models/techer", "models/techer", "{here}/models/techer"])
-def test_a_path_that_is_not_there_is_told_without_names(
+def test_a_missing_path_is_reported_without_the_list_of_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,7 +92,7 @@ def test_an_unknown_family_lists_what_is_known() -> None:
     assert all(family in message for family in FAMILIES)
 
 
-def test_what_a_text_part_leaves_out_is_told_with_its_family() -> None:
+def test_fields_missing_from_a_text_config_are_named_with_the_family() -> None:
     """As LLaVA 1.5's config.json."""
     text = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
     with pytest.raises(ConfigError) as error:
@@ -108,7 +108,7 @@ def test_a_directory_without_a_config(tmp_path: Path) -> None:
         read_shape(str(tmp_path))
 
 
-def test_an_adapter_is_told_with_the_command_that_makes_a_model_of_it(tmp_path: Path) -> None:
+def test_an_adapter_is_refused_with_the_merge_command(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"adapter .* -> .*plimsoll merge .*--out"):
         read_shape(str(tmp_path))
@@ -167,7 +167,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         shape_from_config({k: v for k, v in QWEN.items() if k != field}, "models/odd")
 
 
-def test_experts_that_cannot_be() -> None:
+def test_impossible_expert_settings_are_refused() -> None:
     moe = dict(known_models()["Qwen/Qwen3-30B-A3B"])
     with pytest.raises(ConfigError, match="num_experts_per_tok is 129"):
         shape_from_config({**moe, "num_experts_per_tok": 129}, "odd")
