@@ -78,15 +78,6 @@ def test_the_score_is_that_of_transformers_at_the_last_token(home: Path) -> None
     assert_reported(home / "judged")
 
 
-def test_a_model_without_a_score_head_is_refused(home: Path) -> None:
-    config = scored_ppo("headless")
-    config["reward_model"]["role"]["model"]["path"] = "model"
-    write_config(home, "headless", config)
-    outcome = run_here(home, "ppo", "headless.yaml")
-    assert outcome.code == 2
-    assert "has no head that gives scores" in outcome.err
-
-
 def test_several_models_score_each_with_its_own_tokenizer(home: Path) -> None:
     """A reward model that reads tokens of its own making, and a process reward model."""
     tokenizer = load_tokenizer(str(home / "model"))
