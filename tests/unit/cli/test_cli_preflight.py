@@ -670,9 +670,9 @@ def test_packages_that_only_some_settings_need(monkeypatch: pytest.MonkeyPatch) 
     )
     check()
     flags = ["--actor.adapter.rank=8", "--actor.model.quantization=nf4"]
-    found = refusal(*flags, "--critic.optimizer.kind=adamw_8bit")
-    assert {problem.code for problem in found} == {"package-missing"}
-    assert values(found) == {
+    missing = refusal(*flags, "--critic.optimizer.kind=adamw_8bit")
+    assert {problem.code for problem in missing} == {"package-missing"}
+    assert values(missing) == {
         "actor.adapter.rank": "8",
         "actor.model.quantization": "nf4",
         "critic.optimizer.kind": "adamw_8bit",
@@ -728,17 +728,17 @@ def test_missing_compilers_and_libraries_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sysconfig.get_path", lambda name: "nowhere")
     monkeypatch.setattr("ctypes.CDLL", missing_library)
     flags = ["--critic.zero.optimizer_offload=cpu", "--critic.zero.stage=2"]
-    found = {problem.key: problem for problem in refusal(*flags)}
+    missing = {problem.key: problem for problem in refusal(*flags)}
     offload = "critic.zero.optimizer_offload"
-    assert codes([*found.values()]) == dict.fromkeys(("rollout.vllm", offload), "package-missing")
+    assert codes([*missing.values()]) == dict.fromkeys(("rollout.vllm", offload), "package-missing")
     for library in ("g++", "Python.h", "libnuma.so.1"):
-        assert library in found["rollout.vllm"].why
+        assert library in missing["rollout.vllm"].why
     apt = "apt install g++ ninja-build python3-dev"
-    assert found[offload].what == "cpu"
-    assert apt in found[offload].fix
+    assert missing[offload].what == "cpu"
+    assert apt in missing[offload].fix
     with pytest.raises(ConfigError) as caught:
         find_model("run.yaml", flags, None, None)  # evaluation has no optimizer
-    assert read_problems(caught.value) == [found["rollout.vllm"]]
+    assert read_problems(caught.value) == [missing["rollout.vllm"]]
     check("--rollout.transformers={}")
     check(*flags, "--cluster.address=head:6379")
     monkeypatch.setenv("CUDA_HOME", "nowhere")
