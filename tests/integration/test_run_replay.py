@@ -141,8 +141,8 @@ def test_what_cannot_be_replayed_is_refused_before_anything_is_loaded(
     given = {"--replay": "recorded", "--run.directory": "refused"}
     own = [word for pair in given.items() if pair[0] not in flags for word in pair]
     done = run_here(home, "ppo", "config.yaml", *own, *flags, "--dry-run")
-    [problem] = read_problems(done.err)
-    assert (problem.key, problem.code) == (key, code) and why in problem.why
+    first, *_ = read_problems(done.err)  # remax has no use for the critic, too
+    assert (first.key, first.code) == (key, code) and why in first.why
     assert done.code == (2 if code == "replay-steps" else 4)
 
 
