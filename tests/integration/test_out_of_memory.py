@@ -137,7 +137,7 @@ def test_an_allocation_that_fails_in_the_only_process(tmp_path: Path) -> None:
     assert answers(outcome.err)[:3] == ["no", "no", "yes"]
     assert "actor at stage" in outcome.err and "on 1 rank" in outcome.err
     assert "\n   + batch.micro_batch_tokens: 2000\n" in outcome.err
-    assert "ulimit -v" in " ".join(outcome.err.split())  # for by these numbers it should have fitted
+    assert "ulimit -v" in " ".join(outcome.err.split())  # it should have fitted
 
 
 @pytest.mark.engine
