@@ -24,7 +24,7 @@ def doctor(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
 
 
-def test_what_this_machine_has_is_told() -> None:
+def test_the_findings_of_this_machine_are_printed_as_json() -> None:
     done = doctor("--json")
     told = json.loads(done.stdout)
     states = {finding["name"]: finding["state"] for finding in told["findings"]}
@@ -41,5 +41,5 @@ def test_a_busy_card_and_a_lost_cluster_end_with_code_1(tell_cards: Callable[...
     assert done.returncode == 1
     assert "kill 4242" in done.stdout and "127.0.0.1:1: no answer" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert done.stderr.startswith("error: this machine is not fit for runs: ")
-    assert "gpu 0" in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ") and "gpu 0" in done.stderr
+    assert "Traceback" not in done.stderr

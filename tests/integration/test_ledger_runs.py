@@ -105,10 +105,11 @@ def test_the_report_shows_predicted_and_measured(home: Path, sft: Outcome) -> No
     lines = [line for line in outcome.out.splitlines() if line.startswith(("local", "node"))]
     assert {line.split()[0] for line in lines} == {"local"}
     assert all(len(line) <= 80 for line in lines)
-    assert re.fullmatch(r"local +train_actor +host +\d+ MB +\d+ MB +[+-]\d+% +\d+\.\d", lines[2]), (
-        lines
-    )
-    assert "Nearest the line: local in " in outcome.out
+    phase, memory, predicted, measured, over, seconds = re.split(r"  +", lines[2])[1:]
+    assert (phase, memory) == ("train_actor", "host")
+    assert re.fullmatch(r"\d+ MB", predicted) and re.fullmatch(r"\d+ MB", measured)
+    assert re.fullmatch(r"[+-]\d+%", over) and float(seconds) >= 0
+    assert re.search(r"local in \w+, step \d", outcome.out)
     page = (home / "sft" / "report.html").read_text()
     assert re.findall(r'(?:src|href)="', page) == []  # nothing is fetched
     assert "train_actor" in page and "micro_batch_tokens" in page
@@ -119,9 +120,8 @@ def test_a_calibrated_plan_meets_the_run_and_says_so(home: Path, sft: Outcome) -
     assert outcome.code == 0, outcome.err
     stored = json.loads((home / "mine.json").read_text())
     assert list(stored) == ["worker_process"]
-    assert re.match(
-        r"calibrated \d{4}-\d\d-\d\d on sft: .+ torch \d", stored["worker_process"]["source"]
-    )
+    source = stored["worker_process"]["source"]
+    assert re.search(r"\d{4}-\d\d-\d\d on sft: ", source) and re.search(r" torch \d", source)
     flags = ["--cluster.calibration", "mine.json", "--run.directory", "calibrated"]
     outcome = run(home, "sft", "sft.yaml", *flags)
     assert outcome.code == 0, outcome.err

@@ -67,7 +67,7 @@ def test_a_joined_cluster_is_computed_on_where_its_gpus_are(
     joined = [ClusterConfig(address="joined", device=device) for device in devices]
     assert [run_device(config) for config in joined] == devices
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
-    with pytest.raises(ConfigError, match="Ray counts no GPU in the cluster at joined"):
+    with pytest.raises(ConfigError, match=r"no GPU .* joined"):
         run_device(joined[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -57,24 +58,25 @@ def test_an_edited_row_ends_the_run_with_the_file(home: Path) -> None:
     edited(home, "rows", other_label)
     refused = go_on(home, "one")
     assert refused.code == 2
-    assert "data.train (rows.jsonl) are not those that the run had until step 2" in refused.err
+    assert re.search(r"data\.train \(rows\.jsonl\) .* step 2\b", refused.err)
     assert "--run.edited_rows accept" in refused.err
     assert RunState.load(home / "one" / "checkpoints" / "step-000002" / "state.json").step == 2
 
 
-def test_held_out_rows_are_looked_at_too_and_all_sources_told_at_once(home: Path) -> None:
+def test_edited_rows_of_all_sources_are_reported_at_once(home: Path) -> None:
     edited(home, "rows", lambda lines: lines[::-1])
     edited(home, "pairs", lambda lines: [*lines[1:], lines[0]])
     refused = go_on(home, "both")
     assert refused.code == 2
-    assert "data.train (rows.jsonl) and of data.eval (pairs.jsonl) are not" in refused.err
+    assert "data.train (rows.jsonl) " in refused.err
+    assert "data.eval (pairs.jsonl) " in refused.err
 
 
-def test_edited_rows_are_accepted_where_that_is_asked_for(home: Path) -> None:
+def test_edited_rows_are_accepted_on_request(home: Path) -> None:
     edited(home, "rows", other_label)
     done = go_on(home, "accepted", "--run.edited_rows", "accept")
     assert done.code == 0
-    assert "(rows.jsonl) are not those that the run had until step 2: it goes on with" in done.out
+    assert re.search(r"data\.train \(rows\.jsonl\) .* step 2\b", done.out)
     last = RunState.load(home / "accepted" / "checkpoints" / f"step-{STEPS:06d}" / "state.json")
     first = RunState.load(home / "kto" / "checkpoints" / f"step-{STEPS:06d}" / "state.json")
     assert last.sources is not None and first.sources is not None
@@ -89,13 +91,13 @@ def test_the_same_rows_in_another_form_are_the_same(home: Path) -> None:
     assert metrics(home / "same") == metrics(home / "kto")
 
 
-def test_rows_that_were_added_or_taken_away_are_told(home: Path) -> None:
+def test_added_and_removed_rows_are_reported(home: Path) -> None:
     edited(home, "rows", lambda lines: [*lines, lines[0]])
     more = go_on(home, "more")
-    assert more.code == 0 and "data.train had 20 usable rows, and has 21 now" in more.out
+    assert more.code == 0 and re.search(r"data\.train .* 20 .* 21 ", more.out)
     edited(home, "rows", lambda lines: lines[:-1])
     fewer = go_on(home, "fewer")
-    assert fewer.code == 0 and "data.train had 20 usable rows, and has 19 now" in fewer.out
+    assert fewer.code == 0 and re.search(r"data\.train .* 20 .* 19 ", fewer.out)
     edited(home, "rows", lambda lines: [lines[-1], *lines])
     assert go_on(home, "before").code == 2  # the others are not where they were
 

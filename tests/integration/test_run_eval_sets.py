@@ -4,6 +4,7 @@ best checkpoint by one of them, and `plimsoll eval` on both sets."""
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
@@ -92,8 +93,8 @@ def test_a_source_that_no_row_names_is_refused_with_the_nearest(home: Path) -> N
     flags = ["--run.directory", "other", "--run.best.metric", "eval/hard/lagre/pass@2"]
     told = run_here(home, "grpo", "grpo.yaml", *flags)
     assert told.code == 2
-    assert "no row of data.eval.hard is of the source 'lagre'" in told.err
-    assert "Did you mean `large`? There are: large, small." in told.err
+    assert re.search(r"data\.eval\.hard .*'lagre'", told.err)
+    assert re.search(r"`large`\? .*: large, small\.", told.err)
 
 
 def test_a_model_is_measured_on_all_sets(home: Path, ended: Outcome) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,14 +168,11 @@ def test_bad_labels_are_named_by_file_and_line(
     bad = json.dumps({"q": "1+1=", "a": " 2", "good": "yes"})
     (home / "bad.jsonl").write_text("\n".join([*good, bad]) + "\n")
     assert train_here(home, "bad", "--data.train.path", "bad.jsonl") == 2
-    told = f"bad.jsonl:{len(good) + 1}: good: must be true, false, 1 or 0, but is text"
-    assert told in capsys.readouterr().err
+    assert f"bad.jsonl:{len(good) + 1}: good: " in capsys.readouterr().err
     alike = [line for line in good if json.loads(line)["good"]]
     (home / "alike.jsonl").write_text("\n".join(alike) + "\n")
     assert train_here(home, "alike", "--data.train.path", "alike.jsonl") == 2
-    assert f"Every one of the {len(alike)} rows to learn from is labelled desirable" in (
-        capsys.readouterr().err
-    )
+    assert re.search(rf"\b{len(alike)} rows .*\bdesirable", capsys.readouterr().err)
 
 
 def test_plimsoll_eval_measures_what_the_paper_says(home: Path) -> None:

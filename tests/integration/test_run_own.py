@@ -88,29 +88,31 @@ def test_all_names_that_a_run_gives_are_kept_for_it(home: Path, job: str) -> Non
     assert {package for package, *_ in TOLD.values()} == {n for n in FUNCTIONS if "loss" in n}
 
 
-def test_what_a_loss_raises_is_told_with_its_lines_and_the_step(home: Path) -> None:
+TIRES = r"algorithm\.loss: 'my_own_loss:tires' .*KeyError: 'patience'$"
+
+
+def test_an_error_in_a_loss_is_reported_with_its_lines_and_the_step(home: Path) -> None:
     flags = ("--algorithm.loss.name", "my_own_loss:tires", "--algorithm.loss.options", "{}")
     failed = run_here(home, "kto", "kto.yaml", "--run.directory", "tired", *ONCE, *flags)
     assert failed.code == 1
     _, _, told = failed.err.partition("error: ")
     first, where, line, code, *_ = told.splitlines()
-    assert first == "algorithm.loss: 'my_own_loss:tires' raised KeyError: 'patience'"
-    assert where == "  In the phase train_actor of step 3"
+    assert re.match(TIRES, first) and where.endswith("phase train_actor of step 3")
     assert line.endswith('my_own_loss.py", line 20, in tires')
     assert code.strip() == 'return {}["patience"]'
 
 
 @pytest.mark.engine
-def test_on_ranks_of_their_own_it_is_told_so_too(home: Path, shared_ray: tuple[str, ...]) -> None:
+def test_an_error_in_a_loss_on_ranks_is_reported_in_the_same_way(
+    home: Path, shared_ray: tuple[str, ...]
+) -> None:
     flags = ("--algorithm.loss.name", "my_own_loss:tires", "--algorithm.loss.options", "{}")
     ranks = (*shared_ray, "--run.directory", "tired-ranks")
     failed = run_here(home, "kto", "kto.yaml", *ONCE, *flags, *ranks)
     assert failed.code == 1
     _, _, told = failed.err.partition("error: ")
-    assert told.startswith(
-        "algorithm.loss: 'my_own_loss:tires' raised KeyError: 'patience'\n"
-        "  In the phase train_actor of step 3\n"
-    )
+    first, where, *_ = told.splitlines()
+    assert re.match(TIRES, first) and where.endswith("phase train_actor of step 3")
     assert 'my_own_loss.py", line 20, in tires' in told
     assert "Traceback" not in told
 
@@ -122,7 +124,7 @@ def test_on_ranks_of_their_own_it_is_told_so_too(home: Path, shared_ray: tuple[s
         (HELD_OUT + STEP + 3, r"2 \(from 0\) of data\.eval", "eval of step 1"),
     ],
 )
-def test_what_a_reward_raises_is_told_with_the_row_of_its_source(
+def test_an_error_in_a_reward_is_reported_with_its_row(
     home: Path, monkeypatch: pytest.MonkeyPatch, at: int, row: str, phase: str
 ) -> None:
     monkeypatch.delitem(sys.modules, "my_own_loss", raising=False)  # it counts from the beginning
@@ -131,8 +133,8 @@ def test_what_a_reward_raises_is_told_with_the_row_of_its_source(
     run_flags += ["--rewards.mine.retries", "0"]
     failed = run_here(home, "ppo", "ppo.yaml", *run_flags, *mine)
     assert failed.code == 1
-    told = rf"The reward 'mine' \(my_own_loss:breaks\), at row {row} raised KeyError: 'answer'\. "
-    assert re.search(rf"{told}.*\n  In the phase {phase}\n", failed.err)
+    told = rf"'mine' \(my_own_loss:breaks\), at row {row} .*KeyError: 'answer'\."
+    assert re.search(rf"{told}.*\n  .* phase {phase}\n", failed.err)
     before = {row.step for row in read_ledger(home / f"broken-{at}" / "ledger.jsonl")} - {1}
     assert before == {0}  # also where the evaluation before training did not end
 
@@ -152,9 +154,9 @@ def test_a_group_whose_reward_fails_in_training_is_tried_again_or_replaced(
     assert row["groups/drawn"] == PPO["batch"]["prompts"] + row["groups/failed"]
 
 
-def test_a_metric_of_a_name_of_the_runs_is_refused_at_the_first_step(home: Path) -> None:
+def test_a_metric_with_a_name_of_the_run_is_refused_at_the_first_step(home: Path) -> None:
     flags = ("--algorithm.loss.name", "my_own_loss:renames", "--algorithm.loss.options", "{}")
     refused = run_here(home, "kto", "kto.yaml", "--run.directory", "renamed", *ONCE, *flags)
     assert refused.code == 2
-    assert "'my_own_loss:renames' gave the metric 'accuracy'. The run has" in refused.err
+    assert re.search("'my_own_loss:renames' .*'accuracy'", refused.err)
     assert not (home / "renamed" / "metrics.jsonl").exists()

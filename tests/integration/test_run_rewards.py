@@ -3,6 +3,7 @@ crash or eat memory."""
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -152,7 +153,7 @@ def own() -> dict[str, Any]:
     return {"mine": {"name": "own_failing_rewards:does"} | process}
 
 
-def test_what_a_function_does_costs_its_group_which_is_replaced_and_counted(
+def test_a_group_whose_reward_fails_is_replaced_and_counted(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(home)
@@ -173,9 +174,9 @@ def test_beyond_the_bound_the_run_stops_with_reward_row_and_message(
     monkeypatch.syspath_prepend(home)
     outcome = train(home, "stops", own(), max_failed_groups=0.2, prompts=16)
     assert outcome.code == 1
-    assert "rewards failed for 4 groups of a step of 16" in outcome.err
-    assert "batch.max_failed_groups is 0.2. The first:" in outcome.err
-    assert "The reward 'mine' (own_failing_rewards:does), at row " in outcome.err
+    assert re.search("rewards .* 4 groups of a step of 16", outcome.err)
+    assert "batch.max_failed_groups is 0.2" in outcome.err
+    assert "'mine' (own_failing_rewards:does), at row " in outcome.err
     hangs, raises = "took longer than its time_limit of 1 s", "raised ValueError: no such thing"
     eats, crashes = "raised MemoryError", "'s process ended with exit code 3"
     assert any(said in outcome.err for said in (hangs, raises, eats, crashes))

@@ -86,17 +86,17 @@ def test_text_is_no_call(name: str) -> None:
         ("pythonic", '[calculate(expression="1+1"', "pythonic cannot be read"),
     ],
 )
-def test_what_is_wrong_is_told(name: str, text: str, said: str) -> None:
+def test_a_malformed_call_has_a_problem(name: str, text: str, said: str) -> None:
     reply = read_reply(text, TOOLS, own(name))
     assert reply.tool_calls == ()
     assert reply.problem is not None and said in reply.problem
 
 
 def test_a_parser_that_vllm_does_not_have() -> None:
-    with pytest.raises(ConfigError, match=r"no tool parser 'hermez'. Did you mean 'hermes'\?"):
+    with pytest.raises(ConfigError, match=r"'hermez'.*'hermes'\?"):
         extract("hermez")
 
 
 def test_a_tokenizer_without_the_formats_tokens() -> None:
-    with pytest.raises(ConfigError, match="'deepseek_v3' cannot work with this model's tokenizer"):
+    with pytest.raises(ConfigError, match=r"'deepseek_v3' .*tokenizer"):
         extract("deepseek_v3")

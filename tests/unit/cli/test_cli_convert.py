@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.numpy import save_file
+from told_problems import read_problems
 
 from plimsoll.cli import main
 
@@ -49,14 +51,14 @@ def test_the_config_goes_to_a_file_and_the_table_to_stderr(capsys: Captured) -> 
     assert main(["from-openrlhf", "run.sh", "-o", "dpo.yaml"]) == 0
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert (
-        "--micro_train_batch_size 1 --max_len 32  ->  batch.micro_batch_tokens: 64" in printed.err
-    )
-    assert (
-        "OpenRLHF's defaults that are other ones here\n  --seed 42  ->  run.seed: 42" in printed.err
-    )
+    rows = dict(line.strip().split("  ->  ") for line in printed.err.splitlines() if "  ->" in line)
+    budget = rows["--micro_train_batch_size 1 --max_len 32"]
+    assert budget.startswith("batch.micro_batch_tokens: 64 ")
+    assert rows["--seed 42"] == "run.seed: 42"
     text = Path("dpo.yaml").read_text()
-    assert text.startswith("# dpo: from OpenRLHF 0.9.1, train_dpo\nrun:\n  directory: out")
+    title, *_ = text.splitlines()
+    assert title == "# dpo: from OpenRLHF 0.9.1, train_dpo"
+    assert yaml.safe_load(text)["run"]["directory"] == "out"
     assert "  max_tokens: 32  # --max_len 32\n" in text
     assert "  seed: 42  # default: --seed 42\n" in text
     assert main(["dpo", "dpo.yaml", "--dry-run", "--cluster.device", "cpu"]) == 0
@@ -83,9 +85,7 @@ def test_without_a_file_the_config_is_printed(capsys: Captured) -> None:
         "--actor_num_gpus_per_node 1 --critic_num_gpus_per_node 1 --label_key label",
     ],
 )
-def test_what_is_written_passes_a_dry_run_with_its_files(
-    command: str, folder: Path, capsys: Captured
-) -> None:
+def test_configs_from_openrlhf_pass_a_dry_run(command: str, folder: Path, capsys: Captured) -> None:
     (folder / "reward.py").write_text("def reward_func(queries, prompts, labels): return [0.0]\n")
     words = f"{command} --pretrain model --save_path out --bf16".split()
     launcher = ["deepspeed", "--num_gpus", "1", "--module"] if "ray" not in command else []
@@ -114,17 +114,17 @@ def test_plan_and_suggest_go_on_to_the_plan(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Neither a script nor a command is given"),
-        (["gone.sh"], "gone.sh: there is no such script."),
-        (["runn.sh"], "Did you mean run.sh?"),
-        (["run.sh", "--", "x"], "A script and a command are given"),
-        (["--", "python", "train.py"], "starts no program of OpenRLHF's"),
-        (["--", "openrlhf.cli.train_stf"], "Did you mean train_sft?"),
-        (["run.sh", "--version", "0.5"], "--version '0.5' is no release"),
+        ([], "plimsoll from-openrlhf"),
+        (["gone.sh"], "gone.sh: "),
+        (["runn.sh"], "run.sh?"),
+        (["run.sh", "--", "x"], "A script and a command"),
+        (["--", "python", "train.py"], "no program of OpenRLHF's"),
+        (["--", "openrlhf.cli.train_stf"], "train_sft?"),
+        (["run.sh", "--version", "0.5"], "--version '0.5'"),
         (["run.sh", "--version", "0.11.2"], "--pretrain: model"),
-        (["run.sh", "--set", "MODEL"], "--set 'MODEL' is no NAME=VALUE"),
+        (["run.sh", "--set", "MODEL"], "--set 'MODEL'"),
         (["run.sh", "--command", "2"], "--command 2: run.sh has 1 to 1"),
-        (["run.sh", "--ouput", "x"], "unrecognized arguments: --ouput x"),
+        (["run.sh", "--ouput", "x"], "arguments: --ouput x"),
     ],
 )
 def test_wrong_usage(words: list[str], message: str, capsys: Captured) -> None:
@@ -137,20 +137,22 @@ def test_a_script_with_several_commands_and_variables(folder: Path, capsys: Capt
     sft = "python -m openrlhf.cli.train_sft --pretrain $MODEL --dataset $(ls d) --output_key o"
     (folder / "two.sh").write_text(f"{SCRIPT}\n{sft}\n")
     assert main(["from-openrlhf", "two.sh"]) == 2
-    assert "  1 train_dpo (line 9)\n  2 train_sft (line 12)" in capsys.readouterr().err
+    listed = capsys.readouterr().err.splitlines()
+    assert "  1 train_dpo (line 9)" in listed and "  2 train_sft (line 12)" in listed
     assert main(["from-openrlhf", "two.sh", "--command", "2", "--set", "MODEL=other"]) == 0
     printed = capsys.readouterr()
     assert "path: other  # --pretrain other" in printed.out
     assert "path: $(ls d)" in printed.out
-    assert "the script: $(ls d): a command, which is not run" in printed.err
+    assert "the script: $(ls d): " in printed.err
 
 
-def test_what_cannot_work_together_ends_with_the_flags_that_say_it(capsys: Captured) -> None:
+def test_a_conflict_names_the_foreign_flags(capsys: Captured) -> None:
     words = ["openrlhf.cli.train_ppo_ray", "--pretrain", "m", "--prompt_data", "p"]
     words += ["--reward_pretrain", "r", "--use_kl_loss", "--kl_estimator", "k1"]
     assert main(["from-openrlhf", "-o", "c.yaml", "--", *words]) == 4
-    err = capsys.readouterr().err
-    assert "algorithm.kl.estimator: k1   (--kl_estimator k1)" in err
+    [problem] = read_problems(capsys.readouterr().err)
+    assert (problem.key, problem.what) == ("algorithm.kl.estimator", "k1")
+    assert problem.where == "--kl_estimator k1"
     assert not Path("c.yaml").exists()
 
 
@@ -213,7 +215,7 @@ def turns(folder: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("turns")
-def test_what_others_commands_become_passes_a_dry_run(
+def test_configs_from_trl_and_verl_pass_a_dry_run(
     trainer: str, words: str, capsys: Captured
 ) -> None:
     assert main([f"from-{trainer}", "-o", "c.yaml", "--", *words.split()]) == 0
@@ -228,20 +230,22 @@ def test_what_others_commands_become_passes_a_dry_run(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["from-trl"], "or `plimsoll from-trl -- trl sft --config sft.yaml`"),
-        (["from-trl", "sft.yaml"], "sft.yaml is no shell script. Give the command that reads it"),
-        (["from-trl", "--", "accelerate", "launch", "mine.py"], "What a script of your own sets"),
-        (["from-verl", "--", "python", "x.py"], "starts no program of verl's: none of its words"),
-        (["from-verl", "--version", "0.9", "x.sh"], "unrecognized arguments: --version"),
+        (["from-trl"], "`plimsoll from-trl -- trl sft --config sft.yaml`"),
+        (["from-trl", "sft.yaml"], "sft.yaml is no shell script"),
+        (["from-trl", "--", "accelerate", "launch", "mine.py"], "a script of your own"),
+        (["from-verl", "--", "python", "x.py"], "no program of verl's"),
+        (["from-verl", "--version", "0.9", "x.sh"], "arguments: --version"),
     ],
 )
-def test_wrong_usage_of_the_others(words: list[str], message: str, capsys: Captured) -> None:
+def test_wrong_usage_of_from_trl_and_from_verl(
+    words: list[str], message: str, capsys: Captured
+) -> None:
     assert main(words) == 2
     printed = capsys.readouterr()
     assert message in printed.err and printed.out == ""
 
 
-def test_plans_of_others_commands(capsys: Captured) -> None:
+def test_commands_of_trl_and_verl_are_planned(capsys: Captured) -> None:
     options = ["--plan", "--cluster", "8xA100-80GB", "--host-memory", "1TB"]
     words = "trl sft --model_name_or_path Qwen/Qwen2.5-7B --dataset_name d --num_processes 8"
     assert main(["from-trl", *options, "--", *words.split(), "--accelerate_config", "zero3"]) == 0

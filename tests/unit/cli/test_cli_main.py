@@ -88,7 +88,7 @@ def test_a_dry_run_imports_no_engine() -> None:
     assert not {"torch", "ray", "deepspeed", "vllm", "transformers", "datasets"} & set(imported)
 
 
-def test_help_is_printed_when_nothing_is_asked(capsys: Captured) -> None:
+def test_help_is_printed_without_arguments(capsys: Captured) -> None:
     assert main([]) == 0
     said = capsys.readouterr().out
     assert main(["--help"]) == 0
@@ -97,7 +97,7 @@ def test_help_is_printed_when_nothing_is_asked(capsys: Captured) -> None:
     assert all(len(line) <= 80 for line in said.splitlines())
 
 
-def test_every_job_has_its_command_its_loop_and_its_line_of_help(capsys: Captured) -> None:
+def test_every_job_has_a_command_a_loop_and_a_line_of_help(capsys: Captured) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
     for name, job in JOBS.items():
@@ -125,26 +125,26 @@ def test_help_of_a_job_and_of_a_section(capsys: Captured, monkeypatch: pytest.Mo
 def test_help_of_a_preset_says_what_it_sets(capsys: Captured) -> None:
     assert main(["grpo", "--help"]) == 0
     whole = capsys.readouterr().out
-    assert "It is `plimsoll rl` with these defaults:\n  batch.responses: 8\n" in whole
+    assert "`plimsoll rl`" in whole and "\n  batch.responses: 8\n" in whole
     assert main(["grpo", "--help", "algorithm.advantage"]) == 0
     part = capsys.readouterr().out
-    assert part.startswith("`plimsoll grpo` sets, in place of defaults:\n")
+    assert part.startswith("`plimsoll grpo`")
     assert "  algorithm.advantage.name: grpo\n" in part and "batch.responses" not in part
     assert main(["grpo", "--help", "actor.zero"]) == 0
     assert capsys.readouterr().out.startswith("actor.zero:")
     assert main(["rl", "--help"]) == 0
-    assert "with these defaults" not in capsys.readouterr().out
+    assert "\n  batch.responses: 8\n" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["pop"], ["no command 'pop'", "Did you mean 'ppo'"]),
-        (["--hepl"], ["no option '--hepl'", "'--help'"]),
+        (["pop"], ["'pop'", "'ppo'"]),
+        (["--hepl"], ["'--hepl'", "'--help'"]),
         (["ppo"], ["No config file", "plimsoll ppo CONFIG.yaml"]),
         (["ppo", "a.yaml", "b.yaml"], ["'b.yaml'"]),
-        (["ppo", "ppo.yaml", "--dryrun"], ["--dryrun", "Did you mean --dry-run?"]),
-        (["ppo", "ppo.yaml", "--rewards", "1"], ["no option '--rewards'. `plimsoll"]),
+        (["ppo", "ppo.yaml", "--dryrun"], ["--dryrun", "--dry-run?"]),
+        (["ppo", "ppo.yaml", "--rewards", "1"], ["'--rewards'", "`plimsoll ppo --help`"]),
         (["ppo", "ppo.yaml", "--learning-rate", "1"], ["--actor.optimizer.learning_rate"]),
         (["ppo", "pop.yaml"], ["pop.yaml", "Nearest: ppo.yaml"]),
         (["ppo", "ppo.yaml", "--actor.zero.stagee", "3"], ["actor.zero.stagee: 3", "zero.stage?"]),
@@ -157,7 +157,7 @@ def test_help_of_a_preset_says_what_it_sets(capsys: Captured) -> None:
         (["ppo", "ppo.yaml", "--algorithm.mini_batches=5"], ["must divide", "32 * 1"]),
         (["ppo", "--help", "actr"], ["'actr'", "Nearest: actor"]),
         (["demo", "--sed", "1"], ["--sed"]),
-        (["doctr"], ["Did you mean 'doctor'"]),
+        (["doctr"], ["'doctor'"]),
         (["doctor", "--adress", "a:1"], ["--adress", "plimsoll doctor --help"]),
         (["demo", "--seed", "x"], ["--seed", "'x'"]),
     ],
@@ -184,11 +184,9 @@ LONG = "x" * 300
         *("doctor --directory LONG", "demo --directory LONG"),
     ],
 )
-def test_a_path_that_the_system_does_not_take_is_told_by_every_command(
-    command: str, capsys: Captured
-) -> None:
+def test_every_command_reports_a_path_that_is_too_long(command: str, capsys: Captured) -> None:
     assert main(command.replace("LONG", LONG).split()) == 2
-    told = r"error: \S*x{300}\S*: File name too long\. Give another path, or correct its rights\.\n"
+    told = r"error: \S*x{300}\S*: File name too long\..*\n"
     assert re.fullmatch(told, capsys.readouterr().err)
 
 
@@ -196,7 +194,7 @@ def test_a_path_that_the_system_does_not_take_is_told_by_every_command(
     ("typed", "command"),
     [("RLOO", "rloo"), ("reinforce++", "reinforce_pp"), ("dr-grpo", "dr_grpo")],
 )
-def test_a_preset_that_is_written_otherwise_is_said(
+def test_a_preset_in_another_spelling_gets_the_right_command(
     typed: str, command: str, capsys: Captured
 ) -> None:
     assert main([typed, "ppo.yaml"]) == 2
@@ -211,7 +209,7 @@ def test_a_preset_that_is_written_otherwise_is_said(
         *(("policy_loss", name) for name in ("sapo", "dppo_tv")),
     ],
 )
-def test_a_part_of_a_method_typed_as_a_command_is_said_to_be_one_of_rl(
+def test_a_part_of_a_method_typed_as_a_command_gets_the_flag_of_rl(
     package: str, name: str, capsys: Captured
 ) -> None:
     """And there is what is named."""
@@ -222,14 +220,14 @@ def test_a_part_of_a_method_typed_as_a_command_is_said_to_be_one_of_rl(
     check_choice(Choice(name=name), f"plimsoll.algorithm.{package}", function)
 
 
-def test_a_preset_refuses_a_critic_that_would_learn_for_nobody(capsys: Captured) -> None:
+def test_a_preset_without_values_refuses_a_critic(capsys: Captured) -> None:
     assert main(["grpo", "ppo.yaml"]) == 4
     said = capsys.readouterr().err
     assert "[critic-unused]" in said and "grpo takes no values" in said
 
 
 @pytest.mark.parametrize("name", ["orpo", "simpo", "ipo", "cpo"])
-def test_a_loss_typed_as_a_command_is_said_to_be_one_of_dpo(name: str, capsys: Captured) -> None:
+def test_a_loss_typed_as_a_command_gets_the_flag_of_dpo(name: str, capsys: Captured) -> None:
     """And the job takes what is named."""
     assert main([name, "dpo.yaml"]) == 2
     said = capsys.readouterr().err
@@ -280,7 +278,7 @@ def test_the_module_runs_as_the_command() -> None:
     assert (done.returncode, done.stdout) == (0, f"plimsoll {plimsoll.__version__}\n")
 
 
-def test_what_nobody_foresaw_is_one_block_too() -> None:
+def test_an_unexpected_error_is_one_block_too() -> None:
     script = (
         "import sys, plimsoll.cli.command as cli\n"
         "sys.argv = ['plimsoll', '--version', *sys.argv[1:]]\n"
@@ -300,7 +298,7 @@ def test_what_nobody_foresaw_is_one_block_too() -> None:
 @pytest.mark.parametrize(
     "words", [["--help"], ["ppo", "--help"], ["ppo", "ppo.yaml", "--dry-run"], ["demo", "--help"]]
 )
-def test_a_reader_that_has_gone_ends_what_only_prints_without_a_word(words: list[str]) -> None:
+def test_a_command_that_only_prints_ends_silently_when_its_reader_is_gone(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "plimsoll", *words]
@@ -309,15 +307,15 @@ def test_a_reader_that_has_gone_ends_what_only_prints_without_a_word(words: list
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_output_that_cannot_be_written_is_told() -> None:
+def test_a_full_standard_output_is_reported() -> None:
     command = [sys.executable, "-m", "plimsoll", "--help"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    told = "error: Standard output cannot be written: No space left on device.\n"
-    assert (done.returncode, done.stderr) == (1, told)
+    told = r"error: Standard output .*: No space left on device\.\n"
+    assert done.returncode == 1 and re.fullmatch(told, done.stderr)
 
 
-def test_no_file_takes_the_place_of_a_stream_that_is_closed(tmp_path: Path) -> None:
+def test_no_file_takes_the_descriptor_of_a_closed_stream(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom plimsoll.cli import main\n"
         "sys.argv = ['plimsoll', '--version']\n"
@@ -360,7 +358,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
         ("rün.yaml", [r"r\udcc3\udcbcn.yaml' cannot be written in utf-8", "with PYTHONUTF8=1"]),
     ],
 )
-def test_names_that_the_locale_has_not_are_refused(config: str, parts: list[str]) -> None:
+def test_names_that_the_locale_cannot_encode_are_refused(config: str, parts: list[str]) -> None:
     Path("ppo.yaml").write_text(CONFIG + "# ü\n", encoding="utf-8")
     command = [sys.executable, "-m", "plimsoll", "ppo", config]
     done = subprocess.run(command, capture_output=True, env=os.environ | ASCII)
@@ -369,7 +367,7 @@ def test_names_that_the_locale_has_not_are_refused(config: str, parts: list[str]
     assert all(part in said for part in parts), said
 
 
-def test_text_that_the_locale_has_not_is_shown_all_the_same() -> None:
+def test_text_that_the_locale_cannot_encode_is_escaped() -> None:
     script = (
         "import sys, plimsoll.cli.command as cli\n"
         "sys.argv = ['plimsoll', '--version']\n"

@@ -103,7 +103,7 @@ def test_suggestions_come_after_the_plan_and_are_taken_as_flags(capsys: Captured
     assert json.loads(capsys.readouterr().out)["verdict"] == first["verdict"]
 
 
-def test_all_items_are_shown_and_drawn_on_request(capsys: Captured) -> None:
+def test_all_items_are_shown_on_request(capsys: Captured) -> None:
     words = ["plan", "plan.yaml", "--cluster", "cpu", "--host-memory", "64GB"]
     assert main(words) == 0
     short = capsys.readouterr().out
@@ -212,7 +212,7 @@ def test_a_machine_with_less_than_planned_is_a_problem(capsys: Captured) -> None
     assert said.count("less-than-planned") == 2 and "64 GPUs" in said and "900,000 GB" in said
 
 
-def test_a_model_of_unknown_shape_is_said_to_have_no_plan(
+def test_a_model_of_unknown_shape_has_no_plan_and_the_run_starts(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[RunSpec[Any]] = []
@@ -223,7 +223,7 @@ def test_a_model_of_unknown_shape_is_said_to_have_no_plan(
     assert len(started) == 1
 
 
-def test_a_run_of_an_unknown_name_is_told_so_in_one_line(
+def test_a_model_of_unknown_name_has_no_plan_and_one_line_says_why(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, hub: Any
 ) -> None:
     hub.has = {"nobody/knows"}
@@ -231,7 +231,7 @@ def test_a_run_of_an_unknown_name_is_told_so_in_one_line(
     words = ["--actor.model.path", "nobody/knows", "--data.chat_template", "none"]
     assert main(["sft", "sft.yaml", *words]) == 0
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("no plan of memory: 'nobody/knows' is neither a directory here nor")
+    assert line.startswith("no plan of memory: ") and "'nobody/knows'" in line
     assert main(["plan", "sft.yaml", *words]) == 2
     assert "meta-llama/Llama-2-7b-hf" in capsys.readouterr().err
 
@@ -243,9 +243,7 @@ def test_a_cluster_elsewhere_is_not_taken_for_this_machine(
     monkeypatch.setattr("plimsoll.jobs.sft_loop.run", lambda spec, planned: started.append(spec))
     words = ["sft", "sft.yaml", "--cluster.where=ray", "--cluster.address=head:6379"]
     assert main(words) == 0
-    assert (
-        "no plan of memory: the hardware of the cluster at head:6379 is unknown"
-        in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert "no plan of memory: " in told and "head:6379" in told and "cluster.hardware" in told
     assert main([*words, "--cluster.hardware=cpu", "--cluster.host_memory=64GB"]) == 3
     assert len(started) == 1

@@ -19,11 +19,11 @@ def test_a_wrong_address_is_refused_at_once(address: str) -> None:
     address = address.format(port=free_port())
     with pytest.raises(ConfigError) as caught:
         RayCluster(ClusterConfig(address=address), (), threads=1, device="cpu")
-    assert str(caught.value).startswith(f"cluster.address: no Ray cluster answers at {address!r}")
+    assert str(caught.value).startswith("cluster.address: ") and repr(address) in str(caught.value)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b""])
-def test_something_else_that_listens_is_told(answer: bytes) -> None:
+def test_another_server_at_the_address_is_refused(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
         Thread(target=_answer, args=(server, answer), daemon=True).start()
@@ -31,7 +31,7 @@ def test_something_else_that_listens_is_told(answer: bytes) -> None:
             check_reachable(f"127.0.0.1:{server.getsockname()[1]}")
 
 
-def test_rays_head_is_let_be() -> None:
+def test_the_head_of_ray_is_accepted() -> None:
     """The first bytes that Ray 2.60's head answers with."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)

@@ -30,45 +30,50 @@ def sighting(before: int | None, after: int | None, used: int = 10 * GB) -> Sigh
     return Sighting("rank 1", "a", None, node(before), node(after), {}, {"rank 1": last})
 
 
-def told(why: str, seen: Sighting) -> list[str]:
+def told(why: str, seen: Sighting) -> tuple[str, str]:
+    """Return the type of the error and the reason that it gives."""
     error = exit_reason("training rank 1", why, "/tmp/worker-1", seen)
     assert isinstance(error, OutOfMemory | WorkerDied)
-    first, *rest = str(error).splitlines()
-    assert rest[1:] == [LOGS]
-    assert first == (
-        f"training rank 1 died for want of {error.incident.where} memory"
-        if isinstance(error, OutOfMemory)
-        else "training rank 1 died"
-    )
-    return [type(error).__name__, rest[0].removeprefix("  Why: ")]
+    first, reason, *rest = str(error).splitlines()
+    assert rest == [LOGS] and first.startswith("training rank 1 died")
+    if isinstance(error, OutOfMemory):
+        assert f" {error.incident.where} memory" in first
+    return type(error).__name__, reason.removeprefix("  Why: ")
 
 
-def test_a_kill_that_the_kernel_counted_is_one_for_want_of_memory() -> None:
-    kernel = "it was killed: the kernel has killed {} here for want of memory since the run began"
-    assert told(SILENT, sighting(2, 3)) == ["OutOfMemory", kernel.format("a process")]
-    assert told(ENGINE_ENDED, sighting(0, 2)) == ["OutOfMemory", kernel.format("2 processes")]
+@pytest.mark.parametrize(
+    ("why", "seen", "evidence"),
+    [
+        (SILENT, sighting(2, 3), "the kernel has killed a process "),
+        (ENGINE_ENDED, sighting(0, 2), "the kernel has killed 2 processes "),
+        (SILENT, sighting(2, 2, 63 * GB), "63.0 of 64.0 GB "),
+        (SILENT, sighting(None, None, 63 * GB), "63.0 of 64.0 GB "),
+    ],
+)
+def test_a_kill_with_evidence_is_out_of_memory(why: str, seen: Sighting, evidence: str) -> None:
+    kind, reason = told(why, seen)
+    assert kind == "OutOfMemory" and reason.startswith(f"it was killed: {evidence}")
 
 
-def test_a_kill_on_a_full_node_is_one_for_want_of_memory() -> None:
-    full = "it was killed: 63.0 of 64.0 GB of its node's memory were in use when it was last read"
-    assert told(SILENT, sighting(2, 2, 63 * GB)) == ["OutOfMemory", full]
-    assert told(SILENT, sighting(None, None, 63 * GB)) == ["OutOfMemory", full]
+@pytest.mark.parametrize(
+    ("seen", "known"),
+    [
+        (sighting(2, 2), True),
+        (sighting(None, 3), False),
+        (Sighting("rank 1", "a"), False),
+        (Sighting("rank 1", "a", None, node(2)), False),
+    ],
+)
+def test_a_kill_without_evidence_is_a_death(seen: Sighting, known: bool) -> None:
+    """Where the kernel's count is not known, the reason names the command that shows it."""
+    kind, reason = told(SILENT, seen)
+    assert kind == "WorkerDied" and reason.startswith(f"{SILENT}. ")
+    assert ("`dmesg`" not in reason) == known
 
 
-def test_a_kill_without_evidence_is_not() -> None:
-    innocent = (
-        f"{SILENT}. The kernel has killed nothing here for want of memory since the run began"
-    )
-    unknown = f"{SILENT}. Whether memory ran out is not known; `dmesg` on its node shows it"
-    assert told(SILENT, sighting(2, 2)) == ["WorkerDied", innocent]
-    assert told(SILENT, sighting(None, 3)) == ["WorkerDied", unknown]
-    assert told(SILENT, Sighting("rank 1", "a")) == ["WorkerDied", unknown]
-    assert told(SILENT, Sighting("rank 1", "a", None, node(2))) == ["WorkerDied", unknown]
-
-
-def test_a_crash_is_not_even_where_the_kernel_killed_others() -> None:
+def test_a_crash_is_a_death_even_if_the_kernel_killed_others() -> None:
     crash = "*** SIGSEGV received at time=1"
-    assert told(crash, sighting(2, 3, 63 * GB)) == ["WorkerDied", crash]
+    assert told(crash, sighting(2, 3, 63 * GB)) == ("WorkerDied", crash)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +85,14 @@ def test_a_crash_is_not_even_where_the_kernel_killed_others() -> None:
         (f"{ENGINE_ENDED} after torch.OutOfMemoryError: CUDA out of memory. Tried to", "device"),
     ],
 )  # fmt: skip
-def test_who_says_that_it_was_memory_is_believed(why: str, where: str) -> None:
+def test_a_message_about_memory_is_out_of_memory(why: str, where: str) -> None:
     error = exit_reason("rollout engine 0", why, "/tmp/worker-1", sighting(0, 0))
     assert isinstance(error, OutOfMemory)
     assert (error.incident.where, error.incident.why) == (where, why)
     assert str(error).splitlines()[1:3] == [f"  Why: {why}", LOGS]
 
 
-def test_the_error_crosses_processes_as_it_is() -> None:
+def test_the_error_can_be_pickled() -> None:
     error = exit_reason("training rank 1", SILENT, "log", sighting(2, 3))
     assert isinstance(error, OutOfMemory)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301
@@ -102,7 +107,7 @@ def test_the_error_crosses_processes_as_it_is() -> None:
         ("Free memory on device (1/79 GiB) is less than desired", False, "device"),
     ],
 )
-def test_vllm_lacks_memory_to_start_where_it_says_so_or_the_kernel_killed(
+def test_vllm_that_cannot_start_is_out_of_memory_if_it_says_so_or_the_kernel_killed(
     said: str, killed: bool, where: str | None
 ) -> None:
     spec = EngineSpec(
@@ -115,7 +120,8 @@ def test_vllm_lacks_memory_to_start_where_it_says_so_or_the_kernel_killed(
     )
     error = start_error(spec, said, killed, "/tmp/worker-1")
     told = error.incident.why if isinstance(error, OutOfMemory) else str(error)
-    assert str(error).startswith("rollout engine 1: vLLM could not start")
+    assert str(error).startswith("rollout engine 1: vLLM ")
     assert (error.incident.where if isinstance(error, OutOfMemory) else None) == where
-    assert f"{said}\n  Settings: rollout.vllm.memory_share: 0.3, " in told
-    assert ("the kernel has killed a process here for want of memory" in told) is killed
+    why, _, settings = told.partition("\n  Settings: ")
+    assert why.endswith(said) and settings.startswith("rollout.vllm.memory_share: 0.3, ")
+    assert ("the kernel has killed a process" in why) is killed

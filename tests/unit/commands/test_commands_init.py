@@ -54,7 +54,7 @@ def test_columns_are_told_by_their_names(job: str, kind: str, columns: dict[str,
     assert guess_columns(JOBS[job], InitRequest("model", "data"), ROWS[kind]) == columns
 
 
-def test_columns_that_no_name_tells_are_asked_for() -> None:
+def test_unknown_columns_are_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"x1, x2.*--data\.train\.prompt COLUMN"):
         guess_columns(JOBS["sft"], InitRequest("model", "data.jsonl"), {"x1": "a", "x2": "b"})
     flags = ["--data.train.prompt", "x1", "--data.train.response", "x2"]
@@ -118,7 +118,7 @@ def test_a_key_that_is_given_stays_and_a_wrong_one_is_refused(
     assert "stepps" in capsys.readouterr().err and not Path("b.yaml").exists()
 
 
-def test_nobody_is_asked_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_no_question_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "sfd"]) == 2
     assert "Did you mean 'sft'?" in capsys.readouterr().err
     assert main(["init", "sft", "--model", "Qwen/Qwen2.5-0.5B"]) == 2
@@ -172,7 +172,7 @@ def test_a_question_is_asked_again_until_its_answer_is_there(
     assert written["actor"]["model"]["path"] == "Qwen/Qwen2.5-0.5B"
 
 
-def test_comments_are_of_the_values_that_stand_there() -> None:
+def test_comments_describe_the_chosen_values() -> None:
     keys = tuple(keys_of(JOBS["ppo"].config))
 
     def said(name: str, value: str) -> tuple[str, ...]:
@@ -181,9 +181,7 @@ def test_comments_are_of_the_values_that_stand_there() -> None:
         return describe_value(key, value)
 
     assert said("rollout.vllm", "{}") == ("vLLM: fast, in Ray actors",)
-    assert said("rollout.transformers", "{}")[0].endswith(
-        "for machines without vLLM, and for debugging"
-    )
+    assert "without vLLM" in said("rollout.transformers", "{}")[0]
     assert said("cluster.where", "ray") == ("rank actors and engine actors",)
     assert said("actor.optimizer.kind", "adamw") == ()  # its text is about the other
     assert said("actor.zero.optimizer_offload", "none") == ()
@@ -194,7 +192,7 @@ def test_comments_are_of_the_values_that_stand_there() -> None:
 
 
 @pytest.mark.parametrize(("job", "kind"), [("grpo", "gsm8k"), ("sft", "gsm8k"), ("dpo", "pairs")])
-def test_what_a_step_holds_is_written_out(
+def test_the_size_of_a_step_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

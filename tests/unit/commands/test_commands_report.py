@@ -29,6 +29,11 @@ from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
 
 GB = 10**9
+TABLE = """\
+process        phase         memory    predicted  measured    over   seconds
+rank 0         load          host                     2 GB               1.2
+rank 1         train_actor   host           4 GB      5 GB    +25%       2.5
+node 0         train_actor   host           8 GB      8 GB     +0%       2.5"""
 
 
 def row(
@@ -129,25 +134,18 @@ def trajectory(reward: float, prompt: str, response: str) -> Trajectory:
 
 
 def test_the_text_has_a_line_a_phase_and_names_what_is_nearest(run: RunDirectory) -> None:
-    lines = report_run(run.path).splitlines()
-    assert lines[:4] == [
-        "process        phase         memory    predicted  measured    over   seconds",
-        "rank 0         load          host                     2 GB               1.2",
-        "rank 1         train_actor   host           4 GB      5 GB    +25%       2.5",
-        "node 0         train_actor   host           8 GB      8 GB     +0%       2.5",
-    ]
-    assert lines[5:] == [
-        "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all.",
-        "Nearest the line: rank 1 in train_actor, step 1. The run held 8 GB of its node's 10 GB "
-        "(80%); 6 GB were in use by all processes there.",
-        f"Written to {run.report_path}.",
-    ]
+    text = report_run(run.path)
+    table, _, rest = text.partition("\n\n")
+    assert table == TABLE
+    assert re.search(r"\bledger\.jsonl\b", rest) and str(run.report_path) in rest
+    [nearest] = [line for line in rest.splitlines() if "rank 1 in train_actor, step 1" in line]
+    assert re.findall(r"\d+(?: GB|%)", nearest) == ["8 GB", "10 GB", "80%", "6 GB"]
 
 
-def test_one_process_is_told_once(local: RunDirectory) -> None:
+def test_a_run_of_one_process_has_no_second_row_for_its_node(local: RunDirectory) -> None:
     lines = report_run(local.path).splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["local", "data"], ["local", "load"]]
-    assert lines[3] == "" and lines[4].startswith("Nearest the line: local in data, step 1.")
+    assert lines[3] == "" and "local in data, step 1" in lines[4]
     page = page_of(local)
     assert {one["process"] for one in page["memory?run=0"]["table"]} == {"local"}
     (panel,) = page["curves?section=memory"]
@@ -176,7 +174,7 @@ def test_the_page_has_what_was_learned_and_what_it_took(run: RunDirectory) -> No
     assert titles(page, "time") == ["Time of a step by phase"]
     assert titles(page, "memory") == ["Memory at its fullest"]
     assert [one["prompt"] for one in page["groups?run=0"]["groups"]] == ["1+1="]
-    assert page["memory?run=0"]["remarks"][-1].startswith("Nearest the line: rank 1")
+    assert "rank 1 in train_actor, step 1" in page["memory?run=0"]["remarks"][-1]
 
 
 def test_memory_has_a_row_for_each_role_and_phase(run: RunDirectory) -> None:
@@ -232,7 +230,7 @@ def test_held_out_figures_are_numbers_with_their_intervals_and_units(run: RunDir
     ]
 
 
-def test_loading_is_told_beside_the_time_of_the_steps(run: RunDirectory) -> None:
+def test_seconds_of_loading_are_apart_from_those_of_steps(run: RunDirectory) -> None:
     for step in (1, 2):
         seconds = {"seconds/load": 60.0 / step, "seconds/rollout": 3.0, "seconds/sync": 1.0}
         append_row(run.metrics_path, {"step": step, **seconds})
@@ -290,7 +288,7 @@ def test_a_run_without_metrics_config_or_plan_is_reported_too(run: RunDirectory)
     assert titles(page, "learning") == titles(page, "time") == page["settings"] == []
 
 
-def test_needs_no_torch(run: RunDirectory) -> None:
+def test_a_report_imports_no_torch(run: RunDirectory) -> None:
     run.write_config("# ppo\nrun: {steps: 1}\n")
     append_row(run.metrics_path, {"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
     write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "a", "b")], None)
@@ -306,17 +304,17 @@ print("torch" in sys.modules)
     assert done.stdout == "False\n", done.stderr
 
 
-def test_a_run_whose_report_cannot_be_written_ends_well_and_says_so(
+def test_a_report_that_cannot_be_written_does_not_fail_the_run(
     run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
     leave_report(run.path)
     assert run.report_path.is_file() and capfd.readouterr().err == ""
     run.ledger_path.unlink()
     leave_report(run.path)
-    assert re.match(r"no report.html, .*: .*ledger\.jsonl is not there", capfd.readouterr().err)
+    assert re.match(r"no report\.html, .*: .*ledger\.jsonl", capfd.readouterr().err)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gone is no directory"):
         report_run(tmp_path / "gone")
     with pytest.raises(ConfigError, match=r"ledger\.jsonl is not there"):
@@ -331,7 +329,7 @@ def test_a_broken_line_leaves_the_old_report(run: RunDirectory) -> None:
     before = run.report_path.read_bytes()
     with run.ledger_path.open("a") as file:
         file.write('{"step": 3}\n')
-    with pytest.raises(PlimsollError, match=r"ledger\.jsonl, line 9: no row of a ledger"):
+    with pytest.raises(PlimsollError, match=r"ledger\.jsonl, line 9: "):
         report_run(run.path)
     assert run.report_path.read_bytes() == before
 

@@ -6,7 +6,6 @@ import io
 import os
 import pty
 import re
-import resource
 import shutil
 import struct
 import subprocess
@@ -28,6 +27,26 @@ from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import escape_controls, excerpt
 from plimsoll.run.trajectories import TokenScores, write_trajectories
+
+GROUP = """\
+Step 5, group 0: 2 responses, mean reward 0.75 (0.25 to 1.25)
+Prompt 7 of sums
+    7 + 1 =
+Reference: 8
+
+[1] reward 1.25 | right 1, form 0.5 | advantage +0.5 | 3 tokens | version 4
+    8\\x1b[31m
+
+[0] reward 0.25 | right 0, form 0.5 | advantage -0.5 | 3 tokens, cut off | version 4
+    seven
+"""
+TURNS = """\
+    [assistant, reward 0.5] So <tool_call>{"name": "add"}</tool_call> (wrong: no arguments)
+    [tool] add: 12
+    [assistant] 12
+"""
+MASK = "      7+5=\n    +  1\n      ##\n    + 12<end>\n"
+BRANCHES = f"    [branch 1 of 2]\n      7+5=\n    + 8<end>\n    [branch 2 of 2]\n{MASK}"
 
 
 def response(prompt: int, group: int, sample: int, right: float, text: str) -> Trajectory:
@@ -64,9 +83,8 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_step_is_a_line_for_each_group(run: Path) -> None:
     lines = show_rollouts(run, RolloutQuery(), None).splitlines()
-    assert lines[0] == (
-        "Step 5: 2 groups, 4 responses, mean reward 1. Groups whose rewards are all equal: 1."
-    )
+    figures = re.findall(r"\d+", lines[0])  # step, groups, responses, mean, groups of equal rewards
+    assert figures == ["5", "2", "4", "1", "1"]
     assert [line.split(None, 6) for line in lines[2:5]] == [
         ["group", "reward", "lowest", "highest", "tokens", "cut", "off  prompt"],
         ["0", "0.75", "0.25", "1.25", "3", "1/2", "7 + 1 ="],
@@ -76,18 +94,7 @@ def test_a_step_is_a_line_for_each_group(run: Path) -> None:
 
 
 def test_a_group_is_shown_in_full_the_best_response_first(run: Path) -> None:
-    assert show_rollouts(run, RolloutQuery(group=0), None) == (
-        "Step 5, group 0: 2 responses, mean reward 0.75 (0.25 to 1.25)\n"
-        "Prompt 7 of sums\n"
-        "    7 + 1 =\n"
-        "Reference: 8\n"
-        "\n"
-        "[1] reward 1.25 | right 1, form 0.5 | advantage +0.5 | 3 tokens | version 4\n"
-        "    8\\x1b[31m\n"
-        "\n"
-        "[0] reward 0.25 | right 0, form 0.5 | advantage -0.5 | 3 tokens, cut off | version 4\n"
-        "    seven\n"
-    )
+    assert show_rollouts(run, RolloutQuery(group=0), None) == GROUP
 
 
 @pytest.mark.parametrize(
@@ -103,18 +110,19 @@ def test_one_group_is_chosen(run: Path, wanted: RolloutQuery, title: str) -> Non
     assert show_rollouts(run, wanted, None).startswith(title)
 
 
-def test_several_are_shown_where_that_is_asked_for(run: Path) -> None:
+def test_count_shows_several_groups(run: Path) -> None:
     shown = show_rollouts(run, RolloutQuery(order="worst", count=2), None)
-    assert [line for line in shown.splitlines() if line.startswith("Step")] == [
-        "Step 5, group 0: 2 responses, mean reward 0.75 (0.25 to 1.25)",
-        "Step 5, group 1: 2 responses, mean reward 1.25",
+    titles = [line for line in shown.splitlines() if line.startswith("Step")]
+    assert [re.findall(r"\d[\d.]*", title) for title in titles] == [
+        ["5", "0", "2", "0.75", "0.25", "1.25"],  # step, group, responses, mean, lowest, highest
+        ["5", "1", "2", "1.25"],
     ]
 
 
 @pytest.mark.parametrize("wanted", [RolloutQuery(step=5, diff=1), RolloutQuery(step=1, diff=5)])
 def test_a_prompts_groups_of_two_steps_come_in_their_order(run: Path, wanted: RolloutQuery) -> None:
     lines = show_rollouts(run, wanted, None).splitlines()
-    assert lines[0] == "Mean reward 0.25 in step 1, 0.75 in step 5 (+0.5)"
+    assert re.findall(r"[+\d][\d.]*", lines[0]) == ["0.25", "1", "0.75", "5", "+0.5"]
     titles = [line.partition(":")[0] for line in lines if line.startswith("Step")]
     assert titles == ["Step 1, group 0", "Step 5, group 0"]
 
@@ -122,24 +130,26 @@ def test_a_prompts_groups_of_two_steps_come_in_their_order(run: Path, wanted: Ro
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        (RolloutQuery(step=3), "has no trajectories of step 3. Give one of the steps 1 to 2, 5."),
-        (RolloutQuery(group=2), "Step 5 has no group 2. Give one of the groups 0 to 1."),
-        (RolloutQuery(prompt="z"), "None of the 2 prompts of step 5 has 'z' in it."),
-        (RolloutQuery(diff=2), "Step 2 has none of .* step 5. Steps that have some: 1."),
-        (RolloutQuery(step=2, diff=1), "No other step has any."),
-        (RolloutQuery(diff=4), "has no trajectories of step 4"),
-        (RolloutQuery(count=0), "--count 0 shows nothing"),
+        (RolloutQuery(step=3), r" step 3\. .* 1 to 2, 5\."),
+        (RolloutQuery(group=2), r"Step 5 .* group 2\. .* 0 to 1\."),
+        (RolloutQuery(prompt="z"), "2 prompts of step 5 .*'z'"),
+        (RolloutQuery(diff=2), r"Step 2 .* step 5\. .*: 1\."),
+        (RolloutQuery(step=2, diff=1), r"Step 1 .* step 2\. No other"),
+        (RolloutQuery(diff=4), " step 4"),
+        (RolloutQuery(count=0), "--count 0"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(run: Path, wanted: RolloutQuery, told: str) -> None:
+def test_a_missing_step_or_group_is_refused_with_those_that_exist(
+    run: Path, wanted: RolloutQuery, told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         show_rollouts(run, wanted, None)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none is no directory. Give the run.directory"):
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none .*run\.directory"):
         show_rollouts(tmp_path / "none", RolloutQuery(), None)
-    with pytest.raises(ConfigError, match=r"holds no trajectories. Runs of reinforcement"):
+    with pytest.raises(ConfigError, match=f"{tmp_path} holds no trajectories"):
         show_rollouts(tmp_path, RolloutQuery(), None)
     file = tmp_path / "metrics.jsonl"
     file.write_text("{}\n")
@@ -204,16 +214,11 @@ def played(tmp_path: Path) -> Path:
 
 
 def test_an_episode_is_shown_turn_by_turn_with_calls_and_results(played: Path) -> None:
-    assert show_rollouts(played, RolloutQuery(), None).endswith(
-        "    [assistant, reward 0.5] "
-        'So <tool_call>{"name": "add"}</tool_call> (wrong: no arguments)\n'
-        "    [tool] add: 12\n"
-        "    [assistant] 12\n"
-    )
+    assert show_rollouts(played, RolloutQuery(), None).endswith(TURNS)
 
 
 @pytest.mark.parametrize("no_color", [True, False])
-def test_who_says_what_has_its_colour_on_a_terminal(played: Path, no_color: bool) -> None:
+def test_tool_calls_and_results_are_coloured_on_a_terminal(played: Path, no_color: bool) -> None:
     console = Console(
         file=io.StringIO(),
         width=120,
@@ -235,9 +240,7 @@ def test_who_says_what_has_its_colour_on_a_terminal(played: Path, no_color: bool
 
 def test_a_mask_shows_all_tokens_and_which_are_learned_from(played: Path) -> None:
     shown = show_rollouts(played, RolloutQuery(mask=True), None)
-    assert shown.endswith(
-        " | 7 tokens | version 0\n      7+5=\n    +  1\n      ##\n    + 12<end>\n"
-    )
+    assert shown.endswith(f" | 7 tokens | version 0\n{MASK}")
     file = RunDirectory(played).trajectories_path(1)
     assert show_rollouts(file, RolloutQuery(mask=True), None) == shown
     console = Console(
@@ -263,23 +266,20 @@ def test_a_mask_shows_each_branch(played: Path) -> None:
     )
     file = RunDirectory(played).trajectories_path(1)
     write_trajectories(file, 1, [replace(last, earlier=(first,))], None)
-    assert show_rollouts(played, RolloutQuery(mask=True), None).endswith(
-        "    [branch 1 of 2]\n      7+5=\n    + 8<end>\n"
-        "    [branch 2 of 2]\n      7+5=\n    +  1\n      ##\n    + 12<end>\n"
-    )
+    assert show_rollouts(played, RolloutQuery(mask=True), None).endswith(BRANCHES)
 
 
 def test_a_mask_needs_the_tokenizer_of_the_run(played: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone.parquet"
     alone.write_bytes(RunDirectory(played).trajectories_path(1).read_bytes())
-    with pytest.raises(ConfigError, match=r"config\.yaml is not there\. Give a run\.directory"):
+    with pytest.raises(ConfigError, match=r"config\.yaml .*run\.directory"):
         show_rollouts(alone, RolloutQuery(mask=True), None)
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(ConfigError, match="model"):
         show_rollouts(played, RolloutQuery(mask=True), None)
 
 
-def test_control_codes_of_a_model_are_shown_and_not_obeyed() -> None:
+def test_control_codes_in_a_response_are_escaped() -> None:
     assert escape_controls("a\tb\r\n\x1b[2Jü\u202e日\x00") == "a\tb\\r\n\\x1b[2Jü\\u202e日\\x00"
 
 
@@ -300,7 +300,7 @@ def test_the_command_takes_its_options_and_refuses_two_orders(
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-def test_128_rows_take_under_a_second_of_work_and_no_torch(tmp_path: Path) -> None:
+def test_showing_a_step_of_128_rows_imports_no_torch(tmp_path: Path) -> None:
     rows = [response(i // 8, i // 8, i % 8, float(i % 3 == 0), "so " * 100) for i in range(128)]
     write_trajectories(RunDirectory(tmp_path).trajectories_path(1), 1, rows, None)
     program = """
@@ -309,12 +309,10 @@ from plimsoll.cli import main
 main(["rollouts", sys.argv[1]])
 print("torch" in sys.modules)
 """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.startswith("Step 1: 16 groups, 128 responses"), done.stderr
     assert done.stdout.endswith("False\n")
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1.0
 
 
 @pytest.mark.parametrize("no_color", [{}, {"NO_COLOR": "1"}])

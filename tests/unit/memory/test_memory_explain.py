@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import Explanation, explain, role_of, room_needed, scene_of
 from plimsoll.memory.explain.questions import Finding, Scene, answer_questions
+from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import DividedShare, Footprint, HostReading, Reading
 from plimsoll.spec.run_spec import RunSpec
 
@@ -126,19 +128,23 @@ def verdict(answer: Finding) -> tuple[str, str]:
     return answer.question, answer.verdict
 
 
+def sizes(answer: Finding) -> list[str]:
+    """Return the bytes that the text names, in its order."""
+    return re.findall(r"[\d.]+ [kMG]B", answer.text)
+
+
 def test_is_the_nodes_free_memory_below_the_plans() -> None:
     question = "Is the node's free memory below the plan's?"
     enough = host_answers(APART, at())[0]
     assert verdict(enough) == (question, "no")
-    assert enough.text.startswith("500 GB could be had when the run began; the plan needs ")
-    assert enough.text.endswith(", of 512 GB")
     need = host_scene(APART, at()).store.peak.bytes
+    assert sizes(enough) == ["500 GB", gigabytes_text(need), "512 GB"]
     assert verdict(host_answers(APART, at(before=state(need - 1)))[0]) == (question, "yes")
     assert verdict(host_answers(APART, at(before=state(need)))[0]) == (question, "no")
     # What the run holds itself is its own to have.
     assert verdict(host_answers(APART, at(before=state(need - 9, own=9)))[0])[1] == "no"
     late = host_answers(APART, at(before=None, after=state(1 * GB)))[0]
-    assert (late.verdict, late.text[:24]) == ("yes", "1 GB could be had now; t")
+    assert late.verdict == "yes" and sizes(late)[0] == "1 GB"
     assert host_answers(APART, at(before=None))[0].verdict == "unknown"
 
 
@@ -160,21 +166,20 @@ def test_did_the_partitioning_take_effect() -> None:
     question = "Did the partitioning take effect?"
     even = host_answers(ppo(), at(readings=shares(GB // 2)))[1]
     assert verdict(even) == (question, "yes")
-    assert even.text == (
-        "rank 0 holds 500 MB of the actor's weights, no rank more; P/N is 1 GB / 2 = 500 MB"
-    )
+    assert even.text.startswith("rank 0 ") and "the actor's weights" in even.text
+    assert sizes(even) == ["500 MB", "1 GB", "500 MB"]
     whole = (DividedShare("actor", "weights", GB, 2, GB),)
     uneven = host_answers(ppo(), at(readings=shares(GB // 2)), shares=whole)[1]
     assert verdict(uneven) == (question, "no")
-    assert uneven.text.startswith("rank 1 holds 1 GB of the actor's weights, no rank more;")
+    assert uneven.text.startswith("rank 1 ") and "the actor's weights" in uneven.text
+    assert sizes(uneven) == ["1 GB", "1 GB", "500 MB"]
     early = host_answers(ppo(), at(), "load")[1]
     assert verdict(early) == (question, "unknown")
-    assert early.text == "no rank has reported yet what it holds of the actor and critic"
+    assert "actor and critic" in early.text
     none = host_answers(ppo(stage=0), at())[1]
     assert verdict(none) == (question, "no")
-    assert none.text == (
-        "none was asked for: actor at stage 0, critic at stage 0, reference at stage 0, on 2 ranks"
-    )
+    divisions = "actor at stage 0, critic at stage 0, reference at stage 0, on 2 ranks"
+    assert none.text.endswith(divisions)
 
 
 def test_did_two_models_land_on_one_node() -> None:
@@ -196,12 +201,13 @@ def test_what_do_other_processes_hold() -> None:
     question = "Do other processes hold much?"
     little = host_answers(APART, at(after=state(free=300 * GB, own=200 * GB)))[3]
     assert verdict(little) == (question, "no")
-    assert little.text == "12 GB in all; most: chromium (pid 7) 3 GB, notebook (pid 8) 1 MB"
+    assert sizes(little) == ["12 GB", "3 GB", "1 MB"]
+    assert re.findall(r"\w+ \(pid \d\)", little.text) == ["chromium (pid 7)", "notebook (pid 8)"]
     # Who holds more than all that is held here is in another cgroup.
     here = host_answers(APART, at(after=state(free=31 * GB, own=GB, capacity=33 * GB)))[3]
-    assert here.text == "1 GB in all; most: notebook (pid 8) 1 MB"
+    assert sizes(here) == ["1 GB", "1 MB"] and "notebook (pid 8)" in here.text
     much = host_answers(APART, at(after=state(free=100 * GB, own=200 * GB)))[3]
-    assert (verdict(much), much.text[:13]) == ((question, "yes"), "212 GB in all")
+    assert verdict(much) == (question, "yes") and sizes(much)[0] == "212 GB"
     assert host_answers(APART, at(before=None))[3].verdict == "unknown"
 
 
@@ -214,9 +220,10 @@ def test_what_do_other_processes_hold_of_a_card() -> None:
         return answer_questions(card_scene(at(card=1, after=after, before=None)))[3]
 
     both = answer(ours, theirs)
-    assert (both.verdict, both.text) == ("yes", "20 GB in all; most: python (pid 11) 20 GB")
+    assert (both.verdict, sizes(both)) == ("yes", ["20 GB", "20 GB"])
+    assert "python (pid 11)" in both.text and "pid 10" not in both.text
     alone = answer(replace(ours, bytes=50 * GB))
-    assert (alone.verdict, alone.text) == ("no", "0 kB in all")
+    assert (alone.verdict, sizes(alone)) == ("no", ["0 kB"])
     # In a container the driver hides them: then nobody can say whose the card's bytes are.
     assert answer().verdict == "unknown"
 
@@ -233,7 +240,7 @@ def test_the_change_fits_what_was_there() -> None:
     assert whole.should_have_fitted and not tight.should_have_fitted
 
 
-def test_a_cache_of_vllm_that_no_host_has_becomes_what_the_rest_leaves() -> None:
+def test_a_cache_of_vllm_larger_than_any_host_shrinks_to_the_free_memory() -> None:
     settings = ppo().model_dump()
     settings["rollout"] |= {"vllm": {"cpu_kv_cache_gib": 10_000.0}}
     found = on_host(RlConfig.model_validate(settings), at("engine 0"), "load")
@@ -251,7 +258,7 @@ def test_a_process_that_held_more_than_predicted_leaves_less_room() -> None:
     assert room_needed(scene) == 20 * GB
 
 
-def test_who_it_was_is_told_by_the_process_or_else_by_the_phase() -> None:
+def test_the_role_is_known_from_the_process_or_else_from_the_phase() -> None:
     hardware = hosts(1)
 
     def role(process: str, phase: str, told: str | None = None) -> str:
@@ -264,14 +271,14 @@ def test_who_it_was_is_told_by_the_process_or_else_by_the_phase() -> None:
     assert role("engine 0", "sync") == "rollout"
 
 
-def test_a_phase_that_the_plan_has_not_is_held_against_nothing() -> None:
+def test_a_phase_outside_the_plan_has_no_prediction() -> None:
     found = on_host(sft(), at("rank 0"), "data")
     assert found.predicted is None
-    assert "Predicted: nothing, because the plan has no phase data" in explanation_text(found)
+    assert re.search(r"^Predicted: .* phase data$", explanation_text(found), re.MULTILINE)
 
 
 @pytest.mark.parametrize("phase", ["load", "train_actor"])
-def test_the_text_says_all_of_it_in_80_columns(phase: str) -> None:
+def test_the_text_has_place_figures_answers_and_change_in_80_columns(phase: str) -> None:
     held = Footprint(3 * GB, 60 * GB, 70 * GB, 79 * GB)
     seen = at(card=1)
     incident = Incident("device", "CUDA out of memory", "actor", 2 * GB, held, seen=seen)
@@ -279,12 +286,13 @@ def test_the_text_says_all_of_it_in_80_columns(phase: str) -> None:
     text = explanation_text(found)
     lines = text.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert lines[0] == f"Where: device memory of rank 1, node a; phase {phase}, role actor"
-    assert lines[1] == "Asked for: 2 GB more"
-    assert " ".join(line.strip() for line in lines[2:4]) == (
-        "Measured when it failed: 60 GB allocated by torch, 70 GB reserved by torch, 79 GB used on "
-        "the card by all, 3 GB host"
-    )
+    told = dict(re.findall(r"^(\w+)(?: [\w ]*)?: ((?:.|\n  )*)$", text, re.MULTILINE))
+    for word in ("device", "rank 1", "node a", f"phase {phase}", "role actor"):
+        assert word in told["Where"]
+    assert re.findall(r"[\d.]+ GB", told["Asked"]) == ["2 GB"]
+    measured = re.findall(r"(\d+) GB (\w+)", " ".join(told["Measured"].split()))
+    assert measured == [("60", "allocated"), ("70", "reserved"), ("79", "used"), ("3", "host")]
+    assert told["Predicted"]
     numbered = [line for line in lines if line[:2] in ("1.", "2.", "3.", "4.")]
     assert [line[:2] for line in numbered] == ["1.", "2.", "3.", "4."]
     assert found.change is not None
@@ -298,7 +306,7 @@ def test_the_text_says_all_of_it_in_80_columns(phase: str) -> None:
     after=st.integers(0, 512) | st.none(),
     held=st.integers(0, 10**4) | st.none(),
 )
-def test_whatever_was_seen_four_answers_come(
+def test_four_questions_are_answered_whatever_was_seen(
     before: int | None, after: int | None, held: int | None
 ) -> None:
     """The room is never more than there was, nor than the plan needs."""

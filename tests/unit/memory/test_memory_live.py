@@ -150,13 +150,13 @@ def test_no_driver_no_cards() -> None:
     assert live_cards() == ()
 
 
-def test_a_driver_that_hangs_is_told(
+def test_a_hanging_driver_is_an_error(
     tell_cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell_cards()
     monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", lambda: time.sleep(5))
     monkeypatch.setattr(nvidia, "_TIMEOUT", 0.1)
-    with pytest.raises(PlimsollError, match=r"nvidia-smi does not work: no answer within 0\.1 s"):
+    with pytest.raises(PlimsollError, match=r"nvidia-smi .* 0\.1 s"):
         live_cards()
 
 

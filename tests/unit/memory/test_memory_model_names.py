@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_an_unknown_name_lists_what_is_known(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["./models/techer", "models/techer", "{here}/models/techer"])
-def test_a_path_that_is_not_there_is_told_without_names(
+def test_a_missing_path_is_reported_without_the_list_of_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -91,27 +92,25 @@ def test_an_unknown_family_lists_what_is_known() -> None:
     assert all(family in message for family in FAMILIES)
 
 
-def test_what_a_text_part_leaves_out_is_told_with_its_family() -> None:
+def test_fields_missing_from_a_text_config_are_named_with_the_family() -> None:
     """As LLaVA 1.5's config.json."""
     text = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
     with pytest.raises(ConfigError) as error:
         shape_from_config({"model_type": "llava", "text_config": text}, "models/sees")
-    assert str(error.value).startswith(
-        "config.json of 'models/sees', of the family 'llava', in its text_config: hidden_size, "
-        "intermediate_size, num_hidden_layers, num_attention_heads are missing."
-    )
-    with pytest.raises(ConfigError, match=r"'idefics', in its text_config: model_type is None.*Kn"):
+    fields = "hidden_size, intermediate_size, num_hidden_layers, num_attention_heads"
+    assert re.match(rf".*'models/sees', .*'llava', .*text_config: {fields} ", str(error.value))
+    with pytest.raises(ConfigError, match=r"'idefics', .*text_config: model_type is None"):
         shape_from_config({"model_type": "idefics", "text_config": {}}, "models/sees")
 
 
 def test_a_directory_without_a_config(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no config\.json, .* -> give a model directory"):
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
         read_shape(str(tmp_path))
 
 
-def test_an_adapter_is_told_with_the_command_that_makes_a_model_of_it(tmp_path: Path) -> None:
+def test_an_adapter_is_refused_with_the_merge_command(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"is an adapter alone, .* -> .* plimsoll merge .* --out"):
+    with pytest.raises(ConfigError, match=r"adapter .* -> .*plimsoll merge .*--out"):
         read_shape(str(tmp_path))
 
 
@@ -168,11 +167,11 @@ def test_a_missing_field_is_named(field: str) -> None:
         shape_from_config({k: v for k, v in QWEN.items() if k != field}, "models/odd")
 
 
-def test_experts_that_cannot_be() -> None:
+def test_impossible_expert_settings_are_refused() -> None:
     moe = dict(known_models()["Qwen/Qwen3-30B-A3B"])
     with pytest.raises(ConfigError, match="num_experts_per_tok is 129"):
         shape_from_config({**moe, "num_experts_per_tok": 129}, "odd")
-    with pytest.raises(ConfigError, match=r"mlp_only_layers .* no layer with experts"):
+    with pytest.raises(ConfigError, match="mlp_only_layers"):
         shape_from_config({**moe, "mlp_only_layers": list(range(48))}, "odd")
 
 

@@ -260,18 +260,18 @@ def test_the_cards_of_a_stage_hold_the_same() -> None:
     assert [[slot.card for slot in device.slots] for device in found] == [[0], [1, 2], [3, 4]]
 
 
-def test_who_finds_no_card_is_a_problem_with_a_way_out() -> None:
+def test_ranks_and_engines_without_a_card_are_a_problem_with_a_remedy() -> None:
     found = plan("ppo", PPO + "cluster: {ranks: 4}\n", "4xA100-80GB")
     assert found.verdict == "does not fit"
     problem = next(p for p in found.problems if p.code == "more-ranks-than-gpus")
     assert "needs 5 GPUs" in problem.what and "engine 0" in problem.what
     assert "rollout.placement: shared" in problem.fix
     [alone] = plan("sft", SFT + "cluster: {ranks: 4}\n", "2xA100-80GB").problems
-    assert alone.code == problem.code and alone.why == "every rank has a card of its own"
-    assert alone.fix == "cluster.ranks: 2, or cluster.nodes: 2"
+    assert alone.code == problem.code
+    assert "cluster.ranks: 2" in alone.fix and "cluster.nodes: 2" in alone.fix
 
 
-def test_cards_that_are_not_there_are_a_problem() -> None:
+def test_missing_cards_are_a_problem() -> None:
     found = plan("sft", SFT + "cluster: {where: local, device: cuda}\n", "cpu")
     assert [problem.code for problem in found.problems] == ["no-gpu"]
 
@@ -406,5 +406,5 @@ def test_a_host_of_unknown_memory_is_said_not_to_be_judged() -> None:
 
 
 def test_a_model_of_unknown_shape_has_no_plan() -> None:
-    with pytest.raises(ConfigError, match="neither a directory here nor the name"):
+    with pytest.raises(ConfigError, match="'nobody/knows'"):
         plan("sft", SFT.replace("Qwen/Qwen2.5-0.5B", "nobody/knows"), "cpu")

@@ -368,9 +368,9 @@ def test_heads_that_varlen_has_no_kernel_for() -> None:
     plain = ("cuda", (9, 0), "bfloat16", False)
     assert list(against_varlen(*plain, 256)) == list(against_varlen(*plain, 0)) == []
     (obstacle,) = against_varlen(*plain, 264)
-    assert "at most 256 dimensions, not 264" in obstacle
+    assert " 256 dimensions, not 264" in obstacle
     (obstacle,) = against_varlen(*plain, 100)
-    assert "a multiple of 8 dimensions, not 100" in obstacle
+    assert " 8 dimensions, not 100" in obstacle
     assert len(list(against_varlen("cpu", None, "float32", True, 512))) == 4
 
 

@@ -42,7 +42,7 @@ def test_no_engine_no_rule_about_engines() -> None:
     assert conflicts("ppo", changes, "V100-32GB")["bfloat16-card"].severity == "warning"
 
 
-def test_what_of_vllms_own_settings_is_not_in_the_plan() -> None:
+def test_settings_of_vllm_outside_the_plan_are_a_warning() -> None:
     own = {
         "rollout.vllm.arguments": {
             "enforce_eager": True,
@@ -51,9 +51,7 @@ def test_what_of_vllms_own_settings_is_not_in_the_plan() -> None:
     }
     found = conflicts("ppo", own)["vllm-not-in-plan"]
     assert found.severity == "warning"
-    assert (
-        "rollout.vllm.arguments.speculative_config.method: medusa changes what vLLM" in found.what
-    )
+    assert "rollout.vllm.arguments.speculative_config.method: medusa" in found.what
     own["rollout.vllm.arguments"]["speculative_config"] = {
         "method": "ngram",
         "num_speculative_tokens": 4,
@@ -118,13 +116,9 @@ def test_episodes_in_flight_beyond_the_kv_cache(
     if told:
         problem = found["environment-cache"]
         assert problem.severity == "warning"
-        assert (
-            f"room for 18 episodes at half their longest (2,048 tokens), and {at_once or 32} "
-            in (problem.what)
-        )
-        assert problem.fix.startswith(
-            "environments.game.at_once: 18, a larger rollout.vllm.cpu_kv_"
-        )
+        assert re.search(rf" 18 episodes .*\(2,048 tokens\).* {at_once or 32} ", problem.what)
+        assert problem.fix.startswith("environments.game.at_once: 18, ")
+        assert "rollout.vllm.cpu_kv_cache_gib" in problem.fix
 
 
 def shared_plan(share: float, level: int = 0) -> Plan:

@@ -119,7 +119,6 @@ def test_sleep_and_expandable_segments(
     if refused:
         problem = found["sleep-expandable-segments"]
         assert next(iter(environment)) in problem.what and problem.is_conflict
-        assert "ranks have it by themselves" in problem.fix
 
 
 def test_a_share_that_is_not_free_at_the_start() -> None:
