@@ -20,7 +20,6 @@ from plimsoll.config.problems import Problem, invalid, refuse
 from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Path, Tree
 from plimsoll.interop.convert import foreign
-from plimsoll.interop.convert.absences import Absence
 from plimsoll.interop.convert.foreign import NO_VALUE, Sourced
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.jobs import JOBS
@@ -42,12 +41,9 @@ _KEYS: Mapping[tuple[type, str], str] = {
     (foreign.GroupFilter, "most_drawn"): "max_drawn",
     (foreign.ScoringRole, "stage"): "zero.stage",
     (foreign.ScoringRole, "offload"): "zero.offload",
-    (foreign.Rollout, "tensor_parallel"): "vllm.tensor_parallel",
-    (foreign.Rollout, "pipeline_parallel"): "vllm.pipeline_parallel",
-    (foreign.Rollout, "memory_share"): "vllm.memory_share",
-    (foreign.Rollout, "sleep_level"): "vllm.sleep_level",
-    (foreign.Rollout, "enforce_eager"): "vllm.arguments.enforce_eager",
-    (foreign.Rollout, "max_num_batched_tokens"): "vllm.arguments.max_num_batched_tokens",
+    (foreign.Rollout, "engine"): "",
+    (foreign.Engine, "enforce_eager"): "arguments.enforce_eager",
+    (foreign.Engine, "max_num_batched_tokens"): "arguments.max_num_batched_tokens",
     (foreign.KL, "target"): "adaptive.target",
     (foreign.KL, "target_per"): "adaptive.per",
     (foreign.KL, "horizon"): "adaptive.horizon",
@@ -119,7 +115,6 @@ def write_config(
     job: str,
     run: foreign.ForeignRun,
     o: Options,
-    absent: Mapping[str, Absence],
     remarks: Iterable[Remark],
     about: str,
 ) -> Converted:
@@ -129,7 +124,6 @@ def write_config(
         job: Command of Plimsoll.
         run: What the command says.
         o: Its settings.
-        absent: Settings without a counterpart, with the reason.
         remarks: Further remarks.
         about: What was read, the trainer's name first.
 
@@ -138,7 +132,7 @@ def write_config(
             foreign settings.
         SettingsConflict: Settings cannot work together.
     """
-    refuse(_refusals(o, absent, about.partition(" ")[0]))
+    refuse(_refusals(o, about.partition(" ")[0]))
     entries: dict[str, Entry] = {}
     checks: list[Remark] = []
     for key, traced in _walk(run, ""):
@@ -146,9 +140,8 @@ def write_config(
             checks.append(Remark("check", key, traced.check))
         if traced.value is not NO_VALUE:
             entries[key] = Entry(key, traced.value, traced.settings, traced.note)
-    entries = _with_sections(entries)
     used = {flag for entry in entries.values() for flag in entry.flags}
-    all_remarks = [*_absent_remarks(o, absent), *remarks, *checks, *_script_remarks(o)]
+    all_remarks = [*_absent_remarks(o), *o.remarks, *remarks, *checks, *_script_remarks(o)]
     about_setting = {remark.about for remark in all_remarks}
     all_remarks += [Remark("idle", id, _UNUSED) for id in o.typed if id not in used | about_setting]
     converted = Converted(
@@ -163,33 +156,6 @@ def write_config(
     return _without_defaults(converted)
 
 
-_ROLLOUT = "rollout."
-"""Of a record, where what every engine has stands above the engine's name."""
-
-
-def _with_sections(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the entries with the engine's settings under its name, and no KL as a value."""
-    engine = entries.get(f"{_ROLLOUT}engine")
-    place = entries.get("algorithm.kl.place")
-    name = "vllm" if engine is None else str(engine.value)
-    restated = {
-        _engine_key(key, name): replace(entry, key=_engine_key(key, name))
-        for key, entry in entries.items()
-        if entry is not engine and (name == "vllm" or not key.startswith("rollout.vllm."))
-    }
-    if engine is not None and not any(key.startswith(f"rollout.{name}.") for key in restated):
-        restated[f"rollout.{name}"] = replace(engine, key=f"rollout.{name}", value={})
-    if place is not None and place.value == "none":
-        restated = {k: e for k, e in restated.items() if not k.startswith("algorithm.kl.")}
-        restated["algorithm.kl"] = replace(place, key="algorithm.kl")
-    return restated
-
-
-def _engine_key(key: str, engine: str) -> str:
-    """Return the key, below the engine if it is one that every engine has."""
-    return key.replace(f"{_ROLLOUT}max_sequences", f"{_ROLLOUT}{engine}.max_sequences")
-
-
 def _walk(part: object, key: str) -> Iterator[tuple[str, Sourced]]:
     """Yield every value of a record with its key."""
     if isinstance(part, Sourced):
@@ -197,26 +163,35 @@ def _walk(part: object, key: str) -> Iterator[tuple[str, Sourced]]:
     elif isinstance(part, Mapping):
         for name, inner in part.items():
             yield from _walk(inner, f"{key}.{name}")
+    elif isinstance(part, foreign.Engine):
+        section = f"{key}.{part.name.value}"
+        settings = [*_walk_fields(part, section, "name")]
+        yield from settings or [(section, replace(part.name, value={}))]
     elif part is not None:
-        for field in fields(part):  # type: ignore[arg-type]  # all other parts are dataclasses
-            name = _KEYS.get((type(part), field.name), field.name)
-            inner_key = name[1:] if name.startswith("/") else ".".join(filter(None, (key, name)))
+        yield from _walk_fields(part, key)
+
+
+def _walk_fields(part: Any, key: str, without: str = "") -> Iterator[tuple[str, Sourced]]:
+    for field in fields(part):
+        name = _KEYS.get((type(part), field.name), field.name)
+        inner_key = name[1:] if name.startswith("/") else ".".join(filter(None, (key, name)))
+        if field.name != without:
             yield from _walk(getattr(part, field.name), inner_key)
 
 
-def _refusals(o: Options, absent: Mapping[str, Absence], trainer: str) -> Iterator[Problem]:
+def _refusals(o: Options, trainer: str) -> Iterator[Problem]:
     """Yield the settings without which the run would be another one."""
     for id in o.typed:
-        reason = absent.get(id)
+        reason = o.absent.get(id)
         if reason is not None and reason.refused and o[id] not in reason.harmless:
             name, _, value = o.show(id).replace("=", " ", 1).partition(" ")
             fix = f"leave it out, or train it with {trainer}"
             yield invalid(name, value or None, f"Not supported: {reason.why}.", fix)
 
 
-def _absent_remarks(o: Options, absent: Mapping[str, Absence]) -> Iterator[Remark]:
+def _absent_remarks(o: Options) -> Iterator[Remark]:
     for id in o.typed:
-        reason = absent.get(id)
+        reason = o.absent.get(id)
         if reason is not None and reason.kind == "lacking" and o[id] in reason.harmless:
             yield Remark("same", id, "it asks for nothing more")
         elif reason is not None:

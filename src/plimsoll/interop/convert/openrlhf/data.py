@@ -141,7 +141,7 @@ def data(o: Options) -> foreign.Data:
     ]
     names = mapping.source_names(source.path for source in sources)
     return foreign.Data(
-        train=rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True)),
+        train=mapping.one_or_named(names, rows),
         held_out=_held_out(o),
         longest=_longest(o),
         over_long=Sourced("truncate", note="OpenRLHF cuts what is longer"),
@@ -258,7 +258,7 @@ def _held_out(o: Options) -> foreign.ForeignRows | Mapping[str, foreign.ForeignR
         for source in kept
     ]
     names = mapping.source_names(source.path for source in kept)
-    return rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True))
+    return mapping.one_or_named(names, rows)
 
 
 def eval_sampling(o: Options) -> foreign.SamplingSettings | None:

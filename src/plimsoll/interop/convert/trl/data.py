@@ -267,7 +267,7 @@ def data(o: Options) -> foreign.Data:
     in_order = o["train_sampling_strategy"] == "sequential" and not o["shuffle_dataset"]
     cuts = o["max_prompt_length"] is not None
     return foreign.Data(
-        train=rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True)),
+        train=mapping.one_or_named(names, rows),
         held_out=_held_out(o, *sources[0]),
         longest=_longest(o),
         over_long=(o.trace("truncate", "max_prompt_length") if cuts else None)
