@@ -166,7 +166,7 @@ class ForeignRows:
     path: Value = None
     name: Value = None
     split: Value = None
-    columns: Mapping[str, Sourced] = field(default_factory=dict)
+    columns: Mapping[str, Value] = field(default_factory=dict)
     limit: Value = None
     weight: Value = None
     responses: Value = None
@@ -242,7 +242,7 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class ForeignEngine:
     """The settings that one kind of engine has.
 
     Attributes:
@@ -271,7 +271,7 @@ class Rollout:
         placement: `shared` on the ranks' cards, or `own`.
     """
 
-    engine: Engine
+    engine: ForeignEngine
     engines: Value = None
     placement: Value = None
     dtype: Value = None

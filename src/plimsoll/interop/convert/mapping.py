@@ -190,8 +190,3 @@ def unknown_loggers(id: str, names: Sequence[str], harmless: Sequence[str]) -> I
     for name in names:
         if name not in (*LOGGERS, *harmless):
             yield Remark("lacking", id, f"{name}: loggers are {', '.join(LOGGERS)}")
-
-
-def present(values: Mapping[str, Value]) -> dict[str, Sourced]:
-    """Return the values that are there."""
-    return {name: value for name, value in values.items() if value is not None}

@@ -6,7 +6,7 @@ the config means the same without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import ceil
@@ -42,8 +42,8 @@ _KEYS: Mapping[tuple[type, str], str] = {
     (foreign.ScoringRole, "stage"): "zero.stage",
     (foreign.ScoringRole, "offload"): "zero.offload",
     (foreign.Rollout, "engine"): "",
-    (foreign.Engine, "enforce_eager"): "arguments.enforce_eager",
-    (foreign.Engine, "max_num_batched_tokens"): "arguments.max_num_batched_tokens",
+    (foreign.ForeignEngine, "enforce_eager"): "arguments.enforce_eager",
+    (foreign.ForeignEngine, "max_num_batched_tokens"): "arguments.max_num_batched_tokens",
     (foreign.KL, "target"): "adaptive.target",
     (foreign.KL, "target_per"): "adaptive.per",
     (foreign.KL, "horizon"): "adaptive.horizon",
@@ -58,22 +58,12 @@ _UNUSED = "it changes nothing beside the other settings"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A key of the config with its value, the settings that it was made of, and how."""
-
-    key: str
-    value: object
-    flags: tuple[str, ...] = ()
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class Converted:
     """A config that was made of a foreign command.
 
     Attributes:
         job: Command of Plimsoll.
-        entries: Keys that are written, in the order of a config.
+        entries: Values that are written, by their keys, in the order of a config.
         remarks: Remarks on settings without a key.
         shown: Each setting as it was typed, or with its default.
         typed: Settings that were given.
@@ -82,7 +72,7 @@ class Converted:
     """
 
     job: str
-    entries: tuple[Entry, ...]
+    entries: Mapping[str, Sourced]
     remarks: tuple[Remark, ...]
     shown: Mapping[str, str]
     typed: frozenset[str]
@@ -99,16 +89,16 @@ class Converted:
         """The values, nested as in a config file."""
         return _nest(self.entries)
 
-    def is_given(self, entry: Entry) -> bool:
+    def is_given(self, entry: Sourced) -> bool:
         """Return whether the command says it, and not a default of the foreign trainer."""
-        return any(flag in self.typed for flag in entry.flags)
+        return any(id in self.typed for id in entry.settings)
 
-    def origin(self, entry: Entry) -> str:
-        """Return where a key comes from, on one line."""
-        given = [self.shown[flag] for flag in entry.flags if flag in self.typed]
+    def origin(self, entry: Sourced) -> str:
+        """Return where a value comes from, on one line."""
+        given = [self.shown[id] for id in entry.settings if id in self.typed]
         if given:
             return " ".join(given)
-        return " ".join(self.shown[flag] for flag in entry.flags) or entry.note
+        return " ".join(self.shown[id] for id in entry.settings) or entry.note
 
 
 def write_config(
@@ -133,20 +123,16 @@ def write_config(
         SettingsConflict: Settings cannot work together.
     """
     refuse(_refusals(o, about.partition(" ")[0]))
-    entries: dict[str, Entry] = {}
-    checks: list[Remark] = []
-    for key, traced in _walk(run, ""):
-        if traced.check:
-            checks.append(Remark("check", key, traced.check))
-        if traced.value is not NO_VALUE:
-            entries[key] = Entry(key, traced.value, traced.settings, traced.note)
-    used = {flag for entry in entries.values() for flag in entry.flags}
+    said = dict(_walk(run, ""))
+    checks = [Remark("check", key, value.check) for key, value in said.items() if value.check]
+    entries = {key: value for key, value in said.items() if value.value is not NO_VALUE}
+    used = {id for entry in entries.values() for id in entry.settings}
     all_remarks = [*_absent_remarks(o), *o.remarks, *remarks, *checks, *_script_remarks(o)]
     about_setting = {remark.about for remark in all_remarks}
     all_remarks += [Remark("idle", id, _UNUSED) for id in o.typed if id not in used | about_setting]
     converted = Converted(
         job,
-        _in_order(job, list(entries.values())),
+        _in_order(job, entries),
         tuple(dict.fromkeys(all_remarks)),
         {id: o.show(id) for id in o.values},
         frozenset(o.typed),
@@ -163,7 +149,7 @@ def _walk(part: object, key: str) -> Iterator[tuple[str, Sourced]]:
     elif isinstance(part, Mapping):
         for name, inner in part.items():
             yield from _walk(inner, f"{key}.{name}")
-    elif isinstance(part, foreign.Engine):
+    elif isinstance(part, foreign.ForeignEngine):
         section = f"{key}.{part.name.value}"
         settings = [*_walk_fields(part, section, "name")]
         yield from settings or [(section, replace(part.name, value={}))]
@@ -203,10 +189,10 @@ def _script_remarks(o: Options) -> Iterator[Remark]:
         yield Remark("check", "the script", f"{why}; give it by --set NAME=VALUE")
 
 
-def _nest(entries: Sequence[Entry]) -> dict[str, Any]:
+def _nest(entries: Mapping[str, Sourced]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for entry in entries:
-        *sections, last = entry.key.split(".")
+    for key, entry in entries.items():
+        *sections, last = key.split(".")
         below = values
         for section in sections:
             below = below.setdefault(section, {})
@@ -214,15 +200,15 @@ def _nest(entries: Sequence[Entry]) -> dict[str, Any]:
     return values
 
 
-def _in_order(job: str, entries: list[Entry]) -> tuple[Entry, ...]:
+def _in_order(job: str, entries: Mapping[str, Sourced]) -> dict[str, Sourced]:
     """Return the entries in the order in which the help lists keys."""
     keys = _config_keys(job)
 
-    def place(entry: Entry) -> int:
-        path = tuple(entry.key.split("."))
+    def place(name: str) -> int:
+        path = tuple(name.split("."))
         return next((i for i, key in enumerate(keys) if key.covers(path)), len(keys))
 
-    return tuple(sorted(entries, key=place))
+    return {name: entries[name] for name in sorted(entries, key=place)}
 
 
 @cache
@@ -243,7 +229,7 @@ def cards_of_machine(converted: Converted) -> int:
 def _spec(converted: Converted) -> RunSpec[Any]:
     """Return what the config means. Errors name the foreign settings that say it."""
     origins: dict[Path, str] = {
-        tuple(entry.key.split(".")): converted.origin(entry) for entry in converted.entries
+        tuple(key.split(".")): converted.origin(entry) for key, entry in converted.entries.items()
     }
     return spec_of(JOBS[converted.job], Tree(converted.values, origins))[0]
 
@@ -251,15 +237,15 @@ def _spec(converted: Converted) -> RunSpec[Any]:
 def _without_defaults(converted: Converted) -> Converted:
     """Leave out the keys that no setting said and that change nothing."""
     meaning = _meaning(converted.job, converted.entries)
-    kept = list(converted.entries)
-    for entry in converted.entries:
-        fewer = [kept_entry for kept_entry in kept if kept_entry is not entry]
+    kept = dict(converted.entries)
+    for key, entry in converted.entries.items():
+        fewer = {other: kept[other] for other in kept if other != key}
         if not converted.is_given(entry) and _meaning(converted.job, fewer) == meaning:
             kept = fewer
-    return replace(converted, entries=tuple(kept))
+    return replace(converted, entries=kept)
 
 
-def _meaning(job: str, entries: Sequence[Entry]) -> object:
+def _meaning(job: str, entries: Mapping[str, Sourced]) -> object:
     """Return the whole config, or None if the entries are none."""
     try:
         return _config(job, entries)
@@ -267,7 +253,7 @@ def _meaning(job: str, entries: Sequence[Entry]) -> object:
         return None
 
 
-def _config(job: str, entries: Sequence[Entry]) -> JobConfig:
+def _config(job: str, entries: Mapping[str, Sourced]) -> JobConfig:
     tree = with_preset(Tree(_nest(entries), {}), JOBS[job].presets, JOBS[job].preset)
     config: JobConfig = JOBS[job].config.model_validate(tree.values)
     return config

@@ -178,7 +178,7 @@ def _weights(o: Options, sources: int) -> Sequence[Value]:
         raise ConfigError(f"{o.show(flag)}: a weight is no number: {error}.") from error
 
 
-def _columns(o: Options) -> Mapping[str, Sourced]:
+def _columns(o: Options) -> Mapping[str, Value]:
     """Return which columns hold what."""
     if o.rl:
         turns = bool(o["apply_chat_template"] and _TURNS.search(o["input_key"]))
@@ -186,20 +186,18 @@ def _columns(o: Options) -> Mapping[str, Sourced]:
         if turns:
             prompts = mapping.with_check(prompts, "if the column holds text, write prompt")
         labels = o.take("label_key", lambda name: name or None)
-        return mapping.present({"messages" if turns else "prompt": prompts, "reference": labels})
+        return {"messages" if turns else "prompt": prompts, "reference": labels}
     if o.pairs:
         margin = o.trace("margin", "margin_loss", note="the column has this name")
-        return mapping.present(
-            {
-                "prompt": o.take("prompt_key", lambda name: name or None),
-                "chosen": o.take("chosen_key"),
-                "rejected": o.take("rejected_key"),
-                "margin": margin if o["margin_loss"] else None,
-            }
-        )
+        return {
+            "prompt": o.take("prompt_key", lambda name: name or None),
+            "chosen": o.take("chosen_key"),
+            "rejected": o.take("rejected_key"),
+            "margin": margin if o["margin_loss"] else None,
+        }
     if o["pretrain_mode"]:
-        return mapping.present({"text": o.take("input_key")})
-    return mapping.present({**_answer_columns(o), "label": o.take("label_key")})
+        return {"text": o.take("input_key")}
+    return {**_answer_columns(o), "label": o.take("label_key")}
 
 
 def _answer_columns(o: Options) -> Mapping[str, Value]:

@@ -60,12 +60,14 @@ def rollout(o: Options) -> foreign.Rollout:
     """Return the engines, without their sampling."""
     if not o["vllm_num_engines"]:
         return foreign.Rollout(
-            engine=foreign.Engine(name=o.trace("transformers", "vllm_num_engines", note="no vLLM")),
+            engine=foreign.ForeignEngine(
+                name=o.trace("transformers", "vllm_num_engines", note="no vLLM")
+            ),
             placement=Sourced("shared", note="it samples on the ranks' cards"),
         )
     shared = _shares_cards(o)
     return foreign.Rollout(
-        engine=foreign.Engine(
+        engine=foreign.ForeignEngine(
             name=Sourced("vllm"),
             tensor_parallel=o.take("vllm_tensor_parallel_size"),
             memory_share=o.take("vllm_gpu_memory_utilization"),

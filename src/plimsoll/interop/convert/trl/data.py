@@ -261,7 +261,7 @@ def data(o: Options) -> foreign.Data:
     sources = _sources(o)
     rows = [replace(source, columns=_columns(o, first_row(path))) for path, source in sources]
     if first_row(sources[0][0]) is None:
-        rows[0] = replace(rows[0], columns=_with_checks(o, dict(rows[0].columns)))
+        rows[0] = replace(rows[0], columns=_with_checks(o, _columns(o, None)))
     names = [f"{_stem(path)}_{number}" for number, (path, _) in enumerate(sources, 1)]
     path = str(o["chat_template_path"])
     in_order = o["train_sampling_strategy"] == "sequential" and not o["shuffle_dataset"]

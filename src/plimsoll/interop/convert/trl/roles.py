@@ -220,7 +220,9 @@ def rollout(o: Options) -> foreign.Rollout | None:
     held_out = foreign.SamplingSettings(
         max_new_tokens=o.take("max_completion_length"), temperature=o.take("temperature")
     )
-    engine = foreign.Engine(name=o.trace("vllm" if o["use_vllm"] else "transformers", "use_vllm"))
+    engine = foreign.ForeignEngine(
+        name=o.trace("vllm" if o["use_vllm"] else "transformers", "use_vllm")
+    )
     rollout = foreign.Rollout(
         engine=engine,
         placement=o.trace(

@@ -181,7 +181,9 @@ def rollout(o: Options) -> foreign.Rollout | None:
     sequences = o.take(f"{_ROLLOUT}.max_num_seqs")
     if o[name] == "hf":
         return foreign.Rollout(
-            engine=foreign.Engine(name=o.trace("transformers", name), max_sequences=sequences),
+            engine=foreign.ForeignEngine(
+                name=o.trace("transformers", name), max_sequences=sequences
+            ),
             placement=Sourced("shared", note="it samples on the ranks' cards"),
             sampling=sampling,
         )
@@ -194,7 +196,7 @@ def rollout(o: Options) -> foreign.Rollout | None:
     left = f"{across} cards each: {cards % across} are left" if cards % across else ""
     note = f"{cards} cards / {across}"
     return foreign.Rollout(
-        engine=foreign.Engine(
+        engine=foreign.ForeignEngine(
             name=o.trace("vllm", name),
             tensor_parallel=o.take(width),
             pipeline_parallel=o.take(f"{_ROLLOUT}.pipeline_model_parallel_size"),
