@@ -166,7 +166,7 @@ class ForeignRows:
     path: Value = None
     name: Value = None
     split: Value = None
-    columns: Mapping[str, Sourced] = field(default_factory=dict)
+    columns: Mapping[str, Value] = field(default_factory=dict)
     limit: Value = None
     weight: Value = None
     responses: Value = None
@@ -242,28 +242,39 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """The engines that sample.
+class ForeignEngine:
+    """The settings that one kind of engine has.
 
     Attributes:
-        engine: vllm or transformers.
-        engines: Number of engines.
-        placement: `shared` on the ranks' cards, or `own`.
+        name: vllm or transformers.
         memory_share: Share of a card that an engine takes.
         sleep_level: The memory that an engine gives up while roles train.
     """
 
-    engine: Value = None
-    engines: Value = None
+    name: Sourced
     tensor_parallel: Value = None
     pipeline_parallel: Value = None
-    placement: Value = None
     memory_share: Value = None
     sleep_level: Value = None
-    dtype: Value = None
     max_sequences: Value = None
     enforce_eager: Value = None
     max_num_batched_tokens: Value = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """The engines that sample.
+
+    Attributes:
+        engine: Their kind, with its settings.
+        engines: Number of engines.
+        placement: `shared` on the ranks' cards, or `own`.
+    """
+
+    engine: ForeignEngine
+    engines: Value = None
+    placement: Value = None
+    dtype: Value = None
     sampling: SamplingSettings | None = None
     eval_sampling: SamplingSettings | None = None
 
@@ -317,7 +328,7 @@ class KL:
     """The KL divergence from the reference.
 
     Attributes:
-        place: `none`, `reward` or `loss`.
+        place: `reward` or `loss`.
         estimator: k1, k2 or k3.
         ratio_corrected: Whether its gradient is that of the KL itself.
         target: KL to which the coefficient adapts, as slowly as `horizon` says.
@@ -342,6 +353,7 @@ class Algorithm:
         aggregation_tokens: Divisor of each response's sum.
         correction: Correction for the difference between sampler and trainer; a value of None
             turns it off.
+        kl: KL from the reference; a value of `none` turns it off.
         epochs: Passes over the responses of a step.
         mini_batches: Optimizer steps of a step.
         loss: Loss of pairs, labels or a reward model.
@@ -360,7 +372,7 @@ class Algorithm:
     aggregation: Value = None
     aggregation_tokens: Value = None
     correction: Method | Sourced | None = None
-    kl: KL | None = None
+    kl: KL | Sourced | None = None
     value_clip: Value = None
     critic_warmup_steps: Value = None
     epochs: Value = None

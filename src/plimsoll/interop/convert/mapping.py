@@ -9,7 +9,14 @@ from dataclasses import replace
 from plimsoll.config.data import COLUMNS, EvalSource, WeightedSource
 from plimsoll.config.run import LOGGERS
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.foreign import NO_VALUE, Adapter, Schedule, Sourced, Value
+from plimsoll.interop.convert.foreign import (
+    NO_VALUE,
+    Adapter,
+    ForeignRows,
+    Schedule,
+    Sourced,
+    Value,
+)
 from plimsoll.interop.convert.options import Options, Remark
 
 _SCHEDULES = {
@@ -20,6 +27,14 @@ _SCHEDULES = {
     "constant_with_warmup": "constant",
     "constant": "constant",
 }
+PRESETS = {
+    "gae": "ppo",
+    "grpo": "grpo",
+    "dr_grpo": "dr_grpo",
+    "rloo": "rloo",
+    "reinforce_pp": "reinforce_pp",
+}
+"""Command for each estimator; for the others it is `rl`."""
 HALF, HALF_16, FULL = ("bf16", "bfloat16"), ("fp16", "float16", "half"), ("fp32", "float32")
 _RESERVED = {*COLUMNS, *WeightedSource.model_fields, *EvalSource.model_fields}
 _FILE_NAMES = ("train", "test", "val", "validation", "data")
@@ -153,6 +168,18 @@ def ray_head(o: Options, machines: int) -> Value:
     return Sourced(f"{o.launch.address}:6379", note="Ray's usual port", check=check)
 
 
+def sleep_level(o: Options, flag: str) -> Value:
+    """Return what a sleeping engine gives up: all, as each sync brings all weights."""
+    return o.take(flag, lambda on: 2 if on else 0)
+
+
+def one_or_named(
+    names: Sequence[str], rows: Sequence[ForeignRows]
+) -> ForeignRows | Mapping[str, ForeignRows]:
+    """Return the data set, or several by their names."""
+    return rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True))
+
+
 def known_loggers(names: Iterable[str]) -> tuple[str, ...]:
     """Return the loggers that Plimsoll has."""
     return tuple(name for name in names if name in LOGGERS)
@@ -163,8 +190,3 @@ def unknown_loggers(id: str, names: Sequence[str], harmless: Sequence[str]) -> I
     for name in names:
         if name not in (*LOGGERS, *harmless):
             yield Remark("lacking", id, f"{name}: loggers are {', '.join(LOGGERS)}")
-
-
-def present(values: Mapping[str, Value]) -> dict[str, Sourced]:
-    """Return the values that are there."""
-    return {name: value for name, value in values.items() if value is not None}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.config.problems import Problem, invalid, refuse
-from plimsoll.interop.convert.absences import RemarkKind
+from plimsoll.interop.convert.absences import Absence, RemarkKind
 from plimsoll.interop.convert.foreign import Sourced
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.values import Setting, format_flag, value_of
@@ -41,6 +41,8 @@ class Options:
         values: Value of every setting, given or default, by id.
         typed: The settings that were given, each as it was typed.
         names: How this version spells each setting.
+        absent: Why settings have no counterpart.
+        remarks: Remarks on what was typed.
         cards: Cards of a machine, if the user says it.
         version: Version of the trainer.
         rl: Whether the command samples and learns.
@@ -54,6 +56,8 @@ class Options:
     values: Mapping[str, Any]
     typed: Mapping[str, str]
     names: Mapping[str, str]
+    absent: Mapping[str, Absence]
+    remarks: tuple[Remark, ...] = ()
     cards: int | None = None
     version: tuple[int, ...] = ()
     rl: bool = False
@@ -113,16 +117,18 @@ class Assignment:
 
 def read_settings(
     command: str,
-    settings: Iterable[Setting],
+    launch: Launch,
+    settings: Mapping[str, Setting],
     assignments: Iterable[Assignment],
     remedy: str,
     problems: Sequence[Problem] = (),
-) -> tuple[dict[str, object], dict[str, str], list[Remark]]:
-    """Return the value of every setting, the text of those that were given, and remarks.
+) -> Options:
+    """Return the settings of a command.
 
     Args:
         command: The command.
-        settings: All settings of the command.
+        launch: How it was started.
+        settings: All settings of the command, as this version spells them.
         assignments: What was given; of two names of a setting the later one counts.
         remedy: What to do about a value that cannot be read.
         problems: Problems that are known already.
@@ -130,7 +136,7 @@ def read_settings(
     Raises:
         ConfigError: Values cannot be read, or there are other problems.
     """
-    values = {setting.id: setting.default(command) for setting in settings}
+    values = {setting.id: setting.default(command) for setting in settings.values()}
     texts: dict[str, str] = {}
     remarks: list[Remark] = []
     problems = list(problems)
@@ -149,7 +155,9 @@ def read_settings(
             text = " ".join(given.words or ()) or None
             problems.append(invalid(given.name, text, str(error), remedy))
     refuse(problems)
-    return values, texts, remarks
+    names = {setting.id: name for name, setting in settings.items()}
+    absent = {s.id: s.absent for s in settings.values() if s.absent is not None}
+    return Options(command, launch, values, texts, names, absent, tuple(remarks))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

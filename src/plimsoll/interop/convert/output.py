@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plimsoll.config.yaml_tree import Path, write_value
 from plimsoll.interop.convert.absences import RemarkKind
-from plimsoll.interop.convert.writer import Converted, Entry
+from plimsoll.interop.convert.foreign import Sourced
+from plimsoll.interop.convert.writer import Converted
 
 _KINDS: Mapping[RemarkKind, str] = {
     "same": "So without a key",
@@ -22,7 +23,8 @@ _KINDS: Mapping[RemarkKind, str] = {
 def config_text(converted: Converted) -> str:
     """Return the config file with the origin of each line, and at its end what is left out."""
     comments = {
-        tuple(entry.key.split(".")): _comment(converted, entry) for entry in converted.entries
+        tuple(key.split(".")): _comment(converted, entry)
+        for key, entry in converted.entries.items()
     }
     left = [
         f"# left out: {_about(converted, remark.about)}: {remark.why}"
@@ -33,9 +35,9 @@ def config_text(converted: Converted) -> str:
     return "\n".join([head, *_lines(converted.values, comments, ()), *left, ""])
 
 
-def _comment(converted: Converted, entry: Entry) -> str:
+def _comment(converted: Converted, entry: Sourced) -> str:
     origin = converted.origin(entry)
-    plain = converted.is_given(entry) or not entry.flags or origin.startswith("no ")
+    plain = converted.is_given(entry) or not entry.settings or origin.startswith("no ")
     return origin if plain else f"default: {origin}"
 
 
@@ -53,8 +55,8 @@ def _lines(values: Mapping[str, Any], comments: Mapping[Path, str], above: Path)
 
 def table_text(converted: Converted, width: int = 100) -> str:
     """Return what became of every given setting, and the defaults that were written."""
-    given = [entry for entry in converted.entries if converted.is_given(entry)]
-    others = [entry for entry in converted.entries if not converted.is_given(entry)]
+    given = {key: e for key, e in converted.entries.items() if converted.is_given(e)}
+    others = {key: e for key, e in converted.entries.items() if key not in given}
     head = f"{converted.about} -> plimsoll {converted.job}"
     parts = [
         _wrap(
@@ -77,23 +79,19 @@ def table_text(converted: Converted, width: int = 100) -> str:
 
 
 def _section(
-    title: str, converted: Converted, entries: Sequence[Entry], width: int
+    title: str, converted: Converted, entries: Mapping[str, Sourced], width: int
 ) -> Iterator[str]:
     if not entries:
         return
-    grouped: dict[str, list[Entry]] = {}
-    for entry in entries:
-        grouped.setdefault(converted.origin(entry), []).append(entry)
-    lines = [title]
-    for origin, same_origin in grouped.items():
-        keys = [_key(entry) for entry in same_origin]
-        lines.append(_wrap(f"{origin}  ->  {', '.join(keys)}", "  ", width))
-    yield "\n".join(lines)
-
-
-def _key(entry: Entry) -> str:
-    note = f" ({entry.note})" if entry.note and entry.flags else ""
-    return f"{entry.key}: {write_value(entry.value)}{note}"
+    grouped: dict[str, list[str]] = {}
+    for key, entry in entries.items():
+        note = f" ({entry.note})" if entry.note and entry.settings else ""
+        text = f"{key}: {write_value(entry.value)}{note}"
+        grouped.setdefault(converted.origin(entry), []).append(text)
+    lines = [
+        _wrap(f"{origin}  ->  {', '.join(texts)}", "  ", width) for origin, texts in grouped.items()
+    ]
+    yield "\n".join([title, *lines])
 
 
 def _about(converted: Converted, about: str) -> str:

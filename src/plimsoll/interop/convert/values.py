@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
@@ -157,6 +157,16 @@ def absent(
         replace(setting, absent=reason, empty=True)
         for setting in settings(names, of, reader, default)
     )
+
+
+def settings_of(table: Iterable[Setting], command: str) -> tuple[Setting, ...]:
+    """Return the settings of a command."""
+    return tuple(setting for setting in table if command in setting.of)
+
+
+def by_name(settings: Iterable[Setting]) -> dict[str, Setting]:
+    """Return the settings by their names, earlier ones included."""
+    return {name: setting for setting in settings for name in (setting.name, *setting.older)}
 
 
 def value_of(read: Setting, command: str, words: Sequence[str] | None) -> object:

@@ -6,7 +6,7 @@ the config means the same without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import ceil
@@ -20,7 +20,6 @@ from plimsoll.config.problems import Problem, invalid, refuse
 from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Path, Tree
 from plimsoll.interop.convert import foreign
-from plimsoll.interop.convert.absences import Absence
 from plimsoll.interop.convert.foreign import NO_VALUE, Sourced
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.jobs import JOBS
@@ -42,12 +41,9 @@ _KEYS: Mapping[tuple[type, str], str] = {
     (foreign.GroupFilter, "most_drawn"): "max_drawn",
     (foreign.ScoringRole, "stage"): "zero.stage",
     (foreign.ScoringRole, "offload"): "zero.offload",
-    (foreign.Rollout, "tensor_parallel"): "vllm.tensor_parallel",
-    (foreign.Rollout, "pipeline_parallel"): "vllm.pipeline_parallel",
-    (foreign.Rollout, "memory_share"): "vllm.memory_share",
-    (foreign.Rollout, "sleep_level"): "vllm.sleep_level",
-    (foreign.Rollout, "enforce_eager"): "vllm.arguments.enforce_eager",
-    (foreign.Rollout, "max_num_batched_tokens"): "vllm.arguments.max_num_batched_tokens",
+    (foreign.Rollout, "engine"): "",
+    (foreign.ForeignEngine, "enforce_eager"): "arguments.enforce_eager",
+    (foreign.ForeignEngine, "max_num_batched_tokens"): "arguments.max_num_batched_tokens",
     (foreign.KL, "target"): "adaptive.target",
     (foreign.KL, "target_per"): "adaptive.per",
     (foreign.KL, "horizon"): "adaptive.horizon",
@@ -62,22 +58,12 @@ _UNUSED = "it changes nothing beside the other settings"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A key of the config with its value, the settings that it was made of, and how."""
-
-    key: str
-    value: object
-    flags: tuple[str, ...] = ()
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class Converted:
     """A config that was made of a foreign command.
 
     Attributes:
         job: Command of Plimsoll.
-        entries: Keys that are written, in the order of a config.
+        entries: Values that are written, by their keys, in the order of a config.
         remarks: Remarks on settings without a key.
         shown: Each setting as it was typed, or with its default.
         typed: Settings that were given.
@@ -86,7 +72,7 @@ class Converted:
     """
 
     job: str
-    entries: tuple[Entry, ...]
+    entries: Mapping[str, Sourced]
     remarks: tuple[Remark, ...]
     shown: Mapping[str, str]
     typed: frozenset[str]
@@ -103,23 +89,22 @@ class Converted:
         """The values, nested as in a config file."""
         return _nest(self.entries)
 
-    def is_given(self, entry: Entry) -> bool:
+    def is_given(self, entry: Sourced) -> bool:
         """Return whether the command says it, and not a default of the foreign trainer."""
-        return any(flag in self.typed for flag in entry.flags)
+        return any(id in self.typed for id in entry.settings)
 
-    def origin(self, entry: Entry) -> str:
-        """Return where a key comes from, on one line."""
-        given = [self.shown[flag] for flag in entry.flags if flag in self.typed]
+    def origin(self, entry: Sourced) -> str:
+        """Return where a value comes from, on one line."""
+        given = [self.shown[id] for id in entry.settings if id in self.typed]
         if given:
             return " ".join(given)
-        return " ".join(self.shown[flag] for flag in entry.flags) or entry.note
+        return " ".join(self.shown[id] for id in entry.settings) or entry.note
 
 
 def write_config(
     job: str,
     run: foreign.ForeignRun,
     o: Options,
-    absent: Mapping[str, Absence],
     remarks: Iterable[Remark],
     about: str,
 ) -> Converted:
@@ -129,7 +114,6 @@ def write_config(
         job: Command of Plimsoll.
         run: What the command says.
         o: Its settings.
-        absent: Settings without a counterpart, with the reason.
         remarks: Further remarks.
         about: What was read, the trainer's name first.
 
@@ -138,22 +122,17 @@ def write_config(
             foreign settings.
         SettingsConflict: Settings cannot work together.
     """
-    refuse(_refusals(o, absent, about.partition(" ")[0]))
-    entries: dict[str, Entry] = {}
-    checks: list[Remark] = []
-    for key, traced in _walk(run, ""):
-        if traced.check:
-            checks.append(Remark("check", key, traced.check))
-        if traced.value is not NO_VALUE:
-            entries[key] = Entry(key, traced.value, traced.settings, traced.note)
-    entries = _with_sections(entries)
-    used = {flag for entry in entries.values() for flag in entry.flags}
-    all_remarks = [*_absent_remarks(o, absent), *remarks, *checks, *_script_remarks(o)]
+    refuse(_refusals(o, about.partition(" ")[0]))
+    said = dict(_walk(run, ""))
+    checks = [Remark("check", key, value.check) for key, value in said.items() if value.check]
+    entries = {key: value for key, value in said.items() if value.value is not NO_VALUE}
+    used = {id for entry in entries.values() for id in entry.settings}
+    all_remarks = [*_absent_remarks(o), *o.remarks, *remarks, *checks, *_script_remarks(o)]
     about_setting = {remark.about for remark in all_remarks}
     all_remarks += [Remark("idle", id, _UNUSED) for id in o.typed if id not in used | about_setting]
     converted = Converted(
         job,
-        _in_order(job, list(entries.values())),
+        _in_order(job, entries),
         tuple(dict.fromkeys(all_remarks)),
         {id: o.show(id) for id in o.values},
         frozenset(o.typed),
@@ -163,33 +142,6 @@ def write_config(
     return _without_defaults(converted)
 
 
-_ROLLOUT = "rollout."
-"""Of a record, where what every engine has stands above the engine's name."""
-
-
-def _with_sections(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the entries with the engine's settings under its name, and no KL as a value."""
-    engine = entries.get(f"{_ROLLOUT}engine")
-    place = entries.get("algorithm.kl.place")
-    name = "vllm" if engine is None else str(engine.value)
-    restated = {
-        _engine_key(key, name): replace(entry, key=_engine_key(key, name))
-        for key, entry in entries.items()
-        if entry is not engine and (name == "vllm" or not key.startswith("rollout.vllm."))
-    }
-    if engine is not None and not any(key.startswith(f"rollout.{name}.") for key in restated):
-        restated[f"rollout.{name}"] = replace(engine, key=f"rollout.{name}", value={})
-    if place is not None and place.value == "none":
-        restated = {k: e for k, e in restated.items() if not k.startswith("algorithm.kl.")}
-        restated["algorithm.kl"] = replace(place, key="algorithm.kl")
-    return restated
-
-
-def _engine_key(key: str, engine: str) -> str:
-    """Return the key, below the engine if it is one that every engine has."""
-    return key.replace(f"{_ROLLOUT}max_sequences", f"{_ROLLOUT}{engine}.max_sequences")
-
-
 def _walk(part: object, key: str) -> Iterator[tuple[str, Sourced]]:
     """Yield every value of a record with its key."""
     if isinstance(part, Sourced):
@@ -197,26 +149,35 @@ def _walk(part: object, key: str) -> Iterator[tuple[str, Sourced]]:
     elif isinstance(part, Mapping):
         for name, inner in part.items():
             yield from _walk(inner, f"{key}.{name}")
+    elif isinstance(part, foreign.ForeignEngine):
+        section = f"{key}.{part.name.value}"
+        settings = [*_walk_fields(part, section, "name")]
+        yield from settings or [(section, replace(part.name, value={}))]
     elif part is not None:
-        for field in fields(part):  # type: ignore[arg-type]  # all other parts are dataclasses
-            name = _KEYS.get((type(part), field.name), field.name)
-            inner_key = name[1:] if name.startswith("/") else ".".join(filter(None, (key, name)))
+        yield from _walk_fields(part, key)
+
+
+def _walk_fields(part: Any, key: str, without: str = "") -> Iterator[tuple[str, Sourced]]:
+    for field in fields(part):
+        name = _KEYS.get((type(part), field.name), field.name)
+        inner_key = name[1:] if name.startswith("/") else ".".join(filter(None, (key, name)))
+        if field.name != without:
             yield from _walk(getattr(part, field.name), inner_key)
 
 
-def _refusals(o: Options, absent: Mapping[str, Absence], trainer: str) -> Iterator[Problem]:
+def _refusals(o: Options, trainer: str) -> Iterator[Problem]:
     """Yield the settings without which the run would be another one."""
     for id in o.typed:
-        reason = absent.get(id)
+        reason = o.absent.get(id)
         if reason is not None and reason.refused and o[id] not in reason.harmless:
             name, _, value = o.show(id).replace("=", " ", 1).partition(" ")
             fix = f"leave it out, or train it with {trainer}"
             yield invalid(name, value or None, f"Not supported: {reason.why}.", fix)
 
 
-def _absent_remarks(o: Options, absent: Mapping[str, Absence]) -> Iterator[Remark]:
+def _absent_remarks(o: Options) -> Iterator[Remark]:
     for id in o.typed:
-        reason = absent.get(id)
+        reason = o.absent.get(id)
         if reason is not None and reason.kind == "lacking" and o[id] in reason.harmless:
             yield Remark("same", id, "it asks for nothing more")
         elif reason is not None:
@@ -228,10 +189,10 @@ def _script_remarks(o: Options) -> Iterator[Remark]:
         yield Remark("check", "the script", f"{why}; give it by --set NAME=VALUE")
 
 
-def _nest(entries: Sequence[Entry]) -> dict[str, Any]:
+def _nest(entries: Mapping[str, Sourced]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for entry in entries:
-        *sections, last = entry.key.split(".")
+    for key, entry in entries.items():
+        *sections, last = key.split(".")
         below = values
         for section in sections:
             below = below.setdefault(section, {})
@@ -239,15 +200,15 @@ def _nest(entries: Sequence[Entry]) -> dict[str, Any]:
     return values
 
 
-def _in_order(job: str, entries: list[Entry]) -> tuple[Entry, ...]:
+def _in_order(job: str, entries: Mapping[str, Sourced]) -> dict[str, Sourced]:
     """Return the entries in the order in which the help lists keys."""
     keys = _config_keys(job)
 
-    def place(entry: Entry) -> int:
-        path = tuple(entry.key.split("."))
+    def place(name: str) -> int:
+        path = tuple(name.split("."))
         return next((i for i, key in enumerate(keys) if key.covers(path)), len(keys))
 
-    return tuple(sorted(entries, key=place))
+    return {name: entries[name] for name in sorted(entries, key=place)}
 
 
 @cache
@@ -268,7 +229,7 @@ def cards_of_machine(converted: Converted) -> int:
 def _spec(converted: Converted) -> RunSpec[Any]:
     """Return what the config means. Errors name the foreign settings that say it."""
     origins: dict[Path, str] = {
-        tuple(entry.key.split(".")): converted.origin(entry) for entry in converted.entries
+        tuple(key.split(".")): converted.origin(entry) for key, entry in converted.entries.items()
     }
     return spec_of(JOBS[converted.job], Tree(converted.values, origins))[0]
 
@@ -276,15 +237,15 @@ def _spec(converted: Converted) -> RunSpec[Any]:
 def _without_defaults(converted: Converted) -> Converted:
     """Leave out the keys that no setting said and that change nothing."""
     meaning = _meaning(converted.job, converted.entries)
-    kept = list(converted.entries)
-    for entry in converted.entries:
-        fewer = [kept_entry for kept_entry in kept if kept_entry is not entry]
+    kept = dict(converted.entries)
+    for key, entry in converted.entries.items():
+        fewer = {other: kept[other] for other in kept if other != key}
         if not converted.is_given(entry) and _meaning(converted.job, fewer) == meaning:
             kept = fewer
-    return replace(converted, entries=tuple(kept))
+    return replace(converted, entries=kept)
 
 
-def _meaning(job: str, entries: Sequence[Entry]) -> object:
+def _meaning(job: str, entries: Mapping[str, Sourced]) -> object:
     """Return the whole config, or None if the entries are none."""
     try:
         return _config(job, entries)
@@ -292,7 +253,7 @@ def _meaning(job: str, entries: Sequence[Entry]) -> object:
         return None
 
 
-def _config(job: str, entries: Sequence[Entry]) -> JobConfig:
+def _config(job: str, entries: Mapping[str, Sourced]) -> JobConfig:
     tree = with_preset(Tree(_nest(entries), {}), JOBS[job].presets, JOBS[job].preset)
     config: JobConfig = JOBS[job].config.model_validate(tree.values)
     return config

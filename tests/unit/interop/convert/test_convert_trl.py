@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.interop.convert.launch import find_launches
 from plimsoll.interop.convert.output import config_text, table_text
-from plimsoll.interop.convert.trl.arguments import settings_of
 from plimsoll.interop.convert.trl.convert import convert
 from plimsoll.interop.convert.trl.programs import COMMANDS, program
 from plimsoll.interop.convert.trl.settings import SETTINGS
+from plimsoll.interop.convert.values import settings_of
 from plimsoll.interop.convert.writer import Converted
 
 Trl = Callable[..., Converted]
@@ -470,7 +470,9 @@ def test_programs_are_found_where_they_are_started() -> None:
 def test_every_name_is_of_one_setting_and_is_read() -> None:
     for command in COMMANDS:
         names = [
-            name for setting in settings_of(command) for name in (setting.name, *setting.older)
+            name
+            for setting in settings_of(SETTINGS, command)
+            for name in (setting.name, *setting.older)
         ]
         assert sorted({name for name in names if names.count(name) > 1}) == []
     assert unread(SETTINGS, "plimsoll.interop.convert.trl", ("settings.py", "absent.py")) == []
@@ -502,9 +504,12 @@ def commands(draw: st.DrawFn) -> tuple[str, tuple[str, ...]]:
     """A command with settings that it has, or nearly has, and values that it may not like."""
     command = draw(st.sampled_from(sorted(BASES)))
     words = ["trl", command, *shlex.split(BASES[command])]
-    names = st.sampled_from([setting.name for setting in settings_of(command)])
+    names = st.sampled_from([setting.name for setting in settings_of(SETTINGS, command)])
     made_up = st.text(st.sampled_from("abcdegilmnoprstuz_-"), min_size=1, max_size=12)
-    choices = [*VALUES, *(w for setting in settings_of(command) for w in setting.reader.among)]
+    choices = [
+        *VALUES,
+        *(w for setting in settings_of(SETTINGS, command) for w in setting.reader.among),
+    ]
     for name in draw(st.lists(names | names | made_up, max_size=8)):
         words += [f"--{name}", *draw(st.lists(st.sampled_from(choices), max_size=2))]
     return command, tuple(words)
@@ -522,7 +527,11 @@ def test_no_setting_is_lost(made: tuple[str, tuple[str, ...]]) -> None:
         return
     check_complete(config)
     unknown = {text.split()[0].split("=")[0] for text in about(config, "unknown")}
-    known = {name for setting in settings_of(command) for name in (setting.name, *setting.older)}
+    known = {
+        name
+        for setting in settings_of(SETTINGS, command)
+        for name in (setting.name, *setting.older)
+    }
     for word in words:
         name = word.lstrip("-").replace("-", "_")
         if word.startswith("--") and name not in known:  # it is named, or the beginning of one

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.interop.convert.launch import find_launches, script_launches
 from plimsoll.interop.convert.output import config_text
-from plimsoll.interop.convert.verl.arguments import settings_of
+from plimsoll.interop.convert.values import settings_of
 from plimsoll.interop.convert.verl.convert import convert
 from plimsoll.interop.convert.verl.programs import program
 from plimsoll.interop.convert.verl.settings import SETTINGS
@@ -338,7 +338,9 @@ def test_scripts_of_verls_form(tmp_path: Path) -> None:
 def test_every_name_is_of_one_setting_and_is_read() -> None:
     for command in BASES:
         names = [
-            name for setting in settings_of(command) for name in (setting.name, *setting.older)
+            name
+            for setting in settings_of(SETTINGS, command)
+            for name in (setting.name, *setting.older)
         ]
         assert sorted({name for name in names if names.count(name) > 1}) == []
     assert unread(SETTINGS, "plimsoll.interop.convert.verl", ("settings.py", "absent.py")) == []
@@ -370,7 +372,7 @@ def commands(draw: st.DrawFn) -> tuple[str, tuple[str, ...]]:
     command = draw(st.sampled_from(sorted(BASES)))
     words = shlex.split(BASES[command])
     names = st.sampled_from(
-        [setting.name for setting in settings_of(command) if "-" not in setting.name]
+        [setting.name for setting in settings_of(SETTINGS, command) if "-" not in setting.name]
     )
     made_up = st.text(st.sampled_from("abcdegilmnoprstuz_.-+~=@"), min_size=1, max_size=16)
     for name in draw(st.lists(names | names | made_up, max_size=8)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from plimsoll.config.problems import Problem, invalid
@@ -85,24 +85,22 @@ def read_options(
     typed, stray = split_flags(launch.arguments)
     versions = _find_versions(command, typed, version)
     flags = _flags(command, versions.last)
-    values, texts, _ = read_settings(
+    o = read_settings(
         command,
-        [_setting(flag, command, versions.last) for flag in flags.values()],
+        launch,
+        {f"--{name}": _setting(flag, command, versions.last) for name, flag in flags.items()},
         list(_assignments(command, versions.last, typed)),
         "give another value, or leave the flag out",
         [*stray, *_unknown(command, typed, versions)],
     )
-    options = Options(
-        command,
-        launch,
-        values,
-        texts,
-        {flag.id: f"--{name}" for name, flag in flags.items()},
-        cards,
+    options = replace(
+        o,
+        remarks=(),  # its parser, too, takes the last of repeated flags in silence
+        cards=cards,
         version=versions.last,
         rl=command == "ppo",
         pairs=command in ("rm", "dpo"),
-        has_critic=values.get("advantage_estimator") == "gae",
+        has_critic=o["advantage_estimator"] == "gae",
     )
     return options, versions
 
@@ -111,7 +109,7 @@ def _setting(flag: VersionedFlag, command: str, version: Version) -> Setting:
     """Return what a flag is in one command and version."""
     value = flag.default(command, version)
     default = bool(value) if flag.reader.kind is bool else value
-    return Setting(flag.id, (command,), flag.reader, lambda _: default)
+    return Setting(flag.id, (command,), flag.reader, lambda _: default, absent=flag.absent)
 
 
 def _assignments(command: str, version: Version, typed: Sequence[Typed]) -> Iterator[Assignment]:

@@ -11,7 +11,7 @@ from plimsoll.interop.convert.foreign import ForeignRun, SamplingSettings
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.mapping import half_precision_remark
 from plimsoll.interop.convert.openrlhf import data, learning, rewards, roles
-from plimsoll.interop.convert.openrlhf.arguments import Versions, known_flags, read_options
+from plimsoll.interop.convert.openrlhf.arguments import Versions, read_options
 from plimsoll.interop.convert.openrlhf.flag import COMMANDS, Version, format_version
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.writer import Converted, differences, write_config
@@ -58,9 +58,7 @@ def _convert(o: Options, versions: Versions) -> Converted:
     if o["pretrain"] is None:
         raise ConfigError(f"{o.names['pretrain']} is needed: the model to train.")
     about = f"OpenRLHF {format_version(versions.last)}, {COMMANDS[o.command]}"
-    flags = known_flags(o.command)
-    absent = {flag.id: flag.absent for flag in flags if flag.absent is not None}
-    return write_config(learning.job(o), _run(o), o, absent, _remarks(o), about)
+    return write_config(learning.job(o), _run(o), o, _remarks(o), about)
 
 
 def _run(o: Options) -> ForeignRun:

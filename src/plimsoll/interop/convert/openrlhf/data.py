@@ -141,7 +141,7 @@ def data(o: Options) -> foreign.Data:
     ]
     names = mapping.source_names(source.path for source in sources)
     return foreign.Data(
-        train=rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True)),
+        train=mapping.one_or_named(names, rows),
         held_out=_held_out(o),
         longest=_longest(o),
         over_long=Sourced("truncate", note="OpenRLHF cuts what is longer"),
@@ -178,7 +178,7 @@ def _weights(o: Options, sources: int) -> Sequence[Value]:
         raise ConfigError(f"{o.show(flag)}: a weight is no number: {error}.") from error
 
 
-def _columns(o: Options) -> Mapping[str, Sourced]:
+def _columns(o: Options) -> Mapping[str, Value]:
     """Return which columns hold what."""
     if o.rl:
         turns = bool(o["apply_chat_template"] and _TURNS.search(o["input_key"]))
@@ -186,20 +186,18 @@ def _columns(o: Options) -> Mapping[str, Sourced]:
         if turns:
             prompts = mapping.with_check(prompts, "if the column holds text, write prompt")
         labels = o.take("label_key", lambda name: name or None)
-        return mapping.present({"messages" if turns else "prompt": prompts, "reference": labels})
+        return {"messages" if turns else "prompt": prompts, "reference": labels}
     if o.pairs:
         margin = o.trace("margin", "margin_loss", note="the column has this name")
-        return mapping.present(
-            {
-                "prompt": o.take("prompt_key", lambda name: name or None),
-                "chosen": o.take("chosen_key"),
-                "rejected": o.take("rejected_key"),
-                "margin": margin if o["margin_loss"] else None,
-            }
-        )
+        return {
+            "prompt": o.take("prompt_key", lambda name: name or None),
+            "chosen": o.take("chosen_key"),
+            "rejected": o.take("rejected_key"),
+            "margin": margin if o["margin_loss"] else None,
+        }
     if o["pretrain_mode"]:
-        return mapping.present({"text": o.take("input_key")})
-    return mapping.present({**_answer_columns(o), "label": o.take("label_key")})
+        return {"text": o.take("input_key")}
+    return {**_answer_columns(o), "label": o.take("label_key")}
 
 
 def _answer_columns(o: Options) -> Mapping[str, Value]:
@@ -258,7 +256,7 @@ def _held_out(o: Options) -> foreign.ForeignRows | Mapping[str, foreign.ForeignR
         for source in kept
     ]
     names = mapping.source_names(source.path for source in kept)
-    return rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True))
+    return mapping.one_or_named(names, rows)
 
 
 def eval_sampling(o: Options) -> foreign.SamplingSettings | None:

@@ -6,18 +6,11 @@ from dataclasses import dataclass
 
 from plimsoll.interop.convert import foreign
 from plimsoll.interop.convert.foreign import Sourced
+from plimsoll.interop.convert.mapping import PRESETS
 from plimsoll.interop.convert.openrlhf.data import mini_batches
 from plimsoll.interop.convert.openrlhf.table import CORRECTIONS, ESTIMATORS
 from plimsoll.interop.convert.options import Options
 
-_PRESETS = {
-    "gae": "ppo",
-    "reinforce_pp": "reinforce_pp",
-    "rloo": "rloo",
-    "grpo": "grpo",
-    "dr_grpo": "dr_grpo",
-}
-"""Command for each estimator; for the others it is `rl`."""
 _WHITENED_RLOO = (0, 8, 4)
 """The last version that whitens what rloo gives. The factor between leaving one out and the mean of
 all is gone then, and it is reinforce_baseline."""
@@ -40,7 +33,7 @@ def job(o: Options) -> str:
     """Return the command of Plimsoll: a preset if there is one."""
     if not o.rl:
         return "distill" if o.command == "kd" else o.command
-    name = _PRESETS.get(estimator(o), "rl")
+    name = PRESETS.get(estimator(o), "rl")
     if name == "grpo" and o["policy_loss_type"] == "gspo":
         return "gspo"
     return "dapo" if name == "grpo" and o["dynamic_filtering"] else name
@@ -167,9 +160,9 @@ def _correction(o: Options) -> foreign.Method | Sourced:
     )
 
 
-def _kl(o: Options) -> foreign.KL:
+def _kl(o: Options) -> foreign.KL | Sourced:
     if not o["init_kl_coef"]:
-        return foreign.KL(place=o.trace("none", "init_kl_coef"))
+        return o.trace("none", "init_kl_coef")
     place = "loss" if o["use_kl_loss"] else "reward"
     target = o.take("kl_target", lambda value: value or None)
     corrected = o["kl_unbiased_gradient"] and place == "loss"

@@ -60,22 +60,24 @@ def rollout(o: Options) -> foreign.Rollout:
     """Return the engines, without their sampling."""
     if not o["vllm_num_engines"]:
         return foreign.Rollout(
-            engine=o.trace("transformers", "vllm_num_engines", note="no vLLM"),
+            engine=foreign.ForeignEngine(
+                name=o.trace("transformers", "vllm_num_engines", note="no vLLM")
+            ),
             placement=Sourced("shared", note="it samples on the ranks' cards"),
         )
     shared = _shares_cards(o)
     return foreign.Rollout(
+        engine=foreign.ForeignEngine(
+            name=Sourced("vllm"),
+            tensor_parallel=o.take("vllm_tensor_parallel_size"),
+            memory_share=o.take("vllm_gpu_memory_utilization"),
+            enforce_eager=o.take("enforce_eager", lambda on: on or None),
+            sleep_level=mapping.sleep_level(o, "vllm_enable_sleep") if shared else None,
+        ),
         engines=o.take("vllm_num_engines"),
-        tensor_parallel=o.take("vllm_tensor_parallel_size"),
-        memory_share=o.take("vllm_gpu_memory_utilization"),
-        enforce_eager=o.take("enforce_eager", lambda on: on or None),
         placement=o.trace("shared", "colocate_all_models")
         if shared
         else Sourced("own", note="engines have cards of their own"),
-        # each sync brings all weights, so that a sleeping engine need not keep them
-        sleep_level=o.trace(2 if o["vllm_enable_sleep"] else 0, "vllm_enable_sleep")
-        if shared
-        else None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,14 @@ from plimsoll.interop.convert.options import (
 )
 from plimsoll.interop.convert.trl.programs import COMMANDS, command_named
 from plimsoll.interop.convert.trl.settings import SETTINGS
-from plimsoll.interop.convert.values import Setting, Typed, join_words, split_flags
+from plimsoll.interop.convert.values import (
+    Setting,
+    Typed,
+    by_name,
+    join_words,
+    settings_of,
+    split_flags,
+)
 
 _NULLS = (("None",), ("null",))
 _CONFIGS: Mapping[str, Mapping[str, object]] = {
@@ -36,18 +44,12 @@ _DEEPSPEED = ("zero_stage", "offload_optimizer_device", "offload_param_device")
 
 
 @cache
-def settings_of(command: str) -> tuple[Setting, ...]:
-    """Return the settings of a command."""
-    return tuple(setting for setting in SETTINGS if command in setting.of)
+def _known(command: str) -> Mapping[str, Setting]:
+    return by_name(settings_of(SETTINGS, command))
 
 
-@cache
-def _by_name(command: str) -> Mapping[str, Setting]:
-    return {name: s for s in settings_of(command) for name in (s.name, *s.older)}
-
-
-def read_options(launch: Launch, cards: int | None) -> tuple[Options, list[Remark]]:
-    """Return the settings of a command, and remarks on what TRL has not.
+def read_options(launch: Launch, cards: int | None) -> Options:
+    """Return the settings of a command.
 
     Raises:
         ConfigError: The program is not read, or a file or a value cannot be read.
@@ -58,23 +60,20 @@ def read_options(launch: Launch, cards: int | None) -> tuple[Options, list[Remar
     given = [Typed(option.name.replace("-", "_"), option.words) for option in typed]
     notes: list[Remark] = []
     options = {option.name: option for option in [*_files(given, notes), *given]}
-    values, texts, remarks = read_settings(
+    o = read_settings(
         command,
-        settings_of(command),
+        launch,
+        {f"--{setting.name}": setting for setting in settings_of(SETTINGS, command)},
         [_assignment(command, option) for option in options.values()],
         "give another value, or leave the flag out",
     )
-    read = Options(
-        command,
-        launch,
-        values,
-        texts,
-        {setting.id: f"--{setting.name}" for setting in settings_of(command)},
-        cards,
+    return replace(
+        o,
+        remarks=(*notes, *o.remarks),
+        cards=cards,
         rl=command in ("grpo", "rloo"),
         pairs=command in ("dpo", "reward", "orpo", "cpo"),
     )
-    return read, [*notes, *remarks]
 
 
 def _accelerate_flags(launch: Launch) -> Sequence[str]:
@@ -86,7 +85,7 @@ def _accelerate_flags(launch: Launch) -> Sequence[str]:
 
 def _assignment(command: str, option: Typed) -> Assignment:
     """Return the setting of a name, of `no_NAME`, or of a beginning that only one has."""
-    known, name = _by_name(command), f"--{option.name}"
+    known, name = _known(command), f"--{option.name}"
     words: tuple[str, ...] | None = option.words
     text = join_words(name, option.words)
     setting = known.get(option.name)
@@ -104,11 +103,11 @@ def _assignment(command: str, option: Typed) -> Assignment:
 
 
 def _explain_unknown(command: str, name: str) -> str:
-    others = [c for c in COMMANDS if name in _by_name(c)]
+    others = [c for c in COMMANDS if name in _known(c)]
     why = f"trl {command} of TRL 1.16 has no such setting"
     if others:
         return f"{why}; trl {' and '.join(others)} has"
-    return why + nearest(f"--{name}", [f"--{known}" for known in _by_name(command)])
+    return why + nearest(f"--{name}", [f"--{known}" for known in _known(command)])
 
 
 def _files(given: Sequence[Typed], notes: list[Remark]) -> Iterator[Typed]:

@@ -6,7 +6,7 @@ from plimsoll.interop.convert.foreign import ForeignRun
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.options import Options
 from plimsoll.interop.convert.trl import data, learning, roles
-from plimsoll.interop.convert.trl.arguments import read_options, settings_of
+from plimsoll.interop.convert.trl.arguments import read_options
 from plimsoll.interop.convert.writer import Converted, write_config
 
 _VERSION = "1.16"
@@ -24,12 +24,11 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
             is wrong.
         SettingsConflict: Settings cannot work together.
     """
-    o, remarks = read_options(launch, cards)
+    o = read_options(launch, cards)
     run = _run(o)
-    absent = {s.id: s.absent for s in settings_of(o.command) if s.absent is not None}
-    remarks += [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
+    remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
     about = f"TRL {_VERSION}, trl {o.command}"
-    return write_config(learning.job(o), run, o, absent, remarks, about)
+    return write_config(learning.job(o), run, o, remarks, about)
 
 
 def _run(o: Options) -> ForeignRun:

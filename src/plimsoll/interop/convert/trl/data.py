@@ -261,13 +261,13 @@ def data(o: Options) -> foreign.Data:
     sources = _sources(o)
     rows = [replace(source, columns=_columns(o, first_row(path))) for path, source in sources]
     if first_row(sources[0][0]) is None:
-        rows[0] = replace(rows[0], columns=_with_checks(o, dict(rows[0].columns)))
+        rows[0] = replace(rows[0], columns=_with_checks(o, _columns(o, None)))
     names = [f"{_stem(path)}_{number}" for number, (path, _) in enumerate(sources, 1)]
     path = str(o["chat_template_path"])
     in_order = o["train_sampling_strategy"] == "sequential" and not o["shuffle_dataset"]
     cuts = o["max_prompt_length"] is not None
     return foreign.Data(
-        train=rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True)),
+        train=mapping.one_or_named(names, rows),
         held_out=_held_out(o, *sources[0]),
         longest=_longest(o),
         over_long=(o.trace("truncate", "max_prompt_length") if cuts else None)

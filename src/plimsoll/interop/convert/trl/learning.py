@@ -186,9 +186,9 @@ def _correction(o: Options) -> foreign.Method | Sourced:
     )
 
 
-def _kl(o: Options) -> foreign.KL:
+def _kl(o: Options) -> foreign.KL | Sourced:
     if not o["beta"]:
-        return foreign.KL(place=o.trace("none", "beta"))
+        return o.trace("none", "beta")
     if o.command == "rloo":
         why = "TRL takes the KL of the whole response off its reward, before the others' mean is; "
         why += "here each token loses the KL from there to the end of its response, after that. "

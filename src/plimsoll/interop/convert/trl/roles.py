@@ -220,8 +220,11 @@ def rollout(o: Options) -> foreign.Rollout | None:
     held_out = foreign.SamplingSettings(
         max_new_tokens=o.take("max_completion_length"), temperature=o.take("temperature")
     )
+    engine = foreign.ForeignEngine(
+        name=o.trace("vllm" if o["use_vllm"] else "transformers", "use_vllm")
+    )
     rollout = foreign.Rollout(
-        engine=o.trace("vllm" if o["use_vllm"] else "transformers", "use_vllm"),
+        engine=engine,
         placement=o.trace(
             "shared", *(("vllm_mode", "use_vllm") if o["use_vllm"] else ("use_vllm",))
         ),
@@ -240,11 +243,13 @@ def rollout(o: Options) -> foreign.Rollout | None:
     note = f"{number} processes / {o[flag]}"
     return replace(
         rollout,
+        engine=replace(
+            engine,
+            tensor_parallel=o.take(flag),
+            memory_share=o.take("vllm_gpu_memory_utilization"),
+            sleep_level=mapping.sleep_level(o, "vllm_enable_sleep_mode"),
+        ),
         engines=o.trace(max(1, number // o[flag]), flag, note=note),
-        tensor_parallel=o.take(flag),
-        memory_share=o.take("vllm_gpu_memory_utilization"),
-        # each sync brings all weights, so that a sleeping engine need not keep them
-        sleep_level=o.take("vllm_enable_sleep_mode", lambda on: 2 if on else 0),
     )
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import replace
 
 from plimsoll.config.yaml_tree import read_value as read_yaml
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert.absences import Absence
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.options import Assignment, Options, Remark, read_settings
-from plimsoll.interop.convert.values import WORDS, Setting, join_words
+from plimsoll.interop.convert.values import WORDS, Setting, by_name, join_words, settings_of
 from plimsoll.interop.convert.verl.absent import FAMILIES
 from plimsoll.interop.convert.verl.programs import command_named
 from plimsoll.interop.convert.verl.settings import SETTINGS
@@ -23,21 +22,8 @@ _CONFIG_FILES = ("--config-path", "--config-dir", "-cp", "-cd")
 _CONFIG_NAMES = ("--config-name", "-cn")
 
 
-@cache
-def settings_of(command: str) -> tuple[Setting, ...]:
-    """Return the settings of a command that are listed by name."""
-    return tuple(setting for setting in SETTINGS if command in setting.of)
-
-
-@cache
-def _by_name(command: str) -> Mapping[str, Setting]:
-    return {name: s for s in settings_of(command) for name in (s.name, *s.older)}
-
-
-def read_options(
-    launch: Launch, cards: int | None
-) -> tuple[Options, Mapping[str, Absence], list[Remark]]:
-    """Return the settings of a command, why some have no counterpart, and remarks on unknown keys.
+def read_options(launch: Launch, cards: int | None) -> Options:
+    """Return the settings of a command.
 
     Raises:
         ConfigError: The program is not read, or values cannot be read.
@@ -45,26 +31,23 @@ def read_options(
     command = command_named(launch.program)
     notes: list[Remark] = []
     overrides = dict(_overrides(launch.arguments, notes))
-    given = [_assignment(command, name, text) for name, text in overrides.items()]
-    of_families = [a.setting for a in given if a.setting and a.name not in _by_name(command)]
-    settings = [*settings_of(command), *of_families]
+    listed = settings_of(SETTINGS, command)
+    known = by_name(listed)
+    given = [_assignment(known, name, text) for name, text in overrides.items()]
+    of_families = [a.setting for a in given if a.setting and a.name not in known]
     unset = any("$" in text for text in overrides.values())
     remedy = "give another value, or leave it out"
     remedy += "; --set gives a variable of the script" if unset else ""
-    values, typed, remarks = read_settings(command, settings, given, remedy)
-    options = Options(
-        command,
-        launch,
-        values,
-        typed,
-        {setting.id: setting.name for setting in settings},
-        cards,
+    settings = {setting.name: setting for setting in (*listed, *of_families)}
+    o = read_settings(command, launch, settings, given, remedy)
+    return replace(
+        o,
+        remarks=(*notes, *o.remarks),
+        cards=cards,
         rl=command == "ppo",
-        has_critic=command == "ppo" and values["algorithm.adv_estimator"] == "gae",
+        has_critic=command == "ppo" and o["algorithm.adv_estimator"] == "gae",
         show_default=lambda name, value: f"{name}={write_value(value)}",
     )
-    absent = {setting.id: setting.absent for setting in settings if setting.absent is not None}
-    return options, absent, [*notes, *remarks]
 
 
 def _overrides(words: Sequence[str], notes: list[Remark]) -> Iterator[tuple[str, str]]:
@@ -87,11 +70,11 @@ def _overrides(words: Sequence[str], notes: list[Remark]) -> Iterator[tuple[str,
             notes.append(Remark("unknown", join_words("", [word]).strip() or "''", why))
 
 
-def _assignment(command: str, name: str, value: str) -> Assignment:
+def _assignment(known: Mapping[str, Setting], name: str, value: str) -> Assignment:
     text = f"{name}={value}"
-    setting = _by_name(command).get(name) or _of_family(name)
+    setting = known.get(name) or _of_family(name)
     if setting is None:
-        return Assignment(name, None, join_words("", [text]).strip(), None, _unknown(command, name))
+        return Assignment(name, None, join_words("", [text]).strip(), None, _unknown(known, name))
     visible = text if text.isprintable() else repr(text)
     return Assignment(name, _words(value), visible, setting)
 
@@ -104,9 +87,8 @@ def _of_family(name: str) -> Setting | None:
     return None
 
 
-def _unknown(command: str, name: str) -> str:
+def _unknown(known: Mapping[str, Setting], name: str) -> str:
     """Return why there is no such key, with the nearest names by all of it or its last part."""
-    known = _by_name(command)
     last = name.rpartition(".")[2]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     close += [key for key in known if key.rpartition(".")[2] == last]

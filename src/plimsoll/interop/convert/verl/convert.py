@@ -26,11 +26,11 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
             wrong.
         SettingsConflict: Settings cannot work together.
     """
-    o, absent, remarks = read_options(launch, cards)
+    o = read_options(launch, cards)
     run = _run(o)
-    remarks += [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
+    remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
     about = f"verl {_VERSION}, {launch.program}"
-    return write_config(learning.job(o), run, o, absent, remarks, about)
+    return write_config(learning.job(o), run, o, remarks, about)
 
 
 def _run(o: Options) -> ForeignRun:

@@ -6,7 +6,7 @@ verl's rows are Parquet files with prompts as lists of turns.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from plimsoll.config.base import AUTO
@@ -47,7 +47,7 @@ def data(o: Options) -> foreign.Data:
     ]
     template = "model" if o.command == "sft" else "actor_rollout_ref.model"
     return foreign.Data(
-        train=_mixture(paths, rows),
+        train=mapping.one_or_named(mapping.source_names(paths), rows),
         held_out=_held_out(o),
         longest=o.take("data.max_length" if o.command == "sft" else PROMPT),
         over_long=_over_long(o),
@@ -58,12 +58,6 @@ def data(o: Options) -> foreign.Data:
         chat_template=o.take(f"{template}.custom_chat_template"),
         mixture=mapping.mixture_to_check(weighted=len(rows) == 1),
     )
-
-
-def _mixture(
-    paths: Sequence[str], rows: Sequence[foreign.ForeignRows]
-) -> foreign.ForeignRows | Mapping[str, foreign.ForeignRows]:
-    return rows[0] if len(rows) == 1 else dict(zip(mapping.source_names(paths), rows, strict=True))
 
 
 def _over_long(o: Options) -> Value:
@@ -117,7 +111,8 @@ def _held_out(o: Options) -> foreign.ForeignRows | Mapping[str, foreign.ForeignR
         limit=o.take("data.val_max_samples", positive),
         responses=o.take("actor_rollout_ref.rollout.val_kwargs.n"),
     )
-    return _mixture(paths, [replace(rows, path=o.trace(p, "data.val_files")) for p in paths])
+    sets = [replace(rows, path=o.trace(path, "data.val_files")) for path in paths]
+    return mapping.one_or_named(mapping.source_names(paths), sets)
 
 
 def eval_sampling(o: Options) -> foreign.SamplingSettings | None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from plimsoll.errors import ConfigError
-from plimsoll.interop.convert import foreign
+from plimsoll.interop.convert import foreign, mapping
 from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.verl.data import RESPONSE, files, mini_batches
@@ -23,14 +23,6 @@ _ESTIMATORS = {
     "remax": "remax",
     "gdpo": "gdpo",
 }
-_PRESETS = {
-    "gae": "ppo",
-    "grpo": "grpo",
-    "dr_grpo": "dr_grpo",
-    "rloo": "rloo",
-    "reinforce_pp": "reinforce_pp",
-}
-"""Command for each estimator; for the others it is `rl`."""
 _LOSSES = {
     "vanilla": "clip",
     "gspo": "gspo",
@@ -95,7 +87,7 @@ def job(o: Options) -> str:
         return str(loss)
     if name == "grpo" and o["algorithm.filter_groups.enable"] and loss == "vanilla":
         return "dapo"
-    return _PRESETS.get(name, "rl")
+    return mapping.PRESETS.get(name, "rl")
 
 
 def algorithm(o: Options) -> foreign.Algorithm:
@@ -201,7 +193,7 @@ def _method(
     )
 
 
-def _kl(o: Options) -> foreign.KL:
+def _kl(o: Options) -> foreign.KL | Sourced:
     loss, reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     if o[loss]:
         kind = f"{_ACTOR}.kl_loss_type"
@@ -216,7 +208,7 @@ def _kl(o: Options) -> foreign.KL:
     if not kl_in_reward(o):
         why = "verl's gdpo scales the parts of the reward, and the KL is none of them"
         note = why if o[reward] else "no KL is asked for"
-        return foreign.KL(place=Sourced("none", tuple(o.given(loss, reward)), note=note))
+        return Sourced("none", tuple(o.given(loss, reward)), note=note)
     coefficient, kind, target, horizon = (
         f"algorithm.kl_ctrl.{name}" for name in ("kl_coef", "type", "target_kl", "horizon")
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert import foreign, mapping
@@ -172,20 +172,21 @@ def rollout(o: Options) -> foreign.Rollout | None:
             "free_cache_engine",
         )
     )
-    shared = foreign.Rollout(
-        placement=Sourced("shared", note="verl's engines share the ranks' cards"),
-        pipeline_parallel=o.take(f"{_ROLLOUT}.pipeline_model_parallel_size"),
-        max_sequences=o.take(f"{_ROLLOUT}.max_num_seqs"),
-        sampling=foreign.SamplingSettings(
-            max_new_tokens=o.take("data.max_response_length"),
-            temperature=o.take(f"{_ROLLOUT}.temperature"),
-            top_p=o.take(f"{_ROLLOUT}.top_p"),
-            top_k=o.take(f"{_ROLLOUT}.top_k", lambda k: max(0, k)),
-        ),
+    sampling = foreign.SamplingSettings(
+        max_new_tokens=o.take("data.max_response_length"),
+        temperature=o.take(f"{_ROLLOUT}.temperature"),
+        top_p=o.take(f"{_ROLLOUT}.top_p"),
+        top_k=o.take(f"{_ROLLOUT}.top_k", lambda k: max(0, k)),
     )
+    sequences = o.take(f"{_ROLLOUT}.max_num_seqs")
     if o[name] == "hf":
-        placement = Sourced("shared", note="it samples on the ranks' cards")
-        return replace(shared, engine=o.trace("transformers", name), placement=placement)
+        return foreign.Rollout(
+            engine=foreign.ForeignEngine(
+                name=o.trace("transformers", name), max_sequences=sequences
+            ),
+            placement=Sourced("shared", note="it samples on the ranks' cards"),
+            sampling=sampling,
+        )
     cards, across = _cards(o), o[width] * (o[f"{_ROLLOUT}.pipeline_model_parallel_size"] or 1)
     if across > cards:
         raise ConfigError(
@@ -194,17 +195,21 @@ def rollout(o: Options) -> foreign.Rollout | None:
         )
     left = f"{across} cards each: {cards % across} are left" if cards % across else ""
     note = f"{cards} cards / {across}"
-    return replace(
-        shared,
-        engine=o.trace("vllm", name, note="" if o[name] == "vllm" else f"not {o[name]}"),
+    return foreign.Rollout(
+        engine=foreign.ForeignEngine(
+            name=o.trace("vllm", name),
+            tensor_parallel=o.take(width),
+            pipeline_parallel=o.take(f"{_ROLLOUT}.pipeline_model_parallel_size"),
+            memory_share=o.take(share),
+            sleep_level=mapping.sleep_level(o, free),
+            max_sequences=sequences,
+            enforce_eager=_take_if_given(o, f"{_ROLLOUT}.enforce_eager"),
+            max_num_batched_tokens=_take_if_given(o, f"{_ROLLOUT}.max_num_batched_tokens"),
+        ),
         engines=o.trace(cards // across, width, note=note, check=left),
-        tensor_parallel=o.take(width),
-        memory_share=o.take(share),
-        # each sync brings all weights, so that a sleeping engine need not keep them
-        sleep_level=o.take(free, lambda on: 2 if on else 0),
+        placement=Sourced("shared", note="verl's engines share the ranks' cards"),
         dtype=_engine_dtype(o),
-        enforce_eager=_take_if_given(o, f"{_ROLLOUT}.enforce_eager"),
-        max_num_batched_tokens=_take_if_given(o, f"{_ROLLOUT}.max_num_batched_tokens"),
+        sampling=sampling,
     )
 
 
