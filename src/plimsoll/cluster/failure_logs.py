@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from plimsoll.run.log_tail import LONGEST_LINE, matches_from_the_end
+from plimsoll.run.output import LONGEST_LINE, matches_from_the_end
 
 SILENT = "its process ended without a word: it was killed, or it crashed"
 """The reason that is given for a death of which nothing more is known."""

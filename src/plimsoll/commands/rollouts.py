@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from plimsoll.commands.rollouts_mask import mark_learned_tokens
 from plimsoll.commands.rollouts_text import (
     StepGroup,
+    mark_learned_tokens,
     overview_text,
     render_group,
     render_pair,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.base import Choice, NonNegativeFloat, Settings
-from plimsoll.config.batch import PreferenceBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
 from plimsoll.config.problems import Problem
-from plimsoll.config.run import JobConfig
+from plimsoll.config.run import JobConfig, PreferenceBatch
 from plimsoll.jobs.figures import PAIR_METRICS
 from plimsoll.spec.choices import is_own, needs_reference
 from plimsoll.spec.columns import pair_source

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plimsoll.config.base import Choice, Settings
-from plimsoll.config.batch import KtoBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
-from plimsoll.config.run import JobConfig
+from plimsoll.config.run import JobConfig, KtoBatch
 from plimsoll.jobs.figures import ACCURACY
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import labelled_source

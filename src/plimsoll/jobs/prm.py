@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from plimsoll.config.batch import SftBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.run import JobConfig
+from plimsoll.config.run import JobConfig, SftBatch
 from plimsoll.jobs.figures import with_interval
 from plimsoll.spec.columns import step_source
 from plimsoll.spec.job import Evaluation, Job, Names, both

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from plimsoll.config.base import Choice, NonNegativeFloat, Settings
-from plimsoll.config.batch import PreferenceBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.run import JobConfig
+from plimsoll.config.run import JobConfig, PreferenceBatch
 from plimsoll.jobs.figures import PAIR_METRICS
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import pair_source

@@ -25,7 +25,7 @@ from plimsoll.run.directory import RunDirectory, existing_run
 from plimsoll.run.ending import RunEnd, read_end
 from plimsoll.run.json_lines import JsonRow, read_rows
 from plimsoll.run.ledger import read_ledger
-from plimsoll.run.now import CurrentPhase, read_current_phase
+from plimsoll.run.phases import CurrentPhase, read_current_phase
 
 AT_ONCE = 16 * 2**20
 """Bytes that are read of a file before anything of it is shown."""

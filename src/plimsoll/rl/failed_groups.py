@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from plimsoll.config.batch import RlBatch
+from plimsoll.config.run import RlBatch
 from plimsoll.reward.score import RewardFailure
 from plimsoll.run.counting import counted
 

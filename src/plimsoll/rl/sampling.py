@@ -10,8 +10,8 @@ from statistics import fmean
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.batch import DynamicSampling
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import DynamicSampling
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, Scorer
 from plimsoll.rl.answers import Answering, Answers, answers

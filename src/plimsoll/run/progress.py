@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TextIO, TypeVar
 
-from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counting import counted, duration_text
 from plimsoll.run.displays import Advance, Display, PlainDisplay, display_for
+from plimsoll.run.phases import TimedPhase
 from plimsoll.run.responses import ResponseGroup
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 

@@ -24,19 +24,17 @@ from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import read_host, reset_process_peak
-from plimsoll.run.clock import PhaseClock, TimedPhase
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, open_run
-from plimsoll.run.ending import RESUME, recording_end
+from plimsoll.run.ending import RESUME, StopRequest, recording_end
 from plimsoll.run.health import HealthWatch
-from plimsoll.run.interrupt import StopRequest
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, busy_share, memory_use
-from plimsoll.run.log import RunLog, console_to
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.now import CurrentPhase, write_current_phase
+from plimsoll.run.output import RunLog, console_to
+from plimsoll.run.phases import CurrentPhase, PhaseClock, TimedPhase, write_current_phase
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState

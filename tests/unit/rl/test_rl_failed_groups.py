@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.batch import RlBatch
 from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import RlBatch
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, Trajectory, single_turn

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.batch import DynamicSampling
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import DynamicSampling
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from plimsoll.config.codes import Code
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Code, Problem
 from plimsoll.memory.levers.catalogue import levers_by_rank, moves_of
 from plimsoll.memory.levers.changes import changes_between, move_text
 from plimsoll.memory.levers.descent import Descent, first_enough, move_of

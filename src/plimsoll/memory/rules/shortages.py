@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from plimsoll.config.codes import Code
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Code, Problem
 from plimsoll.config.run import RunConfig
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.contents.stores import Band, Store, verdict_of

@@ -35,7 +35,7 @@ from plimsoll.rollout.protocol import (
 )
 from plimsoll.rollout.text import Decoder
 from plimsoll.rollout.vllm.config import vllm_of
-from plimsoll.run.log_tail import matches_from_the_end
+from plimsoll.run.output import matches_from_the_end
 from plimsoll.run.readings import CardReading, Reading
 
 _LOGGED = re.compile(r"\(\w[^)]*\) ERROR [^\]]*\] ((?:\w+\.)*\w*(?:Error|Exception): .+)")

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from packaging.version import Version
 
-from plimsoll.commands import doctor_limits as limits
-from plimsoll.commands.doctor_machine import Machine
+from plimsoll.commands.doctor import limits
+from plimsoll.commands.doctor.machine import Machine
 from plimsoll.config.problems import Problem, Severity, finding
 from plimsoll.interop.verifiers.venv import SETUP, VERSIONS
 from plimsoll.machine.allocator import expands

@@ -9,8 +9,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from plimsoll.commands.doctor_checks import MACHINE_RULES
-from plimsoll.commands.doctor_machine import Machine, observe
+from plimsoll.commands.doctor.machine import Machine, observe
+from plimsoll.commands.doctor.rules import MACHINE_RULES
 from plimsoll.config.problems import Problem, Severity, find
 from plimsoll.errors import PlimsollError
 

@@ -1,4 +1,4 @@
-"""What `plimsoll doctor` looks at; `doctor_checks.py` and `doctor_limits.py` judge it.
+"""What `plimsoll doctor` looks at; `rules.py` and `limits.py` judge it.
 
 torch and Ray are imported in processes of their own, with a time limit: a broken driver or library
 can hang or kill the process that imports it.

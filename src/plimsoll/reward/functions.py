@@ -1,17 +1,25 @@
-"""One call of a reward function in this process, in a thread or as a coroutine."""
+"""Python functions as rewards: called in threads, as coroutines, or in processes of their own.
+
+A function that harms its own process does not harm the run.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_origin, get_type_hints
 
+from plimsoll.config.reward import RewardConfig
+from plimsoll.process.child import ChildEnded, Program
+from plimsoll.process.pool import Pool
 from plimsoll.process.threads import in_thread
 from plimsoll.records import Trajectory
-from plimsoll.reward.outcome import Outcome, TimeLimit, error_outcome, number, numbers
+from plimsoll.reward.adapters import reward_function
+from plimsoll.reward.outcome import Failed, Outcome, TimeLimit, error_outcome, number, numbers
 
 Function = Callable[[Any], Any]
 """Takes a trajectory, or a list of them."""
@@ -19,7 +27,7 @@ Function = Callable[[Any], Any]
 _MANY = ("list[", "tuple[", "Sequence[", "collections.abc.Sequence[")
 
 
-def call_function(
+def _call_function(
     function: Function, trajectories: Sequence[Trajectory], batch: bool
 ) -> list[Outcome]:
     """Call a plain function, and return the outcomes; errors of any kind become outcomes.
@@ -33,7 +41,7 @@ def call_function(
     return _outcomes(value, len(trajectories), batch)
 
 
-async def await_function(
+async def _await_function(
     function: Function, trajectories: Sequence[Trajectory], batch: bool
 ) -> list[Outcome]:
     """Call an `async def`, and return the outcomes; a cancellation cancels the function, too."""
@@ -88,12 +96,73 @@ class FunctionHere:
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
         """Return what the function gives, or failures if it takes too long."""
         if self.coroutine:
-            work, left = await_function(self.function, trajectories, self.batch), ""
+            work, left = _await_function(self.function, trajectories, self.batch), ""
         else:
-            work = in_thread(partial(call_function, self.function, trajectories, self.batch))
+            work = in_thread(partial(_call_function, self.function, trajectories, self.batch))
             left = "; its thread goes on, as nothing can end it (process: true makes it a process)"
         try:
             async with asyncio.timeout(self.limit.seconds):
                 return await work
         except TimeoutError:
             return [self.limit.failure(after=left)] * len(trajectories)
+
+
+@dataclass(frozen=True)
+class FunctionInProcesses:
+    """Calls a reward function in processes, each time for one list of trajectories."""
+
+    pool: Pool
+    limit: TimeLimit
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        """Return what the function gives, or failures if its process did not answer.
+
+        Raises PlimsollError if no process can be started.
+        """
+        sent = [replace(t, transcript=None) for t in trajectories]
+        try:
+            outcomes: Sequence[Outcome] = await in_thread(
+                partial(self.pool.ask, sent, self.limit.seconds)
+            )
+        except TimeoutError:
+            failed = self.limit.failure(after="; its process was ended")
+        except ChildEnded as ended:
+            failed = Failed(f"'s process {ended}", ended.lines)
+        else:
+            return outcomes
+        return [failed] * len(trajectories)
+
+
+def open_in_processes(
+    config: RewardConfig, batch: bool, limit: TimeLimit, size: int, stack: AsyncExitStack
+) -> FunctionInProcesses:
+    """Return a caller of a config's function in at most `size` processes, which end with the stack.
+
+    `batch` says whether the function takes a list.
+    """
+    program = Program(
+        open_function,
+        what=f"The process for reward function {config.name}",
+        setup=(config, batch),
+        codec="plimsoll.process.pickled",
+        memory_gib=config.memory_gib,
+    )
+    pool = Pool(program, size)
+    stack.callback(pool.close)
+    return FunctionInProcesses(pool, limit)
+
+
+def open_function(
+    setup: tuple[RewardConfig, bool],
+) -> Callable[[Sequence[Trajectory]], list[Outcome]]:
+    """Return what answers in the process: lists of trajectories to their outcomes."""
+    config, batch = setup
+    return partial(_answer, reward_function(config), batch)
+
+
+def _answer(
+    function: partial[Any], batch: bool, trajectories: Sequence[Trajectory]
+) -> list[Outcome]:
+    if is_coroutine(function):
+        return asyncio.run(_await_function(function, trajectories, batch))
+    return _call_function(function, trajectories, batch)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from plimsoll.commands.doctor_machine import Disk, Machine
+from plimsoll.commands.doctor.machine import Disk, Machine
 from plimsoll.config.problems import Problem, Severity, finding
 from plimsoll.run.counting import bytes_text
 
