@@ -18,12 +18,11 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from plimsoll.cluster.exit_reason import start_error
-from plimsoll.cluster.failure_logs import death_reason
+from plimsoll.cluster.exit_reason import death_reason, start_error
 from plimsoll.cluster.heartbeats import Pulse, read_pulse
 from plimsoll.cluster.placement import NodeCards, order_by_node, shared_placement, spread
+from plimsoll.engine.memory import explain_shortage
 from plimsoll.engine.process_group import Place, free_port
-from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import oom_kills

@@ -5,9 +5,8 @@ from __future__ import annotations
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, SftBatch
-from plimsoll.jobs.figures import with_interval
 from plimsoll.spec.columns import step_source
-from plimsoll.spec.job import Evaluation, Job, Names, both
+from plimsoll.spec.job import Evaluation, Job, Names, both, with_interval
 from plimsoll.spec.roles import learner
 from plimsoll.spec.workload import sequences_of
 

@@ -8,10 +8,9 @@ from plimsoll.config.base import Choice, NonNegativeFloat, Settings
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, PreferenceBatch
-from plimsoll.jobs.figures import PAIR_METRICS
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import pair_source
-from plimsoll.spec.job import Evaluation, Job, Names, both
+from plimsoll.spec.job import PAIR_METRICS, Evaluation, Job, Names, both
 from plimsoll.spec.roles import learner
 from plimsoll.spec.workload import pairs_of
 

@@ -6,8 +6,7 @@ import pickle
 
 import pytest
 
-from plimsoll.cluster.exit_reason import exit_reason, start_error
-from plimsoll.cluster.failure_logs import SILENT
+from plimsoll.cluster.exit_reason import SILENT, exit_reason, start_error
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import WorkerDied
 from plimsoll.machine.incident import OutOfMemory, Sighting

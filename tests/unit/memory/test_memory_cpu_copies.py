@@ -6,7 +6,7 @@ import pytest
 from decided import decided_role
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.engine.price.roles import RoleWork, trained_role
+from plimsoll.engine.price import RoleWork, trained_role
 from plimsoll.engine.zero.buffers import layers_left
 from plimsoll.engine.zero.sizes import ZeroSizes
 from plimsoll.shapes.known_models import read_shape

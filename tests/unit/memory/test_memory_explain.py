@@ -20,8 +20,14 @@ from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks
-from plimsoll.memory.explain.as_text import explanation_text
-from plimsoll.memory.explain.explain import Explanation, explain, role_of, room_needed, scene_of
+from plimsoll.memory.explain.explain import (
+    Explanation,
+    explain,
+    explanation_text,
+    role_of,
+    room_needed,
+    scene_of,
+)
 from plimsoll.memory.explain.questions import Finding, Scene, answer_questions
 from plimsoll.run.readings import DividedShare, Footprint, HostReading, Reading
 from plimsoll.spec.run_spec import RunSpec

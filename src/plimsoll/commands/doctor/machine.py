@@ -24,8 +24,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.interop.verifiers.venv import VerifiersInstall, look, venv_directory
 from plimsoll.machine.allocator import named_settings
 from plimsoll.machine.cgroup import process_limit
-from plimsoll.machine.cpu import multiplies_bfloat16
-from plimsoll.machine.host import HostMemory, live_host, usable_cores
+from plimsoll.machine.host import HostMemory, live_host, multiplies_bfloat16, usable_cores
 from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
 from plimsoll.machine.tools import system_tools
 from plimsoll.machine.versions import PACKAGES, installed_version

@@ -9,10 +9,13 @@ from typing import Any
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ELEMENT_BYTES
-from plimsoll.engine.price.roles import RoleWork, SavedBytes, TrainedTensors, TrainerPrice
-from plimsoll.engine.price.transfers import (
+from plimsoll.engine.price import (
     CHECKPOINT_FILE,
     Outgoing,
+    RoleWork,
+    SavedBytes,
+    TrainedTensors,
+    TrainerPrice,
     loading_tensors,
     outgoing_tensors,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.engine.price.roles import trainer_price
+from plimsoll.engine.price import trainer_price
 from plimsoll.machine.incident import Incident, Sighting
 from plimsoll.machine.node_state import NodeState
 from plimsoll.machine.nvidia import CardProcess, LiveCard

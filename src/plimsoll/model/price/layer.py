@@ -173,7 +173,7 @@ class Layer:
 
     @property
     def has_cpu_kernel(self) -> bool:
-        """Whether the CPU's kernel for whole packs is used (model/cpu/attention.py)."""
+        """Whether the CPU's kernel for whole packs is used (model/cpu.py)."""
         plain = not self.shape.softcapped and not self._is_windowed
         return self.form.device == "cpu" and self.form.attention == "sdpa" and plain
 

@@ -24,7 +24,7 @@ from plimsoll.model.price.layer import (
 )
 from plimsoll.shapes.shape import Linear
 
-_SCORES, _ROWS, _FILLED = 2**20, 1024, 32  # as SCORES, ROWS, OF_SEQUENCES: model/cpu/attention.py
+_SCORES, _ROWS, _FILLED = 2**20, 1024, 32  # as SCORES, ROWS, OF_SEQUENCES: model/cpu.py
 _MLP_TENSORS = 4  # gate and up in one, the activated half, the product; or NewGELUActivation's
 
 
@@ -126,7 +126,7 @@ def _attention_by_products(
 
 
 def _cpu_batch_bytes(layer: Layer) -> int:
-    """Return the bytes of a batch's backward in model/cpu/attention.py.
+    """Return the bytes of a batch's backward in model/cpu.py.
 
     The batch is the longest sequence, or several short ones.
     """

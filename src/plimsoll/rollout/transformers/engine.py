@@ -21,7 +21,7 @@ from transformers import (
 
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.engine.export import AdapterFiles
-from plimsoll.engine.meter import read_memory
+from plimsoll.engine.memory import read_memory
 from plimsoll.engine.process_group import kernel_limits, suit_cards
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.errors import WeightSyncError

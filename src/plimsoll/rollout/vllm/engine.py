@@ -23,7 +23,7 @@ from plimsoll.errors import PlimsollError, WeightSyncError
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order
-from plimsoll.model.adapter_files import WEIGHTS
+from plimsoll.model.adapters import WEIGHTS
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.rollout.protocol import (
     CACHED_TOKENS,

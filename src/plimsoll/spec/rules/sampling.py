@@ -13,10 +13,10 @@ from plimsoll.run.counting import counted
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.engine_rules import other_engines, rollout_rules
 from plimsoll.spec.eval_sets import EvalSet, eval_sets
-from plimsoll.spec.rules.adapters import check_steadiness
 from plimsoll.spec.rules.advantages import check_advantage
 from plimsoll.spec.rules.environments import check_environments
 from plimsoll.spec.rules.rewards import reward_part
+from plimsoll.spec.rules.roles import check_steadiness
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),

@@ -1,4 +1,6 @@
-"""Packed attention on the CPU, with a backward pass of its own for a whole pack.
+"""What only CPUs compute differently: packed attention with its own backward pass, filled rows.
+
+Nothing else names these kernels: `use_cpu_kernels` switches a model to them.
 
 The forward pass of each sequence is PyTorch's own flash kernel. The backward pass is plain products
 over blocks of queries: weights and their gradient in fp32, never kept, made again from queries,
@@ -8,8 +10,14 @@ PyTorch's backward pass takes three to five times as long in bfloat16. This one 
 step (CPU time of SFT of 28M parameters, packs of 2,000 tokens, one thread of an AMD EPYC without
 AMX); with AMX a step took 360 instead of 490 ms.
 
-Rows are filled up, so that shapes recur (see switch.py), and short sequences of one shape are
-computed together. No query sees the filling: it stands behind the last key.
+oneDNN, which computes bfloat16 products on CPUs, compiles a kernel for every new shape: 3 to 15 ms
+each, as long as several products of a small model. Packs hardly ever have equal sizes, so their
+rows are filled with zeros up to a multiple, and the filling is cut off afterwards. With AMX the
+products of a step of SFT of 28M parameters took 487 instead of 683 ms; an AMD EPYC without AMX
+compiles less, and the zeros cost 3 % of a step.
+
+Short sequences of one shape are computed together. No query sees the filling: it stands behind the
+last key.
 """
 
 from __future__ import annotations
@@ -21,11 +29,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from plimsoll.model.attention import SDPA, Attended, Span, register_kernel, sdpa
+from plimsoll.model.logit_chunks import fill_rows
 
 NAME = "plimsoll_cpu"
 
@@ -42,12 +51,12 @@ _LOG2_E = 1 / math.log(2)
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def round_up(rows: int, multiple: int) -> int:
+def _round_up(rows: int, multiple: int) -> int:
     """Return the next multiple."""
     return -(-rows // multiple) * multiple
 
 
-def use_packed_attention(lm: PreTrainedModel) -> None:
+def _use_packed_attention(lm: PreTrainedModel) -> None:
     """Have layers use this kernel in place of PyTorch's, if they use PyTorch's."""
     if lm.config._attn_implementation == SDPA:
         register_kernel(NAME, _kernel)
@@ -94,8 +103,8 @@ def _batches(sequences: Sequence[Span], heads: int) -> Iterator[_Batch]:
     """Yield batches as large as SCORES and ROWS allow; leaders of shared tokens come first."""
     alike: defaultdict[tuple[int, int, int], list[Span]] = defaultdict(list)
     for span in sequences:
-        queries = round_up(span.queries, OF_SEQUENCES)
-        alike[span.before, queries, round_up(span.before + queries, OF_SEQUENCES)].append(span)
+        queries = _round_up(span.queries, OF_SEQUENCES)
+        alike[span.before, queries, _round_up(span.before + queries, OF_SEQUENCES)].append(span)
     for (before, queries, keys), spans_ in sorted(alike.items(), key=lambda item: item[0]):
         most = max(1, min(SCORES // (heads * queries * keys), ROWS // queries))
         for start in range(0, len(spans_), most):
@@ -230,7 +239,7 @@ def _backward(
     grad_key, grad_value = torch.zeros_like(key_CND), torch.zeros_like(value_CND)
     groups, keys, width = key_CND.shape
     for block in _blocks(query_BQD, keys):
-        seen = slice(min(keys, round_up(before + block.stop, OF_SEQUENCES)))
+        seen = slice(min(keys, _round_up(before + block.stop, OF_SEQUENCES)))
         key, value = key_CND[:, seen], value_CND[:, seen]
         query, grad = (x[:, block].reshape(groups, -1, width) for x in (query_BQD, grad_BQD))
         weights = torch.bmm(query, key.mT)
@@ -255,3 +264,26 @@ def _blocks(query_HQD: Tensor, keys: int) -> Iterator[slice]:
     heads, queries, _ = query_HQD.shape
     rows = max(1, SCORES // (heads * keys * OF_SEQUENCES)) * OF_SEQUENCES
     return (slice(start, min(start + rows, queries)) for start in range(0, queries, rows))
+
+
+OF_PACKS = 64
+"""The tokens of a pack, and its learned tokens, are filled up to a multiple of this."""
+
+
+def use_cpu_kernels(lm: PreTrainedModel, device: torch.device) -> int:
+    """Have a newly loaded model use the kernels for CPUs, in place, if its device is a CPU.
+
+    Returns:
+        The multiple that the head's rows are to be filled up to.
+    """
+    if device.type != "cpu":
+        return 1
+    # The decoder's output keeps the rows of the filling.
+    lm.get_decoder().register_forward_pre_hook(_fill, with_kwargs=True)
+    _use_packed_attention(lm)
+    return OF_PACKS
+
+
+def _fill(_: nn.Module, given: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    rows = {name: named[name] for name in ("input_ids", "position_ids") if name in named}
+    return given, named | {name: fill_rows(x_1T[0], OF_PACKS)[None] for name, x_1T in rows.items()}

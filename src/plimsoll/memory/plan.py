@@ -1,21 +1,106 @@
-"""A plan as text of 80 columns: tables, bars, verdict and problems, or a short form of these."""
+"""The plan of a run: its memory, its problems and the ways out; as text of 80 columns and as JSON.
+
+As text it has tables, bars, verdict and problems, or a short form of these.
+"""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
 
 from plimsoll.config.problems import Problem
+from plimsoll.memory.contents.layout import Slot
+from plimsoll.memory.contents.overheads import constant_values
 from plimsoll.memory.contents.stores import (
     Store,
     Use,
     likely_worst,
     verdict_of,
 )
-from plimsoll.memory.weigh import Plan
+from plimsoll.memory.levers.descent import with_ways_out
+from plimsoll.memory.rules.shortages import find_close
+from plimsoll.memory.weigh import Ground, Plan, problems_besides, weigh
 from plimsoll.run.counting import counted, gigabytes
-from plimsoll.spec.run_spec import Phase
-from plimsoll.timeline.items import KINDS, Kind
+from plimsoll.spec.run_spec import Phase, RunSpec
+from plimsoll.timeline.items import KINDS, Item, Kind
+
+
+def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
+    """Return the plan of a run, with ways out if something does not fit. Raises as `weigh`."""
+    plan = weigh(spec, ground)
+    close = find_close(plan.stores, plan.band)
+    problems = (*problems_besides(plan), *with_ways_out(plan, ground), *close)
+    return replace(plan, problems=problems)
+
+
+_OF_PROBLEMS = ("code", "severity", "what", "why", "fix")
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """Return the plan with every card and host by itself.
+
+    The items of a card (or host) and phase are those of the phase's fullest instant: they add up to
+    its bytes.
+    """
+    return {
+        "verdict": plan.verdict,
+        "band": plan.band.share,
+        "devices": [row for store in plan.devices for row in _devices(store)],
+        "hosts": [row for store in plan.hosts for row in _hosts(store)],
+        "disk": {"bytes": plan.disk_bytes},
+        "items": [
+            *(row for store in plan.stores for row in _items(store)),
+            *(_item(item, "save", "written", "run directory") for item in plan.disk),
+        ],
+        "problems": [
+            {key: getattr(problem, key) for key in _OF_PROBLEMS} for problem in plan.problems
+        ],
+        "constants": constant_values(plan.constants),
+    }
+
+
+def _slot_name(slot: Slot) -> str:
+    """Return the name of a slot: `node 0 card 3`, or `node 0` for its host memory."""
+    return f"node {slot.node}" if slot.card is None else f"node {slot.node} card {slot.card}"
+
+
+def _devices(store: Store) -> Iterator[dict[str, Any]]:
+    """Yield each card with its peak: what torch and the driver would show at the same instant."""
+    use = store.peak
+    sizes = {"allocated_bytes": use.allocated, "reserved_bytes": use.reserved}
+    peak = {"phase": use.moment.phase, **sizes, "device_bytes": use.bytes}
+    for slot in store.slots:
+        yield {"device": _slot_name(slot), "capacity_bytes": store.capacity, "peak": peak}
+
+
+def _hosts(store: Store) -> Iterator[dict[str, Any]]:
+    peak = {"phase": store.peak.moment.phase, "bytes": store.peak.bytes}
+    for slot in store.slots:
+        yield {"node": slot.node, "capacity_bytes": store.capacity, "peak": peak}
+
+
+def _items(store: Store) -> Iterator[dict[str, Any]]:
+    for slot, use in product(store.slots, store.phases):
+        for item in use.items:
+            yield _item(item, use.moment.phase, use.moment.instant, _slot_name(slot))
+
+
+def _item(item: Item, phase: str, instant: str, device: str) -> dict[str, Any]:
+    return {
+        "role": item.role,
+        "phase": phase,
+        "instant": instant,
+        "item": item.name,
+        "where": item.where,
+        "device": device,
+        "bytes": item.bytes,
+        "formula": item.formula,
+        "source": item.source,
+    }
+
 
 WIDTH = 80
 _COLUMN = 7

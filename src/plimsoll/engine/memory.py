@@ -1,4 +1,7 @@
-"""Torch's and Python's memory errors, turned into one that names the role and the bytes."""
+"""Memory of this process and its card: readings, and memory errors that name role and bytes.
+
+Readings are compared with the plan. Memory errors are Torch's and Python's, turned into one.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,31 @@ import torch
 
 from plimsoll.errors import FunctionFailed
 from plimsoll.machine.incident import Incident, OutOfMemory
-from plimsoll.machine.meter import process_bytes
-from plimsoll.run.readings import DividedShare, Footprint
+from plimsoll.machine.meter import process_bytes, read_host
+from plimsoll.machine.nvidia import busy_meter
+from plimsoll.run.readings import CardReading, DividedShare, Footprint, Reading
+
+
+def read_memory(device: torch.device) -> Reading:
+    """Read this process, and restart the peaks of its card."""
+    return Reading(read_host(), read_card(device) if device.type == "cuda" else None)
+
+
+def read_card(device: torch.device) -> CardReading:
+    """Read the card, and restart torch's peaks."""
+    free, total = torch.cuda.mem_get_info(device)
+    reading = CardReading(
+        peak_allocated=torch.cuda.max_memory_allocated(device),
+        peak_reserved=torch.cuda.max_memory_reserved(device),
+        allocated=torch.cuda.memory_allocated(device),
+        reserved=torch.cuda.memory_reserved(device),
+        used=total - free,
+        capacity=total,
+        busy=busy_meter(f"GPU-{torch.cuda.get_device_properties(device).uuid}").read(),
+    )
+    torch.cuda.reset_peak_memory_stats(device)
+    return reading
+
 
 _CPU = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|could not create a primitive$"
