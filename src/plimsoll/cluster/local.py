@@ -14,8 +14,7 @@ from plimsoll.config.cluster import Device
 from plimsoll.engine.memory import explain_shortage
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.worker import Worker
-from plimsoll.machine.incident import OutOfMemory, Sighting
-from plimsoll.machine.node_state import read_node
+from plimsoll.machine.incident import OutOfMemory, Sighting, read_node
 from plimsoll.machine.nvidia import own_cards
 from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory

@@ -41,9 +41,8 @@ from plimsoll.cluster.ray_watch import HangWatch, first_ended
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
-from plimsoll.machine.incident import OutOfMemory, Sighting
+from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
 from plimsoll.machine.meter import read_host
-from plimsoll.machine.node_state import NodeState, read_node
 from plimsoll.machine.stacks import ask_for_stacks, end_processes
 from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory

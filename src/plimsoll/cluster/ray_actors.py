@@ -28,7 +28,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import oom_kills
 from plimsoll.machine.heap import preload_settings
 from plimsoll.machine.host import thread_wait_settings
-from plimsoll.machine.node_state import NodeState, read_node
+from plimsoll.machine.incident import NodeState, read_node
 from plimsoll.machine.nvidia import card_order, visible_cards
 from plimsoll.machine.stacks import write_stacks_when_asked
 from plimsoll.rollout.protocol import EngineSpec, RolloutEngine, rollout_build

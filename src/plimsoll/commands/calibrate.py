@@ -21,7 +21,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
 from plimsoll.memory.contents.overheads import Constants, read_plan_constants, write_constants
-from plimsoll.page.comparison import Comparison, compare
+from plimsoll.page.ledger import Comparison, compare
 from plimsoll.rollout.price import rollout_price
 from plimsoll.run.counting import counted, gigabytes_text
 from plimsoll.run.directory import existing_run

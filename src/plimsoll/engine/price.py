@@ -26,8 +26,7 @@ from plimsoll.spec.kernels import Capability
 from plimsoll.spec.roles import HeadKind
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Item, Moment, Where
-from plimsoll.timeline.lifetimes import TrainPhase, scoring_phase
-from plimsoll.timeline.tensors import Tensors, state_items
+from plimsoll.timeline.tensors import Tensors, TrainPhase, scoring_phase, state_items
 
 _KEPT = 1024
 """How many prices are cached: a search for what fits makes hundreds of plans with like roles."""
@@ -212,7 +211,7 @@ def loading_tensors(
         "of the largest tensor",
         shape.largest_parameter,
         element,
-        "engine/zero/placing.py: one weight at a time, from files that are mapped",
+        "engine/zero/frozen.py: one weight at a time, from files that are mapped",
         where="host",
         life="loading",
     )

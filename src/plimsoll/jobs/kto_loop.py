@@ -20,8 +20,8 @@ import torch
 
 from plimsoll.algorithm.choice import feedback_loss
 from plimsoll.algorithm.feedback import kl_baseline
+from plimsoll.algorithm.figures import separation_effect, separation_interval, share_ahead
 from plimsoll.algorithm.inputs import FeedbackLossInputs, LabelCounts
-from plimsoll.algorithm.separation import separation_effect, separation_interval, share_ahead
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_responses
 from plimsoll.engine.objectives import FeedbackObjective, FeedbackStream

@@ -20,10 +20,10 @@ from plimsoll.process.programs import (
     REMEDY,
     CaseResult,
     ProgramBounds,
+    Sandbox,
     run_program,
     sandbox_trouble,
 )
-from plimsoll.process.sandbox import Sandbox
 from plimsoll.records import Trajectory
 from plimsoll.reward.marks import ANSWER_TAG, last_within
 from plimsoll.reward.references import asks_processes, checks_references, needs_machine

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from plimsoll.algorithm.failure import failure
 from plimsoll.config.reward import RewardConfig
 from plimsoll.data.fields import reference_text
-from plimsoll.errors import ConfigError, DataError, PlimsollError
+from plimsoll.errors import ConfigError, DataError, PlimsollError, failure
 from plimsoll.records import Trajectory
 from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.outcome import SHOWN_CHARACTERS

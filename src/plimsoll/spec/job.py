@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from plimsoll.config.base import Choice
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.environment import EnvironmentConfig
-from plimsoll.config.presets import Preset
+from plimsoll.config.load import Preset
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.run import Goal, JobConfig

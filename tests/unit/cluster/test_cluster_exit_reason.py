@@ -9,8 +9,7 @@ import pytest
 from plimsoll.cluster.exit_reason import SILENT, exit_reason, start_error
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import WorkerDied
-from plimsoll.machine.incident import OutOfMemory, Sighting
-from plimsoll.machine.node_state import NodeState
+from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting
 from plimsoll.rollout.protocol import ENGINE_ENDED, EngineSpec
 from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.run.readings import HostReading, Reading

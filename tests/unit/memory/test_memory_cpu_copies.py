@@ -12,7 +12,7 @@ from plimsoll.engine.zero.sizes import ZeroSizes
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.timeline.lifetimes import job_moments
+from plimsoll.timeline.tensors import job_moments
 
 READ = Moment("load", "read actor")
 SHAPE = read_shape("Qwen/Qwen2.5-7B")

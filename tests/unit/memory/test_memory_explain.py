@@ -14,8 +14,7 @@ from plimsoll.config.run import JobConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import Hardware, parse_cluster
-from plimsoll.machine.incident import Incident, Sighting
-from plimsoll.machine.node_state import Holder, NodeState
+from plimsoll.machine.incident import Holder, Incident, NodeState, Sighting
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants

@@ -17,7 +17,7 @@ from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.spec.kernels import Capability
 from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.timeline.lifetimes import job_moments
+from plimsoll.timeline.tensors import job_moments
 
 MODEL = "Qwen/Qwen2.5-7B"
 PARAMETERS = 7_615_616_512

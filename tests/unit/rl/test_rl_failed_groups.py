@@ -20,8 +20,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.score import RewardFailure, open_rewards
-from plimsoll.rl.answers import Answering
-from plimsoll.rl.failed_groups import FailedGroups
+from plimsoll.rl.answers import Answering, FailedGroups
 from plimsoll.rl.sampling import Sampled, sample
 from plimsoll.rollout.protocol import Request
 

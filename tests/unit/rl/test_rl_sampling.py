@@ -19,8 +19,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
-from plimsoll.rl.answers import Answering
-from plimsoll.rl.failed_groups import FailedGroups
+from plimsoll.rl.answers import Answering, FailedGroups
 from plimsoll.rl.sampling import Draw, Sampled, probe_sequences, sample, teaches
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.run_spec import RunSpec

@@ -18,7 +18,13 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import Steps, TrainerBuild
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.engine.zero.form import Form, check_shapes, read_form, write_form, write_shapes
-from plimsoll.engine.zero.frozen import FrozenZeroEngine
+from plimsoll.engine.zero.frozen import (
+    FrozenZeroEngine,
+    divide,
+    gather_weights,
+    settle,
+    share_of_weights,
+)
 from plimsoll.engine.zero.masters import find_masters
 from plimsoll.engine.zero.optimizer import (
     begin_moments,
@@ -27,7 +33,6 @@ from plimsoll.engine.zero.optimizer import (
     make_optimizer,
     moment_rows,
 )
-from plimsoll.engine.zero.placing import divide, gather_weights, settle, share_of_weights
 from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.run.readings import DividedShare
 

@@ -34,7 +34,7 @@ from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.spec.workload import Workload
 from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.timeline.lifetimes import TrainPhase, job_moments
+from plimsoll.timeline.tensors import TrainPhase, job_moments
 
 _SCORING = Moment("score", "forward")
 _SAVING = Moment("save", "gather")

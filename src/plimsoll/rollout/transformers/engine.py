@@ -32,8 +32,7 @@ from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_
 from plimsoll.rollout.arrivals import Arrivals
 from plimsoll.rollout.protocol import EngineSpec, Request, RolloutBuild
 from plimsoll.rollout.text import Decoder
-from plimsoll.rollout.transformers.generate_steps import EndAtLimit, Recorder, StopStrings
-from plimsoll.rollout.transformers.grouped_attention import GROUPED
+from plimsoll.rollout.transformers.generate import GROUPED, EndAtLimit, Recorder, StopStrings
 from plimsoll.run.readings import Reading
 
 

@@ -1,4 +1,4 @@
-"""Confidence intervals of measured figures whose rows may share a prompt.
+"""Figures of evaluations: confidence intervals, separation of two groups, pass@k and maj@k.
 
 Rows of one prompt are not independent: a hard prompt is hard for all of its rows, so ten rows of
 one prompt tell less than ten rows of ten prompts. The design effect is the cost: the variance of
@@ -7,13 +7,15 @@ the figure over prompts, divided by the variance if each row had a prompt of its
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from math import sqrt
+import operator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from math import comb, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plimsoll.records import Ints
+from plimsoll.records import Bools, Floats, Ints
 
 Doubles = NDArray[np.float64]
 
@@ -131,3 +133,110 @@ def _by_prompt(values_N: Doubles, prompts: Iterable[Hashable]) -> tuple[Doubles,
     places = np.array([numbers.setdefault(key, len(numbers)) for key in prompts], dtype=np.int64)
     sums_K = np.bincount(places, weights=values_N).astype(np.float64)
     return sums_K, np.bincount(places).astype(np.int64)
+
+
+_HALVINGS = 60
+
+
+def share_ahead(better: Floats, worse: Floats) -> float:
+    """Return the share of pairs (one number of each group) in which the better group's is larger.
+
+    A tie counts half. It is the area under the ROC curve; 0.5 is chance, however large each group
+    is. Neither group may be empty.
+    """
+    return float(_ranks(better, worse).mean() / (2 * len(worse)))
+
+
+def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hashable]) -> float:
+    """Return the design effect (see `interval`) of the `share_ahead` of two groups of numbers.
+
+    A prompt may have several numbers, of one group or of both. It is computed from each number's
+    rank among the other group's (Obuchowski 1997, https://doi.org/10.2307/2533958).
+
+    Args:
+        values_N: all numbers.
+        better_N: which numbers are the better group's.
+        prompts: the prompt of each number; any keys.
+    """
+    better, worse = values_N[better_N], values_N[~better_N]
+    better_places, worse_places = _ranks(better, worse), 2.0 * len(better) - _ranks(worse, better)
+    total = better_places.sum()
+    # All times 2 len(better)^2 len(worse)^2, so that sums are exact.
+    influence_N = np.empty(len(values_N))
+    influence_N[better_N] = len(worse) * (len(better) * better_places - total)
+    influence_N[~better_N] = len(better) * (len(worse) * worse_places - total)
+    return design_effect(influence_N, prompts)
+
+
+def separation_interval(share: float, better: float, worse: float) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a `share_ahead` of groups of independent numbers.
+
+    Newcombe 2006, https://doi.org/10.1002/sim.2324, method 5: Hanley and McNeil's variance with the
+    groups' mean size, at the bound itself, so that the interval stays within [0, 1].
+
+    Args:
+        share: the measured share.
+        better: how many numbers the better group has; divided by the design effect if they share
+            prompts.
+        worse: the same of the worse group.
+    """
+    assert 0 <= share <= 1 and better > 0 and worse > 0
+    size = (better + worse) / 2 - 1
+
+    def reach(share: float) -> float:
+        spread = (1 - share) / (2 - share) + share / (1 + share)
+        return NORMAL_95 * sqrt(share * (1 - share) * (1 + size * spread) / (better * worse))
+
+    low = _root(lambda bound: share - bound - reach(bound), 0.0, share)
+    high = _root(lambda bound: share - bound + reach(bound), share, 1.0)
+    return low, high
+
+
+def _ranks(numbers: Floats, others: Floats) -> Doubles:
+    """Return twice the number of `others` that each number is ahead of; a tie counts once."""
+    ordered = np.sort(others)
+    below, up_to = (np.searchsorted(ordered, numbers, side) for side in ("left", "right"))
+    return (below + up_to).astype(np.float64)
+
+
+def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Return the zero of a falling function that is >= 0 at `low` and <= 0 at `high`."""
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def pass_at_k(responses: int, passed: int, k: int) -> float:
+    """Return the probability that at least one of k responses passes: 1 - C(n - c, k) / C(n, k).
+
+    Unlike 1 - (1 - c/n)^k it has no bias. Source: Chen et al. 2021,
+    https://arxiv.org/abs/2107.03374, section 2.1.
+
+    Args:
+        responses: n, the number of measured responses.
+        passed: c, the number that passed.
+        k: the number of responses that are drawn.
+    """
+    assert 0 <= passed <= responses and 1 <= k <= responses
+    return 1 - comb(responses - passed, k) / comb(responses, k)
+
+
+def majority(
+    answers: Sequence[str | None], same: Callable[[str, str], bool] = operator.eq
+) -> int | None:
+    """Return the index of the first response with the most frequent answer (self-consistency).
+
+    If answers are equally frequent, the first one wins. Without any answer the result is None.
+    Source: Wang et al. 2023, https://arxiv.org/abs/2203.11171.
+
+    Args:
+        answers: the answer of each response; None: no answer, and no vote.
+        same: whether two answers that are written differently count as one. An answer joins the
+            first earlier answer that is the same.
+    """
+    votes: dict[str, int] = {}
+    for answer, count in Counter(text for text in answers if text is not None).items():
+        joined = next((earlier for earlier in votes if same(earlier, answer)), answer)
+        votes[joined] = votes.get(joined, 0) + count
+    return answers.index(max(votes, key=votes.__getitem__)) if votes else None
