@@ -12,8 +12,7 @@ from plimsoll.cli.options import Parser, show
 from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from plimsoll.interop.convert.launch import Launch
-    from plimsoll.interop.convert.trainer import Trainer
+    from plimsoll.interop.convert.launch import Launch, Trainer
     from plimsoll.interop.convert.writer import Converted
 
 

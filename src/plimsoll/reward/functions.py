@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any, get_origin, get_type_hints
 
 from plimsoll.config.reward import RewardConfig
-from plimsoll.process.child import ChildEnded, Program
-from plimsoll.process.pool import Pool
+from plimsoll.process.child import ChildEnded, Pool, Program
 from plimsoll.process.threads import in_thread
 from plimsoll.records import Trajectory
 from plimsoll.reward.adapters import reward_function

@@ -26,7 +26,6 @@ from plimsoll.config.base import Choice
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
-from plimsoll.engine.average import Average
 from plimsoll.engine.objectives import (
     DistillationObjective,
     NllObjective,
@@ -39,6 +38,7 @@ from plimsoll.engine.objectives import (
     ValueStream,
 )
 from plimsoll.engine.teacher_forward import teacher_forward
+from plimsoll.engine.zero.masters import Average
 from plimsoll.engine.zero.optimizer import begin_moments
 from plimsoll.model.adapters import add_adapter, plain_weight
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention

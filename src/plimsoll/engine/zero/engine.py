@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.engine.average import Average
 from plimsoll.engine.checkpoint import read_blocks, read_rows, write_blocks, write_rows
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import Steps, TrainerBuild
@@ -25,7 +24,7 @@ from plimsoll.engine.zero.frozen import (
     settle,
     share_of_weights,
 )
-from plimsoll.engine.zero.masters import find_masters
+from plimsoll.engine.zero.masters import Average, find_masters
 from plimsoll.engine.zero.optimizer import (
     begin_moments,
     forget_dry_step,

@@ -76,7 +76,7 @@ def _average_and_buffers(
     if each:
         where: Where = "device" if device == "cuda" and not sizes.offload else "host"
         name, of = "moving average of masters", "trained parameters"
-        source, count = "engine/average.py", counts.trained
+        source, count = "engine/zero/masters.py", counts.trained
         yield Tensors("optimizer states", name, of, count, each, source, ranks, where, "built")
     zero = role.settings_of(ZeroConfig)
     if zero.hpz_partition_size > 1:

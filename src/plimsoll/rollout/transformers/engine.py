@@ -29,8 +29,8 @@ from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
 from plimsoll.model.load import quiet
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
-from plimsoll.rollout.arrivals import Arrivals
 from plimsoll.rollout.protocol import EngineSpec, Request, RolloutBuild
+from plimsoll.rollout.sync import Arrivals
 from plimsoll.rollout.text import Decoder
 from plimsoll.rollout.transformers.generate import GROUPED, EndAtLimit, Recorder, StopStrings
 from plimsoll.run.readings import Reading

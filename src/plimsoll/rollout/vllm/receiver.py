@@ -22,7 +22,7 @@ from vllm.platforms import current_platform
 from plimsoll.engine.memory import read_card
 from plimsoll.engine.weights import SentTensor, split_bytes
 from plimsoll.machine.stacks import write_stacks_when_asked
-from plimsoll.rollout.arrivals import Arrivals
+from plimsoll.rollout.sync import Arrivals
 
 
 def _without_amx_attention() -> None:
