@@ -42,7 +42,7 @@ from plimsoll.memory.plan import (
     verdict_text,
 )
 from plimsoll.memory.weigh import Ground, Plan
-from plimsoll.run.counting import counted, gigabytes
+from plimsoll.run.counting import gigabytes, plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.readings import Footprints, Planned
 from plimsoll.spec.rules.machine import local_host_rules
@@ -121,7 +121,9 @@ def constants_of(cluster: ClusterConfig) -> Constants:
     settings = named_settings()
     if not settings or expands(settings):
         return Constants()
-    return Constants().calibrated(f"fixed segments: {settings}", allocator_gap=FIXED_SEGMENTS_GAP)
+    return Constants().with_measured(
+        f"fixed segments: {settings}", allocator_gap=FIXED_SEGMENTS_GAP
+    )
 
 
 def predict_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:
@@ -243,9 +245,7 @@ def _free_disk(run: RunDirectory) -> int:
 def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[Problem]:
     """Yield what the config's hardware has and this machine lacks."""
     if cluster.device != "cpu" and len(live.cards) < len(given.cards):
-        yield _problem(
-            f"{counted(len(given.cards), 'GPU')}, and this machine has {len(live.cards)}"
-        )
+        yield _problem(f"{plural(len(given.cards), 'GPU')}, and this machine has {len(live.cards)}")
     for card, found_card in zip(given.cards, live.cards, strict=False):
         if 0 < found_card.usable_bytes < card.usable_bytes:
             yield _problem(

@@ -24,7 +24,7 @@ from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.jobs.which import named_job
 from plimsoll.reward.references import check_references, check_rewards, check_votes
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.shapes.config_fields import longrope_positions
 from plimsoll.spec.choices import check_choices
@@ -141,7 +141,7 @@ def _rows(spec: RunSpec[Any]) -> Iterator[Problem]:
         bad = [b for row in rows if (b := _read(spec, key, source, row)) is not None]
         if not bad or (skips and len(bad) < len(rows)):
             continue
-        why = f"{len(bad)} of the first {counted(len(rows), 'row')} cannot be read, the first at "
+        why = f"{len(bad)} of the first {plural(len(rows), 'row')} cannot be read, the first at "
         why += f"{bad[0]}."
         fix = "name other columns, or mend the rows"
         fix += "" if skips else " (--data.on_bad_row skip leaves out bad ones)"

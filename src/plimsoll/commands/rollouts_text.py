@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plimsoll.errors import ConfigError
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import (
     ResponseGroup,
@@ -61,7 +61,7 @@ def overview_text(step: int, groups: Sequence[ResponseGroup], width: int | None)
     responses = [r for group in groups for r in group.responses]
     equal = sum(group.spread == 0 for group in groups)
     about = (
-        f"Step {step}: {counted(len(groups), 'group')}, {counted(len(responses), 'response')}, "
+        f"Step {step}: {plural(len(groups), 'group')}, {plural(len(responses), 'response')}, "
         f"mean reward {fmean(r.reward for r in responses):.4g}. Groups whose rewards are all "
         f"equal: {equal}."
     )
@@ -139,7 +139,7 @@ def _capture(terminal: Console, *parts: RenderableType) -> str:
 
 
 def _title(step: int, group: ResponseGroup) -> str:
-    count = counted(len(group.responses), "response")
+    count = plural(len(group.responses), "response")
     lowest, highest = _ends(group)
     spread = f" ({lowest:.4g} to {highest:.4g})" if group.spread else ""
     return f"Step {step}, group {group.number}: {count}, mean reward {group.reward:.4g}{spread}"
@@ -171,7 +171,7 @@ def _figures(r: SampledResponse) -> str:
             f"reward {r.reward:.4g}",
             *([parts] if len(r.parts) > 1 else []),
             *([f"advantage {r.advantage:+.3g}"] if r.advantage is not None else []),
-            counted(r.tokens, "token") + (", cut off" if r.cut_off else ""),
+            plural(r.tokens, "token") + (", cut off" if r.cut_off else ""),
             *([f"version {r.version}"] if r.version is not None else []),
         ]
     )

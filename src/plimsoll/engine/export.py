@@ -61,7 +61,7 @@ def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | Non
 
 
 def _gather_trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:
-    return engine.gathered([n for n, p in engine.module.named_parameters() if p.requires_grad])
+    return engine.gather([n for n, p in engine.module.named_parameters() if p.requires_grad])
 
 
 def _model(engine: Engine) -> PolicyModel | ValueModel:

@@ -254,7 +254,7 @@ def outgoing_tensors(
 
     if weights.gathers:
         where: Where = "device" if device == "cuda" else "host"
-        source = "engine/protocol.py: gathered"
+        source = "engine/protocol.py: gather"
         gathered = outgoing_buffer(
             "gathered weights", min(sync_bucket, weights.every), source, where
         )

@@ -28,7 +28,7 @@ from plimsoll.rl.live import drawn_prompts
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
 from plimsoll.rl.setup import RlWork, load_prompt_data, start
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import write_rows
 from plimsoll.run.readings import Planned
@@ -112,7 +112,7 @@ def write_selected(work: RlWork) -> Iterator[str]:
     kept = select(map(read_trajectories, steps), conversations_of(work.data.train))
     write_rows(directory.best_path, kept.best)
     write_rows(directory.pairs_path, kept.pairs)
-    groups = counted(kept.groups, "group")
+    groups = plural(kept.groups, "group")
     for path, rows, what, why in (
         (directory.best_path, kept.best, "best response", "every one was cut off or is empty"),
         (directory.pairs_path, kept.pairs, "best and worst", "no two that ended differ in reward"),

@@ -23,7 +23,7 @@ from plimsoll.memory.contents.stores import (
 from plimsoll.memory.levers.descent import with_ways_out
 from plimsoll.memory.rules.shortages import find_close
 from plimsoll.memory.weigh import Ground, Plan, problems_besides, weigh
-from plimsoll.run.counting import counted, gigabytes
+from plimsoll.run.counting import gigabytes, plural
 from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import KINDS, Item, Kind
 
@@ -245,7 +245,7 @@ def _rows(store: Store, most: int | None) -> Iterable[_TableRow]:
     if small:
         phases = dict.fromkeys(phase for row in small for phase in row)
         rest = {phase: sum(row.get(phase, 0) for row in small) for phase in phases}
-        yield counted(len(small), "smaller item"), rest
+        yield plural(len(small), "smaller item"), rest
 
 
 def _line(name: str, sizes: Mapping[Phase, int], phases: Sequence[Phase], label: int) -> str:

@@ -14,7 +14,7 @@ from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.rl.episodes import Environments, Submit, play_groups
 from plimsoll.rollout.protocol import Request, derive_seeds
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 
 _KEY = "batch.max_failed_groups"
 
@@ -67,12 +67,12 @@ class FailedGroups:
 
     def _what_follows(self, tries_left: int) -> str:
         if tries_left:
-            again = f"It is tried {counted(tries_left, 'more time')}"
+            again = f"It is tried {plural(tries_left, 'more time')}"
         else:
             again = "It is not tried again (retries)"
         if self._batch is None:
             return f"{again}. A held-out prompt without its reward ends the run."
-        groups = counted(self._allowed, "group")
+        groups = plural(self._allowed, "group")
         return f"{again}. The run ends if more than {groups} of a step fail ({_KEY})."
 
     def _error(self) -> Exception:
@@ -80,7 +80,7 @@ class FailedGroups:
         if self._batch is None:
             return first.error()
         return first.kind(
-            f"{first.what} failed for {counted(len(self._first), 'group')} of a step of "
+            f"{first.what} failed for {plural(len(self._first), 'group')} of a step of "
             f"{self._batch.prompts}, and {_KEY} is {self._batch.max_failed_groups:g}. The first: "
             f"{first}"
         )

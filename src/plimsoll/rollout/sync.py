@@ -20,7 +20,7 @@ from plimsoll.config.rollout import SyncConfig
 from plimsoll.engine.weights import SentTensor, hash_bytes
 from plimsoll.errors import WeightSyncError
 from plimsoll.records import Floats, Ints
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 
 _FLOOR = 2e-5
 """Nats: what rounding in float32 may become while the weights move; see docs/decisions.md."""
@@ -194,7 +194,7 @@ class Arrivals:
         if self._missing:
             first = ", ".join(sorted(self._missing)[:5])
             raise WeightSyncError(
-                f"{counted(len(self._missing), 'tensor')} of the new weights never arrived: "
+                f"{plural(len(self._missing), 'tensor')} of the new weights never arrived: "
                 f"{first}. The engine would go on with the old ones and sample from no version at "
                 "all"
             )

@@ -26,7 +26,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, Interrupted
 from plimsoll.model.checks import as_config_error
 from plimsoll.records import Floats, Row, samples_of
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.stored_logprobs import LogprobStore, StoredLogprobs, read_logprobs, sequence_key
 from plimsoll.spec.job import ConfigT
 from plimsoll.train.from_data import RowT, Work
@@ -124,7 +124,7 @@ def _precompute(
         session.progress.note(f"the reference's log-probs are those of {path}")
         return store.logprobs
     session.progress.note(
-        f"the reference scores {missing:,} of {counted(len(keys), 'sequence')}; their log-probs "
+        f"the reference scores {missing:,} of {plural(len(keys), 'sequence')}; their log-probs "
         f"go to {path}"
     )
     load_role(work.cluster, work.spec, "reference")

@@ -131,7 +131,7 @@ class Direct:
             yield
 
     @contextmanager
-    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    def gather(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
         yield {name: self.module.get_parameter(name).detach() for name in names}
 
 

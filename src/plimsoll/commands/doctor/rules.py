@@ -18,7 +18,7 @@ from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, how_to_install
 from plimsoll.machine.versions import LIGER, check_version
 from plimsoll.process.programs import REMEDY
-from plimsoll.run.counting import bytes_text, counted
+from plimsoll.run.counting import bytes_text, plural
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
 _REQUIRED = ("torch", "transformers", "deepspeed")
@@ -158,7 +158,7 @@ def _gpu_memory(card: LiveCard) -> Problem:
     """Check the free memory of a card, and who holds the rest."""
     key = f"gpu {card.index}"
     if card.instances:
-        what = f"{card.name}, cut by MIG into {counted(len(card.instances), 'instance')}"
+        what = f"{card.name}, cut by MIG into {plural(len(card.instances), 'instance')}"
         why = "The instance that a run would use is unknown here, and to `plimsoll plan`."
         fix = "CUDA_VISIBLE_DEVICES: its UUID; or cluster.hardware: its bytes, such as 9.5GiB"
         return finding(key, "warning", what, why, fix)

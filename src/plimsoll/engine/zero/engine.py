@@ -147,7 +147,7 @@ class ZeroEngine:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
-    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+    def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that gives these parameters whole, by name."""
         return gather_weights(self.module, names, self._zero.stage)
 

@@ -140,7 +140,7 @@ class FrozenZeroEngine:
             return None
         return share_of_weights(role, self.module, self._ranks)
 
-    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+    def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that gives these parameters whole, by name."""
         return gather_weights(self.module, names, self._stage)
 

@@ -14,7 +14,7 @@ from plimsoll.config.run import RunConfig
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
 from plimsoll.rollout.price import CrowdedCard, rollout_price
-from plimsoll.run.counting import counted, gigabytes
+from plimsoll.run.counting import gigabytes, plural
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Item, Kind, Where
@@ -163,7 +163,7 @@ def _cards(job: PlannedJob) -> Iterator[Problem]:
         yield Problem(
             "more-ranks-than-gpus",
             "error",
-            f"the run needs {counted(layout.cards_needed, 'GPU')} and the hardware has "
+            f"the run needs {plural(layout.cards_needed, 'GPU')} and the hardware has "
             f"{job.hardware.cards}: no card is left for {_list_text(layout.unplaced)}",
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared; the parts "

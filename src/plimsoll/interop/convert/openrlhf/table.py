@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from plimsoll.interop.convert import absences as why
 from plimsoll.interop.convert.absences import Absence
-from plimsoll.interop.convert.openrlhf.flag import VersionedFlag, always, by_command, flags, moved
+from plimsoll.interop.convert.openrlhf.flag import (
+    VersionedFlag,
+    always,
+    by_command,
+    flags,
+    from_version,
+)
 from plimsoll.interop.convert.values import (
     BOUNDS,
     COUNT,
@@ -206,11 +212,11 @@ _ROWS = (
 )
 
 _BATCHES = (
-    VersionedFlag("max_len", "data.max_len", _ALL, COUNT, by_command(2048, ppo=moved(None, "0.9.8", 2048), rm=512, dpo=512)),
+    VersionedFlag("max_len", "data.max_len", _ALL, COUNT, by_command(2048, ppo=from_version(None, "0.9.8", 2048), rm=512, dpo=512)),
     *flags("ppo@-0.9.7", COUNT, "prompt_max_len= generate_max_len=", 1024),
     VersionedFlag("max_new_tokens", "rollout.max_new_tokens", "ppo@0.9.8", COUNT),
     VersionedFlag("train_batch_size", "train.batch_size", _ALL, COUNT, always(128)),
-    VersionedFlag("micro_train_batch_size", "train.micro_batch_size", _ALL, COUNT, by_command(8, ppo=moved(4, "0.10.0", 1), rm=1)),
+    VersionedFlag("micro_train_batch_size", "train.micro_batch_size", _ALL, COUNT, by_command(8, ppo=from_version(4, "0.10.0", 1), rm=1)),
     VersionedFlag("use_dynamic_batch", "train.dynamic_batch_enable", "ppo@0.8.6", SWITCH),
     VersionedFlag("train_max_tokens_per_gpu", "train.max_tokens_per_gpu", "ppo@0.8.6", COUNT, always(16192)),
     VersionedFlag("max_epochs", "train.max_epochs", _ALL, COUNT, by_command(1, sft=2)),
@@ -243,21 +249,21 @@ _ALGORITHM = (
     VersionedFlag("advantage_estimator", "algo.advantage.estimator", "ppo", one_of(*ESTIMATORS), always("gae")),
     *flags("ppo", NUMBER, "gamma=algo.advantage.gamma lambd=algo.advantage.lambd", 1.0),
     *flags("ppo", SWITCH, "no_advantage_std_norm=algo.advantage.no_std_norm use_kl_loss=algo.kl.use_loss"),
-    VersionedFlag("value_clip", "critic.value_clip", "ppo", NUMBER, moved(0.2, "0.8.2", 0.5)),
+    VersionedFlag("value_clip", "critic.value_clip", "ppo", NUMBER, from_version(0.2, "0.8.2", 0.5)),
     VersionedFlag("freezing_actor_steps", "critic.freezing_steps", "ppo", WHOLE, always(-1)),
     VersionedFlag("policy_loss_type", "actor.policy_loss_type", "ppo@0.8.8", one_of("ppo", "gspo"), always("ppo")),
     VersionedFlag("eps_clip", "actor.eps_clip", "ppo", NUMBER, always(0.2)),
     VersionedFlag("eps_clip_low_high", "actor.eps_clip_low_high", "ppo@0.8.2", PAIR),
     VersionedFlag("dual_clip", "actor.dual_clip", "ppo@0.8.6", NUMBER),
     VersionedFlag("loss_agg_mode", "actor.loss_agg_mode", "ppo@0.11.2", one_of("token-mean", "seq-mean-token-mean"), always("token-mean")),
-    VersionedFlag("entropy_loss_coef", "actor.entropy_coef", "ppo", NUMBER, moved(0.0, "0.8.3", None)),
+    VersionedFlag("entropy_loss_coef", "actor.entropy_coef", "ppo", NUMBER, from_version(0.0, "0.8.3", None)),
     VersionedFlag("enable_vllm_is_correction", "algo.advantage.is_correction_enable", "ppo@0.8.9-0.11.1", SWITCH),
     VersionedFlag("use_icepop", "", "ppo@0.9.1-0.9.2", SWITCH),
     VersionedFlag("vllm_is_correction_type", "algo.advantage.is_correction_type", "ppo@0.9.3-0.11.1", one_of(*CORRECTIONS), always("tis")),
     VersionedFlag("is_correction_level", "algo.advantage.is_correction_level", "ppo@0.11.2", one_of("off", "token", "seq"), always("off")),
     VersionedFlag("is_correction_mode", "algo.advantage.is_correction_mode", "ppo@0.11.2", one_of("mask", "clip"), always("mask")),
     VersionedFlag("is_correction_gating", "algo.advantage.is_correction_gating", "ppo@0.11.2", one_of("ratio", "binary_kl", "tv"), always("ratio")),
-    VersionedFlag("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold", "ppo@0.8.9", BOUNDS, moved((2.0,), "0.9.1", (0.5, 5.0))),
+    VersionedFlag("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold", "ppo@0.8.9", BOUNDS, from_version((2.0,), "0.9.1", (0.5, 5.0))),
     VersionedFlag("init_kl_coef", "algo.kl.init_coef", "ppo", NUMBER, always(0.01)),
     VersionedFlag("kl_estimator", "algo.kl.estimator", "ppo", one_of("k1", "k2", "k3"), always("k1")),
     VersionedFlag("kl_target", "algo.kl.target", "ppo", NUMBER),
