@@ -18,7 +18,7 @@ from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
 from plimsoll.environment.results import EnvironmentFailed
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.outcome import Failed
-from plimsoll.reward.rule import cut
+from plimsoll.reward.rule import quote_beginning
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.reward.source import side_by_side
 from plimsoll.rollout.protocol import Ask, Request, derive_seeds
@@ -263,7 +263,7 @@ def _failure(
     failed: Failed, prompt: Prompt, group: int, rules: EpisodeRules, source: str, tries_left: int
 ) -> RewardFailure:
     where = f"The environment {rules.name!r}, at row {prompt.index} (from 0) of {source}"
-    prompt_text = f"The prompt{cut(prompt.text)}."
+    prompt_text = f"The prompt{quote_beginning(prompt.text)}."
     return RewardFailure(
         group,
         prompt.index,

@@ -156,7 +156,7 @@ def _mlp(layer: Layer, width: int) -> Iterator[LayerStep]:
     if not layer.shape.gated:  # NewGELUActivation is a chain of six operations
         yield linear_step(layer, GATES, inner + hidden)
         yield LayerStep("MLP", element * 4 * inner, element * 3 * inner)
-    elif any(layer.linears_named(("gate_up_proj",))):
+    elif any(layer.select_linears(("gate_up_proj",))):
         yield linear_step(layer, GATES, 2 * inner + hidden)
         yield LayerStep("MLP", element * 3 * inner, element * 3 * inner)
     elif layer.has_fused_gates:
@@ -283,7 +283,7 @@ def _scoring_mlp(layer: Layer) -> Summit:
 def _scoring_dense(layer: Layer, width: int) -> int:
     """Return the bytes of an MLP that every token passes."""
     inner = layer.element * layer.tokens * width
-    fused = any(layer.linears_named(("gate_up_proj",)))
+    fused = any(layer.select_linears(("gate_up_proj",)))
     widths = 3 if layer.shape.gated and not fused else _MLP_TENSORS
     width_at_once = layer.fused_block(layer.tokens * width) if layer.has_fused_gates else 0
     return max(

@@ -24,7 +24,7 @@ from plimsoll.interop.convert.options import (
     read_settings,
 )
 from plimsoll.interop.convert.trl import data, learning, roles
-from plimsoll.interop.convert.trl.programs import COMMANDS, command_named
+from plimsoll.interop.convert.trl.programs import COMMANDS, find_command
 from plimsoll.interop.convert.trl.settings import SETTINGS
 from plimsoll.interop.convert.values import Setting, Typed, join_words, split_flags
 from plimsoll.interop.convert.writer import Converted, write_config
@@ -58,7 +58,7 @@ def _read_options(launch: Launch, cards: int | None) -> tuple[Options, list[Rema
     Raises:
         ConfigError: The program is not read, or a file or a value cannot be read.
     """
-    command = command_named(launch.program)
+    command = find_command(launch.program)
     typed, problems = split_flags([*_accelerate_flags(launch), *launch.arguments])
     refuse(problems)
     given = [Typed(option.name.replace("-", "_"), option.words) for option in typed]

@@ -20,7 +20,7 @@ from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.options import Assignment, Options, Remark, read_settings
 from plimsoll.interop.convert.values import WORDS, Setting, join_words
 from plimsoll.interop.convert.verl import data, learning, roles
-from plimsoll.interop.convert.verl.programs import command_named
+from plimsoll.interop.convert.verl.programs import find_command
 from plimsoll.interop.convert.verl.settings import FAMILIES, SETTINGS
 from plimsoll.interop.convert.writer import Converted, write_config
 
@@ -48,7 +48,7 @@ def _read_options(
     Raises:
         ConfigError: The program is not read, or values cannot be read.
     """
-    command = command_named(launch.program)
+    command = find_command(launch.program)
     notes: list[Remark] = []
     overrides = dict(_overrides(launch.arguments, notes))
     given = [_assignment(command, name, text) for name, text in overrides.items()]
