@@ -36,7 +36,7 @@ from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.stores import Use, uses_of
-from plimsoll.page.comparison import Comparison, compare
+from plimsoll.page.ledger import Comparison, compare
 from plimsoll.run.ledger import read_ledger
 from plimsoll.run.readings import Planned
 from plimsoll.shapes.known_models import read_shape

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from plimsoll.algorithm.interval import mean_interval
+from plimsoll.algorithm.figures import mean_interval
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.chart import Chart, ChartLine, draw_charts
 from plimsoll.run.directory import existing_run

@@ -6,6 +6,8 @@ boundaries, so each is built from plain strings alone and pickles as it is.
 
 from __future__ import annotations
 
+import traceback
+
 
 class PlimsollError(Exception):
     """Any error that Plimsoll stops for knowingly. The command ends with exit code 1."""
@@ -54,3 +56,28 @@ class Interrupted(PlimsollError):
     """The user's request to stop (Ctrl-C), raised once the run is saved. Exit code 130."""
 
     exit_code = 130
+
+
+def failure(what: str, error: BaseException, arguments: str = "") -> FunctionFailed:
+    """Return the error to raise where the function is called: a summary line, then the traceback.
+
+    The traceback has Python's form and begins with the function's own lines.
+
+    Args:
+        what: the name of the function in the message.
+        error: what the function raised.
+        arguments: what the function was called with, in sentences.
+    """
+    summary, lines = describe_error(error)
+    end = f". {arguments}" if arguments else ""
+    return FunctionFailed(f"{what} raised {summary}{end}\n{lines}".rstrip())
+
+
+def describe_error(error: BaseException) -> tuple[str, str]:
+    """Return a function's error as one line, and its traceback from the function's own lines on.
+
+    Call it where the function is called: the first frame is taken for the call and left out.
+    """
+    summary = " ".join("".join(traceback.format_exception_only(error)).split())
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is the call
+    return summary, "".join(traceback.StackSummary.from_list(frames).format())

@@ -63,7 +63,7 @@ def base_hash(worker: Worker) -> str:
     policy = worker._policy("actor")
     frozen = [name for name, p in policy.named_parameters() if not p.requires_grad]
     digest = xxhash.xxh3_64()
-    with worker._engines["actor"].gathered(frozen) as tensors:
+    with worker._engines["actor"].gather(frozen) as tensors:
         for name in frozen:
             digest.update(hash_bytes(tensors[name].contiguous()).encode())
             scales = getattr(policy.get_parameter(name), "quant_state", None)

@@ -38,7 +38,7 @@ def test_training_is_nearly_that_of_plain_pytorch(
 
 def train_in_short_rows(place: Place, model: Path, setting: Setting, out: Path) -> int:
     """With groups of few elements, as those of large models are; gives their number."""
-    with patch("plimsoll.engine.optimizer._MOST_IN_8_BITS", 150_000):
+    with patch("plimsoll.engine.zero.optimizer._MOST_IN_8_BITS", 150_000):
         worker = Worker(place)
         worker.load_policy("actor", setting.role(model), temperature=1.0)
     for batch, rate in zip(BATCHES, RATES, strict=True):

@@ -196,7 +196,7 @@ def hold_while_gathering(place: Place, model: Path, frozen: bool) -> Allocation:
     score(engine, place)
     apart, gathered, own = whole_bytes(module), [], []
     for names in plan_buckets(engine, BUCKET):
-        with engine.gathered(names) as tensors:
+        with engine.gather(names) as tensors:
             assert all(tensors[name].numel() == elements[name] for name in names)
             gathered.append(whole_bytes(module))
         own.append(sum(sizes[name] for name in names if elements[name] > PERSISTENT))

@@ -41,9 +41,8 @@ from ranks import RankProcesses
 from safetensors.torch import load_file
 
 from plimsoll.config.engine import AdapterConfig, FrozenRole
-from plimsoll.engine.meter import read_card
+from plimsoll.engine.memory import explain_shortage, read_card
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import Worker
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig

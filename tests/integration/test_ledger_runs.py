@@ -18,7 +18,7 @@ from commands import PPO, SFT, Outcome, run, run_here, write_config, write_task
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.memory.weigh import BAND
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.page.comparison import compare
+from plimsoll.page.ledger import compare
 from plimsoll.run.ledger import LedgerRow, read_ledger
 
 CPU = {"device": "cpu", "threads": 1}

@@ -19,8 +19,7 @@ from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.engine.zero.sizes import Counts, moment_bytes, zero_sizes
 from plimsoll.engine.zero.states import zero_states
-from plimsoll.timeline.lifetimes import Life
-from plimsoll.timeline.tensors import Tensors
+from plimsoll.timeline.tensors import Life, Tensors
 from traced_bytes import LiveBytes
 
 _WIDTH, _LAYERS, _FROZEN = 256, 8, 3

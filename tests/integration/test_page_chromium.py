@@ -21,7 +21,7 @@ from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row, write_rows
 from plimsoll.run.ledger import LedgerRow, write_ledger
-from plimsoll.run.now import CurrentPhase, write_current_phase
+from plimsoll.run.phases import CurrentPhase, write_current_phase
 from plimsoll.run.readings import Footprint, Line
 from plimsoll.run.trajectories import TokenScores, write_trajectories
 

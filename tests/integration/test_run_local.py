@@ -40,7 +40,7 @@ from plimsoll.jobs import JOBS as COMMANDS
 from plimsoll.records import Floats, Sample, from_packed
 from plimsoll.run.directory import open_run
 from plimsoll.run.files import is_temporary
-from plimsoll.run.health_ranges import RANGES
+from plimsoll.run.health import RANGES
 from plimsoll.run.state import RunState
 from plimsoll.spec.load import load_spec
 

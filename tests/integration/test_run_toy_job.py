@@ -14,7 +14,7 @@ from commands import SFT, metrics, run_here, write_config, write_task
 from plimsoll.jobs import JOBS
 
 JOB = '''
-from plimsoll.config.batch import SftBatch
+from plimsoll.config.run import SftBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig

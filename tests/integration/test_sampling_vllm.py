@@ -22,10 +22,10 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Prompt, Trajectory
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.protocol import EngineSpec, Request
-from plimsoll.rollout.transformers.generate_steps import Recorder
-from plimsoll.rollout.vllm.arguments import FIXED, OWNED, check_arguments
+from plimsoll.rollout.transformers.generate import Recorder
 from plimsoll.rollout.vllm.config import ArgumentValue, VllmConfig
 from plimsoll.rollout.vllm.engine import VllmEngine
+from plimsoll.rollout.vllm.rules import FIXED, OWNED, check_arguments
 from plimsoll.rollout.vllm.sampler import VllmSampler, vllm_sampler
 from plimsoll.rollout.vllm.stages import stages_of
 from plimsoll.shapes.known_models import read_shape

@@ -18,7 +18,6 @@ from typing import Generic, TypeVar
 
 import torch
 
-from plimsoll.algorithm.failure import failure
 from plimsoll.algorithm.inputs import (
     AdvantageInputs,
     Advantages,
@@ -36,7 +35,7 @@ from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs
 from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
-from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.errors import ConfigError, PlimsollError, failure
 from plimsoll.spec.choices import AdvantageNeed, advantage_needs, needs_reference, needs_sampler
 
 Output = TypeVar("Output")

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
 from plimsoll.cli.convert import from_openrlhf, from_trl, from_verl
-from plimsoll.cli.first import completion, init
-from plimsoll.cli.install import setup_verifiers, setup_vllm, verifiers_tasks
+from plimsoll.cli.first import completion, init, setup_verifiers, setup_vllm, verifiers_tasks
 from plimsoll.cli.jobs import run_job
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.tools import (

@@ -12,8 +12,7 @@ from plimsoll.cli.options import Parser, show
 from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from plimsoll.interop.convert.launch import Launch
-    from plimsoll.interop.convert.trainer import Trainer
+    from plimsoll.interop.convert.launch import Launch, Trainer
     from plimsoll.interop.convert.writer import Converted
 
 
@@ -102,12 +101,12 @@ def _check_cards_here(converted: Converted) -> None:
     """Raise ConfigError if this machine has fewer cards than the command takes."""
     from plimsoll.interop.convert.writer import cards_of_machine
     from plimsoll.machine.hardware import find_machine
-    from plimsoll.run.counting import counted
+    from plimsoll.run.counting import plural
 
     needed, here = cards_of_machine(converted), len(find_machine().cards)
     if here < needed:
         raise ConfigError(
-            f"A plan needs --cluster here: the command takes {counted(needed, 'card')} of each "
+            f"A plan needs --cluster here: the command takes {plural(needed, 'card')} of each "
             f"machine, and this machine has {here or 'none'}. Give the cards of the command's "
             f"machines, such as --cluster {needed}xA100-80GB."
         )

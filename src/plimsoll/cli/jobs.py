@@ -130,7 +130,7 @@ def _set_by_preset(job: Job[Any]) -> list[str]:
 
     There is one for each value of it, and one for each that its paper sets otherwise.
     """
-    from plimsoll.config.presets import leaves
+    from plimsoll.config.load import leaves
     from plimsoll.config.problems import show as written
 
     if job.preset is None:
@@ -160,7 +160,7 @@ def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:
 
 def _preset(spec: RunSpec[Any]) -> str:
     """Return what the preset of a run set, as text; "" without a preset."""
-    from plimsoll.config.presets import KEY, render_preset
+    from plimsoll.config.load import KEY, render_preset
 
     values = spec.config.model_dump(mode="json")
     name = values.get(KEY)

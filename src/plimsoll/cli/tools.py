@@ -268,7 +268,7 @@ def doctor(words: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.doctor import examine, refuse_wrong, render_findings
+    from plimsoll.commands.doctor.report import examine, refuse_wrong, render_findings
 
     findings = examine(options.directory, options.address)
     show(render_findings(findings, options.json))

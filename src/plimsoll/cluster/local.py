@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from plimsoll.cluster.conversing import conversing
 from plimsoll.config.cluster import Device
+from plimsoll.engine.memory import explain_shortage
 from plimsoll.engine.process_group import Place, free_port
-from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.worker import Worker
-from plimsoll.machine.incident import OutOfMemory, Sighting
-from plimsoll.machine.node_state import read_node
+from plimsoll.machine.incident import OutOfMemory, Sighting, read_node
 from plimsoll.machine.nvidia import own_cards
+from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Ask, EngineSpec, Request, rollout_build
 from plimsoll.run.readings import Reading

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from plimsoll.errors import SettingsConflict
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 
 
 @dataclass(frozen=True, order=True)
@@ -45,10 +45,10 @@ def shared_placement(ranks: Sequence[NodeCards], engines: int, parts: int) -> li
     placement = list(islice(_placement(ranks, parts), engines))
     if len(placement) < engines:
         raise SettingsConflict(
-            f"rollout.placement is shared, and {counted(engines, 'engine')} (rollout.engines) of "
-            f"{counted(parts, 'card')} each (rollout.vllm.tensor_parallel x "
+            f"rollout.placement is shared, and {plural(engines, 'engine')} (rollout.engines) of "
+            f"{plural(parts, 'card')} each (rollout.vllm.tensor_parallel x "
             f"rollout.vllm.pipeline_parallel) cannot find room on the cards of "
-            f"{counted(len(ranks), 'training rank')}: there is room for {len(placement)}. An "
+            f"{plural(len(ranks), 'training rank')}: there is room for {len(placement)}. An "
             "engine's cards must be of one node. Ask for fewer engines, or write "
             "rollout.placement: own"
         )

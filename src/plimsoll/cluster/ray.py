@@ -16,10 +16,15 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from plimsoll.cluster.conversing import conversing
 from plimsoll.cluster.dispatch import Call, Dispatch, EpisodeEngines
-from plimsoll.cluster.exit_reason import exit_reason, hang_error
-from plimsoll.cluster.failure_logs import death_reason, failing_process, last_crash_line, message
+from plimsoll.cluster.exit_reason import (
+    death_reason,
+    exit_reason,
+    failing_process,
+    hang_error,
+    last_crash_line,
+    message,
+)
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import (
@@ -36,10 +41,10 @@ from plimsoll.cluster.ray_watch import HangWatch, first_ended
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
-from plimsoll.machine.incident import OutOfMemory, Sighting
+from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
 from plimsoll.machine.meter import read_host
-from plimsoll.machine.node_state import NodeState, read_node
 from plimsoll.machine.stacks import ask_for_stacks, end_processes
+from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Ask, EngineSpec, Request
 from plimsoll.run.readings import Reading

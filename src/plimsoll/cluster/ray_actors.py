@@ -18,18 +18,17 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from plimsoll.cluster.exit_reason import start_error
-from plimsoll.cluster.failure_logs import death_reason
+from plimsoll.cluster.exit_reason import death_reason, start_error
 from plimsoll.cluster.heartbeats import Pulse, read_pulse
 from plimsoll.cluster.placement import NodeCards, order_by_node, shared_placement, spread
+from plimsoll.engine.memory import explain_shortage
 from plimsoll.engine.process_group import Place, free_port
-from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import oom_kills
 from plimsoll.machine.heap import preload_settings
 from plimsoll.machine.host import thread_wait_settings
-from plimsoll.machine.node_state import NodeState, read_node
+from plimsoll.machine.incident import NodeState, read_node
 from plimsoll.machine.nvidia import card_order, visible_cards
 from plimsoll.machine.stacks import write_stacks_when_asked
 from plimsoll.rollout.protocol import EngineSpec, RolloutEngine, rollout_build

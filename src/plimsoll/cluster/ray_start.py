@@ -22,7 +22,7 @@ from ray._private.authentication.authentication_token_setup import (
 
 from plimsoll.cluster.address import check_reachable
 from plimsoll.config.base import AUTO
-from plimsoll.config.cluster import ClusterConfig, Device, decided_device
+from plimsoll.config.cluster import ClusterConfig, Device, device_of
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.stacks import end_processes
 from plimsoll.run.output import tell
@@ -96,7 +96,7 @@ def device_of_joined_cluster(config: ClusterConfig) -> Device:
         )
     if config.device == "cpu" and gpus > 0:
         tell(f"the run computes on CPUs and leaves {gpus:.0f} GPUs of the cluster alone")
-    return decided_device(config)
+    return device_of(config)
 
 
 def wait_for_nodes(config: ClusterConfig) -> list[str]:

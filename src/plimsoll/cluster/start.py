@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.cluster import ClusterConfig, Device, decided_device
+from plimsoll.config.cluster import ClusterConfig, Device, device_of
 from plimsoll.engine.process_group import check_device
 from plimsoll.machine.host import most_busy_processes, usable_cores
 from plimsoll.rollout.protocol import EngineSpec
@@ -37,7 +37,7 @@ def run_device(config: ClusterConfig) -> Device:
         ConfigError: The config asks for CUDA, and there is none.
     """
     if config.where == "local" or config.address is None:
-        return check_device(decided_device(config))
+        return check_device(device_of(config))
     from plimsoll.cluster.ray_start import device_of_joined_cluster
 
     return device_of_joined_cluster(config)

@@ -21,9 +21,9 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
 from plimsoll.memory.contents.overheads import Constants, read_plan_constants, write_constants
-from plimsoll.page.comparison import Comparison, compare
+from plimsoll.page.ledger import Comparison, compare
 from plimsoll.rollout.price import rollout_price
-from plimsoll.run.counting import counted, gigabytes_text
+from plimsoll.run.counting import gigabytes_text, plural
 from plimsoll.run.directory import existing_run
 from plimsoll.run.ledger import read_ledger
 
@@ -65,7 +65,7 @@ def calibrate(paths: Sequence[Path], output: Path) -> str:
             f"{_names(runs)}: the ledgers hold no phase that was predicted, so nothing can be "
             "fitted. Give runs whose model has a plan."
         )
-    constants = Constants().calibrated(provenance(runs), **{fit.name: fit.value for fit in fits})
+    constants = Constants().with_measured(provenance(runs), **{fit.name: fit.value for fit in fits})
     write_constants(constants, output)
     return "\n".join(
         [
@@ -199,4 +199,4 @@ def _names(runs: Sequence[CalibrationRun]) -> str:
 def _fit_text(fit: Fit) -> str:
     text_of = "{:.1%}".format if fit.name == "allocator_gap" else gigabytes_text
     numbers = f"{text_of(fit.shipped)} shipped, {text_of(fit.value)} here"
-    return f"{fit.name:<19} {numbers}, from {counted(fit.readings, 'reading')}"
+    return f"{fit.name:<19} {numbers}, from {plural(fit.readings, 'reading')}"

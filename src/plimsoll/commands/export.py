@@ -23,8 +23,7 @@ from plimsoll.config.model import Dtype
 from plimsoll.data.template import given_template
 from plimsoll.engine.checkpoint import read_weights
 from plimsoll.errors import ConfigError
-from plimsoll.model.adapter_files import save_adapter
-from plimsoll.model.adapters import add_adapter
+from plimsoll.model.adapters import add_adapter, save_adapter
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.policy import PolicyModel, companions
 from plimsoll.model.value import ValueModel

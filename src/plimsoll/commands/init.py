@@ -22,7 +22,7 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.flags import Flag, apply_flags, parse_flags
 from plimsoll.config.keys import Key, find_key, keys_of
-from plimsoll.config.presets import MODEL, leaves
+from plimsoll.config.load import MODEL, leaves
 from plimsoll.config.problems import refuse, show
 from plimsoll.config.yaml_tree import Tree, write_tree
 from plimsoll.data.report import BadRow

@@ -20,8 +20,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from plimsoll.config.model import DecidedDtype, ModelConfig
 from plimsoll.data.template import make_template
-from plimsoll.model.adapter_files import load_adapter, read_adapter_config
-from plimsoll.model.adapters import plain_weight
+from plimsoll.model.adapters import load_adapter, plain_weight, read_adapter_config
 from plimsoll.model.checks import as_config_error
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
 from plimsoll.model.policy import (

@@ -7,7 +7,7 @@ from typing import Any
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.host import most_busy_processes
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.spec.engine_rules import trainer_rules
 from plimsoll.spec.job import Sampling
 from plimsoll.spec.roles import Role
@@ -99,7 +99,7 @@ def _engine(rollout: RolloutConfig) -> str:
     shared = [f", {n.replace('_', ' ')} {count}" for n, count in degrees.items() if count > 1]
     return (
         f"{rollout.engine_name} ({rollout.dtype}{''.join(shared)}), at most "
-        f"{counted(rollout.max_sequences, 'sequence')} at once"
+        f"{plural(rollout.max_sequences, 'sequence')} at once"
     )
 
 
@@ -125,8 +125,8 @@ def _pairs_step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
 def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str]]:
     count, longest = sampling.sequences, spec.workload.longest
     new = longest - spec.data.max_tokens
-    prompts = counted(sampling.prompts, "prompt")
-    responses = counted(sampling.responses, "response")
+    prompts = plural(sampling.prompts, "prompt")
+    responses = plural(sampling.responses, "response")
     stored = sampling.rollout.replay
     origin = "" if stored is None else f", as {stored} stored them: no engine samples"
     return [
@@ -144,7 +144,7 @@ def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str
 def _optimizer_steps(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     """Return the rows about optimizer steps; none if nothing is trained."""
     work = spec.workload
-    updates = f"{work.updates:,}, of {counted(work.units, 'sequence')} each"
+    updates = f"{work.updates:,}, of {plural(work.units, 'sequence')} each"
     return [_micro_batch(spec), ("optimizer steps", updates)] if spec.trained else []
 
 
@@ -157,7 +157,7 @@ def _of_the_run(spec: RunSpec[Any], count: int, unit: str) -> tuple[str, str]:
     if steps is None:
         later = "its steps are known once the rows are read"
         return "of the run", f"run.epochs: {spec.run.epochs:g}; {later}"
-    return "of the run", f"{counted(steps, 'step')}, {counted(steps * count, unit)}"
+    return "of the run", f"{plural(steps, 'step')}, {plural(steps * count, unit)}"
 
 
 def _several(name: str, count: int) -> str:

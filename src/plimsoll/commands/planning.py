@@ -22,23 +22,27 @@ from plimsoll.machine.hardware import (
     Hardware,
     Node,
     find_machine,
+    known_card,
     live_machine,
     parse_bytes,
     parse_cluster,
 )
 from plimsoll.machine.local_host import LocalHost, read_local_host
-from plimsoll.memory.advise.advise import Advice, advise
-from plimsoll.memory.advise.as_text import advice_text, advice_values, answers_text
-from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.contents.flops import tokens_at_peak
+from plimsoll.memory.advise import Advice, advice_text, advice_values, advise, answers_text
+from plimsoll.memory.contents.contents import PlannedJob, make_job
 from plimsoll.memory.contents.overheads import FIXED_SEGMENTS_GAP, Constants, read_constants
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.levers.changes import flags_of
-from plimsoll.memory.plan.as_json import plan_values
-from plimsoll.memory.plan.as_text import plan_text, problem_text, short_text, verdict_text
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan import (
+    make_plan,
+    plan_text,
+    plan_values,
+    problem_text,
+    short_text,
+    verdict_text,
+)
 from plimsoll.memory.weigh import Ground, Plan
-from plimsoll.run.counting import counted, gigabytes
+from plimsoll.run.counting import gigabytes, plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.readings import Footprints, Planned
 from plimsoll.spec.rules.machine import local_host_rules
@@ -117,7 +121,9 @@ def constants_of(cluster: ClusterConfig) -> Constants:
     settings = named_settings()
     if not settings or expands(settings):
         return Constants()
-    return Constants().calibrated(f"fixed segments: {settings}", allocator_gap=FIXED_SEGMENTS_GAP)
+    return Constants().with_measured(
+        f"fixed segments: {settings}", allocator_gap=FIXED_SEGMENTS_GAP
+    )
 
 
 def predict_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:
@@ -239,9 +245,7 @@ def _free_disk(run: RunDirectory) -> int:
 def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[Problem]:
     """Yield what the config's hardware has and this machine lacks."""
     if cluster.device != "cpu" and len(live.cards) < len(given.cards):
-        yield _problem(
-            f"{counted(len(given.cards), 'GPU')}, and this machine has {len(live.cards)}"
-        )
+        yield _problem(f"{plural(len(given.cards), 'GPU')}, and this machine has {len(live.cards)}")
     for card, found_card in zip(given.cards, live.cards, strict=False):
         if 0 < found_card.usable_bytes < card.usable_bytes:
             yield _problem(
@@ -265,3 +269,35 @@ def _problem(what: str) -> Problem:
         "would start here",
         "leave cluster.hardware and cluster.host_memory out, to plan for the machine at hand",
     )
+
+
+def tokens_at_peak(job: PlannedJob) -> float | None:
+    """Return the tokens a second of a run whose cards always compute at their bf16 peak.
+
+    None without cards, or if the speed of a card is not known.
+
+    A token takes 2 FLOPs a parameter in each forward and each product of a backward pass (Kaplan et
+    al. 2020, section 2.1). Recomputation, and attention over other tokens, are left out. So the
+    share of the peak that a run reaches is a lower bound if sequences are long.
+    """
+    slots = {process.slot for process in job.layout.processes}
+    cards = [card for slot in slots if (card := job.card(slot)) is not None]
+    if job.device != "cuda" or not cards or not all(known_card(card.name) for card in cards):
+        return None
+    return sum(card.bf16_flops for card in cards) / _token_flops(job)
+
+
+def _token_flops(job: PlannedJob) -> float:
+    """Return the FLOPs of a step for each of its tokens, in all roles and in engines.
+
+    A role that learns does a forward, in the backward pass as much for the gradients of inputs, and
+    as much again for the gradients of weights. A frozen base has no gradients of weights.
+    """
+    spec, products = job.spec, 0.0
+    for name, trained in spec.trained.items():
+        forwards = 3 if trained.adapter is None else 2
+        work = spec.workload.epochs * forwards + spec.roles[name].scores
+        products += job.shapes[name].active_parameters * work
+    products += sum(job.shapes[name].active_parameters for name in spec.frozen)
+    products += job.policy.active_parameters if job.sampler is not None else 0
+    return 2 * products

@@ -17,15 +17,14 @@ from plimsoll.config.files import usable_paths
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, conflict, find, refuse, show
 from plimsoll.config.yaml_tree import Origins
-from plimsoll.data.first_rows import first_columns, first_rows
+from plimsoll.data.first_rows import first_columns, first_rows, read_row
 from plimsoll.data.generated import check_generated
-from plimsoll.data.read import read_row
 from plimsoll.data.report import BadRow, RawRow, RowProblem, nearest
 from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.jobs.which import named_job
 from plimsoll.reward.references import check_references, check_rewards, check_votes
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.shapes.config_fields import longrope_positions
 from plimsoll.spec.choices import check_choices
@@ -142,7 +141,7 @@ def _rows(spec: RunSpec[Any]) -> Iterator[Problem]:
         bad = [b for row in rows if (b := _read(spec, key, source, row)) is not None]
         if not bad or (skips and len(bad) < len(rows)):
             continue
-        why = f"{len(bad)} of the first {counted(len(rows), 'row')} cannot be read, the first at "
+        why = f"{len(bad)} of the first {plural(len(rows), 'row')} cannot be read, the first at "
         why += f"{bad[0]}."
         fix = "name other columns, or mend the rows"
         fix += "" if skips else " (--data.on_bad_row skip leaves out bad ones)"

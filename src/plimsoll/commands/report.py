@@ -7,7 +7,8 @@ from pathlib import Path
 
 from plimsoll.errors import ConfigError
 from plimsoll.page.answers import freeze_replies
-from plimsoll.page.comparison import (
+from plimsoll.page.html import RUNS, render_page
+from plimsoll.page.ledger import (
     Comparison,
     compare,
     drop_lone_nodes,
@@ -15,7 +16,6 @@ from plimsoll.page.comparison import (
     nearest_to_line,
     process_kind,
 )
-from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.watched import read_whole_run, watch_runs
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.directory import RunDirectory, existing_run

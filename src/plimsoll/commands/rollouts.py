@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from plimsoll.commands.rollouts_mask import mark_learned_tokens
 from plimsoll.commands.rollouts_text import (
     StepGroup,
+    mark_learned_tokens,
     overview_text,
     render_group,
     render_pair,
 )
 from plimsoll.errors import ConfigError
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.directory import existing_run
 from plimsoll.run.responses import ResponseGroup, read_groups
 
@@ -128,7 +128,7 @@ def _choose_groups(
         chosen = [group for group in chosen if query.prompt in group.prompt]
         if not chosen:
             raise ConfigError(
-                f"None of the {counted(len(groups), 'prompt')} of step {step} has "
+                f"None of the {plural(len(groups), 'prompt')} of step {step} has "
                 f"{query.prompt!r} in it. Give a text as it stands in a prompt, or another --step."
             )
     if query.order is not None:

@@ -13,8 +13,7 @@ from typing import Any
 from plimsoll.commands.planning import constants_of, hardware_of, summarize_plan
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.incident import Incident, OutOfMemory
-from plimsoll.memory.explain.as_text import explanation_text
-from plimsoll.memory.explain.explain import explain
+from plimsoll.memory.explain.explain import explain, explanation_text
 from plimsoll.memory.weigh import Plan
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import notes_of

@@ -11,26 +11,91 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from plimsoll.commands.served_models import ServedScore, open_models
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.start import start_cluster
 from plimsoll.config.problems import refuse
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.page.serve import bind_socket, run_app
-from plimsoll.records import Trajectory
+from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
 from plimsoll.reward.servers.formats import read_request
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.rl.reward_model import model_scores
+from plimsoll.spec.roles import scoring_role
+from plimsoll.spec.run_spec import RunSpec, resolve_changed
+from plimsoll.train.loading import load_measured
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+
+
+_ServedScore = Callable[[Sequence[Trajectory]], Future[Scored]]
+"""Begins to score trajectories, each by itself."""
+
+
+@contextmanager
+def _open_models(
+    spec: RunSpec[RlConfig], names: Sequence[str]
+) -> Iterator[dict[str, _ServedScore]]:
+    """Yield functions that score trajectories by each of these models."""
+    here = spec.written.cluster.model_copy(
+        update={"where": "local", "ranks": 1, "critic_ranks": None}
+    )
+    alone = resolve_changed(spec, {"cluster": here})
+    with ThreadPoolExecutor(1) as thread:  # what begins in a thread goes on in it, as torch's do
+        cluster = thread.submit(_load_models, alone, names).result()
+        try:
+            yield {
+                name: partial(thread.submit, partial(_score, name, alone, cluster))
+                for name in names
+            }
+        finally:
+            thread.submit(cluster.close).result()
+
+
+def _load_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Cluster:
+    cluster = start_cluster(spec.cluster, ())
+    for name in names:
+        load_measured(cluster, spec, scoring_role(name))
+    return cluster
+
+
+def _score(
+    name: str, spec: RunSpec[RlConfig], cluster: Cluster, trajectories: Sequence[Trajectory]
+) -> Scored:
+    """Return the trajectories with their scores, or raise ValueError if one cannot be read."""
+    model = spec.config.scoring_models[name]
+    readable = [_make_readable(trajectory, model) for trajectory in trajectories]
+    scores = model_scores(readable, name, spec, cluster) if readable else []
+    parts = [(RewardPart(name, score),) for score in scores]
+    scored = (replace(t, rewards=rewards) for t, rewards in zip(trajectories, parts, strict=True))
+    return Scored(tuple(scored), ())
+
+
+def _make_readable(trajectory: Trajectory, model: RewardModelConfig) -> Trajectory:
+    """Return the trajectory with its prompt as a conversation, if the model renders it itself."""
+    prompt = trajectory.prompt
+    if model.tokenizer == "own":
+        messages = prompt.messages or [{"role": "user", "content": prompt.text}]
+        return replace(trajectory, prompt=replace(prompt, messages=messages))
+    if not len(prompt.tokens) or not len(trajectory.response_tokens):
+        raise ValueError(
+            "the model reads the actor's tokens (tokenizer: actor), and prompt_tokens or "
+            "response_tokens are missing: ask in Plimsoll's format, or serve it with "
+            "tokenizer: own, which reads texts"
+        )
+    return trajectory
+
 
 HttpReply = tuple[int, dict[str, Any]]
 """An HTTP status, and JSON."""
@@ -68,20 +133,20 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
     """Answer requests until it is interrupted, or raise ConfigError if the address is taken."""
     with ExitStack() as stack:
         place = stack.enter_context(bind_socket(host, port))
-        served: dict[str, ServedScore] = {
+        served: dict[str, _ServedScore] = {
             name: replace(
                 stack.enter_context(open_rewards({name: reward})), source="the request"
             ).submit
             for name, reward in chosen.rewards.items()
         }
         if chosen.models:
-            served |= stack.enter_context(open_models(chosen.spec, chosen.models))
+            served |= stack.enter_context(_open_models(chosen.spec, chosen.models))
         for path in _paths(served):
             print(f"POST http://{host}:{place.getsockname()[1]}{path}", flush=True)
         run_app(_app(_paths(served)), place)
 
 
-async def answer(submit: ServedScore, body: bytes) -> HttpReply:
+async def answer(submit: _ServedScore, body: bytes) -> HttpReply:
     """Return the reply to a request.
 
     It is 200 with the rewards; 500 if OpenRLHF's format has no place for one that failed; 422 if
@@ -112,7 +177,7 @@ def _rewards(trajectories: Sequence[Trajectory], scored: Scored) -> list[object]
     return [(values | failed)[trajectory.group] for trajectory in trajectories]
 
 
-def _paths(served: Mapping[str, ServedScore]) -> dict[str, ServedScore]:
+def _paths(served: Mapping[str, _ServedScore]) -> dict[str, _ServedScore]:
     """Return the reward at each path."""
     paths = {f"/{name}": submit for name, submit in served.items()}
     if len(served) == 1:
@@ -121,7 +186,7 @@ def _paths(served: Mapping[str, ServedScore]) -> dict[str, ServedScore]:
     return paths
 
 
-def _app(paths: Mapping[str, ServedScore]) -> Starlette:
+def _app(paths: Mapping[str, _ServedScore]) -> Starlette:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse

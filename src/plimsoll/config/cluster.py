@@ -50,7 +50,7 @@ class ClusterConfig(Settings):
         return self.ranks + (self.critic_ranks or 0)
 
 
-def decided_device(cluster: ClusterConfig) -> Device:
+def device_of(cluster: ClusterConfig) -> Device:
     """Return the device that a resolved run computes on."""
     assert cluster.device != "auto", "of a run that is resolved"
     return cluster.device

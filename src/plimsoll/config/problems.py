@@ -1,4 +1,8 @@
-"""One form for what is wrong: with settings, a plan, the inputs of a run, or a machine."""
+"""One form for what is wrong: with settings, a plan, the inputs of a run, or a machine.
+
+Every rule has a stable code; docs/rules.md explains each. A code names what is wrong, whichever
+rule finds it: several rules may share one.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,125 @@ from typing import Literal, ParamSpec
 import yaml
 
 from plimsoll.config.base import Choice, Settings
-from plimsoll.config.codes import ROOM, Code
 from plimsoll.config.yaml_tree import Origins, nearest_origin, origin_of
 from plimsoll.errors import ConfigError, SettingsConflict
+
+Code = Literal[
+    "adamw-8bit-offload",
+    "adapter-dropout",
+    "adapter-separate",
+    "adapter-targets",
+    "advantage-needs",
+    "aggregation-unused",
+    "best-metric",
+    "best-without-checkpoints",
+    "best-without-eval",
+    "bfloat16-card",
+    "bfloat16-cpu",
+    "checkpointing-off",
+    "corrected-twice",
+    "critic-ema",
+    "critic-needed",
+    "critic-ranks",
+    "critic-unused",
+    "data-columns",
+    "decay-steps",
+    "device-memory",
+    "disk-space",
+    "dynamic-awake",
+    "engine-twice",
+    "environment-cache",
+    "environment-column",
+    "environment-length",
+    "environment-memory",
+    "environment-template",
+    "four-bit-dora",
+    "four-bit-offload",
+    "four-bit-storage",
+    "four-bit-training",
+    "gradient-dtype",
+    "group-of-one",
+    "host-memory",
+    "idle-cards",
+    "idle-ranks",
+    "kl-in-loss",
+    "kl-reference",
+    "kl-target",
+    "kl-unused",
+    "less-than-planned",
+    "local-one-process",
+    "lost-updates",
+    "micro-batch-tokens",
+    "mini-batches",
+    "more-ranks-than-gpus",
+    "no-eval-data",
+    "no-gpu",
+    "no-jemalloc",
+    "no-reward",
+    "nodes-without-cluster",
+    "offload-stage",
+    "offload-without-gpu",
+    "optimizer-value",
+    "package-missing",
+    "package-version",
+    "pipeline-parallel",
+    "reference-free-loss",
+    "reference-logprobs",
+    "reinforce-several",
+    "replay-batch",
+    "replay-steps",
+    "replay-vocabulary",
+    "replay-without-engines",
+    "reward-name",
+    "reward-settings",
+    "reward-tokenizer",
+    "sampling-contradicts",
+    "sampling-for-training",
+    "sequence-over-positions",
+    "sleep-expandable-segments",
+    "sleep-not-shared",
+    "state-dtype",
+    "tensor-parallel",
+    "tensor-parallel-node",
+    "text-decoder",
+    "transformers-engine",
+    "varlen-attention",
+    "vllm-argument",
+    "vllm-build",
+    "vllm-cache",
+    "vllm-head-size",
+    "vllm-not-in-plan",
+    "vllm-share",
+    "vllm-share-beside-training",
+    "vllm-share-not-free",
+    "vocabulary",
+    "warmup-too-long",
+    "zero-plus-plus",
+]
+
+_ROOM: frozenset[Code] = frozenset(
+    {
+        "device-memory",
+        "disk-space",
+        "host-memory",
+        "less-than-planned",
+        "more-ranks-than-gpus",
+        "no-gpu",
+        "tensor-parallel-node",
+        "vllm-cache",
+        "vllm-share",
+        "vllm-share-beside-training",
+        "vllm-share-not-free",
+    }
+)
+"""Codes of problems that other hardware, or less of something, would solve."""
+UNSTARTED: frozenset[Code] = frozenset({"vllm-cache", "vllm-share"})
+"""Codes of engines that would not start, for lack of memory for one sequence."""
+UNPLACED: frozenset[Code] = frozenset({"more-ranks-than-gpus"})
+"""Codes of ranks and engines that no card is left for."""
+CROWDED: frozenset[Code] = frozenset({"vllm-share-beside-training"})
+"""Codes of engines and ranks that are too much together on a card which holds either."""
+
 
 _LONGEST_VALUE = 120
 _DOTTED_KEY = re.compile(r"\b[a-z_]\w*(?:\.[a-z_]\w*)+")
@@ -56,7 +176,7 @@ class Problem:
 
         Settings then cannot work together.
         """
-        mended = self.invalid or self.code is None or self.code in ROOM
+        mended = self.invalid or self.code is None or self.code in _ROOM
         return self.severity == "error" and not mended
 
     def __str__(self) -> str:

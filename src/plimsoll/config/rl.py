@@ -7,14 +7,13 @@ from typing import Literal
 from pydantic import Field
 
 from plimsoll.config.algorithm import RlAlgorithm
-from plimsoll.config.batch import RlBatch
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
-from plimsoll.config.run import JobConfig
+from plimsoll.config.run import JobConfig, RlBatch
 
 REWARD_MODEL = "reward_model"
 """The name of a single reward model's part of the reward, in metrics and trajectories."""

@@ -48,7 +48,7 @@ from plimsoll.data.tokenize import Tokenized
 from plimsoll.data.written import check_written
 from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 
 _NO_TOKENS: TokenIds = np.empty(0, dtype=np.int64)
 
@@ -148,9 +148,7 @@ def _cut_document(tokens: TokenIds, longest: int, field: str) -> tuple[Sample, .
         RowProblem: the document leaves nothing to learn.
     """
     if min(longest, len(tokens)) < 2:
-        raise RowProblem(
-            field, f"leaves no tokens to learn from within {counted(longest, 'token')}"
-        )
+        raise RowProblem(field, f"leaves no tokens to learn from within {plural(longest, 'token')}")
     parts = [tokens[i : i + longest] for i in range(0, len(tokens) - 1, longest - 1)]
     return tuple(Sample(part, np.arange(len(part)) > 0) for part in parts)
 
@@ -332,7 +330,7 @@ def _pair(data: DataConfig, columns: PairColumns, sequences: Sequence[Tokenized]
     if prompt >= data.max_tokens:
         raise RowProblem(
             columns.prompt or columns.chosen,
-            f"has a prompt of {counted(prompt, 'token')}, which leaves none for a"
+            f"has a prompt of {plural(prompt, 'token')}, which leaves none for a"
             f" response within `data.max_tokens: {data.max_tokens}` (raise it)",
         )
     pair = Pair(_sample(data, columns.chosen, chosen), _sample(data, columns.rejected, rejected))

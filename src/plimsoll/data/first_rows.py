@@ -1,11 +1,13 @@
 """Read the columns and the first rows of a source before anything is loaded.
 
-The hub is not asked: what its data sets hold is seen when they are read.
+The hub is not asked: what its data sets hold is seen when they are read. Columns of a row are read
+as the jobs do, before a template renders them. Only the run itself checks what needs a template or
+a tokenizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,8 +17,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
+from plimsoll.config.rollout import SamplingConfig
+from plimsoll.data.fields import text_of
 from plimsoll.data.generated import COLUMNS
+from plimsoll.data.pairs import PairColumns, margin_of, pair_of
 from plimsoll.data.report import BadRow, RawRow
+from plimsoll.data.rows import (
+    answer_of,
+    conversation_of,
+    environment_of,
+    label_of,
+    limit_of,
+    order_of,
+    prompt_of,
+    reference_of,
+    tools_of,
+)
 from plimsoll.data.sources import (
     Columns,
     add_nested,
@@ -27,6 +43,49 @@ from plimsoll.data.sources import (
     read_rows,
 )
 from plimsoll.errors import ConfigError
+
+
+def read_row(
+    row: RawRow,
+    source: SourceConfig,
+    sampling: SamplingConfig | None,
+    environments: Collection[str] = (),
+) -> None:
+    """Raise RowProblem if a row's content cannot be read.
+
+    Args:
+        row: the row.
+        source: the settings that name its columns.
+        sampling: how the source's prompts are answered; None for a job that learns from rows.
+        environments: the names of the environments that a row may name.
+    """
+    tools_of(row.values, source.tools)
+    if source.text is not None:
+        text_of(row.values, source.text)
+    elif source.chosen is not None and source.rejected is not None:
+        columns = PairColumns(source.prompt, source.chosen, source.rejected)
+        pair_of(row, columns, plain=True)
+        margin_of(row, source.margin)
+    elif source.label is not None:
+        label_of(row, source.label)
+        answer_of(row, source)
+    elif source.steps is not None and source.labels is not None:
+        from plimsoll.data.steps import labels_of, steps_of  # NumPy, which no other row needs
+
+        prompt_of(row, source)
+        steps_of(row, source.steps)
+        labels_of(row, source.labels, source.steps)
+    elif sampling is None:
+        conversation_of(row, source)
+    else:
+        prompt_of(row, source)
+        reference_of(row, source.reference)
+        environment_of(row, source.environment, environments)
+        limit_of(row, source.max_new_tokens, sampling)
+        order_of(row, source.order_by)
+        if source.source is not None:
+            text_of(row.values, source.source)
+
 
 ROWS = 32
 """The number of rows that are read."""

@@ -17,8 +17,7 @@ from plimsoll.config.data import GenerateConfig, SourceConfig
 from plimsoll.config.problems import Problem, Section
 from plimsoll.data.report import BadRow, RawRow
 from plimsoll.errors import ConfigError
-from plimsoll.process.child import ChildEnded, Program, our_environment
-from plimsoll.process.pool import Pool
+from plimsoll.process.child import ChildEnded, Pool, Program, our_environment
 
 LIBRARY = "reasoning_gym"
 COLUMNS = ("question", "answer", "task", LIBRARY)

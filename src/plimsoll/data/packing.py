@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from plimsoll.errors import DataError
 from plimsoll.records import Ints, Pack, Pair, Sample, leaders
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 
 Bins = list[list[int]]
 """The numbers of the groups in each pack."""
@@ -206,7 +206,7 @@ def _check_budget(lengths: Ints, budget: int, group_name: str) -> None:
         longest = int(lengths.max())
         raise DataError(
             f"{group_name} {over[0]} of the batch has {lengths[over[0]]:,} tokens, over the budget"
-            f" of {counted(budget, 'token')} of one micro-batch ({len(over):,} like it, the longest"
+            f" of {plural(budget, 'token')} of one micro-batch ({len(over):,} like it, the longest"
             f" of {longest:,} tokens): set `batch.micro_batch_tokens` to at least {longest}, or"
             f" bound the samples (`data.max_tokens` with `data.over_long truncate`, and"
             f" `rollout.sampling.max_new_tokens` in RL)."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from plimsoll.errors import DataError
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def settle(
     listing = "\n".join([*(f"  {row}" for row in rows[:SHOWN]), *more])
     if len(rows) == read:
         raise DataError(
-            f"Every row of {source} is bad ({counted(read, 'row')}), so nothing is left to use; "
+            f"Every row of {source} is bad ({plural(read, 'row')}), so nothing is left to use; "
             f"mend them, or check that the configured columns are the right ones.\n{listing}"
         )
     if rows and on_bad_row == "stop":

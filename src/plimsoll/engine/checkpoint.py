@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from plimsoll.engine.price.transfers import CHECKPOINT_FILE
+from plimsoll.engine.price import CHECKPOINT_FILE
 from plimsoll.engine.weights import hash_bytes
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import explaining_errors

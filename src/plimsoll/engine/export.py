@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from plimsoll.engine.price.transfers import SAVE_BUCKET
+from plimsoll.engine.price import SAVE_BUCKET
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.weights import plain_weights, plan_buckets
-from plimsoll.model.adapter_files import adapter_bytes, save_adapter
+from plimsoll.model.adapters import adapter_bytes, save_adapter
 from plimsoll.model.policy import Companions, PolicyModel, save_hf, saved_buffers, weights_for_files
 from plimsoll.model.value import ValueModel
 
@@ -61,7 +61,7 @@ def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | Non
 
 
 def _gather_trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:
-    return engine.gathered([n for n, p in engine.module.named_parameters() if p.requires_grad])
+    return engine.gather([n for n, p in engine.module.named_parameters() if p.requires_grad])
 
 
 def _model(engine: Engine) -> PolicyModel | ValueModel:

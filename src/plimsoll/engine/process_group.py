@@ -14,11 +14,20 @@ import torch
 import torch.distributed as dist
 
 from plimsoll.config.cluster import Device
-from plimsoll.engine.allocator import expand_segments
 from plimsoll.errors import ConfigError
-from plimsoll.machine.allocator import user_settings
+from plimsoll.machine.allocator import user_settings, with_segments
 from plimsoll.machine.heap import keep_large_blocks
 from plimsoll.machine.nvidia import own_cards
+
+
+def expand_segments(expandable: bool) -> None:
+    """Take memory in segments that grow from now on, or in fixed ones, in this process.
+
+    Memory that it has already stays as it is. CUDA IPC needs fixed segments for what it shares. The
+    user's other settings are set again: PyTorch drops every setting that a change leaves out.
+    """
+    torch._C._accelerator_setAllocatorSettings(with_segments(user_settings(), expandable))
+
 
 _KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 """How many prepared matrix products oneDNN and PyTorch keep on CPU: one for every shape, about 1 MB

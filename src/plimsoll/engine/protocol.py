@@ -36,7 +36,7 @@ class Engine(Protocol):
         """Return a context manager inside which no gradients are kept."""
         ...
 
-    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+    def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that gives these parameters whole, on every rank, by name."""
         ...
 

@@ -41,7 +41,7 @@ class TeacherForward:
     def head(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the head's weight and bias, whole, on the device."""
         names = self.model.head_names()
-        with self.teacher.gathered(names) as tensors:
+        with self.teacher.gather(names) as tensors:
             weight, *bias = (tensors[name].to(device, non_blocking=True) for name in names)
             yield weight, bias[0] if bias else None
 

@@ -93,7 +93,7 @@ def plain_weights(
     """
     module = engine.module
     hf_names = hf_state_names(module)
-    with engine.gathered([part for name in names for part in parts_of_weight(module, name)]):
+    with engine.gather([part for name in names for part in parts_of_weight(module, name)]):
         yield lambda: {hf_names[name]: plain_weight(module, name) for name in names}
 
 

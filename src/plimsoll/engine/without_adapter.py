@@ -15,7 +15,7 @@ from plimsoll.model.adapters import adapter_off
 class WithoutAdapter:
     """An `Engine` that only scores: the adapted model as it was before it learned.
 
-    `gathered` gives the adapter's parameters too, as they are.
+    `gather` gives the adapter's parameters too, as they are.
     """
 
     def __init__(self, adapted: Engine) -> None:
@@ -32,9 +32,9 @@ class WithoutAdapter:
         with self._adapted.scoring(), adapter_off(self.module):
             yield
 
-    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+    def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that gives these parameters whole."""
-        return self._adapted.gathered(names)
+        return self._adapted.gather(names)
 
     def share(self, role: str) -> None:
         """Return None: the actor's engine counts what is divided."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from plimsoll.algorithm.sequences import sums
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
-from plimsoll.engine.meter import read_memory
+from plimsoll.engine.memory import explain_shortage, read_memory
 from plimsoll.engine.micro_batches import learn, losses, measure, score
 from plimsoll.engine.objectives import DistillationObjective
 from plimsoll.engine.process_group import Place, join, leave
@@ -27,7 +27,6 @@ from plimsoll.engine.protocol import (
     engine_build,
     not_finite_error,
 )
-from plimsoll.engine.shortage import explain_shortage
 from plimsoll.engine.teacher_forward import TeacherForward, teacher_forward
 from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
 from plimsoll.engine.without_adapter import WithoutAdapter

@@ -25,8 +25,7 @@ from plimsoll.environment.results import (
     read_reward,
     read_step,
 )
-from plimsoll.process.child import Child, ChildEnded, Program
-from plimsoll.process.pool import Pool
+from plimsoll.process.child import Child, ChildEnded, Pool, Program
 from plimsoll.process.threads import in_thread
 from plimsoll.reward.outcome import Failed
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.base import Choice, NonNegativeFloat, Settings
-from plimsoll.config.batch import PreferenceBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
 from plimsoll.config.problems import Problem
-from plimsoll.config.run import JobConfig
-from plimsoll.jobs.figures import PAIR_METRICS
+from plimsoll.config.run import JobConfig, PreferenceBatch
 from plimsoll.spec.choices import is_own, needs_reference
 from plimsoll.spec.columns import pair_source
-from plimsoll.spec.job import Evaluation, Job, Names, both, implicit_rewards
+from plimsoll.spec.job import PAIR_METRICS, Evaluation, Job, Names, both, implicit_rewards
 from plimsoll.spec.roles import Role, learner, reference_of
-from plimsoll.spec.rules.reference import stored_logprobs, unused_reference
+from plimsoll.spec.rules.roles import stored_logprobs, unused_reference
 from plimsoll.spec.workload import pairs_of
 
 

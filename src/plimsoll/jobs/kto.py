@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plimsoll.config.base import Choice, Settings
-from plimsoll.config.batch import KtoBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
-from plimsoll.config.run import JobConfig
-from plimsoll.jobs.figures import ACCURACY
+from plimsoll.config.run import JobConfig, KtoBatch
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import labelled_source
-from plimsoll.spec.job import Evaluation, Job, Names, both, implicit_rewards
+from plimsoll.spec.job import ACCURACY, Evaluation, Job, Names, both, implicit_rewards
 from plimsoll.spec.roles import Role, learner, reference_of
-from plimsoll.spec.rules.reference import stored_logprobs
+from plimsoll.spec.rules.roles import stored_logprobs
 from plimsoll.spec.workload import sequences_of
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from plimsoll.config.batch import SftBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.run import JobConfig
-from plimsoll.jobs.figures import with_interval
+from plimsoll.config.run import JobConfig, SftBatch
 from plimsoll.spec.columns import step_source
-from plimsoll.spec.job import Evaluation, Job, Names, both
+from plimsoll.spec.job import Evaluation, Job, Names, both, with_interval
 from plimsoll.spec.roles import learner
 from plimsoll.spec.workload import sequences_of
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from plimsoll.algorithm.calibration import calibrate, sigmoid
-from plimsoll.algorithm.interval import share_interval
+from plimsoll.algorithm.figures import share_interval
 from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_steps
@@ -31,8 +31,7 @@ from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
-from plimsoll.train.measure import output_metrics, score_in_parts
-from plimsoll.train.reliability import PICTURE, show_calibration
+from plimsoll.train.measure import PICTURE, output_metrics, score_in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
 from plimsoll.train.update import OptimizerStep, pack_rows
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from plimsoll.config.base import Choice
 from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.config.run import Goal
-from plimsoll.jobs.figures import with_interval
 from plimsoll.rl.presets import PRESETS
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.columns import rl_source
 from plimsoll.spec.eval_sets import eval_sets
-from plimsoll.spec.job import SOURCE, Evaluation, Job, Names, Sampling, alone, both
+from plimsoll.spec.job import SOURCE, Evaluation, Job, Names, Sampling, alone, both, with_interval
 from plimsoll.spec.roles import Role, learner, reference_of, scoring_role
 from plimsoll.spec.rules.sampling import check_learning
 from plimsoll.spec.workload import Workload

@@ -5,14 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from plimsoll.config.base import Choice, NonNegativeFloat, Settings
-from plimsoll.config.batch import PreferenceBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.run import JobConfig
-from plimsoll.jobs.figures import PAIR_METRICS
+from plimsoll.config.run import JobConfig, PreferenceBatch
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import pair_source
-from plimsoll.spec.job import Evaluation, Job, Names, both
+from plimsoll.spec.job import PAIR_METRICS, Evaluation, Job, Names, both
 from plimsoll.spec.roles import learner
 from plimsoll.spec.workload import pairs_of
 

@@ -35,8 +35,7 @@ from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
-from plimsoll.train.measure import pair_output_metrics, score_in_parts
-from plimsoll.train.reliability import PICTURE, show_calibration
+from plimsoll.train.measure import PICTURE, pair_output_metrics, score_in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
 from plimsoll.train.update import OptimizerStep, in_batch_order, pack_rows
 

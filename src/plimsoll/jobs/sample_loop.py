@@ -10,12 +10,15 @@ killed goes on after its last step. `plimsoll eval` measures the model as for `p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from typing import Any
 
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import measure as measure
+from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import Scorer, open_rewards
 from plimsoll.rl.answers import Answering
 from plimsoll.rl.batch import trajectory_metrics
@@ -24,9 +27,8 @@ from plimsoll.rl.episodes import Environments
 from plimsoll.rl.live import drawn_prompts
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
-from plimsoll.rl.selected import conversations_of, select
 from plimsoll.rl.setup import RlWork, load_prompt_data, start
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import write_rows
 from plimsoll.run.readings import Planned
@@ -110,7 +112,7 @@ def write_selected(work: RlWork) -> Iterator[str]:
     kept = select(map(read_trajectories, steps), conversations_of(work.data.train))
     write_rows(directory.best_path, kept.best)
     write_rows(directory.pairs_path, kept.pairs)
-    groups = counted(kept.groups, "group")
+    groups = plural(kept.groups, "group")
     for path, rows, what, why in (
         (directory.best_path, kept.best, "best response", "every one was cut off or is empty"),
         (directory.pairs_path, kept.pairs, "best and worst", "no two that ended differ in reward"),
@@ -118,3 +120,82 @@ def write_selected(work: RlWork) -> Iterator[str]:
         others = kept.groups - len(rows)
         reason = f"; of the other {others:,}, {why}" if others else ""
         yield f"{path}: the {what} of {len(rows):,} of {groups}{reason}"
+
+
+SelectedRow = dict[str, Any]
+Conversations = Mapping[int, Sequence[Mapping[str, Any]]]
+"""The messages of prompts, by their index."""
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The rows that were chosen.
+
+    Attributes:
+        best: rows of prompt, response and reward.
+        pairs: rows of prompt, chosen, rejected and their rewards.
+        groups: how many groups were looked at.
+    """
+
+    best: list[SelectedRow]
+    pairs: list[SelectedRow]
+    groups: int
+
+
+def conversations_of(prompts: Sequence[Prompt]) -> Conversations:
+    """Return the messages of all prompts if one has several turns; else nothing.
+
+    Rows are then whole conversations.
+    """
+    turns = {prompt.index: prompt.messages for prompt in prompts}
+    return turns if any(len(messages) > 1 for messages in turns.values()) else {}
+
+
+def select(steps: Iterable[Sequence[Trajectory]], conversations: Conversations) -> Selected:
+    """Return each group's best response, and pairs of best and worst if their rewards differ.
+
+    Of responses with the same reward the first is taken. Responses that were cut off are left out,
+    and so are empty ones: a row's response is learned with an end.
+
+    Args:
+        steps: the trajectories of each step, group by group.
+        conversations: the messages of prompts that no plain text can stand for; their rows have
+            `messages` for prompt and response, and whole conversations as chosen and rejected.
+    """
+    groups = [
+        list(group)
+        for trajectories in steps
+        for _, group in groupby(trajectories, key=lambda t: t.group)
+    ]
+    ended = [
+        [t for t in group if t.finish_reason == "stop" and t.response_text.strip()]
+        for group in groups
+    ]
+    best = [max(responses, key=lambda t: t.reward) for responses in ended if responses]
+    worst = [min(responses, key=lambda t: t.reward) for responses in ended if responses]
+    pairs = [
+        _pair(high, low, conversations)
+        for high, low in zip(best, worst, strict=True)
+        if high.reward > low.reward and high.response_text != low.response_text
+    ]
+    return Selected([_single(t, conversations) for t in best], pairs, len(groups))
+
+
+def _single(best: Trajectory, conversations: Conversations) -> SelectedRow:
+    if conversations:
+        return {"messages": _conversation(best, conversations), "reward": best.reward}
+    text = best.response_text
+    return {"prompt": best.prompt.text, "response": text, "reward": best.reward}
+
+
+def _pair(high: Trajectory, low: Trajectory, conversations: Conversations) -> SelectedRow:
+    rewards = {"chosen_reward": high.reward, "rejected_reward": low.reward}
+    if conversations:
+        chosen, rejected = (_conversation(t, conversations) for t in (high, low))
+        return {"chosen": chosen, "rejected": rejected, **rewards}
+    texts = {"chosen": high.response_text, "rejected": low.response_text}
+    return {"prompt": high.prompt.text, **texts, **rewards}
+
+
+def _conversation(t: Trajectory, conversations: Conversations) -> list[Mapping[str, Any]]:
+    return [*conversations[t.prompt.index], {"role": "assistant", "content": t.response_text}]

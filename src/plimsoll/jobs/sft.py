@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from plimsoll.config.base import PositiveFloat, Settings
-from plimsoll.config.batch import SftBatch
 from plimsoll.config.data import DataConfig, LearnedTokens
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.run import JobConfig
+from plimsoll.config.run import JobConfig, SftBatch
 from plimsoll.spec.columns import sft_source
 from plimsoll.spec.job import Evaluation, Job, both
 from plimsoll.spec.roles import learner

@@ -20,7 +20,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.machine.host import live_host, usable_cores
 from plimsoll.machine.nvidia import LiveCard, own_cards
 from plimsoll.machine.versions import has_cuda_build
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 
 _MOST_BYTES = 2**60
 _CARD_BYTES = range(10**9, 2**40)  # other sizes have a missing or wrong unit
@@ -278,7 +278,7 @@ def live_machine() -> Node:
     if divided is not None:
         raise ConfigError(
             f"MIG has divided GPU {divided.index} into "
-            f"{counted(len(divided.instances), 'instance')}, and nvidia-smi does not tell the "
+            f"{plural(len(divided.instances), 'instance')}, and nvidia-smi does not tell the "
             "bytes of the one that a run would get. Write them as cluster.hardware (--cluster), "
             "such as 9.5GiB: `python -c 'import torch; print(torch.cuda.mem_get_info()[1])'` says "
             "how many there are."

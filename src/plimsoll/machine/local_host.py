@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plimsoll.machine.allocator import named_settings
-from plimsoll.machine.cpu import multiplies_bfloat16
 from plimsoll.machine.heap import is_chosen, library
-from plimsoll.machine.host import live_host
+from plimsoll.machine.host import live_host, multiplies_bfloat16
 from plimsoll.machine.nvidia import own_cards
 from plimsoll.machine.versions import PACKAGES, installed_version
 

@@ -286,7 +286,7 @@ def _one_sequence(sequence: _Sequence, pack: Attended) -> Tensor:
         return dot_product(query, key, value, None, pack.scaling)
     mask = _mask(pack.layout, query, key.shape[2], window)
     if pack.softcap is not None:
-        return _softcapped(query, key, value, mask, pack.scaling, pack.softcap)
+        return _softcap_attention(query, key, value, mask, pack.scaling, pack.softcap)
     return dot_product(query, key, value, mask, pack.scaling)
 
 
@@ -334,7 +334,7 @@ def _mask(layout: PackLayout, query: Tensor, keys: int, window: int | None) -> T
     return layout.masks[kind]
 
 
-def _softcapped(
+def _softcap_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, softcap: float
 ) -> Tensor:
     """Return softmax(cap * tanh(scores / cap)) @ value with fp32 scores; no kernel computes it."""

@@ -92,12 +92,14 @@ def distil(
     assert chunk >= 1 and len(hidden_L_H) == len(targets_L) == len(lesson.hidden_L_H)
     assert len(weight_VH) <= len(lesson.weight_VH), "the teacher's vocabulary is smaller"
     of = (hidden_L_H, weight_VH, bias_V)
-    loss, divergence, nll = make_ahead(*of, partial(_distilled, of, targets_L, lesson, chunk, form))
+    loss, divergence, nll = make_ahead(
+        *of, partial(_distill_chunks, of, targets_L, lesson, chunk, form)
+    )
     assert loss is not None and divergence is not None and nll is not None
     return Distilled(loss, divergence, nll)
 
 
-def _distilled(
+def _distill_chunks(
     of: tuple[Tensor, Tensor, Tensor | None],
     targets_L: Tensor,
     lesson: Lesson,

@@ -24,18 +24,38 @@ from transformers.utils import logging
 from plimsoll.config.base import AUTO
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
-from plimsoll.model import checks, kernels
+from plimsoll.model import checks, fused
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.checks import check_frame, read_model_config
-from plimsoll.model.cpu.switch import use_cpu_kernels
+from plimsoll.model.cpu import use_cpu_kernels
 from plimsoll.model.fused import fuse
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
 from plimsoll.model.value import ValueModel, initialise_score
-from plimsoll.shapes.heads import heads_of
+from plimsoll.shapes.known_models import heads_of
 from plimsoll.spec.kernels import against_varlen
+
+
+def fusions_of(kernels: str) -> tuple[fused.Fusion, ...]:
+    """Return the fusions, by Liger's kernels or by ours.
+
+    Raises:
+        ConfigError: they are Liger's, and liger-kernel cannot be imported.
+    """
+    if kernels == "own":
+        return fused.FUSIONS
+    assert kernels == "liger", "of a run that is resolved"
+    try:
+        from plimsoll.model.liger import FUSIONS
+    except ImportError as error:
+        raise ConfigError(
+            f"liger-kernel cannot be imported: {error}. Norms and MLPs on cards "
+            "compute by it. Install it with Triton (`pip install liger-kernel triton`), or "
+            "write model.kernels: own for Plimsoll's functions."
+        ) from error
+    return FUSIONS
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -200,7 +220,7 @@ def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.devic
     It serves models that were loaded and models that are traced without weights. Returns what
     `use_cpu_kernels` returns. Raises ConfigError as `fusions_of` and `checkpoint_layers`.
     """
-    fuse(lm, kernels.fusions_of(config.kernels))
+    fuse(lm, fusions_of(config.kernels))
     rows = use_cpu_kernels(lm, device)
     checkpoint_layers(lm, config)
     return rows

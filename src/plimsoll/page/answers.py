@@ -5,21 +5,47 @@ A frozen page contains the replies, by the same paths.
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
 from plimsoll.errors import ConfigError
-from plimsoll.page.console import console
 from plimsoll.page.curves import BUCKETS, SECTIONS, curves
 from plimsoll.page.memory import memory
-from plimsoll.page.progress import held_out, progress, seconds
+from plimsoll.page.progress import console, held_out, progress, seconds
 from plimsoll.page.samples import ends, group, groups
 from plimsoll.page.serve import Query
-from plimsoll.page.settings import settings
 from plimsoll.page.watched import Watched
 from plimsoll.run.responses import pick_evenly
+
+
+def settings(runs: Sequence[Watched]) -> list[dict[str, Any]]:
+    """Return every dotted key of the configs with its value in each run as text.
+
+    A value is None if the run lacks the key. `differs` says whether the runs differ in it.
+    """
+    flat = [dict(_flat(run.settings, "")) for run in runs]
+    keys = dict.fromkeys(key for values_of_run in flat for key in values_of_run)
+    return [
+        {
+            "key": key,
+            "values": (values := [values_of_run.get(key) for values_of_run in flat]),
+            "differs": len(set(values)) > 1,
+        }
+        for key in keys
+    ]
+
+
+def _flat(values: Any, before: str) -> Iterator[tuple[str, str]]:
+    match values:
+        case dict() if values:
+            for key, value in values.items():
+                yield from _flat(value, f"{before}.{key}" if before else str(key))
+        case _ if before:
+            yield before, values if isinstance(values, str) else json.dumps(values, default=str)
+
 
 _FROZEN_GROUPS = 8
 """Groups of the last step that a frozen page has."""

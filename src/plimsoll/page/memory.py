@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, get_args
 
-from plimsoll.page.comparison import compare, drop_lone_nodes, fullest_of_kinds, process_kind
+from plimsoll.page.ledger import compare, drop_lone_nodes, fullest_of_kinds, process_kind
 from plimsoll.page.watched import Watched
-from plimsoll.run.clock import TimedPhase
 from plimsoll.run.ledger import LedgerRow, is_node
+from plimsoll.run.phases import TimedPhase
 
 PlanItem = Mapping[str, Any]
 _PLACES = {phase: place for place, phase in enumerate(get_args(TimedPhase))}

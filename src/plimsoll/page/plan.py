@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plimsoll.config.problems import show
-from plimsoll.memory.advise.advise import Advice, Suggestion
-from plimsoll.memory.advise.as_text import EFFECT_WORDS
+from plimsoll.memory.advise import EFFECT_WORDS, Advice, Suggestion
 from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdict_of
 from plimsoll.memory.weigh import Plan
 from plimsoll.page.memory import describe_place

@@ -1,9 +1,10 @@
-"""The progress of a run, its results so far, and its health warnings, as JSON."""
+"""The progress of a run as JSON: its results, health warnings, and the end of what it printed."""
 
 from __future__ import annotations
 
 import time
 from math import nan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,7 @@ import pyarrow.compute as pc
 
 from plimsoll.config.yaml_tree import value_at
 from plimsoll.jobs import JOBS
-from plimsoll.page.console import log_bytes
-from plimsoll.page.metrics import (
+from plimsoll.page.curves import (
     bounds_text,
     curve_panels,
     evaluations,
@@ -22,8 +22,48 @@ from plimsoll.page.metrics import (
 )
 from plimsoll.page.watched import Watched
 from plimsoll.run.health import due_warnings
+from plimsoll.run.responses import escape_controls
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, headline
+
+LOG = "run.log"
+"""The file in a run's directory that holds what the run printed."""
+_MOST_BYTES, _MOST_LINES = 64 * 2**10, 300
+
+
+def log_bytes(run: Watched) -> int | None:
+    """Return the size of a run's log, or None if the run writes none."""
+    path = _path(run)
+    return path.stat().st_size if path.is_file() else None
+
+
+def console(run: Watched) -> dict[str, Any]:
+    """Return the last lines of a run's log.
+
+    `lines` are whole, except for the last, which may be incomplete; control codes are escaped.
+    `cut` says whether there are lines before them. `bytes` is the size that `log_bytes` returns.
+    """
+    size = log_bytes(run)
+    if size is None:
+        return {"bytes": None, "cut": False, "lines": []}
+    begin = max(0, size - _MOST_BYTES)
+    with _path(run).open("rb") as file:
+        file.seek(begin)
+        text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
+    lines = text.split("\n")[1 if begin else 0 :]
+    lines = lines[:-1] if lines and not lines[-1] else lines
+    last_lines = lines[-_MOST_LINES:]
+    cut = begin > 0 or len(last_lines) < len(lines)
+    return {
+        "bytes": size,
+        "cut": cut,
+        "lines": [escape_controls(line.rstrip("\r")) for line in last_lines],
+    }
+
+
+def _path(run: Watched) -> Path:
+    return run.run.path / LOG
+
 
 _RECENT = 100
 """Number of last steps whose mean time predicts the time that is left."""

@@ -20,12 +20,12 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import named_job
 from plimsoll.page.follow import FilePosition, read_on
-from plimsoll.page.ledger_sums import LedgerSums
+from plimsoll.page.ledger import LedgerSums
 from plimsoll.run.directory import RunDirectory, existing_run
 from plimsoll.run.ending import RunEnd, read_end
 from plimsoll.run.json_lines import JsonRow, read_rows
 from plimsoll.run.ledger import read_ledger
-from plimsoll.run.now import CurrentPhase, read_current_phase
+from plimsoll.run.phases import CurrentPhase, read_current_phase
 
 AT_ONCE = 16 * 2**20
 """Bytes that are read of a file before anything of it is shown."""

@@ -1,13 +1,14 @@
-"""Blocking calls from an event loop."""
+"""Between threads and event loops: blocking calls from a loop, and coroutines in another's loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from asyncio import AbstractEventLoop, run_coroutine_threadsafe
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
@@ -36,3 +37,29 @@ async def in_thread(
 
     Thread(target=run, name="waits", daemon=True).start()
     return await asyncio.wrap_future(future)
+
+
+R = TypeVar("R")
+
+
+@contextmanager
+def conversing(loop: AbstractEventLoop, talk: Coroutine[Any, Any, R]) -> Iterator[Future[R]]:
+    """Run the coroutine in the loop during the block.
+
+    If an error, or Ctrl-C, leaves the block, the coroutine is cancelled, and its end is waited for.
+    """
+    ended: Future[None] = Future()
+
+    async def run_talk() -> R:
+        try:
+            return await talk
+        finally:
+            ended.set_result(None)
+
+    talking = run_coroutine_threadsafe(run_talk(), loop)
+    try:
+        yield talking
+    except BaseException:
+        if talking.cancel():  # else it has ended by itself
+            ended.result()
+        raise

@@ -2,7 +2,7 @@ r"""Reward for a right answer to a mathematical problem, checked with Hugging Fa
 
 Numbers are equal by value: `1,234`, `$1234.00` and `1234 apples` are one answer, and so are
 `3/4` and `0.75`. LaTeX (`\boxed{...}`, `$\frac{3}{4}$`) is understood; where an answer or a
-reference is marked, LaTeX without delimiters too. What is read of a response: math_reading.py.
+reference is marked, LaTeX without delimiters too. What is read of a response: math_form.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from plimsoll.config.base import PositiveInt
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
 from plimsoll.reward.marks import ANSWER_TAG, MARKER
-from plimsoll.reward.math_form import plain_number
-from plimsoll.reward.math_reading import final_answer, reference_answer
+from plimsoll.reward.math_form import final_answer, plain_number, reference_answer
 from plimsoll.reward.math_verifier import CPU_SECONDS, MathVerdict, verify
 from plimsoll.reward.references import asks_processes, checks_references, gives_answers
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import usable_cores
-from plimsoll.process.child import ChildEnded, Program
-from plimsoll.process.pool import Pool
+from plimsoll.process.child import ChildEnded, Pool, Program
 from plimsoll.reward.math_form import BOX
 
 CPU_SECONDS = 1.0

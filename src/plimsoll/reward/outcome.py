@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
 
-from plimsoll.algorithm.failure import describe_error
-from plimsoll.errors import ConfigError, FunctionFailed, PlimsollError
+from plimsoll.errors import ConfigError, FunctionFailed, PlimsollError, describe_error
 
 SHOWN_CHARACTERS = 200
 

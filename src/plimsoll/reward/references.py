@@ -17,10 +17,9 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from plimsoll.config.base import Choice
-from plimsoll.config.codes import Code
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.environment import EnvironmentConfig
-from plimsoll.config.problems import Problem, Section, invalid
+from plimsoll.config.problems import Code, Problem, Section, invalid
 from plimsoll.config.reward import JudgeReward, RewardConfig
 from plimsoll.config.run import BestConfig
 from plimsoll.data.fields import kind_of, reference_text

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from plimsoll.algorithm.failure import failure
 from plimsoll.config.reward import RewardConfig
 from plimsoll.data.fields import reference_text
-from plimsoll.errors import ConfigError, DataError, PlimsollError
+from plimsoll.errors import ConfigError, DataError, PlimsollError, failure
 from plimsoll.records import Trajectory
 from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.outcome import SHOWN_CHARACTERS
@@ -58,7 +57,7 @@ class Rule:
             raise
         except Exception as error:
             where = f"The check of references of the {self.label}"
-            text = f"The reference{cut(reference_text(reference))}."
+            text = f"The reference{quote_beginning(reference_text(reference))}."
             raise failure(where, error, text) from error
 
 
@@ -77,10 +76,10 @@ def build_rule(name: str, config: RewardConfig) -> Rule:
 def texts_of(trajectory: Trajectory) -> str:
     """Return prompt and response as messages show them."""
     texts = {"prompt": trajectory.prompt.text, "response": trajectory.response_text}
-    return " ".join(f"The {name}{cut(text)}." for name, text in texts.items())
+    return " ".join(f"The {name}{quote_beginning(text)}." for name, text in texts.items())
 
 
-def cut(text: str) -> str:
+def quote_beginning(text: str) -> str:
     """Return a text as messages show it after its name: the beginning of a long one."""
     mark = " (cut)" if len(text) > SHOWN_CHARACTERS else ""
     return f"{mark}: {text[:SHOWN_CHARACTERS]!r}"

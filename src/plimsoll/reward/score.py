@@ -17,8 +17,7 @@ from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory
-from plimsoll.reward.functions.calls import FunctionHere, is_coroutine, takes_many
-from plimsoll.reward.functions.processes import open_in_processes
+from plimsoll.reward.functions import FunctionHere, is_coroutine, open_in_processes, takes_many
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit
 from plimsoll.reward.price import MOST_PROCESSES
 from plimsoll.reward.references import processes_of

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from plimsoll.algorithm.failure import failure
-from plimsoll.algorithm.interval import mean_interval
-from plimsoll.algorithm.passing import majority, pass_at_k
+from plimsoll.algorithm.figures import majority, mean_interval, pass_at_k
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.errors import failure
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.references import voting_of
-from plimsoll.rl.answers import Answering, answers
-from plimsoll.rl.failed_groups import FailedGroups
+from plimsoll.rl.answers import Answering, FailedGroups, answers
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.spec.eval_sets import EvalSet
 from plimsoll.spec.run_spec import RunSpec

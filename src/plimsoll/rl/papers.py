@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.config.presets import Values
+from plimsoll.config.load import Values
 from plimsoll.config.yaml_tree import value_at
 
 OVERLONG = "overlong"

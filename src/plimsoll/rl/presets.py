@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.config.presets import MODEL, Preset, Values
+from plimsoll.config.load import MODEL, Preset, Values
 from plimsoll.rl import papers
 
 _CRITIC = {"critic.model.path": MODEL, "critic.optimizer.learning_rate": 5e-6}

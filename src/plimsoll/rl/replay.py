@@ -13,7 +13,7 @@ from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Trajectory
 from plimsoll.rl.experience import Experience
 from plimsoll.rl.setup import RlData, RlWork, load_prompt_data
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import read_trajectories
@@ -104,7 +104,7 @@ def _check_step(trajectories: list[Trajectory], step: int, spec: RunSpec[RlConfi
     sizes = Counter(t.group for t in trajectories)
     if list(sizes.values()) != [batch.responses] * batch.prompts:
         raise ConfigError(
-            f"rollout.replay: {where} has {counted(len(sizes), 'group')} of {min(sizes.values())} "
+            f"rollout.replay: {where} has {plural(len(sizes), 'group')} of {min(sizes.values())} "
             f"to {max(sizes.values())} responses, and batch.prompts is {batch.prompts}, "
             f"batch.responses {batch.responses}. Give these as that run had them."
         )

@@ -10,12 +10,11 @@ from statistics import fmean
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.batch import DynamicSampling
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import DynamicSampling
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, Scorer
-from plimsoll.rl.answers import Answering, Answers, answers
-from plimsoll.rl.failed_groups import FailedGroups
+from plimsoll.rl.answers import Answering, Answers, FailedGroups, answers
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec

@@ -10,7 +10,7 @@ import numpy as np
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import start_cluster, thread_count
-from plimsoll.config.cluster import decided_device
+from plimsoll.config.cluster import device_of
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
@@ -26,7 +26,7 @@ from plimsoll.rl.sampling import probe_sequences
 from plimsoll.rollout.protocol import EngineSpec, rollout_build
 from plimsoll.rollout.sync import WeightRoute, WeightSync, prepare_sync
 from plimsoll.rollout.text import check_turn_end
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.spec.engine_rules import rollout_rules
 from plimsoll.spec.job import SOURCE, source_in
 from plimsoll.spec.run_spec import RunSpec
@@ -120,7 +120,7 @@ def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> No
     if portion.rows < drawn:
         raise ConfigError(
             f"batch.prompts is {spec.config.batch.prompts}, but {portion.key} has only "
-            f"{counted(portion.rows, 'usable prompt')}; one step would hold a prompt twice. Lower "
+            f"{plural(portion.rows, 'usable prompt')}; one step would hold a prompt twice. Lower "
             f"batch.prompts{' or the weight' if portion.name else ''}, or bring more data"
         )
 
@@ -135,7 +135,7 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
     if spec.engines is None:
         return start_cluster(spec.cluster, ())
     longest, rollout = longest_sequence(spec, prompts), spec.config.rollout
-    device = decided_device(spec.cluster)
+    device = device_of(spec.cluster)
     rules = rollout_rules(spec.engines)
     refuse(rules.start(spec, device))
     specs = [

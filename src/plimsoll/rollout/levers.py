@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plimsoll.config.codes import CROWDED, UNPLACED
+from plimsoll.config.problems import CROWDED, UNPLACED
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.levers import Lever, Move, Situation, halves, relief
 

@@ -1,7 +1,7 @@
 """New weights to every engine, and the proof that they arrived.
 
 Three things must hold after a sync, or the run stops: every announced tensor came, with the bytes
-that were sent (`arrivals.py`, in the engine); and what the engine computes with them is what the
+that were sent (`Arrivals`, in the engine); and what the engine computes with them is what the
 trainer computes: the log-probs of a probe batch agree. The last catches what no checksum can, such
 as an engine that keeps a stale packed copy of a weight.
 """
@@ -14,10 +14,13 @@ from time import monotonic
 from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from plimsoll.config.rollout import SyncConfig
+from plimsoll.engine.weights import SentTensor, hash_bytes
 from plimsoll.errors import WeightSyncError
 from plimsoll.records import Floats, Ints
+from plimsoll.run.counting import plural
 
 _FLOOR = 2e-5
 """Nats: what rounding in float32 may become while the weights move; see docs/decisions.md."""
@@ -163,3 +166,35 @@ def _disagreement(
         "compare rollout.dtype and rollout.vllm.arguments.quantization with actor.model.dtype "
         "before raising the bound"
     )
+
+
+class Arrivals:
+    """The tensors of one weight sync."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._missing = set(names)
+
+    def take(self, sent: SentTensor, tensor: Tensor) -> None:
+        """Note a tensor that came (contiguous, in host memory).
+
+        Raises:
+            WeightSyncError: it was not announced, came twice, or its bytes are not those sent.
+        """
+        if sent.name not in self._missing:
+            raise WeightSyncError(f"{sent.name} came twice, or was never announced")
+        arrived_hash = hash_bytes(tensor)
+        if arrived_hash != sent.hash:
+            raise WeightSyncError(
+                f"{sent.name} arrived damaged: hash {arrived_hash}, but {sent.hash} was sent"
+            )
+        self._missing.remove(sent.name)
+
+    def complete(self) -> None:
+        """Raise WeightSyncError if announced tensors have not come."""
+        if self._missing:
+            first = ", ".join(sorted(self._missing)[:5])
+            raise WeightSyncError(
+                f"{plural(len(self._missing), 'tensor')} of the new weights never arrived: "
+                f"{first}. The engine would go on with the old ones and sample from no version at "
+                "all"
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def counted(count: int, what: str) -> str:
+def plural(count: int, what: str) -> str:
     """Return a count with its noun, such as `1 row` or `2,048 rows`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 

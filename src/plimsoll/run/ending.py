@@ -1,21 +1,61 @@
-"""How a run ended, written for later readers, and how to resume a failed run."""
+"""The end of a run: Ctrl-C, a record for later readers, and how to resume a run that failed.
+
+The first Ctrl-C stops the run at a point where nothing is lost, or at once while it loads. The
+second stops it at once.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 from plimsoll.errors import Interrupted, PlimsollError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import write_whole
-from plimsoll.run.log import RunLog
-from plimsoll.run.output import tell
+from plimsoll.run.output import RunLog, tell
+
+_MESSAGE = "\nstopping after this step; Ctrl-C again to stop at once"
+_AT_ONCE_MESSAGE = "\nstopping"
+_Handler = Callable[[int, FrameType | None], object] | int | None
+
+
+class StopRequest:
+    """A context manager in which SIGINT and SIGTERM set `requested`.
+
+    The loop reads it at its safe points. The second signal raises KeyboardInterrupt; while
+    `at_once` is set, the first one does. It works in the main thread only.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.at_once = False
+        self._previous: dict[signal.Signals, _Handler] = {}
+
+    def __enter__(self) -> StopRequest:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        tell(_AT_ONCE_MESSAGE if self.at_once else _MESSAGE)
+        if self.at_once:
+            raise KeyboardInterrupt
+
 
 RESUME = "run the same command with --run.resume auto"
 

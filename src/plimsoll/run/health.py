@@ -5,11 +5,224 @@ docs/rollouts.md has the ranges and their sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
+from types import MappingProxyType
 
-from plimsoll.run.health_ranges import RANGES, HealthAdvice
+StepMetrics = Mapping[str, float]
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class HealthAdvice:
+    """The usual meaning of a value, and what to try."""
+
+    means: str
+    attempt: str
+
+
+@dataclass(frozen=True)
+class HealthyRange:
+    """The healthy range of a figure."""
+
+    what: str
+    """What the figure is, with its unit."""
+    bounds: Callable[[StepMetrics], Bounds]
+    """Returns the lowest and the highest healthy value."""
+    below: HealthAdvice
+    """Advice for a value below the range."""
+    above: HealthAdvice
+    """Advice for a value above the range."""
+    settles: int = 0
+    """Number of first steps that are not checked."""
+
+
+def _constant(low: float, high: float) -> Callable[[StepMetrics], Bounds]:
+    return lambda metrics: (low, high)
+
+
+_KL_NOISE, _KL_OF_SHORT, _KL_A_TOKEN = -1.0, 20.0, 0.1
+
+
+def _kl_bounds(metrics: StepMetrics) -> Bounds:
+    """Return the range of the KL: at least 20 nats, and 0.1 nats per token of longer responses.
+
+    Rewards of a model are over-optimised from some ten nats on (Gao et al. 2022, arXiv:2210.10760,
+    figure 1: responses of some fifty tokens). Long answers with verifiable rewards reach hundreds
+    of nats without harm, so their limit is per token.
+    """
+    return _KL_NOISE, max(_KL_OF_SHORT, _KL_A_TOKEN * metrics.get("response_tokens", 0.0))
+
+
+_LONG_PROMPT, _CACHED = 512, 0.8
+
+
+def _cache_bounds(metrics: StepMetrics) -> Bounds:
+    """Return the range of the prefix cache's hits.
+
+    If each of n prompts is as long as the one before and as much again, 1 - 2 / n of their tokens
+    were cached before; the range allows a fifth less. Short prompts have no lower limit, as caches
+    hold whole blocks.
+    """
+    turns = metrics.get("episode/turns", 0.0)
+    prompts = metrics.get("episode/prompt_tokens", 0.0)
+    long = turns > 2 and prompts >= _LONG_PROMPT * turns
+    return (_CACHED * (1 - 2 / turns) if long else 0.0), 1.0
+
+
+_NEVER = HealthAdvice("It cannot have this value.", "reporting it: the figure is computed wrongly.")
+
+_DIFFERENT = HealthAdvice(
+    "The engine gives sampled tokens other probabilities than the trainer does: another dtype or "
+    "kernel, weights that are several versions old, or a sync that went wrong.",
+    "rollout.dtype as actor.model.dtype, top_p 1, sync/logprob_gap beside it (large: the sync), a "
+    "correction that masks instead of truncating, a smaller bound of staleness.",
+)
+
+RANGES: Mapping[str, HealthyRange] = MappingProxyType(
+    {
+        "reward": HealthyRange("the mean reward", _constant(-inf, inf), _NEVER, _NEVER),
+        "kl": HealthyRange(
+            "the KL of the actor from the reference, nats per response",
+            _kl_bounds,
+            HealthAdvice(
+                "A KL is below 0 only by the chance of few samples: the log-probs that are "
+                "compared are not of the distribution that was sampled from.",
+                "rollout.sampling without top_p and the like, no minimum of tokens; mismatch/abs.",
+            ),
+            HealthAdvice(
+                "The actor is far from where it began, most often because it has found a way to "
+                "please the reward that was not intended.",
+                "reading what is rewarded (plimsoll rollouts RUN --best), a larger "
+                "algorithm.kl.coefficient or an algorithm.kl.adaptive, a lower learning rate.",
+            ),
+        ),
+        "entropy": HealthyRange(
+            "the mean entropy of the actor's next token, nats",
+            _constant(0.01, 4.0),
+            HealthAdvice(
+                "Collapse: the responses to a prompt become the same, and there is nothing left to "
+                "compare. A task that is solved ends here, too.",
+                "a higher clip_high of the policy loss (DAPO: 0.28), algorithm.entropy_bonus, a KL "
+                "from the reference, a temperature of 1.",
+            ),
+            HealthAdvice(
+                "The actor unlearns its language and samples from ever more of the vocabulary.",
+                "a lower learning rate, a smaller algorithm.entropy_bonus, a KL from the "
+                "reference.",
+            ),
+        ),
+        "actor/grad_norm": HealthyRange(
+            "the norm of the actor's gradient before it is clipped",
+            _constant(1e-6, 10.0),
+            HealthAdvice(
+                "There is nothing to learn from: all advantages of the step are 0.",
+                "zero_signal and the rewards (plimsoll rollouts RUN): are they all equal?",
+            ),
+            HealthAdvice(
+                "At a max_grad_norm of 1 less than a tenth of it is applied: the step's direction "
+                "is that of a few tokens.",
+                "a lower learning rate with a warm-up, whitened or clipped advantages, a look at "
+                "mismatch/abs and clip_fraction.",
+            ),
+        ),
+        "clip_fraction": HealthyRange(
+            "the share of tokens whose gradient the policy loss cuts off",
+            _constant(0.0, 0.3),
+            _NEVER,
+            HealthAdvice(
+                "The updates of a step take the actor far from the policy that sampled.",
+                "a lower learning rate, fewer algorithm.epochs or mini_batches; a wide clip of "
+                "sequences (gspo) where that is meant.",
+            ),
+        ),
+        "mismatch/abs": HealthyRange(
+            "the mean difference of a token's log-prob between trainer and sampler, nats",
+            _constant(0.0, 0.05),
+            _NEVER,
+            _DIFFERENT,
+        ),
+        "mismatch/k3": HealthyRange(
+            "the KL between sampler and trainer by k3, nats per token",
+            _constant(0.0, 0.01),
+            _NEVER,
+            _DIFFERENT,
+        ),
+        "mismatch/outside": HealthyRange(
+            "the share of tokens whose ratio of trainer to sampler is outside of 0.5 to 2",
+            _constant(0.0, 0.1),
+            _NEVER,
+            _DIFFERENT,
+        ),
+        "response_tokens": HealthyRange(
+            "the mean length of responses, tokens",
+            _constant(1.5, inf),
+            HealthAdvice(
+                "Responses are empty: the actor ends before it has said anything.",
+                "reading some (plimsoll rollouts RUN), the chat template, a reward for ending "
+                "early that outweighs the answer's.",
+            ),
+            _NEVER,
+        ),
+        "truncated": HealthyRange(
+            "the share of responses that were cut off at their longest",
+            _constant(0.0, 0.3),
+            _NEVER,
+            HealthAdvice(
+                "What is cut off has no answer and earns nothing, however good it was; or the "
+                "actor has stopped to end its responses.",
+                "a larger rollout.sampling.max_new_tokens, a penalty for overlong responses, the "
+                "stop strings and the chat template.",
+            ),
+        ),
+        "zero_signal": HealthyRange(
+            "the share of groups whose rewards are all equal",
+            _constant(0.0, 0.5),
+            _NEVER,
+            HealthAdvice(
+                "These groups teach nothing and cost as much: the prompts are too easy, too hard, "
+                "or the reward cannot tell responses apart.",
+                "dynamic sampling, prompts chosen by their difficulty, more responses of each, a "
+                "reward with more than two values.",
+            ),
+        ),
+        "explained_variance": HealthyRange(
+            "the share of the returns' variance that the critic predicts",
+            _constant(0.0, 1.0),
+            HealthAdvice(
+                "The critic is worse than a constant would be, and adds noise to the advantages.",
+                "algorithm.critic_warmup_steps, another critic.optimizer.learning_rate, a wider "
+                "algorithm.value_clip, or an advantage without a critic.",
+            ),
+            _NEVER,
+            settles=10,
+        ),
+        "rollout/prefix_cache_hits": HealthyRange(
+            "the share of the prompts of turns that the engines' prefix caches had",
+            _cache_bounds,
+            HealthAdvice(
+                "Engines compute earlier turns again: other episodes pushed them out of the KV "
+                "cache, which has too little room for those in flight.",
+                "fewer of them (environments.NAME.at_once), a larger rollout.vllm.memory_share (on "
+                "CPU rollout.vllm.cpu_kv_cache_gib), rollout.vllm.arguments without "
+                "enable_prefix_caching: false.",
+            ),
+            _NEVER,
+        ),
+        "repetition": HealthyRange(
+            "the share of responses that repeat themselves",
+            _constant(0.0, 0.1),
+            _NEVER,
+            HealthAdvice(
+                "The actor falls into loops, often after it was cut off and rewarded all the same.",
+                "a penalty for overlong responses, a higher entropy or KL, reading the worst "
+                "(plimsoll rollouts RUN --worst).",
+            ),
+        ),
+    }
+)
+
 
 QUIET = 20
 """Steps within the range after which a figure is warned of again: a figure that moves around an end

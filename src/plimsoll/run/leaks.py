@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plimsoll.run.counting import counted, gigabytes_text
+from plimsoll.run.counting import gigabytes_text, plural
 from plimsoll.run.ledger import LedgerRow, group_rows, is_node
 from plimsoll.run.readings import Line
 
@@ -55,7 +55,7 @@ class Leak:
         kind = "its card's" if self.where == "device" else "host"
         return (
             f"{self.process} holds {gigabytes_text(self.rate)} more {kind} memory with every step, "
-            f"most likely from {self.phase}: a leak; about {counted(self.steps_left, 'step')} "
+            f"most likely from {self.phase}: a leak; about {plural(self.steps_left, 'step')} "
             "until the memory is full"
         )
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TextIO, TypeVar
 
-from plimsoll.run.clock import TimedPhase
-from plimsoll.run.counting import counted, duration_text
+from plimsoll.run.counting import duration_text, plural
 from plimsoll.run.displays import Advance, Display, PlainDisplay, display_for
+from plimsoll.run.phases import TimedPhase
 from plimsoll.run.responses import ResponseGroup
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 
@@ -67,7 +67,7 @@ class Progress:
             *logged,
             display_for(self._stream, lambda: str(self._phase or "")),
         ]
-        steps = f"{counted(self._steps, 'step')}, " if self._steps else ""
+        steps = f"{plural(self._steps, 'step')}, " if self._steps else ""
         self.note(f"{self._job}: {steps}written to {self._directory}")
         return self
 

@@ -19,10 +19,10 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import DecidedDtype, DecidedKernels, ModelConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError
-from plimsoll.machine.cpu import multiplies_bfloat16
 from plimsoll.machine.hardware import BFLOAT16_UNITS, Card, find_machine, parse_cluster
+from plimsoll.machine.host import multiplies_bfloat16
 from plimsoll.machine.versions import cards_have_liger, has_cuda_build
-from plimsoll.shapes.heads import head_sizes
+from plimsoll.shapes.known_models import head_sizes
 from plimsoll.spec.engine_rules import trainer_rules
 from plimsoll.spec.job import ConfigT
 from plimsoll.spec.kernels import Capability, against_varlen, kernels_on

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from plimsoll.config.base import Choice
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.environment import EnvironmentConfig
-from plimsoll.config.presets import Preset
+from plimsoll.config.load import Preset
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.run import Goal, JobConfig
@@ -230,3 +230,20 @@ class Job(Generic[ConfigT]):
     def load_loop(self) -> Loop:
         """Return the module that runs it."""
         return cast(Loop, import_module(self.loop))
+
+
+def with_interval(name: str, goal: Goal | None) -> Names:
+    """Return a metric and the ends of its confidence interval."""
+    return {name: goal, f"{name}_low": goal, f"{name}_high": goal}
+
+
+ACCURACY = with_interval("accuracy", "highest")
+"""The accuracy, which evaluations of several jobs report."""
+PAIR_METRICS: Names = {
+    "loss": "lowest",
+    **ACCURACY,
+    "rewards/margin": "highest",
+    "rewards/chosen": None,
+    "rewards/rejected": None,
+}
+"""What evaluations on pairs report, whichever job learns from them."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plimsoll.config.load import read_tree_of, validate
-from plimsoll.config.presets import with_preset
+from plimsoll.config.load import read_tree_of, validate, with_preset
 from plimsoll.config.yaml_tree import Origins, Tree
 from plimsoll.spec.job import ConfigT, Job
 from plimsoll.spec.rules.settings import check_agreement

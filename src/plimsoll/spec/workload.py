@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from plimsoll.config.batch import KtoBatch, PreferenceBatch, SftBatch
 from plimsoll.config.data import DataConfig
+from plimsoll.config.run import KtoBatch, PreferenceBatch, SftBatch
 
 Unit = Literal["sequence", "pair", "response"]
 """What a step is counted in. The two sequences of a pair are always in the same micro-batch."""

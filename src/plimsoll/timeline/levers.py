@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 
 from plimsoll.config.base import Settings
 from plimsoll.config.cluster import Device
-from plimsoll.config.codes import Code
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.engines import HasEngine
+from plimsoll.config.problems import Code
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Hardware
 from plimsoll.shapes.shape import ModelShape

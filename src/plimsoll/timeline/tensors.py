@@ -1,13 +1,148 @@
-"""Tensors of one kind that a role keeps on one rank, in any framework."""
+"""Tensors of one kind that a role keeps on one rank, in any framework, and when they exist.
+
+Moments are the instants of a job, and lifetimes within them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Literal
 
+from plimsoll.spec.roles import is_role, load_order
+from plimsoll.spec.run_spec import PHASES, Phase
 from plimsoll.timeline.items import Allocation, Item, Kind, Moment, Where
-from plimsoll.timeline.lifetimes import Life, TrainPhase, lifetime
+
+INSTANTS: dict[Phase, tuple[str, ...]] = {
+    "precompute": ("read", "build", "forward"),
+    "rollout": ("generate",),
+    "score": ("forward",),
+    "train_critic": ("forward_backward", "backward", "reduce", "norm", "step"),
+    "train_actor": ("forward_backward", "backward", "reduce", "norm", "step"),
+    "sync": ("gather", "forward"),
+    "save": ("gather", "write"),
+}
+"""The instants of each phase, in order. `load` has two for each role, in the order of loading."""
+
+TrainPhase = Literal["train_critic", "train_actor"]
+
+Life = Literal[
+    "always",
+    "built",
+    "stepped",
+    "loading",
+    "building",
+    "scoring",
+    "computing",
+    "backward",
+    "reducing",
+    "training",
+    "norming",
+    "stepping",
+    "sending",
+    "saving",
+    "writing",
+]
+"""The lifetime of a tensor.
+
+- always: from the moment the role is loaded.
+- built: from the moment its engine is built, after it was read.
+- stepped: from the first optimizer step.
+- loading: while the role is read.
+- building: while its engine is built.
+- scoring: while the role scores; for the actor also while a sync is verified.
+- computing: while the role scores, and in its forward and backward.
+- backward: in its own training, from the first gradient on.
+- reducing: while the first full bucket of gradients is reduced.
+- training: in its forward, backward, norm and step.
+- norming: while its gradient norm is computed, just before its step.
+- stepping: in its step.
+- sending: while weights are gathered to be sent.
+- saving: while weights are gathered to be saved.
+- writing: while a checkpoint of states is written.
+"""
+
+
+_BEFORE = {
+    Moment("precompute", "read"): Moment("load", "read reference"),
+    Moment("precompute", "build"): Moment("load", "build reference"),
+    Moment("precompute", "forward"): Moment("score", "forward"),
+}
+"""Moments of a reference that scores everything before the actor is loaded.
+
+Each is mapped to the moment that it would be beside the actor.
+"""
+
+
+def job_moments(roles: Sequence[str], phases: Collection[Phase]) -> frozenset[Moment]:
+    """Return all moments of a job that loads these roles and has these phases besides `load`."""
+    inside = {Moment(phase, i) for phase in phases if phase != "load" for i in INSTANTS[phase]}
+    late = [role for role in roles if not (role == "reference" and "precompute" in phases)]
+    return frozenset(inside | {moment for role in late for moment in _load_moments(role)})
+
+
+def scoring_phase(role: str, moments: frozenset[Moment]) -> Phase:
+    """Return the phase in which a role scores, from the job's moments."""
+    return "precompute" if _is_before(role, moments) else "score"
+
+
+def _is_before(role: str, moments: frozenset[Moment]) -> bool:
+    return role == "reference" and not moments.isdisjoint(_BEFORE)
+
+
+def _load_moments(role: str) -> tuple[Moment, Moment]:
+    return Moment("load", f"read {role}"), Moment("load", f"build {role}")
+
+
+@cache  # a search for settings that fit makes hundreds of plans with the same few lifetimes
+def lifetime(
+    life: Life, role: str, phase: TrainPhase | None, moments: frozenset[Moment]
+) -> frozenset[Moment]:
+    """Return the moments of the job at which a role's tensor of that lifetime exists.
+
+    `phase` trains the role (None for a frozen role); `moments` are all moments of the job.
+    """
+    before = _is_before(role, moments)
+    role_moments = moments & _BEFORE.keys() if before else moments - _BEFORE.keys()
+    return frozenset(m for m in role_moments if _exists(life, role, phase, _BEFORE.get(m, m)))
+
+
+def _exists(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> bool:
+    read, build = _load_moments(role)
+    loaded = _is_loaded_before(role, moment)
+    scores = moment.phase == "score" or (role == "actor" and moment == Moment("sync", "forward"))
+    trains, saves = phase is not None and moment.phase == phase, moment.phase == "save"
+    lives: dict[Life, bool] = {
+        "always": loaded or moment in (read, build),
+        "built": loaded or moment == build,
+        "stepped": moment.phase != "load",
+        "loading": moment == read,
+        "building": moment == build,
+        "scoring": scores,
+        "computing": scores or (trains and moment.instant not in ("norm", "step")),
+        "backward": trains and moment.instant in ("backward", "reduce"),
+        "reducing": trains and moment.instant == "reduce",
+        "training": trains,
+        "norming": trains and moment.instant == "norm",
+        "stepping": trains and moment.instant == "step",
+        "sending": moment == Moment("sync", "gather"),
+        "saving": saves and moment.instant == "gather",
+        "writing": saves and moment.instant == "write",
+    }
+    return lives[life]
+
+
+def _is_loaded_before(role: str, moment: Moment) -> bool:
+    """Return whether a role was loaded before: after load, or while a later role loads."""
+    if moment.phase != "load":
+        return True
+    loading = moment.instant.split()[-1]
+    return is_role(loading) and is_role(role) and load_order(loading) > load_order(role)
+
+
+assert set(INSTANTS) == set(PHASES) - {"load"}
 
 
 @dataclass(frozen=True)

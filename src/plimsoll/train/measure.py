@@ -1,4 +1,7 @@
-"""Measure held-out rows, in training and without it."""
+"""Measure held-out rows, in training and without it; draw whether probabilities come true.
+
+Reliability diagrams: Guo et al. 2017, https://arxiv.org/abs/1706.04599, figure 1.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from math import exp
+from pathlib import Path
 from typing import Any, TypeVar
 
+from plimsoll.algorithm.calibration import Calibration
+from plimsoll.algorithm.figures import share_interval
 from plimsoll.algorithm.inputs import LossOutput
-from plimsoll.algorithm.interval import share_interval
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
 from plimsoll.engine.worker import Worker
 from plimsoll.records import BatchCounts, Pair, Sample
+from plimsoll.run.chart import Chart, ChartLine, draw_charts
 from plimsoll.run.displays import counting
+from plimsoll.run.files import write_whole
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.loading import load_measured
@@ -88,3 +95,31 @@ def pair_output_metrics(output: LossOutput, pairs: Sequence[Pair]) -> dict[str, 
         low, high = share_interval(output.right_P.numpy(), prompts)
         metrics |= {"accuracy_low": low, "accuracy_high": high}
     return metrics
+
+
+PICTURE = "eval-calibration.svg"
+"""The file of the diagram if a model is measured without training."""
+
+
+def show_calibration(calibration: Calibration, of_what: str, output_svg: Path) -> dict[str, float]:
+    """Draw each bin's observed share over its mean prediction, and its count; return the error.
+
+    Args:
+        calibration: the bins and the calibration error.
+        of_what: the title of the diagram.
+        output_svg: the file to write.
+
+    Raises:
+        PlimsollError: the file cannot be written.
+    """
+    predicted, observed = calibration.predicted_K.tolist(), calibration.observed_K.tolist()
+    counts = [f"{count:,}" for count in calibration.counts_K.tolist()]
+    points = [*zip(predicted, observed, strict=True)]
+    title = f"{of_what}; calibration error {calibration.error:.3f}"
+    lines = (
+        ChartLine("model", points, notes=counts),
+        ChartLine("calibrated", [(0, 0), (1, 1)], dashed=True),
+    )
+    chart = Chart(title, "predicted probability", "observed share", lines, (0, 1), (0, 1))
+    write_whole(output_svg, draw_charts([chart]))
+    return {"calibration_error": calibration.error}

@@ -9,21 +9,24 @@ interrupted scoring goes on where it was.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
+import xxhash
+from huggingface_hub import snapshot_download
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.engine import ReferenceLogprobsConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, Interrupted
-from plimsoll.model.fingerprint import model_fingerprint
+from plimsoll.model.checks import as_config_error
 from plimsoll.records import Floats, Row, samples_of
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.stored_logprobs import LogprobStore, StoredLogprobs, read_logprobs, sequence_key
 from plimsoll.spec.job import ConfigT
 from plimsoll.train.from_data import RowT, Work
@@ -121,7 +124,7 @@ def _precompute(
         session.progress.note(f"the reference's log-probs are those of {path}")
         return store.logprobs
     session.progress.note(
-        f"the reference scores {missing:,} of {counted(len(keys), 'sequence')}; their log-probs "
+        f"the reference scores {missing:,} of {plural(len(keys), 'sequence')}; their log-probs "
         f"go to {path}"
     )
     load_role(work.cluster, work.spec, "reference")
@@ -173,3 +176,33 @@ def _read_stored(path: Path, model: ModelConfig) -> StoredLogprobs:
             f"reference_logprobs.path."
         )
     return stored
+
+
+_DECIDING = ("config.json", "*.safetensors")
+_BLOCK = 2**24
+
+
+def model_fingerprint(model: ModelConfig) -> str:
+    """Return a hash (XXH3, 128 bits, hexadecimal) of config.json, weights, dtype and quantisation.
+
+    It reads every byte of the weights once: models of one shape differ in nothing else. It
+    downloads a model from the hub if it is not in the cache. Raises ConfigError for files that
+    cannot be read.
+    """
+    directory = Path(model.path)
+    with as_config_error(model.path, "weights"):
+        if not directory.is_dir():
+            directory = Path(snapshot_download(model.path, allow_patterns=list(_DECIDING)))
+        files = sorted(file for pattern in _DECIDING for file in directory.glob(pattern))
+        digests = {file.name: _digest(file) for file in files}
+    scales = model.quantization != "none" and model.double_quantization
+    facts = [model.dtype, model.quantization, scales, digests]
+    return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True).encode())
+
+
+def _digest(file: Path) -> str:
+    seen = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            seen.update(block)
+    return seen.hexdigest()

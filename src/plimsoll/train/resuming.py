@@ -19,7 +19,7 @@ from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.state import RunState, SourceState
 from plimsoll.run.stored_logprobs import sequence_key
 from plimsoll.spec.run_spec import RunSpec
@@ -93,10 +93,10 @@ def row_count_changes(state: RunState, learned_from: int, sources: Sources) -> I
         follows = (
             "evaluations are of other rows than before"
             if key.startswith("data.eval")
-            else f"the order from here on is that of {counted(now[key], 'row')}, and some of this "
+            else f"the order from here on is that of {plural(now[key], 'row')}, and some of this "
             "epoch may come twice or not at all"
         )
-        usable = counted(before[key], "usable row")
+        usable = plural(before[key], "usable row")
         yield f"{key} had {usable}, and has {now[key]:,} now: {follows}"
 
 

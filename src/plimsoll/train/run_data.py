@@ -17,7 +17,7 @@ from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Prompt, Row
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.state import RunState
 from plimsoll.spec.model_files import read_model_json
 from plimsoll.spec.run_spec import RunSpec
@@ -62,13 +62,13 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
     for key, result in loaded.items():
         if result.cut_rows:
             session.progress.note(
-                f"cut {counted(result.cut_rows, 'row')} of {key} to data.max_tokens: "
+                f"cut {plural(result.cut_rows, 'row')} of {key} to data.max_tokens: "
                 f"{data.max_tokens}, as data.over_long: truncate says"
             )
         if result.stripped is not None:
             session.progress.note(
                 f"the chat template leaves reasoning of the assistant's earlier turns out of "
-                f"{counted(result.stripped.rows, 'row')} of {key}, the first "
+                f"{plural(result.stripped.rows, 'row')} of {key}, the first "
                 f"{result.stripped.first}: those turns are not learned, and "
                 f"the model reads them without it"
             )
@@ -178,7 +178,7 @@ def repeat_warnings(order: MixedOrder, rows_per_step: int) -> Iterator[str]:
         drawn = rows_per_step * order.share(portion)
         if portion.rows < drawn:
             yield (
-                f"{portion.key} has {counted(portion.rows, 'usable row')}, and a step draws "
+                f"{portion.key} has {plural(portion.rows, 'usable row')}, and a step draws "
                 f"{drawn:,.0f} of them: each step sees some more than once"
             )
 
@@ -197,7 +197,7 @@ def overlap_warnings(data: DataConfig, items: Items) -> Iterator[str]:
 def _overlaps(data: DataConfig, items: Items, key: str, path: str) -> Iterator[str]:
     held_out = items[key]
     times = Counter(map(_tokens_hash, held_out))
-    total = counted(len(held_out), "prompt" if isinstance(held_out[0], Prompt) else "row")
+    total = plural(len(held_out), "prompt" if isinstance(held_out[0], Prompt) else "row")
     for name, source in data.train_sources().items():
         shared = sum(times[row] for row in times.keys() & map(_tokens_hash, items[name]))
         if shared:

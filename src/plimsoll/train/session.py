@@ -24,19 +24,17 @@ from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import read_host, reset_process_peak
-from plimsoll.run.clock import PhaseClock, TimedPhase
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, open_run
-from plimsoll.run.ending import RESUME, recording_end
+from plimsoll.run.ending import RESUME, StopRequest, recording_end
 from plimsoll.run.health import HealthWatch
-from plimsoll.run.interrupt import StopRequest
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, busy_share, memory_use
-from plimsoll.run.log import RunLog, console_to
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.now import CurrentPhase, write_current_phase
+from plimsoll.run.output import RunLog, console_to
+from plimsoll.run.phases import CurrentPhase, PhaseClock, TimedPhase, write_current_phase
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
@@ -91,10 +89,8 @@ class RunSession:
         if spec.run.epochs is not None:
             check_agreement(spec)
             self.progress.lasts(spec.steps)
-            steps = counted(spec.steps, "step")
-            self.progress.note(
-                f"run.epochs: {spec.run.epochs:g} of {counted(rows, 'row')}: {steps}"
-            )
+            steps = plural(spec.steps, "step")
+            self.progress.note(f"run.epochs: {spec.run.epochs:g} of {plural(rows, 'row')}: {steps}")
         return replace(self, spec=spec)
 
     def note_bad_rows(self, rows: Sequence[BadRow]) -> None:
@@ -102,7 +98,7 @@ class RunSession:
         if rows:
             write_rows(self.directory.bad_rows_path, [asdict(row) for row in rows])
             self.progress.note(
-                f"skipped {counted(len(rows), 'bad row')}, listed in {self.directory.bad_rows_path}"
+                f"skipped {plural(len(rows), 'bad row')}, listed in {self.directory.bad_rows_path}"
             )
 
     @contextmanager
@@ -234,7 +230,7 @@ class RunSession:
     def _describe_loss(self, done: int) -> str:
         """Return what a run without checkpoints loses if it stops after this step."""
         first = self.state.step
-        lost = counted(done - first, "step")
+        lost = plural(done - first, "step")
         loss = (
             f"nothing is saved (run.keep_checkpoints: 0), so what was learned in {lost} is lost. "
         )

@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.algorithm.interval import (
+from plimsoll.algorithm.figures import (
     NORMAL_95,
     Doubles,
     design_effect,
     mean_interval,
+    separation_effect,
+    separation_interval,
+    share_ahead,
     share_interval,
     student_95,
     wilson_interval,
 )
-from plimsoll.algorithm.separation import separation_effect, separation_interval, share_ahead
 from plimsoll.records import Floats, Ints
 
 ROWS = st.lists(

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from plimsoll.algorithm import preference_loss as package
 from plimsoll.algorithm.choice import preference_loss
+from plimsoll.algorithm.figures import wilson_interval
 from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInputs
-from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.config.base import Choice, OptionValue
 from plimsoll.spec.choices import needs_reference

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.algorithm.separation import separation_interval, share_ahead
+from plimsoll.algorithm.figures import separation_interval, share_ahead
 
 GROUP = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=12)
 

@@ -6,12 +6,10 @@ import pickle
 
 import pytest
 
-from plimsoll.cluster.exit_reason import exit_reason, start_error
-from plimsoll.cluster.failure_logs import SILENT
+from plimsoll.cluster.exit_reason import SILENT, exit_reason, start_error
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import WorkerDied
-from plimsoll.machine.incident import OutOfMemory, Sighting
-from plimsoll.machine.node_state import NodeState
+from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting
 from plimsoll.rollout.protocol import ENGINE_ENDED, EngineSpec
 from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.run.readings import HostReading, Reading

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cluster.failure_logs import (
+from plimsoll.cluster.exit_reason import (
     SILENT,
     death_reason,
     failing_process,

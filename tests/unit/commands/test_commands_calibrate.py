@@ -77,7 +77,7 @@ def test_of_several_runs_the_median_counts(tmp_path: Path) -> None:
 
 def test_a_run_that_was_planned_with_a_calibration_moves_that(tmp_path: Path) -> None:
     """What was calibrated and then met exactly stays."""
-    earlier = SHIPPED.calibrated("here", worker_process=480 * MB)
+    earlier = SHIPPED.with_measured("here", worker_process=480 * MB)
     run = on_cpu(tmp_path / "a", 0, earlier)
     assert fitted(tmp_path, run)["worker_process"] == 480 * MB
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.page.comparison import (
+from plimsoll.page.ledger import (
     Comparison,
     compare,
     drop_lone_nodes,

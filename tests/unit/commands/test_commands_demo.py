@@ -18,7 +18,7 @@ from plimsoll.commands.demo import DemoOutcome, prepare, run_demo, tell
 from plimsoll.errors import SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
 from plimsoll.records import Prompt, single_turn
 from plimsoll.run.directory import RunDirectory

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.commands.doctor import diagnose, refuse_wrong, report, table
-from plimsoll.commands.doctor_machine import (
+from plimsoll.commands.doctor.machine import (
     Disk,
     Machine,
     RayView,
@@ -19,6 +18,7 @@ from plimsoll.commands.doctor_machine import (
     TorchView,
     observe,
 )
+from plimsoll.commands.doctor.report import diagnose, refuse_wrong, report, table
 from plimsoll.config.problems import Problem
 from plimsoll.errors import PlimsollError
 from plimsoll.interop.verifiers.venv import VerifiersInstall

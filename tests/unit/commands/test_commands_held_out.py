@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import nan
 from typing import Any
 
-from plimsoll.page.metrics import (
+from plimsoll.page.curves import (
     bounds_text,
     evaluations,
     held_out_figures,

@@ -18,7 +18,7 @@ import pytest
 from plimsoll.commands.report import report_run, table_text
 from plimsoll.commands.run import leave_report
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.page.comparison import Comparison
+from plimsoll.page.ledger import Comparison
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from plimsoll.config.choice import check_choice
-from plimsoll.config.presets import render_preset
+from plimsoll.config.load import render_preset
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS

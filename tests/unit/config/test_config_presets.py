@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from plimsoll.config.choice import check_choice
-from plimsoll.config.presets import leaves
+from plimsoll.config.load import leaves
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.jobs import JOBS

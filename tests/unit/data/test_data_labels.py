@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_responses
 from plimsoll.data.loading import Loaded
-from plimsoll.data.mismatched import mismatch_responses
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError
+from plimsoll.jobs.kto_loop import mismatch_responses
 from plimsoll.records import LabelledResponse, Sample
 
 USER = {"role": "user", "content": "hi"}

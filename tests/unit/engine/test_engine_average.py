@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from plimsoll.engine.average import Average
+from plimsoll.engine.zero.masters import Average
 
 
 def test_the_average_by_hand() -> None:
@@ -30,7 +30,7 @@ def test_it_is_apart_from_the_weights() -> None:
     assert average.rows[0].tolist() == pytest.approx([0.999, 1.998])
 
 
-@patch("plimsoll.engine.average._PIECE", 2)
+@patch("plimsoll.engine.zero.masters._PIECE", 2)
 def test_swapped_twice_is_as_before() -> None:
     masters = [torch.arange(5.0), torch.arange(3.0)]
     average = Average(masters, decay=0.5)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from plimsoll.engine.meter import read_card, read_memory
+from plimsoll.engine.memory import read_card, read_memory
 from plimsoll.machine.meter import child_processes, read_host, reset_process_peak
 from plimsoll.run.readings import CardReading
 

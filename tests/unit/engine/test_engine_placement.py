@@ -26,7 +26,6 @@ from plimsoll.config.base import Choice
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
-from plimsoll.engine.average import Average
 from plimsoll.engine.objectives import (
     DistillationObjective,
     NllObjective,
@@ -39,6 +38,7 @@ from plimsoll.engine.objectives import (
     ValueStream,
 )
 from plimsoll.engine.teacher_forward import teacher_forward
+from plimsoll.engine.zero.masters import Average
 from plimsoll.engine.zero.optimizer import begin_moments
 from plimsoll.model.adapters import add_adapter, plain_weight
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
@@ -131,7 +131,7 @@ class Direct:
             yield
 
     @contextmanager
-    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    def gather(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
         yield {name: self.module.get_parameter(name).detach() for name in names}
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from plimsoll.engine.shortage import explain_shortage
+from plimsoll.engine.memory import explain_shortage
 from plimsoll.errors import FunctionFailed
 from plimsoll.machine.incident import Incident, OutOfMemory
 
@@ -96,7 +96,7 @@ def test_a_process_under_a_limit_of_address_space_tells_it() -> None:
     """malloc fails for real, in a process that can still say so."""
     script = (
         "import resource, torch\n"
-        "from plimsoll.engine.shortage import explain_shortage\n"
+        "from plimsoll.engine.memory import explain_shortage\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "most = pages * resource.getpagesize() + 2**26\n"
         "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from plimsoll.config.engine import FrozenRole, OptimizerConfig
-from plimsoll.engine.optimizer import parameter_groups
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import make_bucket, plan_buckets, read_bucket
 from plimsoll.engine.zero.frozen import FrozenZeroEngine
+from plimsoll.engine.zero.optimizer import parameter_groups
 
 
 def engine_of(module: nn.Module) -> FrozenZeroEngine:

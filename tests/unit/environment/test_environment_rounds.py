@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.environment.rounds import Rounds
 from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.rl.episodes import Rounds
 from plimsoll.rollout.protocol import Request
 
 SAMPLING = SamplingConfig(max_new_tokens=8)

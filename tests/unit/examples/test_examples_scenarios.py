@@ -13,7 +13,7 @@ from plimsoll.commands.planning import hardware_of, plan_job
 from plimsoll.config.problems import Problem
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import load_any, spec_of
-from plimsoll.memory.advise.advise import Advice, advise
+from plimsoll.memory.advise import Advice, advise
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.spec.run_spec import RunSpec

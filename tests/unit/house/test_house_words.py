@@ -11,8 +11,7 @@ import pytest
 
 from plimsoll.config.keys import find_key, keys_of
 from plimsoll.interop.convert.openrlhf.table import FLAGS
-from plimsoll.interop.convert.verl.absent import FAMILIES
-from plimsoll.interop.convert.verl.settings import SETTINGS
+from plimsoll.interop.convert.verl.settings import FAMILIES, SETTINGS
 from plimsoll.jobs import JOBS
 from plimsoll.spec.load import load_spec
 

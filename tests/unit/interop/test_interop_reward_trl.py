@@ -17,7 +17,7 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError
 from plimsoll.interop.rewards.trl import adapt, recognises
 from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
-from plimsoll.reward.functions.calls import takes_many
+from plimsoll.reward.functions import takes_many
 from plimsoll.reward.references import check_rewards
 
 

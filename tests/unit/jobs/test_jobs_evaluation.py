@@ -19,8 +19,12 @@ from plimsoll.algorithm import feedback_loss as feedback_losses
 from plimsoll.algorithm import preference_loss as preference_losses
 from plimsoll.algorithm import reward_loss as reward_losses
 from plimsoll.algorithm.choice import preference_loss
-from plimsoll.algorithm.interval import mean_interval, share_interval, wilson_interval
-from plimsoll.algorithm.separation import separation_interval
+from plimsoll.algorithm.figures import (
+    mean_interval,
+    separation_interval,
+    share_interval,
+    wilson_interval,
+)
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.dpo_loop import pair_metrics

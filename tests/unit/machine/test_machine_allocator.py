@@ -83,7 +83,7 @@ def test_other_settings_stay(settings: str, expandable: bool, changed: str) -> N
 
 
 def test_pytorch_takes_what_is_changed_and_what_stays() -> None:
-    switch = "from plimsoll.engine.allocator import expand_segments\nexpand_segments(False)\n"
+    switch = "from plimsoll.engine.process_group import expand_segments\nexpand_segments(False)\n"
     found = run(switch + READ, **{FIRST: "max_split_size_mb:64,expandable_segments:True"})
     assert found == "max_split_size_mb:64,expandable_segments:False"
 
@@ -99,7 +99,7 @@ def test_a_ranks_segments_grow_until_that_is_switched_off(
     """If the user has settings, they never grow."""
     script = """
 from plimsoll.engine.process_group import Place, free_port, join
-from plimsoll.engine.allocator import expand_segments
+from plimsoll.engine.process_group import expand_segments
 def grow():
     before = {segment["address"] for segment in torch.cuda.memory_snapshot()}
     kept.append(torch.empty(2**28, device="cuda"))

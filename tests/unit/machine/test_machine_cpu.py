@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.machine import cpu
+from plimsoll.machine import host
 
 X86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx2 {}\n\nprocessor\t: 1\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd {}\nCPU implementer\t: 0x41\n"
@@ -16,16 +16,16 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd {}\nCPU implementer\t: 0x41\n"
 def cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return the file that replaces /proc/cpuinfo."""
     file = tmp_path / "cpuinfo"
-    monkeypatch.setattr(cpu, "Path", lambda _: file)
+    monkeypatch.setattr(host, "Path", lambda _: file)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    cpu.cpu_flags.cache_clear()
+    host.cpu_flags.cache_clear()
     return file
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> object:
     yield
-    cpu.cpu_flags.cache_clear()
+    host.cpu_flags.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def _forget() -> object:
 )
 def test_a_cpu_by_its_flags(cpuinfo: Path, text: str, multiplies: bool) -> None:
     cpuinfo.write_text(text)
-    assert cpu.multiplies_bfloat16() is multiplies
+    assert host.multiplies_bfloat16() is multiplies
 
 
 def test_a_system_that_lists_no_flags(cpuinfo: Path) -> None:
-    assert not cpu.multiplies_bfloat16()
+    assert not host.multiplies_bfloat16()
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_what_one_dnn_may_not_use_does_not_count(
 ) -> None:
     cpuinfo.write_text(X86.format("avx512_bf16 amx_bf16"))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert cpu.multiplies_bfloat16() is multiplies
+    assert host.multiplies_bfloat16() is multiplies

@@ -10,7 +10,7 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.spec.run_spec import RunSpec
 

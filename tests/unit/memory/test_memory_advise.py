@@ -22,15 +22,14 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.jobs.which import load_any
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.advise.advise import Advice, Suggestion, advise, smallest_change
+from plimsoll.memory.advise import Advice, Suggestion, advise, smallest_change
 from plimsoll.memory.contents.stores import VERDICTS
 from plimsoll.memory.levers import models, run
 from plimsoll.memory.levers.catalogue import moves_of
 from plimsoll.memory.levers.changes import Change, apply_changes, changes_between, value_at
 from plimsoll.memory.levers.descent import Turned, cost_of, move_of
 from plimsoll.memory.levers.trials import Trials
-from plimsoll.memory.plan.as_json import plan_values
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan import make_plan, plan_values
 from plimsoll.memory.weigh import Ground
 from plimsoll.spec.run_spec import RunSpec
 

@@ -17,9 +17,8 @@ from plimsoll.config.yaml_tree import Tree, read_tree, value_at
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import load_any
-from plimsoll.memory.advise.advise import Advice
-from plimsoll.memory.advise.as_text import advice_text, advice_values, answers_text
-from plimsoll.memory.plan.as_text import short_text
+from plimsoll.memory.advise import Advice, advice_text, advice_values, answers_text
+from plimsoll.memory.plan import short_text
 from plimsoll.memory.weigh import Plan
 from plimsoll.spec.run_spec import RunSpec, resolve
 

@@ -6,13 +6,13 @@ import pytest
 from decided import decided_role
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.engine.price.roles import RoleWork, trained_role
+from plimsoll.engine.price import RoleWork, trained_role
 from plimsoll.engine.zero.buffers import layers_left
 from plimsoll.engine.zero.sizes import ZeroSizes
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.timeline.lifetimes import job_moments
+from plimsoll.timeline.tensors import job_moments
 
 READ = Moment("load", "read actor")
 SHAPE = read_shape("Qwen/Qwen2.5-7B")

@@ -15,14 +15,19 @@ from plimsoll.config.run import JobConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import Hardware, parse_cluster
-from plimsoll.machine.incident import Incident, Sighting
-from plimsoll.machine.node_state import Holder, NodeState
+from plimsoll.machine.incident import Holder, Incident, NodeState, Sighting
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks
-from plimsoll.memory.explain.as_text import explanation_text
-from plimsoll.memory.explain.explain import Explanation, explain, role_of, room_needed, scene_of
+from plimsoll.memory.explain.explain import (
+    Explanation,
+    explain,
+    explanation_text,
+    role_of,
+    room_needed,
+    scene_of,
+)
 from plimsoll.memory.explain.questions import Finding, Scene, answer_questions
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import DividedShare, Footprint, HostReading, Reading

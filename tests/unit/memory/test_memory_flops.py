@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from plan_cases import read_spec
 
+from plimsoll.commands.planning import tokens_at_peak
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.contents.flops import tokens_at_peak
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.shapes.known_models import read_shape
 

@@ -13,14 +13,13 @@ from plimsoll.config.keys import find_key, keys_of
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import load_any
 from plimsoll.machine.incident import Incident, Sighting
-from plimsoll.memory.advise.advise import advise
+from plimsoll.memory.advise import advise
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.explain.as_text import explanation_text
-from plimsoll.memory.explain.explain import explain
+from plimsoll.memory.explain.explain import explain, explanation_text
 from plimsoll.memory.levers import catalogue
 from plimsoll.memory.levers.catalogue import LEVERS, moves_of
 from plimsoll.memory.levers.trials import Trial, Trials
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
 from plimsoll.page.controls import controls
 from plimsoll.spec.run_spec import RunSpec

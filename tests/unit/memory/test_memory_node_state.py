@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from plimsoll.machine.cgroup import oom_kills
-from plimsoll.machine.node_state import NodeState, read_node
+from plimsoll.machine.incident import NodeState, read_node
 
 HUNGRY = "import sys; held = b'x' * 200_000_000; print('full', flush=True); sys.stdin.read()"
 

@@ -28,7 +28,7 @@ def test_every_number_has_a_source() -> None:
 
 def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
-    made = Constants().calibrated("run 7, one H100", cuda_context=123, allocator_gap=0.08)
+    made = Constants().with_measured("run 7, one H100", cuda_context=123, allocator_gap=0.08)
     write_constants(made, file)
     read = read_constants(file)
     assert read == made

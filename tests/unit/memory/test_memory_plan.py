@@ -15,12 +15,10 @@ from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.advise.as_text import advice_values
+from plimsoll.memory.advise import advice_values
 from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.plan.as_json import plan_values
-from plimsoll.memory.plan.as_text import verdict_text
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan import make_plan, plan_values, verdict_text
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.vllm.config import VllmConfig

@@ -8,9 +8,9 @@ import pytest
 from plan_cases import read_spec
 
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.advise.advise import advise
+from plimsoll.memory.advise import advise
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.spec.run_spec import RunSpec
 

@@ -11,14 +11,13 @@ from decided import decided_role
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
-from plimsoll.model.price.form import activation_form
-from plimsoll.model.price.parameters import adapter_tensors
+from plimsoll.engine.price import RoleWork, frozen_role, trained_role
+from plimsoll.model.price.form import activation_form, adapter_tensors
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.spec.kernels import Capability
 from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.timeline.lifetimes import job_moments
+from plimsoll.timeline.tensors import job_moments
 
 MODEL = "Qwen/Qwen2.5-7B"
 PARAMETERS = 7_615_616_512

@@ -10,7 +10,7 @@ from rule_cases import QWEN, config, conflicts
 
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.rollout.vllm.levers import sleep_level

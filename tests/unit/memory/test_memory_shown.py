@@ -11,7 +11,7 @@ from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.plan.as_text import draw_bars, store_table, wrap_lines
+from plimsoll.memory.plan import draw_bars, store_table, wrap_lines
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import PHASES
 from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Moment

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from plimsoll.engine.zero.sizes import Counts, ZeroSizes
 from plimsoll.engine.zero.states import zero_states
 from plimsoll.timeline.items import Moment
-from plimsoll.timeline.lifetimes import job_moments, lifetime
-from plimsoll.timeline.tensors import Tensors, pinned_block, state_items
+from plimsoll.timeline.tensors import Tensors, job_moments, lifetime, pinned_block, state_items
 
 MOMENTS = job_moments(
     ("actor", "critic", "reference"),

@@ -16,8 +16,15 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError
-from plimsoll.model.adapter_files import load_adapter, read_adapter_config, save_adapter
-from plimsoll.model.adapters import adapter_off, add_adapter, parts_of_weight, plain_weight
+from plimsoll.model.adapters import (
+    adapter_off,
+    add_adapter,
+    load_adapter,
+    parts_of_weight,
+    plain_weight,
+    read_adapter_config,
+    save_adapter,
+)
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
 from plimsoll.model.policy import PackTensors, PolicyModel, companions, hf_state_names
 from plimsoll.model.quantization import dequantise, plain_shape

@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from plimsoll.data.packing import pack_one
 from plimsoll.model.attention import Span, spans
-from plimsoll.model.cpu.attention import NAME, packed_attention
-from plimsoll.model.cpu.switch import OF_PACKS
+from plimsoll.model.cpu import NAME, OF_PACKS, packed_attention
 from plimsoll.model.load import load_policy
 from plimsoll.model.logit_chunks import LogitForm, fill_rows
 from plimsoll.model.policy import PackTensors
@@ -119,7 +118,7 @@ def test_blocks_and_batches_change_nothing(
         first = first if shared[-1] else tokens
     sequences = tuple(spans(own, shared))
     given_ = inputs(sequences, 4, 2)
-    with patch.multiple("plimsoll.model.cpu.attention", SCORES=limits[0], ROWS=limits[1]):
+    with patch.multiple("plimsoll.model.cpu", SCORES=limits[0], ROWS=limits[1]):
         parts = found(given_, sequences, torch.float32)
     for one, other in zip(parts, exact(given_, sequences), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)

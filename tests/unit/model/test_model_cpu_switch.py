@@ -10,8 +10,7 @@ import torch
 from packed_cases import CPU, SMALL, packed, settings_for, write
 
 from plimsoll.model.attention import SDPA
-from plimsoll.model.cpu.attention import NAME
-from plimsoll.model.cpu.switch import OF_PACKS
+from plimsoll.model.cpu import NAME, OF_PACKS
 from plimsoll.model.load import load_policy, load_teacher, load_value
 from plimsoll.model.tiny import tiny_config
 from plimsoll.records import Sample

@@ -10,7 +10,7 @@ import pytest
 from decided import decided_model
 from safetensors.numpy import save_file
 
-from plimsoll.model.fingerprint import model_fingerprint
+from plimsoll.train.reference import model_fingerprint
 
 
 @pytest.fixture

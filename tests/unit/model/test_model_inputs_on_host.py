@@ -12,7 +12,7 @@ from packed_cases import SMALL, samples_of, settings_for, write
 from torch import Tensor
 
 from plimsoll.data.packing import pack_one
-from plimsoll.model.inputs_on_host import HostBlocks, InputsOnHost
+from plimsoll.model.checkpointing import HostBlocks, InputsOnHost
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
 from plimsoll.model.tiny import tiny_config

@@ -7,15 +7,15 @@ import sys
 import pytest
 
 from plimsoll.errors import ConfigError
-from plimsoll.model import fused, kernels
+from plimsoll.model import fused, load
 
 
 def test_ours_are_ours() -> None:
-    assert kernels.fusions_of("own") is fused.FUSIONS
+    assert load.fusions_of("own") is fused.FUSIONS
 
 
 def test_a_liger_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "plimsoll.model.liger", raising=False)
     monkeypatch.setitem(sys.modules, "liger_kernel.ops.geglu", None)
     with pytest.raises(ConfigError, match=r"cannot be imported: .*liger_kernel.* Install it"):
-        kernels.fusions_of("liger")
+        load.fusions_of("liger")

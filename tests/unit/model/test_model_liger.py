@@ -37,7 +37,7 @@ from transformers.models.llama.modeling_llama import (
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import PlimsollError
-from plimsoll.model import fused, kernels
+from plimsoll.model import fused, load
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.fused import fuse
 from plimsoll.model.load import load_policy
@@ -270,7 +270,7 @@ def agree(found: Outcome, want: Outcome) -> None:
 @pytest.fixture
 def by_liger(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card it is so; here too, then."""
-    monkeypatch.setattr(kernels, "fusions_of", lambda name: liger.FUSIONS)
+    monkeypatch.setattr(load, "fusions_of", lambda name: liger.FUSIONS)
 
 
 @pytest.mark.usefixtures("by_liger")
@@ -304,7 +304,7 @@ def test_an_adapter_learns_as_with_our_functions(
     path = write(tmp_path / "model", tiny_config("llama", True, **SMALL))
     outcomes = []
     for fusions in (fused.FUSIONS, liger.FUSIONS):
-        monkeypatch.setattr(kernels, "fusions_of", lambda name, given=fusions: given)
+        monkeypatch.setattr(load, "fusions_of", lambda name, given=fusions: given)
         outcomes.append(together(path, rank=4, gradient_checkpointing=checkpointing))
     want, found = outcomes
     assert len(want.gradients) == 2 * 2 * 7

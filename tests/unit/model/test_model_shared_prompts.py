@@ -176,7 +176,7 @@ def test_the_inputs_of_the_kernel_for_cards(window: int | None, tmp_path: Path) 
     with (
         patch("plimsoll.model.attention.varlen_attn", varlen_by_definition),
         patch("plimsoll.model.load.attention_name", lambda *_: VARLEN),
-        patch("plimsoll.model.cpu.switch.OF_PACKS", 1),  # on cards packs are not filled
+        patch("plimsoll.model.cpu.OF_PACKS", 1),  # on cards packs are not filled
     ):
         assert_same(together(path, samples, shared=shared), alone(path, samples))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plimsoll.page.console import console, log_bytes
+from plimsoll.page.progress import console, log_bytes
 from plimsoll.page.watched import watch_runs
 
 

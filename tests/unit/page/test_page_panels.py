@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.jobs import JOBS
-from plimsoll.page.metrics import curve_panels, time_panels
+from plimsoll.page.curves import curve_panels, time_panels
 from plimsoll.spec.job import Panel
 
 

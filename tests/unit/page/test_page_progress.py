@@ -14,7 +14,7 @@ from plimsoll.page.progress import progress, seconds
 from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
-from plimsoll.run.now import CurrentPhase, read_current_phase, write_current_phase
+from plimsoll.run.phases import CurrentPhase, read_current_phase, write_current_phase
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.process.child import Child, ChildEnded, Program
-from plimsoll.process.pool import Pool
+from plimsoll.process.child import Child, ChildEnded, Pool, Program
 from plimsoll.process.threads import in_thread
 
 SETUP = {"greeting": "hello"}

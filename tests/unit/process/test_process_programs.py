@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 
-from plimsoll.process.programs import CaseResult, ProgramBounds, run_program, sandbox_trouble
-from plimsoll.process.sandbox import Sandbox
+from plimsoll.process.programs import (
+    CaseResult,
+    ProgramBounds,
+    Sandbox,
+    run_program,
+    sandbox_trouble,
+)
 
 BOUNDS = ProgramBounds(seconds=2.0, total_seconds=20.0, memory_bytes=2**30)
 works = pytest.mark.skipif(bool(sandbox_trouble()), reason=sandbox_trouble())

@@ -15,7 +15,7 @@ from plimsoll.errors import ConfigError, DataError
 from plimsoll.process.programs import sandbox_trouble
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward import code
-from plimsoll.reward.code_cases import cases_of
+from plimsoll.reward.code import cases_of
 from plimsoll.reward.references import check_rewards
 
 STDIN = json.dumps({"inputs": ["1 2\n", "3 4\n", "5 6\n"], "outputs": ["3\n", "7", "11\n\n"]})

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.algorithm.passing import majority, pass_at_k
+from plimsoll.algorithm.figures import majority, pass_at_k
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, FunctionFailed, PlimsollError, SettingsConflict

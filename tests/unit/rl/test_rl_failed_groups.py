@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.batch import RlBatch
 from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import RlBatch
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.score import RewardFailure, open_rewards
-from plimsoll.rl.answers import Answering
-from plimsoll.rl.failed_groups import FailedGroups
+from plimsoll.rl.answers import Answering, FailedGroups
 from plimsoll.rl.sampling import Sampled, sample
 from plimsoll.rollout.protocol import Request
 

@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.batch import DynamicSampling
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import DynamicSampling
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
-from plimsoll.rl.answers import Answering
-from plimsoll.rl.failed_groups import FailedGroups
+from plimsoll.rl.answers import Answering, FailedGroups
 from plimsoll.rl.sampling import Draw, Sampled, probe_sequences, sample, teaches
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.run_spec import RunSpec

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from plimsoll.jobs.sample_loop import conversations_of, select
 from plimsoll.records import Prompt, RewardPart, Trajectory
-from plimsoll.rl.selected import conversations_of, select
 
 
 def answer(

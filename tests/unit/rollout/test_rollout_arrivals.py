@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plimsoll.engine.weights import SentTensor, hash_bytes, make_bucket, read_bucket
 from plimsoll.errors import WeightSyncError
-from plimsoll.rollout.arrivals import Arrivals
+from plimsoll.rollout.sync import Arrivals
 
 DTYPES = [torch.bfloat16, torch.float32, torch.int8, torch.float64]
 

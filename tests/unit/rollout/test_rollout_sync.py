@@ -14,8 +14,14 @@ from plimsoll.config.rollout import SyncConfig
 from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
 from plimsoll.errors import WeightSyncError
 from plimsoll.records import Floats, Ints
-from plimsoll.rollout.arrivals import Arrivals
-from plimsoll.rollout.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
+from plimsoll.rollout.sync import (
+    Arrivals,
+    SyncReport,
+    WeightSync,
+    prepare_sync,
+    prove,
+    sync_weights,
+)
 
 PLAN = (("bias",), ("steps", "first"))
 PROBE: list[Ints] = [np.array([1, 0, 1]), np.array([2, 2])]

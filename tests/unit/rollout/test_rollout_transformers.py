@@ -23,7 +23,7 @@ from plimsoll.records import Prompt, Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.transformers.config import TransformersConfig
 from plimsoll.rollout.transformers.engine import TransformersEngine
-from plimsoll.rollout.transformers.grouped_attention import GROUPED
+from plimsoll.rollout.transformers.generate import GROUPED
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ from plimsoll.errors import ConfigError, Interrupted, PlimsollError, WorkerDied
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RunEnd, how_to_go_on, notes_of, read_end, recording_end
 from plimsoll.run.json_lines import append_row
-from plimsoll.run.log import RunLog
+from plimsoll.run.output import RunLog
 
 RUN_AGAIN = "run the same command with --run.resume auto"
 

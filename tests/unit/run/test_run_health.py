@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.health import (
     QUIET,
+    RANGES,
     HealthWatch,
     repeating,
     repetition,
     warnings_of,
 )
-from plimsoll.run.health_ranges import RANGES
 from plimsoll.run.json_lines import read_rows
 from plimsoll.run.metrics import MetricsSink
 from plimsoll.run.progress import Progress

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from plimsoll.run.log import RunLog, Tee, console_to
+from plimsoll.run.output import RunLog, Tee, console_to
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 

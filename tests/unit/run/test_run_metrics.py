@@ -118,8 +118,8 @@ def test_tensorboard_keeps_what_it_had_where_the_disk_is_full(tmp_path: Path) ->
 def test_the_whole_room_needs_no_torch() -> None:
     program = """
 import sys
-import plimsoll.run.interrupt, plimsoll.run.metrics
-import plimsoll.run.state, plimsoll.run.clock, plimsoll.reward.score
+import plimsoll.run.ending, plimsoll.run.metrics
+import plimsoll.run.state, plimsoll.run.phases, plimsoll.reward.score
 from plimsoll.run.loggers.open import open_loggers
 print("torch" in sys.modules)
 """

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from plimsoll.machine.meter import process_bytes, process_peak_bytes, reset_process_peak
-from plimsoll.run.clock import PhaseClock
-from plimsoll.run.interrupt import StopRequest
+from plimsoll.run.ending import StopRequest
+from plimsoll.run.phases import PhaseClock
 
 
 def test_the_clock_adds_up_by_phase() -> None:
@@ -90,7 +90,7 @@ def test_the_first_signal_stops_what_only_loads(capfd: pytest.CaptureFixture[str
 def test_a_real_ctrl_c_ends_a_loop_at_its_safe_point() -> None:
     program = """
 import time
-from plimsoll.run.interrupt import StopRequest
+from plimsoll.run.ending import StopRequest
 with StopRequest() as stop:
     print("ready", flush=True)
     while not stop.requested:
@@ -114,7 +114,7 @@ print("saved")
 def test_a_run_without_a_reader_goes_on_and_says_so_once() -> None:
     script = (
         "from pathlib import Path\n"
-        "from plimsoll.run.interrupt import StopRequest\n"
+        "from plimsoll.run.ending import StopRequest\n"
         "from plimsoll.run.progress import Progress\n"
         "import os, signal\n"
         "with StopRequest() as stop, Progress('sft', 3, Path('out')) as progress:\n"

@@ -15,9 +15,9 @@ from typing import get_args
 
 import pytest
 
-from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counting import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.ledger import MemoryUse
+from plimsoll.run.phases import TimedPhase
 from plimsoll.run.progress import Progress
 from plimsoll.run.step_report import Figure, StepReport, figures, headline
 

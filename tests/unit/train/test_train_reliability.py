@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from plimsoll.algorithm.calibration import calibrate_pairs
-from plimsoll.train.reliability import show_calibration
+from plimsoll.train.measure import show_calibration
 
 
 def test_calibration_is_drawn(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.records import Sample
 from plimsoll.reward.rule import build_rule
 from plimsoll.rl.setup import RlData, load_prompt_data
-from plimsoll.run.clock import TimedPhase
-from plimsoll.run.now import read_current_phase
+from plimsoll.run.phases import TimedPhase, read_current_phase
 from plimsoll.run.readings import Planned
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.resuming import fingerprint

@@ -12,14 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.engine.average import Average
 from plimsoll.engine.checkpoint import read_blocks, read_rows, write_blocks, write_rows
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import Steps, TrainerBuild
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.engine.zero.form import Form, check_shapes, read_form, write_form, write_shapes
-from plimsoll.engine.zero.frozen import FrozenZeroEngine
-from plimsoll.engine.zero.masters import find_masters
+from plimsoll.engine.zero.frozen import (
+    FrozenZeroEngine,
+    divide,
+    gather_weights,
+    settle,
+    share_of_weights,
+)
+from plimsoll.engine.zero.masters import Average, find_masters
 from plimsoll.engine.zero.optimizer import (
     begin_moments,
     forget_dry_step,
@@ -27,7 +32,6 @@ from plimsoll.engine.zero.optimizer import (
     make_optimizer,
     moment_rows,
 )
-from plimsoll.engine.zero.placing import divide, gather_weights, settle, share_of_weights
 from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.run.readings import DividedShare
 
@@ -143,7 +147,7 @@ class ZeroEngine:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
-    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+    def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that gives these parameters whole, by name."""
         return gather_weights(self.module, names, self._zero.stage)
 

@@ -9,10 +9,13 @@ from typing import Any
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ELEMENT_BYTES
-from plimsoll.engine.price.roles import RoleWork, SavedBytes, TrainedTensors, TrainerPrice
-from plimsoll.engine.price.transfers import (
+from plimsoll.engine.price import (
     CHECKPOINT_FILE,
     Outgoing,
+    RoleWork,
+    SavedBytes,
+    TrainedTensors,
+    TrainerPrice,
     loading_tensors,
     outgoing_tensors,
 )
@@ -73,7 +76,7 @@ def _average_and_buffers(
     if each:
         where: Where = "device" if device == "cuda" and not sizes.offload else "host"
         name, of = "moving average of masters", "trained parameters"
-        source, count = "engine/average.py", counts.trained
+        source, count = "engine/zero/masters.py", counts.trained
         yield Tensors("optimizer states", name, of, count, each, source, ranks, where, "built")
     zero = role.settings_of(ZeroConfig)
     if zero.hpz_partition_size > 1:

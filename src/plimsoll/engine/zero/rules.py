@@ -16,7 +16,7 @@ from plimsoll.config.problems import Problem, Section, find
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.machine.tools import FOR_CPU_ADAM, FOR_ZERO_PLUS_PLUS
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.spec.engine_rules import ToolNeed, TrainerRules
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -131,7 +131,7 @@ def _zero_plus_plus(spec: RunSpec[Any]) -> Iterator[Problem]:
             fix += "out"
             yield at.conflict("zero.hpz_partition_size", why, fix, "zero-plus-plus")
         if zero.stage == 3 and ranks % size:
-            why = f"Groups of {size} ranks do not go into {counted(ranks, 'rank')}."
+            why = f"Groups of {size} ranks do not go into {plural(ranks, 'rank')}."
             fix = f"a number that divides {ranks}: the ranks of a node"
             yield at.conflict("zero.hpz_partition_size", why, fix, "zero-plus-plus")
 

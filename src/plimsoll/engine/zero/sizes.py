@@ -8,7 +8,7 @@ from typing import Any
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.zero.config import ZeroConfig
-from plimsoll.model.price.parameters import adapter_tensors, trained_parameters
+from plimsoll.model.price.form import adapter_tensors, trained_parameters
 from plimsoll.shapes.shape import ModelShape, parameter_tensors, small_parameters
 from plimsoll.spec.roles import HeadKind
 

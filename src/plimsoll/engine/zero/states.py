@@ -27,8 +27,7 @@ from plimsoll.engine.zero.sizes import (
     largest_share,
 )
 from plimsoll.timeline.items import Kind, Where
-from plimsoll.timeline.lifetimes import Life
-from plimsoll.timeline.tensors import Tensors
+from plimsoll.timeline.tensors import Life, Tensors
 
 _STAGE12 = "DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py"
 _STAGE3 = "DeepSpeed 0.19.8, runtime/zero/stage3.py"

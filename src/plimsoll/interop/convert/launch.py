@@ -1,7 +1,7 @@
-"""Find the training program in a command or script, and what its launcher says.
+"""Find the training program in a command or script, what its launcher says, and its trainer.
 
 A launcher is `deepspeed`, `torchrun`, `ray job submit` and the like; it says how many machines and
-cards there are.
+cards there are. A further trainer is a package with a TRAINER.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from plimsoll.errors import ConfigError
 from plimsoll.interop.convert.shell import Expanded, script_commands
+
+if TYPE_CHECKING:
+    from plimsoll.interop.convert.writer import Converted
+
 
 _CARDS = ("--num_gpus", "--nproc_per_node", "--nproc-per-node", "--num_processes")
 _NODES = ("--num_nodes", "--nnodes", "--num_machines")
@@ -153,3 +158,35 @@ def _address(words: Sequence[str]) -> str | None:
         return urlsplit(_value(words, ("--address",)) or "").hostname
     except ValueError:
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """A trainer whose commands are converted.
+
+    Attributes:
+        name: Name of the trainer.
+        reads: What is read, with the versions.
+        example: A command.
+        programs: Finds its programs in a command.
+        missing: Why a command is none of its own.
+        convert: Converts a command, with a given version and the cards of a machine.
+        versions: An example of `--version`; None if one version is read.
+        beside: Programs that a script may start beside the one that trains.
+        variables: Variables of its scripts that --set need not give.
+    """
+
+    name: str
+    reads: str
+    example: str
+    programs: Programs
+    missing: str
+    convert: Callable[[Launch, str | None, int | None], Converted]
+    versions: str | None = None
+    beside: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """The command of Plimsoll."""
+        return f"from-{self.name.lower()}"

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from plimsoll.config.keys import Key, keys_of
-from plimsoll.config.presets import leaves, with_preset
+from plimsoll.config.load import leaves, with_preset
 from plimsoll.config.problems import Problem, invalid, refuse
 from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Path, Tree

@@ -22,7 +22,7 @@ from plimsoll.interop.verifiers.venv import (
     python_of,
     venv_directory,
 )
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.files import whole_file
 
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PYTHONPATH", "PYTHONHOME")
@@ -100,7 +100,7 @@ def write_tasks(
         if not rows:
             raise ConfigError(f"{name} gives no tasks, after the first {skip}.")
     return (
-        f"{counted(rows, 'task')} of {plain} in {out}, for\n"
+        f"{plural(rows, 'task')} of {plain} in {out}, for\n"
         f"  data: {{train: {{path: {out}, messages: messages}}}}\n"
         f'  environments: {{own: {{name: "{PREFIX}{plain}"}}}}'
     )

@@ -10,15 +10,13 @@ from typing import Any, Literal, cast
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole
-from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role, trainer_price
-from plimsoll.engine.price.transfers import teacher_items
+from plimsoll.engine.price import RoleWork, frozen_role, teacher_items, trained_role, trainer_price
 from plimsoll.environment.price import episodes_at_once
 from plimsoll.environment.price import process_items as environment_processes
 from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, Slot, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
-from plimsoll.model.price.form import TeacherHead
-from plimsoll.model.price.parameters import adapter_parameters
+from plimsoll.model.price.form import TeacherHead, adapter_parameters
 from plimsoll.reward.price import process_items as reward_processes
 from plimsoll.rollout.price import (
     STARTING,
@@ -36,7 +34,7 @@ from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.spec.workload import Workload
 from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.timeline.lifetimes import TrainPhase, job_moments
+from plimsoll.timeline.tensors import TrainPhase, job_moments
 
 _SCORING = Moment("score", "forward")
 _SAVING = Moment("save", "gather")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.engine.price.roles import trainer_price
+from plimsoll.engine.price import trainer_price
 from plimsoll.memory.contents.contents import PlannedJob
-from plimsoll.model.price.parameters import trained_parameters
+from plimsoll.model.price.form import trained_parameters
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Item
 

@@ -95,7 +95,7 @@ class Constants:
         default_factory=lambda: MappingProxyType(_SOURCES), hash=False
     )
 
-    def calibrated(self, source: str, **values: float) -> Constants:
+    def with_measured(self, source: str, **values: float) -> Constants:
         """Return the constants with measured values; `source` says where they were measured."""
         merged = dict(self.sources) | dict.fromkeys(values, source)
         return replace(self, **values, sources=MappingProxyType(merged))  # type: ignore[arg-type]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.engine.price.roles import trainer_price
-from plimsoll.machine.incident import Incident, Sighting
-from plimsoll.machine.node_state import NodeState
+from plimsoll.engine.price import trainer_price
+from plimsoll.machine.incident import Incident, NodeState, Sighting
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.contents.contents import PlannedJob, roles_in
 from plimsoll.memory.contents.layout import Process

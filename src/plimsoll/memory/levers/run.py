@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from plimsoll.config.codes import UNPLACED, UNSTARTED
+from plimsoll.config.problems import UNPLACED, UNSTARTED
 from plimsoll.memory.levers.changes import apply_changes, changes_between, value_at
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import KINDS

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import PlannedJob
-from plimsoll.model.price.parameters import EMBEDDINGS
+from plimsoll.model.price.form import EMBEDDINGS
 from plimsoll.shapes.known_models import has_other_parts
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.kernels import against_varlen

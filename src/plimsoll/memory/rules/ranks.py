@@ -11,7 +11,7 @@ from plimsoll.machine.tools import FOR_TRITON, how_to_install, system_tools
 from plimsoll.machine.versions import LIGER, cards_have_liger, installed_version
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.rollout.price import rollout_price
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.spec.engine_rules import trainer_rules, trainers_of
 
 
@@ -125,7 +125,7 @@ def idle_ranks(job: PlannedJob) -> Iterator[Problem]:
     yield Problem(
         "idle-ranks",
         "warning",
-        f"an optimizer step has {counted(work.units, what)}, and there are {ranks} ranks",
+        f"an optimizer step has {plural(work.units, what)}, and there are {ranks} ranks",
         "a rank without any computes a filler that teaches nothing, while the others wait for it",
         f"more {work.count_key}, or fewer ranks",
     )

@@ -1,19 +1,106 @@
-"""The errors of too little room, with amount and reason. Levers give the ways out."""
+"""The errors of too little room, with amount and reason. Levers give the ways out.
+
+The top consumer of a plan is the items that break it: without them the rest would fit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from plimsoll.config.codes import Code
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Code, Problem
 from plimsoll.config.run import RunConfig
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
-from plimsoll.memory.rules.top_consumer import TopConsumer, find_top_consumer
 from plimsoll.rollout.price import CrowdedCard, rollout_price
-from plimsoll.run.counting import counted, gigabytes
-from plimsoll.timeline.items import Item
+from plimsoll.run.counting import gigabytes, plural
+from plimsoll.spec.roles import RoleName
+from plimsoll.spec.run_spec import Phase, RunSpec
+from plimsoll.timeline.items import Item, Kind, Where
+
+
+@dataclass(frozen=True)
+class _TopConsumer:
+    """Items of a peak that could go together, the largest first."""
+
+    role: RoleName
+    """The owner of the items."""
+    kind: Kind | None
+    """Their kind; None for all that a role has."""
+    where: Where
+    """The side that is too small for them."""
+    phase: Phase
+    """The phase of the peak."""
+    items: tuple[Item, ...]
+    alone: bool
+    """Whether the rest fits without them."""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all these items."""
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def what(self) -> str:
+        """The items in words."""
+        match self.kind:
+            case None:
+                return f"all of the {self.role}"
+            case "frozen models":
+                return f"the {self.role} model"
+            case "rollout engines" | "processes":
+                return f"the {self.kind}"
+            case _:
+                return f"the {self.role}'s {self.kind}"
+
+
+_OPTIONAL: tuple[Kind | None, ...] = (
+    "frozen models",
+    "activations",
+    "rollout engines",
+    "optimizer states",
+    "gradients",
+    "buffers",
+    "weights",
+    "processes",
+    None,
+)
+"""The kinds, the most optional first; None for everything of a role."""
+
+
+def find_top_consumer(store: Store, spec: RunSpec[Any]) -> _TopConsumer:
+    """Return the items that break an overfull store.
+
+    Among the kinds without which the rest fits, this is the most optional, and the largest of that
+    kind. If there is no such kind, it is the largest of all.
+    """
+    kinds = sorted(_kinds(store), key=lambda consumer: -consumer.bytes)
+    alone = [consumer for consumer in [*kinds, *_roles(store, spec)] if consumer.alone]
+    return min(alone, key=lambda top: _OPTIONAL.index(top.kind)) if alone else kinds[0]
+
+
+def _kinds(store: Store) -> Iterator[_TopConsumer]:
+    """Yield each role's items of one kind."""
+    for role, kind in dict.fromkeys((item.role, item.kind) for item in store.peak.items):
+        yield _consumer(store, role, kind)
+
+
+def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[_TopConsumer]:
+    """Yield everything of the critic, then of the actor, which could go to other machines."""
+    for role in ("critic", "actor") if "critic" in spec.trained else ():
+        yield _consumer(store, role, None)
+
+
+def _consumer(store: Store, role: RoleName, kind: Kind | None) -> _TopConsumer:
+    assert store.capacity is not None
+
+    def is_chosen(item: Item) -> bool:
+        return item.role == role and kind in (None, item.kind)
+
+    alone = store.without(is_chosen).peak.bytes <= store.capacity
+    items = tuple(item for item in store.peak.items if is_chosen(item))
+    return _TopConsumer(role, kind, store.where, store.peak.moment.phase, items, alone)
 
 
 @dataclass(frozen=True)
@@ -22,7 +109,7 @@ class Shortage:
 
     problem: Problem
     """The error, without its fix."""
-    top: TopConsumer | None = None
+    top: _TopConsumer | None = None
     """The items on which a card or host breaks; None for processes that cannot start."""
 
 
@@ -76,7 +163,7 @@ def _cards(job: PlannedJob) -> Iterator[Problem]:
         yield Problem(
             "more-ranks-than-gpus",
             "error",
-            f"the run needs {counted(layout.cards_needed, 'GPU')} and the hardware has "
+            f"the run needs {plural(layout.cards_needed, 'GPU')} and the hardware has "
             f"{job.hardware.cards}: no card is left for {_list_text(layout.unplaced)}",
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared; the parts "
@@ -136,7 +223,7 @@ def _saving_less(run: RunConfig) -> Iterator[str]:
         yield f"{' and '.join(keys)} (a trial that saves nothing)"
 
 
-def _overfull(store: Store, top: TopConsumer) -> Problem:
+def _overfull(store: Store, top: _TopConsumer) -> Problem:
     assert store.capacity is not None
     peak = store.peak
     over = gigabytes(peak.bytes - store.capacity)

@@ -108,7 +108,7 @@ class Layer:
     @property
     def has_fused_gates(self) -> bool:
         """Whether its gated MLPs are fused: Gemma's, with GELU, by Liger's kernels alone."""
-        return self.has_fused_norms and any(self.linears_named(("gate_proj",)))
+        return self.has_fused_norms and any(self.select_linears(("gate_proj",)))
 
     def norm_block(self, elements: int) -> int:
         """Return how many of a norm's elements are in fp32 at once."""
@@ -132,7 +132,7 @@ class Layer:
 
     def largest_weight(self, names: tuple[str, ...]) -> int:
         """Return the elements of the largest weight of these linears."""
-        return max((lin.inputs * lin.outputs for lin in self.linears_named(names)), default=0)
+        return max((lin.inputs * lin.outputs for lin in self.select_linears(names)), default=0)
 
     def dequantised_bytes(self, names: tuple[str, ...]) -> int:
         """Return the bytes of the largest of these weights, dequantised; 0 if not quantised."""
@@ -140,9 +140,9 @@ class Layer:
 
     def adapted_linears(self, names: tuple[str, ...]) -> Iterator[Linear]:
         """Return these linears that have an adapter."""
-        return (linear for linear in self.linears_named(names) if self.form.adapts(linear.name))
+        return (linear for linear in self.select_linears(names) if self.form.adapts(linear.name))
 
-    def linears_named(self, names: tuple[str, ...]) -> Iterator[Linear]:
+    def select_linears(self, names: tuple[str, ...]) -> Iterator[Linear]:
         """Return linears of these names, without stacked experts."""
         return (lin for lin in self.shape.linears if lin.name in names and lin.stacked == 1)
 
@@ -173,7 +173,7 @@ class Layer:
 
     @property
     def has_cpu_kernel(self) -> bool:
-        """Whether the CPU's kernel for whole packs is used (model/cpu/attention.py)."""
+        """Whether the CPU's kernel for whole packs is used (model/cpu.py)."""
         plain = not self.shape.softcapped and not self._is_windowed
         return self.form.device == "cpu" and self.form.attention == "sdpa" and plain
 

@@ -24,7 +24,7 @@ from plimsoll.model.price.layer import (
 )
 from plimsoll.shapes.shape import Linear
 
-_SCORES, _ROWS, _FILLED = 2**20, 1024, 32  # as SCORES, ROWS, OF_SEQUENCES: model/cpu/attention.py
+_SCORES, _ROWS, _FILLED = 2**20, 1024, 32  # as SCORES, ROWS, OF_SEQUENCES: model/cpu.py
 _MLP_TENSORS = 4  # gate and up in one, the activated half, the product; or NewGELUActivation's
 
 
@@ -126,7 +126,7 @@ def _attention_by_products(
 
 
 def _cpu_batch_bytes(layer: Layer) -> int:
-    """Return the bytes of a batch's backward in model/cpu/attention.py.
+    """Return the bytes of a batch's backward in model/cpu.py.
 
     The batch is the longest sequence, or several short ones.
     """
@@ -156,7 +156,7 @@ def _mlp(layer: Layer, width: int) -> Iterator[LayerStep]:
     if not layer.shape.gated:  # NewGELUActivation is a chain of six operations
         yield linear_step(layer, GATES, inner + hidden)
         yield LayerStep("MLP", element * 4 * inner, element * 3 * inner)
-    elif any(layer.linears_named(("gate_up_proj",))):
+    elif any(layer.select_linears(("gate_up_proj",))):
         yield linear_step(layer, GATES, 2 * inner + hidden)
         yield LayerStep("MLP", element * 3 * inner, element * 3 * inner)
     elif layer.has_fused_gates:
@@ -283,7 +283,7 @@ def _scoring_mlp(layer: Layer) -> Summit:
 def _scoring_dense(layer: Layer, width: int) -> int:
     """Return the bytes of an MLP that every token passes."""
     inner = layer.element * layer.tokens * width
-    fused = any(layer.linears_named(("gate_up_proj",)))
+    fused = any(layer.select_linears(("gate_up_proj",)))
     widths = 3 if layer.shape.gated and not fused else _MLP_TENSORS
     width_at_once = layer.fused_block(layer.tokens * width) if layer.has_fused_gates else 0
     return max(

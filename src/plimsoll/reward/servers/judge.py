@@ -19,7 +19,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit, short_repr
 from plimsoll.reward.references import missing_key
-from plimsoll.reward.servers.replicas import Replicas
+from plimsoll.reward.servers.http import Replicas
 
 
 @dataclass(frozen=True)

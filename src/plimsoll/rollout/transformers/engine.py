@@ -21,7 +21,7 @@ from transformers import (
 
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.engine.export import AdapterFiles
-from plimsoll.engine.meter import read_memory
+from plimsoll.engine.memory import read_memory
 from plimsoll.engine.process_group import kernel_limits, suit_cards
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.errors import WeightSyncError
@@ -29,11 +29,10 @@ from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
 from plimsoll.model.load import quiet
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
-from plimsoll.rollout.arrivals import Arrivals
 from plimsoll.rollout.protocol import EngineSpec, Request, RolloutBuild
+from plimsoll.rollout.sync import Arrivals
 from plimsoll.rollout.text import Decoder
-from plimsoll.rollout.transformers.generate_steps import EndAtLimit, Recorder, StopStrings
-from plimsoll.rollout.transformers.grouped_attention import GROUPED
+from plimsoll.rollout.transformers.generate import GROUPED, EndAtLimit, Recorder, StopStrings
 from plimsoll.run.readings import Reading
 
 

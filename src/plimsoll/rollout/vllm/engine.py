@@ -23,7 +23,7 @@ from plimsoll.errors import PlimsollError, WeightSyncError
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order
-from plimsoll.model.adapter_files import WEIGHTS
+from plimsoll.model.adapters import WEIGHTS
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.rollout.protocol import (
     CACHED_TOKENS,
@@ -35,7 +35,7 @@ from plimsoll.rollout.protocol import (
 )
 from plimsoll.rollout.text import Decoder
 from plimsoll.rollout.vllm.config import vllm_of
-from plimsoll.run.log_tail import matches_from_the_end
+from plimsoll.run.output import matches_from_the_end
 from plimsoll.run.readings import CardReading, Reading
 
 _LOGGED = re.compile(r"\(\w[^)]*\) ERROR [^\]]*\] ((?:\w+\.)*\w*(?:Error|Exception): .+)")

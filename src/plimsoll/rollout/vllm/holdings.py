@@ -20,7 +20,7 @@ from math import ceil
 
 from plimsoll.model.price.layer import GATES, QUERIES, UPS
 from plimsoll.rollout.vllm.sampler import VllmSampler, quantized_bytes
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.shapes.shape import Linear, ModelShape, parameter_tensors
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Item, Level, Moment, Where
@@ -204,7 +204,7 @@ def _weights_words(sampler: VllmSampler) -> str:
 def _residue(cards: int, context: int) -> Item:
     residue = _RESIDUE if cards == 1 else _RESIDUE_PARALLEL
     words = (
-        f"{residue:,} bytes that a sleeping engine of {counted(cards, 'card')} keeps on each, "
+        f"{residue:,} bytes that a sleeping engine of {plural(cards, 'card')} keeps on each, "
         "its CUDA context among them"
     )
     source = "users' measurements: 0.8 GiB at tensor parallel 1, 2.4 to 7.4 GiB at 2"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import floor
 from typing import Any
 
-from plimsoll.config.codes import CROWDED, UNPLACED, UNSTARTED
+from plimsoll.config.problems import CROWDED, UNPLACED, UNSTARTED
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.levers import ENGINES
 from plimsoll.rollout.price import sampler_of

@@ -19,7 +19,7 @@ from plimsoll.rollout.vllm.sampler import (
     vllm_sampler,
 )
 from plimsoll.rollout.vllm.speculation import proposer
-from plimsoll.run.counting import counted, gigabytes
+from plimsoll.run.counting import gigabytes, plural
 from plimsoll.shapes.shape import ModelShape
 
 _PADDING = 64
@@ -63,7 +63,7 @@ def division(site: EngineSite) -> Iterator[Problem]:
         yield Problem("tensor-parallel", "error", what, why, fix)
     if vllm.pipeline_parallel > shape.layers:
         what = f"rollout.vllm.pipeline_parallel: {vllm.pipeline_parallel}, and {shape.name} has "
-        what += counted(shape.layers, "layer")
+        what += plural(shape.layers, "layer")
         why = "each stage of an engine has at least one of them"
         fix = f"rollout.vllm.pipeline_parallel: at most {shape.layers}"
         yield Problem("pipeline-parallel", "error", what, why, fix)
@@ -77,7 +77,7 @@ def one_node(site: EngineSite) -> Iterator[Problem]:
         if vllm.pipeline_parallel > 1:
             keys += " x rollout.vllm.pipeline_parallel"
             given += f" x {vllm.pipeline_parallel}"
-        what = f"{keys}: {given}, and a node has {counted(most, 'card')}"
+        what = f"{keys}: {given}, and a node has {plural(most, 'card')}"
         why = "the cards of an engine are of one node: its parts exchange activations in every "
         why += "layer"
         fix = f"{keys}: at most {most}, and more rollout.engines"
@@ -146,7 +146,7 @@ def episodes_in_cache(site: EngineSite) -> Iterator[Problem]:
     room = int(_kv_cache(site) // (engine.kv_token * sampler.longest / 2))
     if room >= flying:
         return
-    what = f"the KV cache of an engine has room for {counted(room, 'episode')} at half their "
+    what = f"the KV cache of an engine has room for {plural(room, 'episode')} at half their "
     what += f"longest ({sampler.longest:,} tokens), and {flying} are in flight on each"
     why = "episodes hold half of their longest on the average of their time; what is pushed out of "
     why += "the cache is computed again at the next turn, from the beginning of its episode"

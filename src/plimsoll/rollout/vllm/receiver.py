@@ -19,10 +19,10 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.platforms import current_platform
 
-from plimsoll.engine.meter import read_card
+from plimsoll.engine.memory import read_card
 from plimsoll.engine.weights import SentTensor, split_bytes
 from plimsoll.machine.stacks import write_stacks_when_asked
-from plimsoll.rollout.arrivals import Arrivals
+from plimsoll.rollout.sync import Arrivals
 
 
 def _without_amx_attention() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import Problem, Section
 from plimsoll.config.run import BestConfig
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.spec.job import Evaluation
 from plimsoll.spec.run_spec import RunSpec
 
@@ -28,7 +28,7 @@ def check_length(spec: RunSpec[Any]) -> Iterator[Problem]:
     for role in spec.roles.values():
         if not role.trained or role.begins < spec.steps:
             continue
-        why = f"The run has {counted(spec.steps, 'step')}, and the {role.name} is trained from "
+        why = f"The run has {plural(spec.steps, 'step')}, and the {role.name} is trained from "
         why += f"step {role.begins + 1} on, so it would never be."
         yield at.invalid("epochs", why, "more run.epochs, or train it earlier")
 
@@ -82,7 +82,7 @@ def check_schedule(name: str, role: TrainedRole, updates: int | None) -> Iterato
         fix = f"leave {name}.optimizer.warmup_ratio out, or {name}.optimizer.warmup_steps"
         yield at.invalid("optimizer.warmup_ratio", why, fix, "optimizer-value")
     if updates is not None and optimizer.warmup_steps > updates:
-        why = f"The {name} takes {counted(updates, 'optimizer step')}, so the peak would never be "
+        why = f"The {name} takes {plural(updates, 'optimizer step')}, so the peak would never be "
         why += "reached."
         fix = f"at most {updates}, or a longer run"
         yield at.invalid("optimizer.warmup_steps", why, fix, "warmup-too-long")
@@ -102,9 +102,7 @@ def _decay(at: Section, role: TrainedRole, updates: int | None) -> Iterator[Prob
         fix = f"{name}.optimizer.schedule: wsd, or leave {name}.optimizer.decay_steps out"
         yield at.conflict("optimizer.decay_steps", why, fix, "decay-steps")
     elif updates is not None and optimizer.warmup(updates) + optimizer.decay_steps > updates:
-        why = (
-            f"With the warm-up of {counted(optimizer.warmup(updates), 'step')} they are more than "
-        )
-        why += f"its {counted(updates, 'optimizer step')}."
+        why = f"With the warm-up of {plural(optimizer.warmup(updates), 'step')} they are more than "
+        why += f"its {plural(updates, 'optimizer step')}."
         fix = f"fewer of both, {updates} at most, or a longer run"
         yield at.invalid("optimizer.decay_steps", why, fix, "decay-steps")

@@ -7,8 +7,7 @@ import string
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from plimsoll.config.codes import Code
-from plimsoll.config.problems import Problem, Section, invalid
+from plimsoll.config.problems import Code, Problem, Section, invalid
 from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
 
 _CODE: Code = "reward-settings"

@@ -9,14 +9,14 @@ from plimsoll.config.data import EvalSource, set_name
 from plimsoll.config.problems import Problem, Section, conflict, invalid, show
 from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.engine_rules import other_engines, rollout_rules
 from plimsoll.spec.eval_sets import EvalSet, eval_sets
-from plimsoll.spec.rules.adapters import check_steadiness
 from plimsoll.spec.rules.advantages import check_advantage
 from plimsoll.spec.rules.environments import check_environments
 from plimsoll.spec.rules.rewards import reward_part
+from plimsoll.spec.rules.roles import check_steadiness
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
@@ -146,7 +146,7 @@ def _steps(config: RlConfig) -> Iterator[Problem]:
         yield at.invalid("mini_batches", why, fix, "mini-batches")
     steps = config.run.steps
     if steps is not None and algorithm.critic_warmup_steps >= steps:
-        why = f"The run has {counted(steps, 'step')}, so the actor would never be trained."
+        why = f"The run has {plural(steps, 'step')}, so the actor would never be trained."
         fix = f"less than {steps}, or more run.steps"
         yield at.invalid("critic_warmup_steps", why, fix, "warmup-too-long")
     yield from _rewards(config)

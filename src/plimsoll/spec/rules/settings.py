@@ -12,9 +12,8 @@ from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.engine_rules import all_rules
-from plimsoll.spec.rules.adapters import check_adapter
-from plimsoll.spec.rules.memory import memory_levers
 from plimsoll.spec.rules.progress import check_evaluations, check_length, check_schedule
+from plimsoll.spec.rules.roles import check_adapter, memory_levers
 from plimsoll.spec.run_spec import RunSpec
 
 MOST_PROCESSES = 100_000

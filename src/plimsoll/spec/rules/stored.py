@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.problems import Problem, Section
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.spec.model_files import read_model_json
 from plimsoll.spec.run_spec import RunSpec
@@ -47,7 +47,7 @@ def _steps(at: Section, files: Mapping[int, Path], spec: RunSpec[Any]) -> Iterat
     last = spec.known_steps
     lacking = [step for step in range(1, (last or 1) + 1) if step not in files]
     if lacking:
-        there = f"It has the trajectories of {counted(len(files), 'step')}, up to step {max(files)}"
+        there = f"It has the trajectories of {plural(len(files), 'step')}, up to step {max(files)}"
         why = f"{there}, and not of step {lacking[0]}, which run.steps or run.epochs ask for."
         before = next(step for step in range(len(files) + 1) if step + 1 not in files)
         fix = f"run.steps: {before}" if before else "the run.directory of a whole run"

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from plimsoll.cli import main
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.interop.convert.launch import Launch, find_launches, programs_of
-from plimsoll.interop.convert.openrlhf.arguments import known_flags
-from plimsoll.interop.convert.openrlhf.convert import convert
+from plimsoll.interop.convert.openrlhf.convert import convert, known_flags
 from plimsoll.interop.convert.openrlhf.flag import COMMANDS, RELEASES, VersionedFlag, given_version
 from plimsoll.interop.convert.writer import Converted
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from plimsoll.interop.convert.launch import Launch, programs_of
-from plimsoll.interop.convert.trainer import Trainer
+from plimsoll.interop.convert.launch import Launch, Trainer, programs_of
 
 if TYPE_CHECKING:
     from plimsoll.interop.convert.writer import Converted

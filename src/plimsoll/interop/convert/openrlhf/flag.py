@@ -120,13 +120,13 @@ def always(value: object) -> Default:
     return lambda command, version: value
 
 
-def moved(value: object, since: str, later: object) -> Default:
+def from_version(value: object, since: str, later: object) -> Default:
     """Return a default that is another one from a version on."""
     return lambda command, version: later if version >= parse_version(since) else value
 
 
 def by_command(otherwise: object = None, **commands: object) -> Default:
-    """Return a default of each command: a value, or what `moved` returns."""
+    """Return a default of each command: a value, or what `from_version` returns."""
 
     def default(command: str, version: Version) -> object:
         value = commands.get(command, otherwise)

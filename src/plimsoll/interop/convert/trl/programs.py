@@ -51,7 +51,7 @@ def _is_command(words: Sequence[str]) -> bool:
     return not words[1].startswith("-") and any(word.startswith("--") for word in words[2:])
 
 
-def command_named(name: str) -> str:
+def find_command(name: str) -> str:
     """Return the name of a command that is read.
 
     Raises:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from plimsoll.interop.convert.launch import Launch
-from plimsoll.interop.convert.trainer import Trainer
+from plimsoll.interop.convert.launch import Launch, Trainer
 from plimsoll.interop.convert.verl.programs import program
 
 if TYPE_CHECKING:

@@ -1,15 +1,127 @@
-"""Convert a command of verl to a config."""
+"""Convert a command of verl to a config.
+
+Its words are overrides of hydra: `key=value`, `+key=value`, `++key=value`, `~key`.
+"""
 
 from __future__ import annotations
 
+import difflib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from plimsoll.config.yaml_tree import read_value as read_yaml
+from plimsoll.config.yaml_tree import write_value
+from plimsoll.errors import ConfigError
 from plimsoll.interop.convert.foreign import ForeignRun
 from plimsoll.interop.convert.launch import Launch
-from plimsoll.interop.convert.options import Options
+from plimsoll.interop.convert.options import Assignment, Options, Remark, read_settings
+from plimsoll.interop.convert.values import WORDS, Setting, by_name, join_words, settings_of
 from plimsoll.interop.convert.verl import data, learning, roles
-from plimsoll.interop.convert.verl.arguments import read_options
+from plimsoll.interop.convert.verl.programs import find_command
+from plimsoll.interop.convert.verl.settings import FAMILIES, SETTINGS
 from plimsoll.interop.convert.writer import Converted, write_config
+
+_NOTHING = ("null", "None", "")
+_CONFIG_FILES = ("--config-path", "--config-dir", "-cp", "-cd")
+_CONFIG_NAMES = ("--config-name", "-cn")
+
+
+def _read_options(launch: Launch, cards: int | None) -> Options:
+    """Return the settings of a command.
+
+    Raises:
+        ConfigError: The program is not read, or values cannot be read.
+    """
+    command = find_command(launch.program)
+    notes: list[Remark] = []
+    overrides = dict(_overrides(launch.arguments, notes))
+    listed = settings_of(SETTINGS, command)
+    known = by_name(listed)
+    given = [_assignment(known, name, text) for name, text in overrides.items()]
+    of_families = [a.setting for a in given if a.setting and a.name not in known]
+    unset = any("$" in text for text in overrides.values())
+    remedy = "give another value, or leave it out"
+    remedy += "; --set gives a variable of the script" if unset else ""
+    settings = {setting.name: setting for setting in (*listed, *of_families)}
+    o = read_settings(command, launch, settings, given, remedy)
+    return replace(
+        o,
+        remarks=(*notes, *o.remarks),
+        cards=cards,
+        rl=command == "ppo",
+        has_critic=command == "ppo" and o["algorithm.adv_estimator"] == "gae",
+        show_default=lambda name, value: f"{name}={write_value(value)}",
+    )
+
+
+def _overrides(words: Sequence[str], notes: list[Remark]) -> Iterator[tuple[str, str]]:
+    """Yield each key with its value as it was written."""
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in _CONFIG_NAMES:
+            yield _CONFIG_NAMES[0], value or next(rest, "")
+        elif name in _CONFIG_FILES:
+            why = "a config of your own is not read: give what it sets as overrides"
+            notes.append(Remark("check", f"{name} {value or next(rest, '')}", why))
+        elif word.startswith("~"):
+            why = "what is taken away there has its default here"
+            notes.append(Remark("check", shlex.quote(word), why))
+        elif equals and name and not word.startswith("-"):
+            yield name.lstrip("+"), value
+        else:
+            why = "it is no override KEY=VALUE"
+            notes.append(Remark("unknown", join_words("", [word]).strip() or "''", why))
+
+
+def _assignment(known: Mapping[str, Setting], name: str, value: str) -> Assignment:
+    text = f"{name}={value}"
+    setting = known.get(name) or _of_family(name)
+    if setting is None:
+        return Assignment(name, None, join_words("", [text]).strip(), None, _unknown(known, name))
+    visible = text if text.isprintable() else repr(text)
+    return Assignment(name, _words(value), visible, setting)
+
+
+def _of_family(name: str) -> Setting | None:
+    """Return a setting that is like the others whose names begin so."""
+    for prefixes, reason in FAMILIES:
+        if name.startswith(prefixes):
+            return Setting(name, (), WORDS, absent=reason)
+    return None
+
+
+def _unknown(known: Mapping[str, Setting], name: str) -> str:
+    """Return why there is no such key, with the nearest names by all of it or its last part."""
+    last = name.rpartition(".")[2]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    close += [key for key in known if key.rpartition(".")[2] == last]
+    near = list(dict.fromkeys(close))[:2] or difflib.get_close_matches(name, known, n=1)
+    why = "no such key is known, of verl 0.9.1 or of those before"
+    return why + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+
+def _words(text: str) -> tuple[str, ...] | None:
+    """Return the words of a value in hydra's grammar; None for null.
+
+    Raises:
+        ConfigError: It begins like a list and is none.
+    """
+    bare = text.strip()
+    if bare in _NOTHING:
+        return None
+    if bare[0] == bare[-1] and bare[0] in "'\"" and len(bare) > 1:
+        bare = bare[1:-1].strip()
+    if bare.startswith("["):
+        try:
+            values = read_yaml(bare)
+        except ConfigError as error:
+            raise ConfigError(f"{text}: It must be a list, such as [a, b].") from error
+        if isinstance(values, tuple):
+            return tuple(v if isinstance(v, str) else write_value(v) for v in values)
+    return (bare,)
+
 
 _VERSION = "0.9.1"
 
@@ -26,7 +138,7 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
             wrong.
         SettingsConflict: Settings cannot work together.
     """
-    o = read_options(launch, cards)
+    o = _read_options(launch, cards)
     run = _run(o)
     remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
     about = f"verl {_VERSION}, {launch.program}"

@@ -41,7 +41,7 @@ def program(words: Sequence[str]) -> tuple[str, int] | None:
     return None
 
 
-def command_named(name: str) -> str:
+def find_command(name: str) -> str:
     """Return the table's name of a program.
 
     Raises:

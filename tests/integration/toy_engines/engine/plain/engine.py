@@ -33,7 +33,7 @@ class _Plain:
         self.module.train()
 
     @contextmanager
-    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    def gather(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
         parameters = dict(self.module.named_parameters())
         yield {name: parameters[name].detach() for name in names}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.engine.price.roles import RoleWork, SavedBytes, TrainedTensors, TrainerPrice
+from plimsoll.engine.price import RoleWork, SavedBytes, TrainedTensors, TrainerPrice
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.timeline.tensors import Tensors
 

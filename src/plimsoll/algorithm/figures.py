@@ -1,0 +1,242 @@
+"""Figures of evaluations: confidence intervals, separation of two groups, pass@k and maj@k.
+
+Rows of one prompt are not independent: a hard prompt is hard for all of its rows, so ten rows of
+one prompt tell less than ten rows of ten prompts. The design effect is the cost: the variance of
+the figure over prompts, divided by the variance if each row had a prompt of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from math import comb, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plimsoll.records import Bools, Floats, Ints
+
+Doubles = NDArray[np.float64]
+
+NORMAL_95 = 1.959964
+"""The standard normal's 97.5 % quantile."""
+_FEWEST = {1: 12.706205, 2: 4.302653}
+"""Student's 97.5 % quantiles for degrees of freedom at which the expansion below is not close."""
+
+
+def share_interval(
+    values_N: Sequence[float] | Doubles, prompts: Iterable[Hashable]
+) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the mean of values that are 0, 1, or 0.5 for a tie.
+
+    It is Wilson's interval with the effective sample size N / design effect, as Franco et al. 2019
+    recommend (https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503); Wilson's own if no rows share a
+    prompt.
+
+    Args:
+        values_N: the value of each row.
+        prompts: the prompt of each row; any keys.
+    """
+    values = np.asarray(values_N, dtype=np.float64)
+    rows = len(values)
+    # Times N, so that sums are exact: no difference between prompts is then 0 and not almost 0.
+    effect = design_effect(rows * values - values.sum(), prompts)
+    return wilson_interval(float(values.mean()), rows / effect)
+
+
+def mean_interval(
+    values_N: Sequence[float] | Doubles, prompts: Iterable[Hashable]
+) -> tuple[float, float] | None:
+    """Return the 95 % confidence interval of the mean of any values; None for a single prompt.
+
+    The interval is the mean +- t standard errors over K prompts, with K - 1 degrees of freedom. If
+    all prompts have equally many rows, this is Student's interval of the prompts' means; else the
+    mean is a ratio of two sums over prompts (Cochran 1977, Sampling Techniques, section 6.3).
+    Values that are all 0 or 1 get their `share_interval`. Parameters as there.
+    """
+    values = np.asarray(values_N, dtype=np.float64)
+    if np.isin(values, (0, 1)).all():
+        return share_interval(values, prompts)
+    mean = float(values.mean())
+    sums_K, _ = _by_prompt(values - mean, prompts)
+    count = len(sums_K)
+    if count == 1:
+        return None
+    error = sqrt(count / (count - 1) * float(sums_K @ sums_K)) / len(values)
+    half = student_95(count - 1) * error
+    return mean - half, mean + half
+
+
+def design_effect(influence_N: Doubles, prompts: Iterable[Hashable]) -> float:
+    """Return the number of rows over the number of independent rows that would tell as much.
+
+    It is 1 if no two rows share a prompt. Otherwise it is the variance between prompts' sums over
+    that between rows, each with Bessel's correction, times the squared ratio of Student's quantiles
+    for as many prompts and for as many rows: the degrees of freedom of Korn and Graubard 1998,
+    Survey Methodology 24(2), 193-201. With one prompt, or if prompts do not differ at all (all rows
+    are right, say), the variance is unknown; each prompt then counts as one row (Kish 1965, Survey
+    Sampling, with a correlation of 1 within prompts).
+
+    Args:
+        influence_N: how far each row moves the figure, in any unit; they add up to 0.
+        prompts: the prompt of each row; any keys.
+    """
+    sums_K, sizes_K = _by_prompt(influence_N, prompts)
+    rows, count = len(influence_N), len(sums_K)
+    if count == rows:
+        return 1.0
+    between = float(sums_K @ sums_K)
+    if count == 1 or between == 0:
+        return float(sizes_K @ sizes_K) / rows
+    within = float(influence_N @ influence_N)
+    few = student_95(count - 1) / student_95(rows - 1)
+    return between / within * (count / (count - 1)) / (rows / (rows - 1)) * few**2
+
+
+def wilson_interval(share: float, count: float) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a share measured on `count` independent cases.
+
+    Unlike share +- 1.96 standard errors it stays within [0, 1] and is right near the ends and for
+    few cases. Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953.
+
+    Args:
+        share: the measured share.
+        count: the number of independent cases, or an effective sample size.
+    """
+    assert 0 <= share <= 1 and count > 0
+    z2 = NORMAL_95**2 / count
+    middle = (share + z2 / 2) / (1 + z2)
+    half = sqrt(share * (1 - share) * z2 + z2**2 / 4) / (1 + z2)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def student_95(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t for degrees of freedom, to 0.2 %.
+
+    It is the expansion in 1 / freedom of Abramowitz and Stegun 1964, Handbook of Mathematical
+    Functions, 26.7.5.
+    """
+    z, n = NORMAL_95, freedom
+    return _FEWEST.get(freedom) or (
+        z
+        + (z**3 + z) / (4 * n)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
+    )
+
+
+def _by_prompt(values_N: Doubles, prompts: Iterable[Hashable]) -> tuple[Doubles, Ints]:
+    """Return the sum and the number of rows of each prompt."""
+    numbers: dict[Hashable, int] = {}  # from 0, in the order in which prompts first come
+    places = np.array([numbers.setdefault(key, len(numbers)) for key in prompts], dtype=np.int64)
+    sums_K = np.bincount(places, weights=values_N).astype(np.float64)
+    return sums_K, np.bincount(places).astype(np.int64)
+
+
+_HALVINGS = 60
+
+
+def share_ahead(better: Floats, worse: Floats) -> float:
+    """Return the share of pairs (one number of each group) in which the better group's is larger.
+
+    A tie counts half. It is the area under the ROC curve; 0.5 is chance, however large each group
+    is. Neither group may be empty.
+    """
+    return float(_ranks(better, worse).mean() / (2 * len(worse)))
+
+
+def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hashable]) -> float:
+    """Return the design effect (see `interval`) of the `share_ahead` of two groups of numbers.
+
+    A prompt may have several numbers, of one group or of both. It is computed from each number's
+    rank among the other group's (Obuchowski 1997, https://doi.org/10.2307/2533958).
+
+    Args:
+        values_N: all numbers.
+        better_N: which numbers are the better group's.
+        prompts: the prompt of each number; any keys.
+    """
+    better, worse = values_N[better_N], values_N[~better_N]
+    better_places, worse_places = _ranks(better, worse), 2.0 * len(better) - _ranks(worse, better)
+    total = better_places.sum()
+    # All times 2 len(better)^2 len(worse)^2, so that sums are exact.
+    influence_N = np.empty(len(values_N))
+    influence_N[better_N] = len(worse) * (len(better) * better_places - total)
+    influence_N[~better_N] = len(better) * (len(worse) * worse_places - total)
+    return design_effect(influence_N, prompts)
+
+
+def separation_interval(share: float, better: float, worse: float) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a `share_ahead` of groups of independent numbers.
+
+    Newcombe 2006, https://doi.org/10.1002/sim.2324, method 5: Hanley and McNeil's variance with the
+    groups' mean size, at the bound itself, so that the interval stays within [0, 1].
+
+    Args:
+        share: the measured share.
+        better: how many numbers the better group has; divided by the design effect if they share
+            prompts.
+        worse: the same of the worse group.
+    """
+    assert 0 <= share <= 1 and better > 0 and worse > 0
+    size = (better + worse) / 2 - 1
+
+    def reach(share: float) -> float:
+        spread = (1 - share) / (2 - share) + share / (1 + share)
+        return NORMAL_95 * sqrt(share * (1 - share) * (1 + size * spread) / (better * worse))
+
+    low = _root(lambda bound: share - bound - reach(bound), 0.0, share)
+    high = _root(lambda bound: share - bound + reach(bound), share, 1.0)
+    return low, high
+
+
+def _ranks(numbers: Floats, others: Floats) -> Doubles:
+    """Return twice the number of `others` that each number is ahead of; a tie counts once."""
+    ordered = np.sort(others)
+    below, up_to = (np.searchsorted(ordered, numbers, side) for side in ("left", "right"))
+    return (below + up_to).astype(np.float64)
+
+
+def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Return the zero of a falling function that is >= 0 at `low` and <= 0 at `high`."""
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def pass_at_k(responses: int, passed: int, k: int) -> float:
+    """Return the probability that at least one of k responses passes: 1 - C(n - c, k) / C(n, k).
+
+    Unlike 1 - (1 - c/n)^k it has no bias. Source: Chen et al. 2021,
+    https://arxiv.org/abs/2107.03374, section 2.1.
+
+    Args:
+        responses: n, the number of measured responses.
+        passed: c, the number that passed.
+        k: the number of responses that are drawn.
+    """
+    assert 0 <= passed <= responses and 1 <= k <= responses
+    return 1 - comb(responses - passed, k) / comb(responses, k)
+
+
+def majority(
+    answers: Sequence[str | None], same: Callable[[str, str], bool] = operator.eq
+) -> int | None:
+    """Return the index of the first response with the most frequent answer (self-consistency).
+
+    If answers are equally frequent, the first one wins. Without any answer the result is None.
+    Source: Wang et al. 2023, https://arxiv.org/abs/2203.11171.
+
+    Args:
+        answers: the answer of each response; None: no answer, and no vote.
+        same: whether two answers that are written differently count as one. An answer joins the
+            first earlier answer that is the same.
+    """
+    votes: dict[str, int] = {}
+    for answer, count in Counter(text for text in answers if text is not None).items():
+        joined = next((earlier for earlier in votes if same(earlier, answer)), answer)
+        votes[joined] = votes.get(joined, 0) + count
+    return answers.index(max(votes, key=votes.__getitem__)) if votes else None

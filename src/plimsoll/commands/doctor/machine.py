@@ -1,0 +1,262 @@
+"""What `plimsoll doctor` looks at; `rules.py` and `limits.py` judge it.
+
+torch and Ray are imported in processes of their own, with a time limit: a broken driver or library
+can hang or kill the process that imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.metadata import distributions
+from os.path import expanduser
+from pathlib import Path
+
+from plimsoll.cluster.address import check_reachable
+from plimsoll.errors import PlimsollError
+from plimsoll.interop.verifiers.venv import VerifiersInstall, look, venv_directory
+from plimsoll.machine.allocator import named_settings
+from plimsoll.machine.cgroup import process_limit
+from plimsoll.machine.host import HostMemory, live_host, multiplies_bfloat16, usable_cores
+from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
+from plimsoll.machine.tools import system_tools
+from plimsoll.machine.versions import PACKAGES, installed_version
+from plimsoll.process.programs import sandbox_trouble
+
+_PATIENCE = 60.0  # seconds for one import
+_SEE_TORCH = """
+import json, warnings, torch
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    available = torch.cuda.is_available()
+said = "; ".join(str(warning.message) for warning in heard)
+kernels = torch.cuda.get_arch_list() if available else []
+print(json.dumps([torch.version.cuda, available, kernels, said]))
+"""
+_SEE_RAY = "import json, ray; print(json.dumps(True))"
+
+
+@dataclass(frozen=True)
+class TorchView:
+    """The state of torch, as a separate process saw it."""
+
+    imported: bool
+    cuda: str | None
+    """CUDA version that torch is built for; None for a CPU build."""
+    available: bool
+    kernels: tuple[str, ...]
+    """Kernels such as sm_80 or compute_90, if CUDA is available."""
+    trouble: str
+    """Why torch cannot be imported, or what it warned of."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A file system, as seen from `path`."""
+
+    path: str
+    total_bytes: int
+    free_bytes: int
+    writable: bool = True
+    """Whether files can be made there."""
+
+
+@dataclass(frozen=True)
+class RayView:
+    """The state of Ray."""
+
+    trouble: str
+    """Why Ray cannot be imported; empty if it can."""
+    address: str | None
+    silence: str
+    """Why nothing answers at `address`; empty if something does."""
+
+
+@dataclass(frozen=True)
+class Shadowed:
+    """An installed package that is imported from a folder of PYTHONPATH instead."""
+
+    path: str
+    version: str | None = None
+    """Version that is imported; None if unknown."""
+    installed: str | None = None
+    """Version that is installed; None if unknown."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether another version is imported than the installed one."""
+        return None not in (self.version, self.installed) and self.version != self.installed
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything that `plimsoll doctor` saw of a machine."""
+
+    python: tuple[int, int, int]
+    versions: Mapping[str, str | None]
+    """Version of each of `versions.PACKAGES`; None if it is not installed."""
+    shadowed: tuple[Shadowed, ...]
+    torch: TorchView
+    cards: tuple[LiveCard, ...]
+    """Cards that CUDA_VISIBLE_DEVICES makes visible."""
+    cards_in_all: int
+    """Number of all cards."""
+    driver_trouble: str
+    """Why the driver fails; empty if it works."""
+    memory: HostMemory
+    cores: int
+    cores_in_all: int
+    bfloat16: bool
+    locked_bytes: int | None
+    address_bytes: int | None
+    open_files: int
+    processes: int | None
+    """Limits are None if there is none."""
+    shared: Disk
+    runs: Disk
+    temporary: Disk
+    caches: Disk
+    """Disk on which packages keep what they compile and download."""
+    allocator: str
+    """As `named_settings` reads it."""
+    tools: Mapping[str, str | None]
+    """As `system_tools` finds them."""
+    ray: RayView
+    sandbox_trouble: str
+    """Why programs of a policy cannot be run in the sandbox; "" if they can."""
+    verifiers: VerifiersInstall
+    """Virtual environment of verifiers."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the machine has GPUs, even if none is visible or works."""
+        return self.cards_in_all > 0 or bool(self.driver_trouble)
+
+
+def observe(directory: str, address: str | None) -> Machine:
+    """Return what is seen of this machine, `directory` for runs, and a Ray `address`."""
+    versions = {package.name: installed_version(package.name) for package in PACKAGES}
+    with ThreadPoolExecutor() as pool:
+        verifiers = pool.submit(look, venv_directory())
+        torch, ray = pool.map(_child, (_SEE_TORCH, _SEE_RAY))
+    cards, driver_trouble = _cards()
+    return Machine(
+        python=sys.version_info[:3],
+        versions=versions,
+        shadowed=tuple(_find_shadowed()),
+        torch=_torch_view(*torch),
+        cards=visible_cards(cards, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        cards_in_all=len(cards),
+        driver_trouble=driver_trouble,
+        memory=live_host(),
+        cores=usable_cores(),
+        cores_in_all=os.cpu_count() or 1,
+        bfloat16=multiplies_bfloat16(),
+        locked_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        address_bytes=_limit(resource.RLIMIT_AS),
+        open_files=_limit(resource.RLIMIT_NOFILE) or sys.maxsize,
+        processes=_most_processes(),
+        shared=_disk("/dev/shm"),
+        runs=_disk(directory),
+        temporary=_ray_temporary(),
+        caches=_disk(os.environ.get("XDG_CACHE_HOME") or "~/.cache"),
+        allocator=named_settings(),
+        tools=system_tools(),
+        ray=RayView(ray[1], address, _silence(address)),
+        sandbox_trouble=sandbox_trouble(),
+        verifiers=verifiers.result(),
+    )
+
+
+def _child(script: str) -> tuple[str, str]:
+    """Return what a script printed last, and why it failed (empty if it did not)."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=_PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"the import took more than {_PATIENCE:.0f} seconds"
+    if done.returncode < 0:
+        return "", f"the import was ended by signal {-done.returncode}"
+    if done.returncode:
+        return "", (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return done.stdout.splitlines()[-1], ""
+
+
+def _torch_view(printed: str, trouble: str) -> TorchView:
+    if trouble:
+        return TorchView(False, None, False, (), trouble)
+    cuda, available, kernels, warned = json.loads(printed)
+    return TorchView(True, cuda, available, tuple(kernels), warned)
+
+
+def _find_shadowed() -> Iterator[Shadowed]:
+    first = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    resolved = {Path(folder).resolve() for folder in first}
+    later = [path for path in map(Path, sys.path) if path.resolve() not in resolved]
+    for folder in first:
+        for package in sorted(Path(folder).resolve().glob("*/__init__.py")):
+            name = package.parent.name
+            installed = next((path for path in later if (path / name).is_dir()), None)
+            if installed is not None:
+                versions = _version_in(folder, name), _version_in(str(installed), name)
+                yield Shadowed(f"{folder}/{name}", *versions)
+
+
+def _version_in(folder: str, name: str) -> str | None:
+    """Return the version of a package in a folder, or None if the folder does not have it."""
+    return next(
+        (distribution.version for distribution in distributions(path=[folder], name=name)), None
+    )
+
+
+def _cards() -> tuple[tuple[LiveCard, ...], str]:
+    try:
+        return live_cards(), ""
+    except PlimsollError as error:
+        return (), str(error)
+
+
+def _limit(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _most_processes() -> int | None:
+    """Return the limit of processes, which counts threads too, or None."""
+    limits = (_limit(resource.RLIMIT_NPROC), process_limit())
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _disk(path: str) -> Disk:
+    """Return the file system of the nearest directory that exists."""
+    whole = Path(expanduser(path)).absolute()
+    there = next(p for p in (whole, *whole.parents) if p.exists())
+    usage = shutil.disk_usage(there)
+    return Disk(path, usage.total, usage.free, os.access(there, os.W_OK | os.X_OK))
+
+
+def _ray_temporary() -> Disk:
+    """Return the disk on which Ray keeps its sessions.
+
+    It is in its folder `ray`, which may belong to another user (_common/utils.py,
+    get_default_system_temp_dir).
+    """
+    disk = _disk(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
+    return replace(disk, writable=_disk(f"{disk.path}/ray").writable)
+
+
+def _silence(address: str | None) -> str:
+    try:
+        if address is not None:
+            check_reachable(address)
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""

@@ -1,0 +1,91 @@
+"""`plimsoll doctor`: is this machine fit for runs, and how is a fault corrected?"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from plimsoll.commands.doctor.machine import Machine, observe
+from plimsoll.commands.doctor.rules import MACHINE_RULES
+from plimsoll.config.problems import Problem, Severity, find
+from plimsoll.errors import PlimsollError
+
+_WIDTH = 80
+_STATES: Mapping[Severity, str] = {"ok": "ok", "warning": "warn", "error": "wrong"}
+_COLOURS: Mapping[Severity, str] = {"ok": "32", "warning": "33", "error": "31"}
+
+
+def examine(directory: str, address: str | None) -> list[Problem]:
+    """Return the findings about this machine, `directory` for runs, and a Ray `address`."""
+    return diagnose(observe(directory, address))
+
+
+def diagnose(machine: Machine) -> list[Problem]:
+    """Return what all rules find about a machine, right or wrong."""
+    return list(find(MACHINE_RULES, machine))
+
+
+def render_findings(findings: Sequence[Problem], as_json: bool) -> str:
+    """Return the findings as a table, coloured on a terminal, or as JSON."""
+    if as_json:
+        return json.dumps(report(findings), indent=2)
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return "\n".join(table(findings, colour=colour))
+
+
+def refuse_wrong(findings: Sequence[Problem]) -> None:
+    """Raise PlimsollError if anything is wrong."""
+    wrong = [finding.key for finding in findings if finding.severity == "error"]
+    if wrong:
+        raise PlimsollError(f"this machine is not fit for runs: {', '.join(wrong)}.")
+
+
+def table(findings: Sequence[Problem], *, colour: bool = False) -> list[str]:
+    """Return lines of at most 80 columns, unless a word is longer; the last has the counts."""
+    names = max(len(finding.key) for finding in findings)
+    lines = [line for finding in findings for line in _lines(finding, names, colour)]
+    count = _counts(findings)
+    return [*lines, "", f"{count['wrong']} wrong, {count['warn']} to look at, {count['ok']} ok"]
+
+
+def report(findings: Sequence[Problem]) -> dict[str, object]:
+    """Return the values that --json prints."""
+    rows = [
+        {"name": finding.key, "state": _STATES[finding.severity], "seen": finding.what}
+        | {"why": finding.why, "fix": finding.fix}
+        for finding in findings
+    ]
+    return {**_counts(findings), "findings": rows}
+
+
+def _counts(findings: Sequence[Problem]) -> dict[str, int]:
+    by_severity = Counter(finding.severity for finding in findings)
+    return {_STATES[severity]: by_severity[severity] for severity in ("error", "warning", "ok")}
+
+
+def _lines(finding: Problem, names: int, colour: bool) -> list[str]:
+    indent = " " * (names + 8)
+    first = f"{_STATES[finding.severity]:<6}{finding.key:<{names}}  "
+    lines = _wrap(finding.what, first, indent)
+    if colour:
+        lines[0] = f"\033[{_COLOURS[finding.severity]}m{lines[0][:6]}\033[0m{lines[0][6:]}"
+    if finding.why:
+        lines += _wrap(finding.why, indent, indent)
+    if finding.fix:
+        lines += _wrap(f"-> {finding.fix}", indent, f"{indent}   ")
+    return lines
+
+
+def _wrap(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

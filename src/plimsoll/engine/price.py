@@ -1,0 +1,303 @@
+"""The price of a role: what it holds on one rank, from its config; computed without torch.
+
+A role holds weights, states and activations; weights on their way in from files, and out to engines
+and files; and a teacher's hidden states on their way to its student.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import import_module
+from typing import cast
+
+from plimsoll.config.cluster import Device
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.engines import TRAINER_ENGINES, package_of
+from plimsoll.model.price.activations import activation_items, backward_items
+from plimsoll.model.price.form import (
+    ActivationForm,
+    TeacherHead,
+    activation_form,
+)
+from plimsoll.shapes.shape import MicroBatch, ModelShape
+from plimsoll.spec.kernels import Capability
+from plimsoll.spec.roles import HeadKind
+from plimsoll.spec.run_spec import Phase
+from plimsoll.timeline.items import Allocation, Item, Moment, Where
+from plimsoll.timeline.tensors import Tensors, TrainPhase, scoring_phase, state_items
+
+_KEPT = 1024
+"""How many prices are cached: a search for what fits makes hundreds of plans with like roles."""
+
+
+@dataclass(frozen=True)
+class RoleWork:
+    """A role's model, and what one rank does with it.
+
+    Attributes:
+        work: The role's largest forward.
+        ranks: The number of ranks that the role is divided over.
+        moments: All moments of the job (`job_moments`).
+        scaled: Whether the sampling temperature is not 1.
+        capability: The lowest compute capability of the run's cards; None if unknown.
+        first: Whether this is the first of the role's ranks, which collects the actor's weights
+            when they leave.
+        scores: Whether the role does a forward in the phase `score`.
+    """
+
+    name: str
+    shape: ModelShape
+    head: HeadKind
+    work: MicroBatch
+    ranks: int
+    device: Device
+    moments: frozenset[Moment]
+    scaled: bool = False
+    capability: Capability | None = None
+    first: bool = True
+    scores: bool = True
+
+
+@dataclass(frozen=True)
+class TrainedTensors:
+    """What a trainer engine holds on one rank for a role that learns.
+
+    Attributes:
+        tensors: Weights, states, gradients, buffers, and copies on the way in and out.
+        layers_left: Layers whose activations are still kept when gradients are first reduced.
+    """
+
+    tensors: tuple[Tensors, ...]
+    layers_left: int
+
+
+@dataclass(frozen=True)
+class SavedBytes:
+    """The bytes of a trained parameter in a checkpoint, by what they hold."""
+
+    masters: int
+    moments: int
+    average: int
+
+
+@dataclass(frozen=True)
+class TrainerPrice:
+    """What a trainer engine holds on one rank.
+
+    Attributes:
+        trained: Returns the tensors of a role that learns. Args: role, work, bytes of a bucket of
+            weights on the way to engines (0 without engines).
+        frozen: Returns the tensors of a role that only scores. Args: role, work.
+        saved: Returns what a checkpoint holds of a role that learns.
+        division: Describes how a role is divided over the ranks, such as "stage 2".
+        is_divided: Returns whether anything of a role is divided.
+        has_head: Returns whether a role that only scores keeps its output head whole on the device.
+            Args: role, ranks, device.
+    """
+
+    trained: Callable[[TrainedRole, RoleWork, int], TrainedTensors]
+    frozen: Callable[[FrozenRole, RoleWork], tuple[Tensors, ...]]
+    saved: Callable[[TrainedRole], SavedBytes]
+    division: Callable[[TrainedRole | FrozenRole], str]
+    is_divided: Callable[[TrainedRole | FrozenRole], bool]
+    has_head: Callable[[FrozenRole, int, Device], bool]
+
+
+def trainer_price(role: TrainedRole | FrozenRole) -> TrainerPrice:
+    """Return the price of the engine that the role's settings name."""
+    package = package_of(role.engine_name, TRAINER_ENGINES)
+    return cast(TrainerPrice, import_module(f"{package}.price").PRICE)
+
+
+@lru_cache(_KEPT)
+def trained_role(
+    role: TrainedRole,
+    role_work: RoleWork,
+    phase: TrainPhase,
+    *,
+    entropy: bool = False,
+    sync_bucket: int = 0,
+    teacher: TeacherHead | None = None,
+) -> tuple[Allocation, ...]:
+    """Return what a trained role holds on one rank.
+
+    Args:
+        role: The role's config.
+        role_work: The role's model, and what the rank does with it.
+        phase: The phase that trains it.
+        entropy: Whether the head computes the entropy.
+        sync_bucket: Bytes of a bucket of the actor's weights on their way to engines; 0 without.
+        teacher: The teacher's head, for a student.
+    """
+    name, shape, work, device = role_work.name, role_work.shape, role_work.work, role_work.device
+    trained = trainer_price(role).trained(role, role_work, sync_bucket)
+    form = activation_form(
+        *(role.model, role.adapter, shape, role_work.head, device, entropy, role_work.scaled),
+        role_work.capability,
+    )
+    form = form if teacher is None else replace(form, head=teacher)
+    return (
+        *state_items(name, trained.tensors, phase, role_work.moments),
+        *activation_items(name, shape, work, form, phase),
+        *backward_items(name, shape, work, form, Moment(phase, "backward"), shape.layers),
+        *backward_items(name, shape, work, form, Moment(phase, "reduce"), trained.layers_left),
+        *_forwards(role_work, replace(form, trained=False)),
+    )
+
+
+def _forwards(role_work: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
+    """Yield what forwards without a backward hold.
+
+    They are those in which the role scores, and in which the actor's log-probs prove a sync.
+    """
+    phases: list[Phase] = ["score"] if role_work.scores else []
+    phases += ["sync"] if role_work.name == "actor" else []
+    for phase in phases:
+        if Moment(phase, "forward") in role_work.moments:
+            yield from activation_items(
+                role_work.name, role_work.shape, role_work.work, form, phase
+            )
+
+
+@lru_cache(_KEPT)
+def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]:
+    """Return what a role that only scores holds on one rank."""
+    name, shape = role_work.name, role_work.shape
+    device, moments = role_work.device, role_work.moments
+    tensors = trainer_price(role).frozen(role, role_work)
+    form = activation_form(
+        *(role.model, None, shape, role_work.head, device, False, role_work.scaled),
+        role_work.capability,
+    )
+    form, phase = replace(form, trained=False), scoring_phase(name, moments)
+    return (
+        *state_items(name, tensors, None, moments),
+        *activation_items(name, shape, role_work.work, form, phase),
+    )
+
+
+SAVE_BUCKET = 2**30
+"""The bytes of weights that are gathered at once to be saved."""
+CHECKPOINT_FILE = 2**28
+"""The bytes of states that are put together at once for a checkpoint."""
+
+_COMPARED = frozenset({Moment("train_actor", "forward_backward"), Moment("score", "forward")})
+
+
+def loading_tensors(
+    shape: ModelShape, element: int, quantized: int, device: Device
+) -> Iterator[Tensors]:
+    """Yield what loading holds for a moment.
+
+    The weights are mapped from the checkpoint's files, in page cache that gives way, and cast and
+    taken to the device one by one. On CPU, those that are quantised are read ahead.
+    """
+    if device == "cpu":
+        yield Tensors(
+            "weights",
+            "weights to quantise",
+            "read to be quantised",
+            quantized,
+            element,
+            "transformers, core_model_loading.py: threads read ahead",
+            where="host",
+            life="loading",
+        )
+    yield Tensors(
+        "buffers",
+        "copy while loading",
+        "of the largest tensor",
+        shape.largest_parameter,
+        element,
+        "engine/zero/frozen.py: one weight at a time, from files that are mapped",
+        where="host",
+        life="loading",
+    )
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """The weights of a role, as they leave one rank; bytes.
+
+    Attributes:
+        trained: Bytes of the parameters that learn.
+        every: Bytes of all parameters, those in 4 bits as they are stored.
+        adapted: Whether an adapter learns, and is saved by itself.
+        gathers: Whether the engine divides the weights, and gathers them bucket by bucket on every
+            rank.
+    """
+
+    trained: int
+    every: int
+    adapted: bool
+    gathers: bool
+
+
+def outgoing_tensors(
+    weights: Outgoing, device: Device, sync_bucket: int, first: bool
+) -> Iterator[Tensors]:
+    """Yield the buffers of the actor's weights on their way to engines and to files.
+
+    Args:
+        weights: The weights.
+        device: The device that the rank computes on.
+        sync_bucket: Bytes of a bucket on the way to engines; of an adapter that is sent alone, its
+            bytes.
+        first: Whether this is the rank that collects what the ranks gather.
+    """
+    saved = weights.trained if weights.adapted else weights.every
+
+    def outgoing_buffer(name: str, size: int, source: str, where: Where) -> Tensors:
+        return Tensors("buffers", name, "bytes", size, 1, source, where=where)
+
+    if weights.gathers:
+        where: Where = "device" if device == "cuda" else "host"
+        source = "engine/protocol.py: gather"
+        gathered = outgoing_buffer(
+            "gathered weights", min(sync_bucket, weights.every), source, where
+        )
+        yield replace(gathered, life="sending")
+        yield replace(gathered, elements=min(SAVE_BUCKET, saved), life="saving")
+    if first:
+        bucket = sync_bucket if weights.adapted else min(sync_bucket, weights.every)
+        sent = outgoing_buffer(
+            "bucket of weights", bucket, "engine/weights.py: make_bucket", "host"
+        )
+        source = "engine/export.py: write_model collects on rank 0"
+        yield replace(sent, life="sending")
+        yield replace(outgoing_buffer("model to save", saved, source, "host"), life="saving")
+
+
+def teacher_items(
+    teacher: FrozenRole,
+    shape: ModelShape,
+    tokens: int,
+    moments: frozenset[Moment],
+    *,
+    has_head: bool,
+) -> Iterator[Allocation]:
+    """Yield what a teacher leaves for its student on a rank: hidden states, and its head.
+
+    Args:
+        teacher: The teacher's config.
+        shape: The teacher's shape.
+        tokens: Tokens of a step on one rank.
+        moments: All moments of the job.
+        has_head: Whether the teacher's own weights keep the head whole on the device.
+    """
+    element, hidden, vocabulary = teacher.model.element, shape.hidden, shape.vocabulary
+
+    def item(name: str, where: Where, size: int, words: str) -> Item:
+        formula = f"{element} bytes x {words} x {hidden:,}"
+        source = "engine/teacher_forward.py"
+        return Item("teacher", "frozen models", name, where, "allocated", size, formula, source)
+
+    words = f"{tokens:,} tokens of a step"
+    states = item("hidden states", "host", element * tokens * hidden, words)
+    yield Allocation(states, frozenset(moment for moment in moments if moment.phase != "load"))
+    if not has_head:
+        words = f"{vocabulary:,} of the vocabulary"
+        head = item("gathered head", "device", element * vocabulary * hidden, words)
+        yield Allocation(head, moments & _COMPARED)

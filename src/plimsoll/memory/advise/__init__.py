@@ -1,1 +1,0 @@
-"""Changes that make a config fit, and the cost of each."""

@@ -1,0 +1,290 @@
+"""The plan of a run: its memory, its problems and the ways out; as text of 80 columns and as JSON.
+
+As text it has tables, bars, verdict and problems, or a short form of these.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from plimsoll.config.problems import Problem
+from plimsoll.memory.contents.layout import Slot
+from plimsoll.memory.contents.overheads import constant_values
+from plimsoll.memory.contents.stores import (
+    Store,
+    Use,
+    likely_worst,
+    verdict_of,
+)
+from plimsoll.memory.levers.descent import with_ways_out
+from plimsoll.memory.rules.shortages import find_close
+from plimsoll.memory.weigh import Ground, Plan, problems_besides, weigh
+from plimsoll.run.counting import gigabytes, plural
+from plimsoll.spec.run_spec import Phase, RunSpec
+from plimsoll.timeline.items import KINDS, Item, Kind
+
+
+def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
+    """Return the plan of a run, with ways out if something does not fit. Raises as `weigh`."""
+    plan = weigh(spec, ground)
+    close = find_close(plan.stores, plan.band)
+    problems = (*problems_besides(plan), *with_ways_out(plan, ground), *close)
+    return replace(plan, problems=problems)
+
+
+_OF_PROBLEMS = ("code", "severity", "what", "why", "fix")
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """Return the plan with every card and host by itself.
+
+    The items of a card (or host) and phase are those of the phase's fullest instant: they add up to
+    its bytes.
+    """
+    return {
+        "verdict": plan.verdict,
+        "band": plan.band.share,
+        "devices": [row for store in plan.devices for row in _devices(store)],
+        "hosts": [row for store in plan.hosts for row in _hosts(store)],
+        "disk": {"bytes": plan.disk_bytes},
+        "items": [
+            *(row for store in plan.stores for row in _items(store)),
+            *(_item(item, "save", "written", "run directory") for item in plan.disk),
+        ],
+        "problems": [
+            {key: getattr(problem, key) for key in _OF_PROBLEMS} for problem in plan.problems
+        ],
+        "constants": constant_values(plan.constants),
+    }
+
+
+def _slot_name(slot: Slot) -> str:
+    """Return the name of a slot: `node 0 card 3`, or `node 0` for its host memory."""
+    return f"node {slot.node}" if slot.card is None else f"node {slot.node} card {slot.card}"
+
+
+def _devices(store: Store) -> Iterator[dict[str, Any]]:
+    """Yield each card with its peak: what torch and the driver would show at the same instant."""
+    use = store.peak
+    sizes = {"allocated_bytes": use.allocated, "reserved_bytes": use.reserved}
+    peak = {"phase": use.moment.phase, **sizes, "device_bytes": use.bytes}
+    for slot in store.slots:
+        yield {"device": _slot_name(slot), "capacity_bytes": store.capacity, "peak": peak}
+
+
+def _hosts(store: Store) -> Iterator[dict[str, Any]]:
+    peak = {"phase": store.peak.moment.phase, "bytes": store.peak.bytes}
+    for slot in store.slots:
+        yield {"node": slot.node, "capacity_bytes": store.capacity, "peak": peak}
+
+
+def _items(store: Store) -> Iterator[dict[str, Any]]:
+    for slot, use in product(store.slots, store.phases):
+        for item in use.items:
+            yield _item(item, use.moment.phase, use.moment.instant, _slot_name(slot))
+
+
+def _item(item: Item, phase: str, instant: str, device: str) -> dict[str, Any]:
+    return {
+        "role": item.role,
+        "phase": phase,
+        "instant": instant,
+        "item": item.name,
+        "where": item.where,
+        "device": device,
+        "bytes": item.bytes,
+        "formula": item.formula,
+        "source": item.source,
+    }
+
+
+WIDTH = 80
+_COLUMN = 7
+_SMALL = 0.004
+"""Items that are below this share of the peak in every phase are added up in one row."""
+_ROWS = 8
+"""Rows of a short table, for the largest items."""
+
+_SHORT: Mapping[Phase, str] = {
+    "precompute": "before",
+    "rollout": "roll",
+    "train_critic": "critic",
+    "train_actor": "actor",
+}
+"""Names of phases in a narrow column."""
+
+_TableRow = tuple[str, Mapping[Phase, int]]
+
+_BAR = 56
+_UNICODE = "█▓▒░▞▤▪·"
+_ASCII = "#=+-%*o."
+
+
+def plan_text(plan: Plan, *, unicode: bool) -> str:
+    """Return a table and bars for each kind of card and host, and the verdict."""
+    parts = [f"{store_table(store)}\n  {_store_verdict(store, plan)}" for store in plan.stores]
+    parts += [draw_bars(store, unicode=unicode) for store in plan.stores]
+    return "\n\n".join([*parts, verdict_text(plan, sources=True)])
+
+
+def short_text(plan: Plan) -> str:
+    """Return the plan on one screen.
+
+    It has a short table of each store that does not surely fit, or else of the fullest card (host,
+    if there are no cards); a line for each other store; and the verdict.
+    """
+    unsure = [store for store in plan.stores if verdict_of(store, plan.band) != "fits"]
+    tabled = unsure or [max(plan.devices or plan.hosts, key=lambda store: _fullness(store, plan))]
+    parts = [f"{store_table(store, _ROWS)}\n  {_store_verdict(store, plan)}" for store in tabled]
+    lines = [_store_line(store, plan) for store in plan.stores if store not in tabled]
+    more = "`plimsoll plan --all` shows every item, and draws them"
+    return "\n\n".join([*parts, "\n".join([*lines, more, verdict_text(plan)])])
+
+
+def _fullness(store: Store, plan: Plan) -> float:
+    return likely_worst(store.peak, plan.band) / (store.capacity or 1)
+
+
+def verdict_text(plan: Plan, *, sources: bool = False) -> str:
+    """Return the disk, the problems and the verdict, with the source of the band if asked."""
+    saved = " and ".join(dict.fromkeys(item.name for item in plan.disk))
+    disk = (
+        f"disk: {gigabytes(plan.disk_bytes)} GB of {saved}" if saved else "disk: nothing is saved"
+    )
+    if plan.free_disk is not None:
+        disk += f", {gigabytes(plan.free_disk)} GB free"
+    problems = [problem_text(problem) for problem in plan.problems]
+    source = plan.band.source if sources else "which predictions may be off by"
+    band = wrap_lines(f"band: {plan.band.share:.0%}, {source}", "      ")
+    measured = [
+        wrap_lines(f"calibrated: {', '.join(names)}, {source}", "      ")
+        for source, names in plan.constants.calibrations().items()
+    ]
+    lines = [disk, *_unknown_hosts(plan), band, *measured, *problems]
+    return "\n".join([*lines, f"verdict: {plan.verdict}"])
+
+
+def _unknown_hosts(plan: Plan) -> list[str]:
+    """Return a line for hosts of unknown memory, which have no verdict."""
+    needs = [store.peak.bytes for store in plan.hosts if store.capacity is None]
+    if not needs:
+        return []
+    return [f"host memory: {gigabytes(max(needs))} GB, not judged: give --host-memory"]
+
+
+def problem_text(problem: Problem) -> str:
+    """Return a problem as a block of lines."""
+    return "\n".join(
+        [
+            wrap_lines(f"{problem.severity} {problem.code}: {problem.what}", "    "),
+            wrap_lines(f"    {problem.why}", "    "),
+            wrap_lines(f"    -> {problem.fix}", "       "),
+        ]
+    )
+
+
+def _store_verdict(store: Store, plan: Plan) -> str:
+    peak = store.peak
+    words = f"peak {gigabytes(peak.bytes)} GB in {peak.moment}"
+    if store.capacity is None:
+        return f"{words}; capacity unknown"
+    return f"{words}: {verdict_of(store, plan.band)}"
+
+
+def _store_line(store: Store, plan: Plan) -> str:
+    peak, room, verdict = store.peak, "", "capacity unknown"
+    if store.capacity is not None:
+        room, verdict = f" of {gigabytes(store.capacity)}", verdict_of(store, plan.band)
+    words = f"peak {gigabytes(peak.bytes)}{room} GB in {peak.moment.phase}; {verdict}"
+    return wrap_lines(f"{store.name}: {words}", "  ")
+
+
+def wrap_lines(text: str, indent: str, width: int = WIDTH) -> str:
+    """Return the text in lines of at most `width` columns, later ones indented; words whole."""
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def store_table(store: Store, most: int | None = None) -> str:
+    """Return a table of items, the largest first, over phases at their fullest instant, in GB.
+
+    `most` is the number of items with a row of their own; None for all but small ones.
+    """
+    uses = store.phases
+    phases = [use.moment.phase for use in uses]
+    totals = {use.moment.phase: use.bytes for use in uses}
+    label = min(44, WIDTH - _COLUMN * len(phases))
+    head = "".join(f"{_SHORT.get(phase, phase):>{_COLUMN}}" for phase in phases)
+    lines = [store.name, f"{'  GB, at its fullest':<{label}}{head}"]
+    lines += [_line(name, sizes, phases, label) for name, sizes in _rows(store, most)]
+    lines.append(" " * label + " ------" * len(phases))
+    lines.append(_line("in all", totals, phases, label))
+    if store.capacity is not None:
+        capacity = dict.fromkeys(phases, store.capacity)
+        lines.append(_line("load line", capacity, phases, label))
+    return "\n".join(lines)
+
+
+def _rows(store: Store, most: int | None) -> Iterable[_TableRow]:
+    sizes: dict[str, dict[Phase, int]] = {}
+    for use in store.phases:
+        for item in use.items:
+            name = item.name if item.role == "process" else f"{item.role} {item.name}"
+            of_item = sizes.setdefault(name, {})
+            of_item[use.moment.phase] = of_item.get(use.moment.phase, 0) + item.bytes
+    least = _SMALL * store.peak.bytes
+    large = {name: row for name, row in sizes.items() if max(row.values()) >= least}
+    large = dict(sorted(large.items(), key=lambda row: -max(row[1].values()))[:most])
+    yield from large.items()
+    small = [row for name, row in sizes.items() if name not in large]
+    if small:
+        phases = dict.fromkeys(phase for row in small for phase in row)
+        rest = {phase: sum(row.get(phase, 0) for row in small) for phase in phases}
+        yield plural(len(small), "smaller item"), rest
+
+
+def _line(name: str, sizes: Mapping[Phase, int], phases: Sequence[Phase], label: int) -> str:
+    cells = [gigabytes(sizes[phase]) if sizes.get(phase) else "" for phase in phases]
+    room = label - 2
+    shortened = name if len(name) <= room else name[: room - 1] + "~"
+    return (f"  {shortened:<{room}}" + "".join(f"{cell:>{_COLUMN}}" for cell in cells)).rstrip()
+
+
+def draw_bars(store: Store, *, unicode: bool) -> str:
+    """Return a bar per phase in 80 columns, of blocks or ASCII, with the load line."""
+    signs = dict(zip(KINDS, _UNICODE if unicode else _ASCII, strict=True))
+    largest = max(store.peak.bytes, store.capacity or 0)
+    limit = None if store.capacity is None else round(_BAR * store.capacity / largest)
+    line = "│" if unicode else "|"
+    bars = [_draw_bar(use, signs, largest, limit, line) for use in store.phases]
+    used = {item.kind for use in store.phases for item in use.items}
+    return "\n".join([store.name, *bars, *_legend([kind for kind in KINDS if kind in used], signs)])
+
+
+def _draw_bar(use: Use, signs: dict[Kind, str], largest: int, limit: int | None, line: str) -> str:
+    cells, filled, drawn = "", 0, 0
+    for kind, size in use.stacks.items():
+        filled += size
+        width = round(_BAR * filled / largest)
+        cells += signs[kind] * (width - drawn)
+        drawn = width
+    cells = f"{cells:<{_BAR}}"
+    if limit is not None:
+        cells = cells[:limit] + line + cells[limit:]
+    phase = _SHORT.get(use.moment.phase, use.moment.phase)
+    return f"  {phase:<8}{cells}{gigabytes(use.bytes):>9}"
+
+
+def _legend(kinds: list[Kind], signs: dict[Kind, str]) -> list[str]:
+    entries = [f"{signs[kind]} {kind}" for kind in kinds]
+    lines = ["         "]
+    for entry in entries:
+        if len(lines[-1]) + len(entry) > 76:
+            lines.append("         ")
+        lines[-1] += f" {entry} "
+    return [line.rstrip() for line in lines]

@@ -1,1 +1,0 @@
-"""Faster functions for models on the CPU."""

@@ -1,0 +1,227 @@
+"""The ledger of a run: in constant space as it grows, and in short, predicted beside measured.
+
+Sums are by process and phase, peaks by step. The comparison is over all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from plimsoll.errors import PlimsollError
+from plimsoll.page.follow import FilePosition, read_on
+from plimsoll.run.ledger import LedgerRow, group_rows, is_node, read_ledger
+from plimsoll.run.readings import Footprint, Line, largest
+
+_SIZES = ("host", "allocated", "reserved", "device")
+_FOOTPRINT = pa.struct([(f"{name}_bytes", pa.int64()) for name in _SIZES])
+_SCHEMA = pa.schema(
+    [
+        *(("step", pa.int64()), ("phase", pa.string()), ("process", pa.string())),
+        *(("node", pa.string()), ("predicted", _FOOTPRINT), ("measured", _FOOTPRINT)),
+        ("line", pa.struct([("used_bytes", pa.int64()), ("capacity_bytes", pa.int64())])),
+        ("seconds", pa.float64()),
+    ]
+)
+_HOW = {
+    "step": "last",
+    "node": "last",
+    **{f"predicted.{name}_bytes": "last" for name in _SIZES},
+    **{f"measured.{name}_bytes": "max" for name in _SIZES},
+    "line.used_bytes": "max",
+    "line.capacity_bytes": "last",
+    "seconds": "sum",
+}
+"""The function by which each column of several steps becomes one value."""
+
+
+@dataclass(frozen=True)
+class LedgerSums:
+    """The sums of a ledger as far as it has been read."""
+
+    place: FilePosition = field(default_factory=FilePosition)
+    sums: pa.Table | None = None
+    """One row for each process and phase."""
+    peaks: pa.Table | None = None
+    """Largest peak of each step and kind of process, in bytes. A step may have several rows."""
+
+    def read_on(self, path: Path, most: int) -> LedgerSums:
+        """Return the sums after reading at most `most` more bytes of a ledger.jsonl."""
+        place = self.place.update(path)
+        more = read_on(path, place, most, _SCHEMA)
+        before = self if place.offset else LedgerSums()
+        if more is None:
+            return replace(before, place=place)
+        if any(more.rows[name].null_count for name in ("phase", "process", "measured", "line")):
+            read_ledger(path)  # names the line
+            raise PlimsollError(f"{path} has rows that are none of a ledger.")
+        flat = more.rows.flatten()
+        sums = [] if before.sums is None else [before.sums]
+        peaks = [] if before.peaks is None else [before.peaks]
+        return LedgerSums(
+            more.place,
+            _sum_rows(pa.concat_tables([*sums, flat.select(["process", "phase", *_HOW])])),
+            pa.concat_tables([*peaks, _peaks(flat)]),
+        )
+
+    @property
+    def rows(self) -> list[LedgerRow]:
+        """One row for each process and phase: maxima over all steps, seconds summed.
+
+        `step` is the last step that has the phase.
+        """
+        return [] if self.sums is None else [_row(values) for values in self.sums.to_pylist()]
+
+    def peaks_by_step(self) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+        """Return the steps, shape [S], and each kind's peaks in bytes, shape [S]."""
+        if self.peaks is None:
+            return np.array([]), {}
+        steps, positions = np.unique(self.peaks["step"].to_numpy(), return_inverse=True)
+        kinds, sizes = self.peaks["kind"].to_numpy(), self.peaks["bytes"].to_numpy()
+        by_kind = {}
+        for kind in pc.unique(self.peaks["kind"]).to_pylist():
+            peaks, is_kind = np.full(len(steps), np.nan), kinds == kind
+            np.fmax.at(peaks, positions[is_kind], sizes[is_kind].astype(np.float64))
+            by_kind[kind] = peaks
+        return steps.astype(np.float64), by_kind
+
+
+def _sum_rows(rows: pa.Table) -> pa.Table:
+    """Return one row for each process and phase, as `_HOW` says."""
+    grouped = rows.group_by(["process", "phase"], use_threads=False)
+    summed = grouped.aggregate(list(_HOW.items()))
+    names = {f"{name}_{how}": name for name, how in _HOW.items()}
+    return summed.rename_columns([names.get(name, name) for name in summed.column_names]).select(
+        ["process", "phase", *_HOW]
+    )
+
+
+def _peaks(rows: pa.Table) -> pa.Table:
+    fullest = pc.coalesce(rows["measured.device_bytes"], rows["measured.host_bytes"])
+    kinds = pc.replace_substring_regex(rows["process"], r"\s*\d+$", "")
+    table = pa.table({"step": rows["step"], "kind": kinds, "bytes": fullest})
+    peaks = table.group_by(["step", "kind"], use_threads=False).aggregate([("bytes", "max")])
+    return peaks.rename_columns({"bytes_max": "bytes"}).select(["step", "kind", "bytes"])
+
+
+def _row(values: Mapping[str, Any]) -> LedgerRow:
+    predicted, measured = (_footprint(values, what) for what in ("predicted", "measured"))
+    assert measured is not None
+    return LedgerRow(
+        step=values["step"],
+        phase=values["phase"],
+        process=values["process"],
+        node=values["node"],
+        predicted=predicted,
+        measured=measured,
+        held=measured,
+        line=Line(values["line.used_bytes"], values["line.capacity_bytes"]),
+        seconds=values["seconds"],
+    )
+
+
+def _footprint(values: Mapping[str, Any], what: str) -> Footprint | None:
+    sizes = {name: values[f"{what}.{name}_bytes"] for name in _SIZES}
+    return None if sizes["host"] is None else Footprint(**sizes)
+
+
+Measure = Literal["host", "allocated", "reserved", "device"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One measure of one process in one phase, as the maximum over all steps, in bytes."""
+
+    process: str
+    phase: str
+    measure: Measure
+    predicted: int | None
+    """The planned bytes; None if the plan has none."""
+    measured: int
+    seconds: float
+    """Duration of the phase, summed over all steps."""
+
+    @property
+    def over(self) -> float | None:
+        """Share by which measured exceeds predicted; negative if it is less."""
+        return None if not self.predicted else self.measured / self.predicted - 1
+
+
+def compare(rows: Iterable[LedgerRow]) -> list[Comparison]:
+    """Return the comparisons in the order of first appearance; those of nodes are last."""
+    return [
+        comparison
+        for process_rows in group_rows(sorted(rows, key=is_node), lambda row: row.process).values()
+        for phase_rows in group_rows(process_rows, lambda row: row.phase).values()
+        for comparison in _comparisons(phase_rows)
+    ]
+
+
+def _comparisons(rows: Sequence[LedgerRow]) -> Iterable[Comparison]:
+    measured, last = reduce(largest, [row.measured for row in rows]), rows[-1]
+    seconds = sum(row.seconds for row in rows)
+    for measure in MEASURES:
+        size = getattr(measured, measure)
+        if size is not None:
+            predicted = None if last.predicted is None else getattr(last.predicted, measure)
+            yield Comparison(last.process, last.phase, measure, predicted, size, seconds)
+
+
+def drop_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """Return the rows without those of nodes that run one process, which only repeat it."""
+    processes: dict[str, set[str]] = {}
+    for row in rows:
+        if not is_node(row):
+            processes.setdefault(row.node, set()).add(row.process)
+    return [row for row in rows if not is_node(row) or len(processes[row.node]) > 1]
+
+
+def process_kind(process: str) -> str:
+    """Return the kind of a process, such as `critic rank` for `critic rank 3`."""
+    return process.rstrip("0123456789").rstrip()
+
+
+def fullest_of_kinds(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """Return the comparisons of the fullest process of each kind in each phase.
+
+    The fullest is the one with the largest last measure: the card's if there is one, else the
+    host's.
+    """
+    fullest: dict[tuple[str, str], list[Comparison]] = {}
+    for (process, phase), group in groupby(
+        comparisons, lambda comparison: (comparison.process, comparison.phase)
+    ):
+        measures, key = list(group), (process_kind(process), phase)
+        # The last is of the card, if there is one.
+        if key not in fullest or measures[-1].measured > fullest[key][-1].measured:
+            fullest[key] = measures
+    return [comparison for measures in fullest.values() for comparison in measures]
+
+
+def nearest_to_line(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
+    """Return the moment at which a card or node was nearest to its load line.
+
+    Of a card, all that it shows as used counts; of a node, only what this run held.
+
+    Returns:
+        The row of the process that held most at that moment, and the row of the card or node.
+    """
+    fullest = max(
+        (row for row in rows if is_node(row) or row.measured.device is not None),
+        key=lambda row: row.measured.fullest / row.line.capacity,
+    )
+    if not is_node(fullest):
+        return fullest, fullest
+    moment = (fullest.step, fullest.phase)
+    rows_then = (row for row in rows if (row.step, row.phase) == moment and not is_node(row))
+    return max(rows_then, key=lambda row: row.measured.host), fullest

@@ -1,0 +1,167 @@
+"""Python functions as rewards: called in threads, as coroutines, or in processes of their own.
+
+A function that harms its own process does not harm the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, get_origin, get_type_hints
+
+from plimsoll.config.reward import RewardConfig
+from plimsoll.process.child import ChildEnded, Pool, Program
+from plimsoll.process.threads import in_thread
+from plimsoll.records import Trajectory
+from plimsoll.reward.adapters import reward_function
+from plimsoll.reward.outcome import Failed, Outcome, TimeLimit, error_outcome, number, numbers
+
+Function = Callable[[Any], Any]
+"""Takes a trajectory, or a list of them."""
+
+_MANY = ("list[", "tuple[", "Sequence[", "collections.abc.Sequence[")
+
+
+def _call_function(
+    function: Function, trajectories: Sequence[Trajectory], batch: bool
+) -> list[Outcome]:
+    """Call a plain function, and return the outcomes; errors of any kind become outcomes.
+
+    `batch` says whether it takes the list of trajectories; else there is one trajectory.
+    """
+    try:
+        value = function([*trajectories] if batch else trajectories[0])
+    except BaseException as error:  # noqa: BLE001  the user's code may do anything
+        return [error_outcome(error)] * len(trajectories)
+    return _outcomes(value, len(trajectories), batch)
+
+
+async def _await_function(
+    function: Function, trajectories: Sequence[Trajectory], batch: bool
+) -> list[Outcome]:
+    """Call an `async def`, and return the outcomes; a cancellation cancels the function, too."""
+    task = asyncio.current_task()
+    try:
+        value = await function([*trajectories] if batch else trajectories[0])
+    except BaseException as error:
+        if task is not None and task.cancelling():
+            raise
+        return [error_outcome(error)] * len(trajectories)
+    return _outcomes(value, len(trajectories), batch)
+
+
+def _outcomes(value: object, wanted: int, batch: bool) -> list[Outcome]:
+    return numbers(value, wanted) if batch else [number(value)]
+
+
+def takes_many(function: partial[Any]) -> bool:
+    """Return whether the first parameter is annotated as a list or another sequence."""
+    return get_origin(_first_annotation(function.func)) in (list, tuple, Sequence)
+
+
+def is_coroutine(function: partial[Any]) -> bool:
+    """Return whether the function is an `async def`."""
+    return inspect.iscoroutinefunction(function.func)
+
+
+def _first_annotation(function: Callable[..., Any]) -> object:
+    parameters = [*inspect.signature(function).parameters.values()]
+    annotation = parameters[0].annotation if parameters else None
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError):  # names that only a type checker imports
+        return Sequence[Any] if annotation.startswith(_MANY) else None
+    return hints.get(parameters[0].name)
+
+
+@dataclass(frozen=True)
+class FunctionHere:
+    """Calls a reward function in this process."""
+
+    function: Function
+    batch: bool
+    """Whether the function takes a list."""
+    coroutine: bool
+    """Whether the function is an `async def`."""
+    limit: TimeLimit
+    """The longest time of a call."""
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        """Return what the function gives, or failures if it takes too long."""
+        if self.coroutine:
+            work, left = _await_function(self.function, trajectories, self.batch), ""
+        else:
+            work = in_thread(partial(_call_function, self.function, trajectories, self.batch))
+            left = "; its thread goes on, as nothing can end it (process: true makes it a process)"
+        try:
+            async with asyncio.timeout(self.limit.seconds):
+                return await work
+        except TimeoutError:
+            return [self.limit.failure(after=left)] * len(trajectories)
+
+
+@dataclass(frozen=True)
+class FunctionInProcesses:
+    """Calls a reward function in processes, each time for one list of trajectories."""
+
+    pool: Pool
+    limit: TimeLimit
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        """Return what the function gives, or failures if its process did not answer.
+
+        Raises PlimsollError if no process can be started.
+        """
+        sent = [replace(t, transcript=None) for t in trajectories]
+        try:
+            outcomes: Sequence[Outcome] = await in_thread(
+                partial(self.pool.ask, sent, self.limit.seconds)
+            )
+        except TimeoutError:
+            failed = self.limit.failure(after="; its process was ended")
+        except ChildEnded as ended:
+            failed = Failed(f"'s process {ended}", ended.lines)
+        else:
+            return outcomes
+        return [failed] * len(trajectories)
+
+
+def open_in_processes(
+    config: RewardConfig, batch: bool, limit: TimeLimit, size: int, stack: AsyncExitStack
+) -> FunctionInProcesses:
+    """Return a caller of a config's function in at most `size` processes, which end with the stack.
+
+    `batch` says whether the function takes a list.
+    """
+    program = Program(
+        open_function,
+        what=f"The process for reward function {config.name}",
+        setup=(config, batch),
+        codec="plimsoll.process.pickled",
+        memory_gib=config.memory_gib,
+    )
+    pool = Pool(program, size)
+    stack.callback(pool.close)
+    return FunctionInProcesses(pool, limit)
+
+
+def open_function(
+    setup: tuple[RewardConfig, bool],
+) -> Callable[[Sequence[Trajectory]], list[Outcome]]:
+    """Return what answers in the process: lists of trajectories to their outcomes."""
+    config, batch = setup
+    return partial(_answer, reward_function(config), batch)
+
+
+def _answer(
+    function: partial[Any], batch: bool, trajectories: Sequence[Trajectory]
+) -> list[Outcome]:
+    if is_coroutine(function):
+        return asyncio.run(_await_function(function, trajectories, batch))
+    return _call_function(function, trajectories, batch)

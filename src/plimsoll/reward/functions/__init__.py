@@ -1,1 +1,0 @@
-"""Python functions as rewards: called in threads, as coroutines, or in processes of their own."""

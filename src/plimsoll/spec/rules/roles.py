@@ -1,0 +1,83 @@
+"""What must agree within one role: adapters, quantised models, activations, and a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from plimsoll.config.base import Choice
+from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
+from plimsoll.config.problems import Problem, Section, conflict
+from plimsoll.spec.run_spec import RunSpec
+
+
+def check_adapter(name: str, role: TrainedRole) -> Iterator[Problem]:
+    """Yield problems of a trained role's adapter and quantisation."""
+    at = Section(name, role)
+    if role.model.quantization == "nf4" and role.adapter is None:
+        why = "Weights of 4 bits cannot be trained, and there is no adapter to train instead."
+        fix = f"an adapter, such as {name}.adapter.rank: 16, or {name}.model.quantization: none"
+        yield at.conflict("model.quantization", why, fix, "four-bit-training")
+    if role.adapter is None:
+        return
+    if not role.adapter.targets:
+        why = "No layer would get an adapter, so nothing would be trained."
+        fix = "[all-linear], or the names of some layers"
+        yield at.invalid("adapter.targets", why, fix, "adapter-targets")
+
+
+def check_steadiness(name: str, role: TrainedRole) -> Iterator[Problem]:
+    """Yield problems of an adapter whose log-probs are compared with earlier ones of its own."""
+    if role.adapter is not None and role.adapter.dropout > 0:
+        why = "Each forward pass would drop other inputs, so the ratio of new to old probabilities "
+        why += "would be noise."
+        fix = f"{name}.adapter.dropout: 0; dropout is for sft and dpo"
+        yield Section(name, role).conflict("adapter.dropout", why, fix, "adapter-dropout")
+
+
+def memory_levers(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield what contradicts in the checkpointing of the roles that learn."""
+    for name, role in spec.trained.items():
+        yield from _checkpointing(Section(name, role), role)
+
+
+def _checkpointing(at: Section, role: TrainedRole) -> Iterator[Problem]:
+    if role.model.gradient_checkpointing is not False:
+        return
+    for key, unset in (("checkpoint_every", 1), ("activation_offload", "none")):
+        if getattr(role.model, key) != unset:
+            why = f"No layer is checkpointed ({at.key}.model.gradient_checkpointing: false)."
+            fix = f"{at.key}.model.gradient_checkpointing: true, or leave {at.key}.model.{key} out"
+            yield at.conflict(f"model.{key}", why, fix, "checkpointing-off")
+
+
+SUFFIX = ".parquet"
+
+
+def stored_logprobs(settings: ReferenceLogprobsConfig) -> Iterator[Problem]:
+    """Yield problems of a file for the reference's log-probs."""
+    at = Section("reference_logprobs", settings)
+    if settings.path is None:
+        return
+    if not settings.precompute:
+        why = "It would be neither read nor written: the reference scores batch by batch."
+        fix = "reference_logprobs.precompute: true, or leave reference_logprobs.path out"
+        yield at.conflict("path", why, fix, "reference-logprobs")
+    if Path(settings.path).suffix != SUFFIX:
+        why = "The numbers are kept as Parquet, and files of data are told by their names."
+        fix = f"a name that ends in {SUFFIX}"
+        yield at.invalid("path", why, fix, "reference-logprobs")
+
+
+def unused_reference(
+    given: FrozenRole | None, logprobs: ReferenceLogprobsConfig, loss: Choice
+) -> Iterator[Problem]:
+    """Yield settings that a loss without a reference would not read."""
+    unused = {"reference": "given"} if given is not None else {}
+    if logprobs.precompute:
+        unused["reference_logprobs.precompute"] = "true"
+    for key, value in unused.items():
+        why = f"The loss {loss.name} is reference-free: it would not be looked at."
+        fix = f"leave {key} out, or algorithm.loss.name: dpo"
+        yield conflict(key, value, why, fix, code="reference-free-loss")
