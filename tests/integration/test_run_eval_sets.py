@@ -93,7 +93,7 @@ def test_a_source_that_no_row_names_is_refused_with_the_nearest(home: Path) -> N
     told = run_here(home, "grpo", "grpo.yaml", *flags)
     assert told.code == 2
     assert "no row of data.eval.hard is of the source 'lagre'" in told.err
-    assert "Did you mean `large`? There are: large, small." in told.err
+    assert "Did you mean 'large'? There are: large, small." in told.err
 
 
 def test_a_model_is_measured_on_all_sets(home: Path, ended: Outcome) -> None:

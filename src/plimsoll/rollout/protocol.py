@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol, cast
 
 import numpy as np
 
-from plimsoll.config.engines import ROLLOUT_ENGINES, package_of
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.weights import WeightBucket
@@ -194,5 +192,4 @@ class RolloutBuild:
 
 def rollout_build(rollout: RolloutConfig) -> RolloutBuild:
     """Return how the engine that the settings name is started."""
-    package = package_of(rollout.engine_name, ROLLOUT_ENGINES)
-    return cast(RolloutBuild, import_module(f"{package}.engine").ENGINE)
+    return cast(RolloutBuild, rollout.engine_value("engine"))

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from plimsoll.config.base import Settings
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES, package_of
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.local_host import LocalHost
@@ -120,8 +118,7 @@ def other_engines(rollout: RolloutConfig) -> str:
 
 def rollout_rules(rollout: RolloutConfig) -> RolloutRules:
     """Return the rules of the engine that the settings name."""
-    package = package_of(rollout.engine_name, ROLLOUT_ENGINES)
-    return cast(RolloutRules, import_module(f"{package}.rules").RULES)
+    return cast(RolloutRules, rollout.engine_value("rules"))
 
 
 def engine_rules(spec: RunSpec[Any]) -> tuple[RolloutRules, ...]:
@@ -142,8 +139,7 @@ def all_rules(spec: RunSpec[Any]) -> tuple[TrainerRules | RolloutRules, ...]:
 
 def trainer_rules(role: TrainedRole | FrozenRole) -> TrainerRules:
     """Return the rules of the engine of a role."""
-    package = package_of(role.engine_name, TRAINER_ENGINES)
-    return cast(TrainerRules, import_module(f"{package}.rules").RULES)
+    return cast(TrainerRules, role.engine_value("rules"))
 
 
 def trainers_of(spec: RunSpec[Any]) -> tuple[TrainerRules, ...]:

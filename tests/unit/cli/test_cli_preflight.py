@@ -229,7 +229,7 @@ def test_a_wrong_column_is_named_with_the_nearest_one() -> None:
     report = refusal("--data.train.reference=answr", "--data.train.source=asked.by")
     assert report.startswith("2 problems in the settings\n  data.train.reference: answr")
     assert "data/rows.jsonl has no column `answr`; there are `question`, `answer`." in report
-    assert "-> Did you mean `answer`?" in report and "  data.train.source: asked.by" in report
+    assert "-> Did you mean 'answer'?" in report and "  data.train.source: asked.by" in report
 
 
 @pytest.mark.usefixtures("house")

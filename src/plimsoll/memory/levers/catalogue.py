@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
-from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import plimsoll.rollout.levers as rollout
-from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES
+from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES, folder_value
 from plimsoll.memory.levers import models, run
 from plimsoll.memory.levers.changes import changes_between
 from plimsoll.spec.decisions import fast_dtype
@@ -23,20 +20,12 @@ from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.levers import Lever, Move, Situation
 
-
-def _levers_of(package: str) -> tuple[Lever, ...]:
-    """Return the levers of an engine; nothing if its folder has no `levers.py`."""
-    if find_spec(f"{package}.levers") is None:
-        return ()
-    return cast("tuple[Lever, ...]", import_module(f"{package}.levers").LEVERS)
-
-
 LEVERS: tuple[Lever, ...] = (
     *run.LEVERS,
     *models.LEVERS,
-    *chain.from_iterable(map(_levers_of, TRAINER_ENGINES)),
+    *(lever for package in TRAINER_ENGINES for lever in folder_value(package, "levers")),
     *rollout.LEVERS,
-    *chain.from_iterable(map(_levers_of, ROLLOUT_ENGINES)),
+    *(lever for package in ROLLOUT_ENGINES for lever in folder_value(package, "levers")),
 )
 
 
