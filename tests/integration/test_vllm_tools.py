@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.environment.protocol import ToolCall
-from plimsoll.environment.tool_calls import Extract, read_reply
+from plimsoll.environment.tool_calls import read_reply
 from plimsoll.errors import ConfigError
 from plimsoll.model.tiny import train_tokenizer
+from plimsoll.records import ExtractCalls
 from plimsoll.rollout.vllm.tools import vllm_extract
 
 pytestmark = pytest.mark.engine
@@ -40,13 +41,13 @@ RIGHT = {
 OLD_MISTRAL = '[TOOL_CALLS][{"name": "calculate", "arguments": {"expression": "1+1", "digits": 2}}]'
 
 
-def extract(name: str, *tags: str) -> Extract:
+def extract(name: str, *tags: str) -> ExtractCalls:
     tokenizer = train_tokenizer(["calculate an expression 1 2 3"], 300)
     tokenizer.add_tokens([*TAGS, *tags])
     return vllm_extract(name, tokenizer)
 
 
-def own(name: str) -> Extract:
+def own(name: str) -> ExtractCalls:
     return extract(name, *(["[ARGS]"] if name == "mistral" else []))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from plimsoll.run.log_tail import LONGEST_LINE, matches_from_the_end
+from plimsoll.spec.engine_rules import rollout_engines
 
 SILENT = "its process ended without a word: it was killed, or it crashed"
 """The reason that is given for a death of which nothing more is known."""
@@ -16,11 +17,11 @@ _DETAIL = re.compile(r"Worker exit detail: (.*)", re.DOTALL)
 _PROCESS = re.compile(r"\(pid=(\d+), ip=([^,)]+)")
 _CRASH = re.compile(r"((?:\*\*\* SIG\w+ received|Fatal Python error: ).*)")
 _PRESSURE = re.compile(r"[^.\n]*(?:node running low on memory|due to memory pressure)[^\n]*")
-_SHORTAGE = re.compile(
-    r"Free memory on device|No available memory for the cache blocks|requested memory for kv|"
-    r"larger than the available KV cache|out of memory|OutOfMemory|MemoryError|"
-    r"can't allocate memory|not enough memory|Cannot allocate memory"
+_SHORTAGE = (
+    *("out of memory", "OutOfMemory", "MemoryError", "Cannot allocate memory"),
+    *("can't allocate memory", "not enough memory"),
 )
+"""What torch and the system say of too little memory."""
 _RAYLET_GONE = "Owner's node has crashed"
 _UNREACHABLE = re.compile(r"actor \w+ is unavailable")
 _NODE_GONE = re.compile(r"because its node has died\. Node Id: \w+(.*)", re.DOTALL)
@@ -50,8 +51,9 @@ def death_reason(report: str) -> str:
 
 
 def says_out_of_memory(why: str) -> bool:
-    """Return whether Ray's memory monitor, vLLM or torch says that there was too little memory."""
-    return _PRESSURE.search(why) is not None or _SHORTAGE.search(why) is not None
+    """Return whether Ray's memory monitor, torch or an engine says that memory was too little."""
+    engines = (words for rules in rollout_engines().values() for words in rules.shortages)
+    return _PRESSURE.search(why) is not None or any(w in why for w in (*_SHORTAGE, *engines))
 
 
 def failing_process(report: str) -> tuple[int, str] | None:

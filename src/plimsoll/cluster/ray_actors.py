@@ -208,7 +208,7 @@ def create_engines(specs: Sequence[EngineSpec], device: str, nodes: Sequence[str
 def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member]) -> list[Any]:
     """Ask Ray for the actors of engines on the cards of ranks that have theirs already."""
     rank_cards = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
-    placement = shared_placement(rank_cards, len(specs), specs[0].rollout.parts)
+    placement = shared_placement(rank_cards, len(specs), specs[0].rollout.degrees)
     return [
         _create_engine(spec, device, place) for spec, place in zip(specs, placement, strict=True)
     ]

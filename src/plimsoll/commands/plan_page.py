@@ -66,7 +66,7 @@ def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str
 def _plan(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
     """Return the plan with the changes, or why they are refused; and the plan as written."""
     spec = load_any(path, flags)
-    values = {
+    values: dict[str, Any] = {
         "config": path,
         "job": spec.job.name,
         "controls": [asdict(control) for control in controls(spec, query)],
@@ -75,8 +75,8 @@ def _plan(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
         flags_made = _changed_flags(spec, flags, query)
         plan = plan_job(load_any(path, _words(flags_made)))
     except PlimsollError as error:
-        refused = {"before": _before(spec), "refusal": str(error), "plan": None, "copies": []}
-        return values | refused
+        values |= {"before": _before(spec), "refusal": str(error)}
+        return values | {"plan": None, "copies": []}
     return values | {
         "before": _before(spec) if query else _summary(plan),
         "refusal": None,

@@ -41,6 +41,7 @@ from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.readings import Footprints, Planned
+from plimsoll.spec.engine_rules import known_packages
 from plimsoll.spec.rules.machine import local_host_rules
 from plimsoll.spec.run_spec import RunSpec
 
@@ -148,7 +149,7 @@ def summarize_plan(spec: RunSpec[Any], plan: Plan | str) -> Planned:
 
 def local_host_of(cluster: ClusterConfig) -> LocalHost:
     """Return this machine, with the free bytes of its cards only if ranks run here."""
-    host = read_local_host()
+    host = read_local_host(known_packages())
     return host if cluster.address is None else replace(host, free_bytes=())
 
 

@@ -50,9 +50,14 @@ class RolloutEngineConfig(Settings):
         return 0
 
     @property
+    def sleep_key(self) -> str | None:
+        """The key by which the engine gives memory up while the ranks train; None: it does not."""
+        return None
+
+    @property
     def sleeps(self) -> bool:
         """Whether the engine gives memory up while the ranks train."""
-        return False
+        return self.sleep_key is not None
 
     @property
     def takes_adapter_alone(self) -> bool:

@@ -306,7 +306,7 @@ def test_a_card_whose_bytes_are_not_told_is_no_card_of_none(tell_cards: Tell) ->
     with pytest.raises(ConfigError, match=r"the bytes of GPU 0 \(NVIDIA GB10\).*90GiB"):
         live_machine()
     assert find_machine().cards[0].compute_capability == (12, 1)
-    (free,) = read_local_host().free_bytes
+    (free,) = read_local_host(()).free_bytes
     assert 0 < free <= live_host().capacity_bytes
 
 
