@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from plimsoll.config.keys import Key, keys_of
 from plimsoll.config.presets import leaves, with_preset
 from plimsoll.config.problems import Problem, invalid, refuse
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Path, Tree
 from plimsoll.interop.convert import foreign
@@ -169,25 +170,29 @@ _ROLLOUT = "rollout."
 
 def _with_sections(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the entries with the engine's settings under its name, and no KL as a value."""
-    engine = entries.get(f"{_ROLLOUT}engine")
+    restated = dict(entries)
+    engine = restated.pop(f"{_ROLLOUT}engine", None)
     place = entries.get("algorithm.kl.place")
-    name = "vllm" if engine is None else str(engine.value)
-    restated = {
-        _engine_key(key, name): replace(entry, key=_engine_key(key, name))
-        for key, entry in entries.items()
-        if entry is not engine and (name == "vllm" or not key.startswith("rollout.vllm."))
-    }
-    if engine is not None and not any(key.startswith(f"rollout.{name}.") for key in restated):
-        restated[f"rollout.{name}"] = replace(engine, key=f"rollout.{name}", value={})
+    if engine is not None:
+        restated = _with_engine(restated, engine)
     if place is not None and place.value == "none":
         restated = {k: e for k, e in restated.items() if not k.startswith("algorithm.kl.")}
         restated["algorithm.kl"] = replace(place, key="algorithm.kl")
     return restated
 
 
-def _engine_key(key: str, engine: str) -> str:
-    """Return the key, below the engine if it is one that every engine has."""
-    return key.replace(f"{_ROLLOUT}max_sequences", f"{_ROLLOUT}{engine}.max_sequences")
+def _with_engine(entries: Mapping[str, Entry], engine: Entry) -> dict[str, Entry]:
+    """Return the entries with what every engine has under the engine's name, and no other's."""
+    section, common = f"{_ROLLOUT}{engine.value}", f"{_ROLLOUT}max_sequences"
+    others = tuple(f"{_ROLLOUT}{name}." for name in RolloutConfig.engine_types)
+    kept = {
+        key.replace(common, f"{section}.max_sequences"): entry
+        for key, entry in entries.items()
+        if key.startswith(f"{section}.") or not key.startswith(others)
+    }
+    if not any(key.startswith(f"{section}.") for key in kept):
+        kept[section] = replace(engine, value={})
+    return {key: replace(entry, key=key) for key, entry in kept.items()}
 
 
 def _walk(part: object, key: str) -> Iterator[tuple[str, Sourced]]:

@@ -47,7 +47,7 @@ def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def missing_for_processes(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what Ray and vLLM need and is missing: all that a run and `plimsoll eval` share."""
+    """Yield what Ray and engines need and is missing: all that a run and `plimsoll eval` share."""
     yield from _missing(_of_processes(spec))
     if spec.cluster.address is None:  # other machines of a cluster are not seen from here
         yield from _lacking(_engine_tools(spec))

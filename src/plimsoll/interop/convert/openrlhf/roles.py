@@ -65,6 +65,7 @@ def rollout(o: Options) -> foreign.Rollout:
         )
     shared = _shares_cards(o)
     return foreign.Rollout(
+        engine=o.trace("vllm", "vllm_num_engines"),
         engines=o.take("vllm_num_engines"),
         tensor_parallel=o.take("vllm_tensor_parallel_size"),
         memory_share=o.take("vllm_gpu_memory_utilization"),
