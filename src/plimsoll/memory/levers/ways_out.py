@@ -8,9 +8,9 @@ from functools import partial
 from itertools import islice
 
 from plimsoll.config.codes import Code
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Problem, show
 from plimsoll.memory.levers.catalogue import levers_by_rank, moves_of
-from plimsoll.memory.levers.changes import changes_between, move_text
+from plimsoll.memory.levers.changes import changes_between
 from plimsoll.memory.levers.descent import Descent, first_enough, move_of
 from plimsoll.memory.levers.trials import Trial, Trials
 from plimsoll.memory.rules.shortages import Shortage
@@ -60,8 +60,11 @@ def with_ways_out(plan: Plan, ground: Ground) -> Iterator[Problem]:
 
 
 def _text(trials: Trials, move: Move) -> str:
-    changes = changes_between(trials.spec, dict(sorted(move.items())))
-    return move_text({change.key: change.after for change in changes})
+    """Return the settings of a move that change something, joined by "with"."""
+    return " with ".join(
+        f"{c.key}: {c.after:.2f}" if isinstance(c.after, float) else f"{c.key}: {show(c.after)}"
+        for c in changes_between(trials.spec, dict(sorted(move.items())))
+    )
 
 
 def _errors(plan: Plan) -> set[Code | None]:
