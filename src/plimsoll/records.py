@@ -18,7 +18,7 @@ Shape suffixes used in the whole project:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -30,6 +30,14 @@ TokenIds = NDArray[np.integer[Any]]
 """Token ids: int32 in data, as a run holds all its rows; int64 in packs."""
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+
+ExtractedCalls = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
+"""The text outside of tool calls; each call's name, its arguments as JSON text and its id, "" if it
+has none; and a sentence for each call that cannot be read."""
+ExtractCalls = Callable[[str, Sequence[Mapping[str, Any]]], ExtractedCalls]
+"""A function that finds tool calls in a text, given the tools; it raises nothing.
+
+There is one for each format that models write."""
 
 FinishReason = Literal["stop", "length", "turns", "time"]
 """Why an episode ended: by itself, at its length limit, after its last turn, at its time limit."""

@@ -94,7 +94,7 @@ def test_a_source_that_no_row_names_is_refused_with_the_nearest(home: Path) -> N
     told = run_here(home, "grpo", "grpo.yaml", *flags)
     assert told.code == 2
     assert re.search(r"data\.eval\.hard .*'lagre'", told.err)
-    assert re.search(r"`large`\? .*: large, small\.", told.err)
+    assert re.search(r"'large'\? .*: large, small\.", told.err)
 
 
 def test_a_model_is_measured_on_all_sets(home: Path, ended: Outcome) -> None:

@@ -111,6 +111,19 @@ def test_their_rules_and_settings_hold(house: Path, folder: Path, flag: str, cod
     assert plimsoll(house, folder, "plan", "grpo.yaml", flag).returncode == code
 
 
+def test_what_they_need_installed_is_looked_for(house: Path, folder: Path) -> None:
+    done = plimsoll(house, folder, "doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert findings["numpy"]["state"] == "ok" and "ninja" in str(findings["compilers"])
+    said = "from plimsoll.cluster.exit_reason import says_out_of_memory as of_memory"
+    asked = f"{said}; print(of_memory('the seed is all eaten'), of_memory('it sleeps'))"
+    environment = {**os.environ, "PYTHONPATH": str(house)}
+    told = subprocess.run(
+        [sys.executable, "-c", asked], env=environment, capture_output=True, text=True
+    )
+    assert told.stdout.split() == ["True", "False"], told.stderr
+
+
 def test_they_are_described(house: Path, folder: Path) -> None:
     done = plimsoll(house, folder, "grpo", "grpo.yaml", "--dry-run", "--run.directory=other")
     assert "plain PyTorch" in done.stdout and "rollout (parrot)" in done.stdout

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.environment.protocol import ToolCall
-from plimsoll.environment.tool_calls import Extract, read_reply
+from plimsoll.environment.tool_calls import read_reply
 from plimsoll.errors import ConfigError
 from plimsoll.model.tiny import train_tokenizer
-from plimsoll.rollout.vllm.tools import vllm_extract
+from plimsoll.records import ExtractCalls
+from plimsoll.rollout.protocol import calls_by_engine
 
 pytestmark = pytest.mark.engine
 
@@ -40,13 +42,14 @@ RIGHT = {
 OLD_MISTRAL = '[TOOL_CALLS][{"name": "calculate", "arguments": {"expression": "1+1", "digits": 2}}]'
 
 
-def extract(name: str, *tags: str) -> Extract:
+def extract(name: str, *tags: str, engine: str = "vllm") -> ExtractCalls:
     tokenizer = train_tokenizer(["calculate an expression 1 2 3"], 300)
     tokenizer.add_tokens([*TAGS, *tags])
-    return vllm_extract(name, tokenizer)
+    rollout = RolloutConfig.model_validate({engine: {}})
+    return calls_by_engine(rollout, name, tokenizer)
 
 
-def own(name: str) -> Extract:
+def own(name: str) -> ExtractCalls:
     return extract(name, *(["[ARGS]"] if name == "mistral" else []))
 
 
@@ -92,9 +95,11 @@ def test_a_malformed_call_has_a_problem(name: str, text: str, said: str) -> None
     assert reply.problem is not None and said in reply.problem
 
 
-def test_a_parser_that_vllm_does_not_have() -> None:
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_a_parser_that_vllm_does_not_have(engine: str) -> None:
+    """An engine without parsers takes vLLM's."""
     with pytest.raises(ConfigError, match=r"'hermez'.*'hermes'\?"):
-        extract("hermez")
+        extract("hermez", engine=engine)
 
 
 def test_a_tokenizer_without_the_formats_tokens() -> None:

@@ -16,7 +16,7 @@ from plimsoll.machine.incident import Incident, OutOfMemory, Sighting
 from plimsoll.rollout.protocol import ENGINE_ENDED, EngineSpec, rollout_build
 from plimsoll.run.counting import gigabytes
 from plimsoll.run.output import LONGEST_LINE, matches_from_the_end
-from plimsoll.spec.engine_rules import rollout_rules
+from plimsoll.spec.engine_rules import rollout_engines, rollout_rules
 
 SILENT = "its process ended without a word: it was killed, or it crashed"
 """The reason that is given for a death of which nothing more is known."""
@@ -25,11 +25,11 @@ _DETAIL = re.compile(r"Worker exit detail: (.*)", re.DOTALL)
 _PROCESS = re.compile(r"\(pid=(\d+), ip=([^,)]+)")
 _CRASH = re.compile(r"((?:\*\*\* SIG\w+ received|Fatal Python error: ).*)")
 _PRESSURE = re.compile(r"[^.\n]*(?:node running low on memory|due to memory pressure)[^\n]*")
-_SHORTAGE = re.compile(
-    r"Free memory on device|No available memory for the cache blocks|requested memory for kv|"
-    r"larger than the available KV cache|out of memory|OutOfMemory|MemoryError|"
-    r"can't allocate memory|not enough memory|Cannot allocate memory"
+_SHORTAGE = (
+    *("out of memory", "OutOfMemory", "MemoryError", "Cannot allocate memory"),
+    *("can't allocate memory", "not enough memory"),
 )
+"""What torch and the system say of too little memory."""
 _RAYLET_GONE = "Owner's node has crashed"
 _UNREACHABLE = re.compile(r"actor \w+ is unavailable")
 _NODE_GONE = re.compile(r"because its node has died\. Node Id: \w+(.*)", re.DOTALL)
@@ -59,8 +59,9 @@ def death_reason(report: str) -> str:
 
 
 def says_out_of_memory(why: str) -> bool:
-    """Return whether Ray's memory monitor, vLLM or torch says that there was too little memory."""
-    return _PRESSURE.search(why) is not None or _SHORTAGE.search(why) is not None
+    """Return whether Ray's memory monitor, torch or an engine says that memory was too little."""
+    engines = (words for rules in rollout_engines().values() for words in rules.shortages)
+    return _PRESSURE.search(why) is not None or any(w in why for w in (*_SHORTAGE, *engines))
 
 
 def failing_process(report: str) -> tuple[int, str] | None:
@@ -87,7 +88,7 @@ def exit_reason(name: str, why: str, log: str, sighting: Sighting) -> PlimsollEr
     Args:
         name: The process, as messages call it.
         why: The reason, as `failure_logs` cut it down.
-        log: The process's log; see `failure_logs`.
+        log: The process's log; see the top of this module.
         sighting: What was around the process.
     """
     if says_out_of_memory(why):
@@ -107,7 +108,7 @@ def hang_error(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> W
     """Return the error of a run that hangs.
 
     Stopped processes are given as by `ask_for_stacks`. The logs are those of all ranks and engines,
-    by what messages call them; see `failure_logs`.
+    by what messages call them; see the top of this module.
     """
     first, *other_names = hang.silent or ("the run",)
     if hang.silent:
@@ -134,7 +135,7 @@ def start_error(spec: EngineSpec, reason: str, killed: bool, log: str) -> Plimso
         spec: The engine.
         reason: The engine's own message.
         killed: Whether the kernel killed a process for want of memory meanwhile.
-        log: The engine's log; see `failure_logs`.
+        log: The engine's log; see the top of this module.
     """
     title = rollout_rules(spec.rollout).title
     what = f"rollout engine {spec.index}: {title} could not start"

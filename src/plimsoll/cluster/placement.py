@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
+from math import prod
 
 from plimsoll.errors import SettingsConflict
 from plimsoll.run.counting import plural
@@ -29,25 +30,31 @@ def order_by_node(nodes: Sequence[str]) -> list[int]:
     Processes of a node come one after another, the nodes as they first come.
 
     Ray mixes them up on more than two nodes of 8 cards (it sorts bundles that are alike by
-    std::sort), and DeepSpeed takes neighbours for ranks of one node (`zero.hpz_partition_size`).
+    std::sort), and a trainer engine may take neighbours for ranks of one node.
     """
     return sorted(range(len(nodes)), key=lambda i: nodes.index(nodes[i]))
 
 
-def shared_placement(ranks: Sequence[NodeCards], engines: int, parts: int) -> list[NodeCards]:
-    """Return cards for each engine, `parts` of one node, in the order of the ranks; no card twice.
+def shared_placement(
+    ranks: Sequence[NodeCards], engines: int, degrees: Mapping[str, int]
+) -> list[NodeCards]:
+    """Return cards of one node for each engine, in the order of the ranks; no card twice.
 
-    `ranks` are each rank's own cards.
+    Args:
+        ranks: Each rank's own cards.
+        engines: The number of engines.
+        degrees: Over how many cards an engine is divided, by the keys that set them.
 
     Raises:
         SettingsConflict: The ranks' cards are too few.
     """
+    parts = prod(degrees.values())
     placement = list(islice(_placement(ranks, parts), engines))
     if len(placement) < engines:
+        keys = f" ({' x '.join(degrees)})" if degrees else ""
         raise SettingsConflict(
             f"rollout.placement is shared, and {plural(engines, 'engine')} (rollout.engines) of "
-            f"{plural(parts, 'card')} each (rollout.vllm.tensor_parallel x "
-            f"rollout.vllm.pipeline_parallel) cannot find room on the cards of "
+            f"{plural(parts, 'card')} each{keys} cannot find room on the cards of "
             f"{plural(len(ranks), 'training rank')}: there is room for {len(placement)}. An "
             "engine's cards must be of one node. Ask for fewer engines, or write "
             "rollout.placement: own"

@@ -56,7 +56,7 @@ class Host:
         pid: The actor's process.
         node: The address of its node.
         port: A port that is free on its node.
-        log: The log of its process; see `failure_logs`.
+        log: The log of its process; see `exit_reason`.
         node_id: Ray's name of its node.
         cards: The GPUs that Ray gave it, or the ranks' for an engine that shares them, as
             CUDA_VISIBLE_DEVICES names them: by numbers, or by UUIDs where the node's own variable
@@ -207,7 +207,7 @@ def create_engines(specs: Sequence[EngineSpec], device: str, nodes: Sequence[str
 def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member]) -> list[Any]:
     """Ask Ray for the actors of engines on the cards of ranks that have theirs already."""
     rank_cards = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
-    placement = shared_placement(rank_cards, len(specs), specs[0].rollout.parts)
+    placement = shared_placement(rank_cards, len(specs), specs[0].rollout.degrees)
     return [
         _create_engine(spec, device, place) for spec, place in zip(specs, placement, strict=True)
     ]

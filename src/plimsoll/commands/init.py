@@ -29,6 +29,7 @@ from plimsoll.data.report import BadRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, DoesNotFit
 from plimsoll.shapes.known_models import known_models
+from plimsoll.spec.engine_rules import engine_for
 from plimsoll.spec.job import Job
 from plimsoll.spec.load import spec_of
 from plimsoll.spec.model_files import check_missing, check_model, lacks_template
@@ -200,7 +201,8 @@ def _first(
     train = {f"data.train.{setting}": column for setting, column in columns.items()}
     values: Dotted = {"run.directory": f"runs/{job.name}", "run.steps": 200, "run.save_every": 50}
     values |= {"run.keep_checkpoints": 2, "run.save_model": True, "run.resume": AUTO}
-    values |= {"cluster.where": "ray" if cards else "local"}
+    where = "ray" if cards else "local"
+    values |= {"cluster.where": where}
     values |= {"cluster.ranks": cards} if cards else {}
     values |= {"cluster.hardware": request.cluster} if request.cluster else {}
     values |= {"cluster.host_memory": request.host_memory} if request.host_memory else {}
@@ -215,7 +217,7 @@ def _first(
     values |= {"actor.model.path": request.model, **start}
     fields = job.config.model_fields
     if "rollout" in fields:
-        values |= {"rollout.vllm" if cards else "rollout.transformers": {}}
+        values |= {f"rollout.{engine_for(where)}": {}}
         values |= {"rollout.engines": cards} if cards else {}
     if "rewards" in fields and "reference" in columns:
         values |= {"rewards.correct.name": "math_answer"}

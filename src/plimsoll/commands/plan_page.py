@@ -66,18 +66,19 @@ def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str
 def _plan(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
     """Return the plan with the changes, or why they are refused; and the plan as written."""
     spec = load_any(path, flags)
-    values = {
+    values: dict[str, Any] = {
         "config": path,
         "job": spec.job.name,
         "controls": [asdict(control) for control in controls(spec, query)],
-        "before": _before(spec),
     }
     try:
         flags_made = _changed_flags(spec, flags, query)
         plan = plan_job(load_any(path, _words(flags_made)))
     except PlimsollError as error:
-        return values | {"refusal": str(error), "plan": None, "copies": []}
+        values |= {"before": _before(spec), "refusal": str(error)}
+        return values | {"plan": None, "copies": []}
     return values | {
+        "before": _before(spec) if query else _summary(plan),
         "refusal": None,
         "plan": describe_plan(plan),
         "copies": _copies(path, flags_made),
@@ -106,6 +107,10 @@ def _before(spec: RunSpec[Any]) -> dict[str, Any] | None:
         plan = plan_job(spec)
     except PlimsollError:
         return None
+    return _summary(plan)
+
+
+def _summary(plan: Plan) -> dict[str, Any]:
     return {"verdict": plan.verdict, "peaks": peaks(plan)}
 
 

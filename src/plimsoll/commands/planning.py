@@ -45,6 +45,7 @@ from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.run.counting import gigabytes, plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.readings import Footprints, Planned
+from plimsoll.spec.engine_rules import known_packages
 from plimsoll.spec.rules.machine import local_host_rules
 from plimsoll.spec.run_spec import RunSpec
 
@@ -154,7 +155,7 @@ def summarize_plan(spec: RunSpec[Any], plan: Plan | str) -> Planned:
 
 def local_host_of(cluster: ClusterConfig) -> LocalHost:
     """Return this machine, with the free bytes of its cards only if ranks run here."""
-    host = read_local_host()
+    host = read_local_host(known_packages())
     return host if cluster.address is None else replace(host, free_bytes=())
 
 

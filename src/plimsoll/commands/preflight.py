@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 from plimsoll.config.data import COLUMNS, SourceConfig
-from plimsoll.config.files import usable_paths
+from plimsoll.config.files import nearest, usable_paths
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, conflict, find, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.first_rows import first_columns, first_rows, read_row
 from plimsoll.data.generated import check_generated
-from plimsoll.data.report import BadRow, RawRow, RowProblem, nearest
+from plimsoll.data.report import BadRow, RawRow, RowProblem
 from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.jobs.which import named_job

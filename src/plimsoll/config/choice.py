@@ -13,7 +13,6 @@ import ast
 import functools
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from plimsoll.config import base
 from plimsoll.config.base import Choice, OptionValue
-from plimsoll.config.files import load_named, nearest
+from plimsoll.config.files import load_named, modules_in, nearest
 from plimsoll.errors import ConfigError
 
 
@@ -157,8 +156,7 @@ def _written_option(option: ast.arg, default: ast.expr | None) -> inspect.Parame
 @functools.cache
 def _package_function(name: str, package: str, function: str) -> ast.FunctionDef:
     """Return the syntax tree of the function in the package's file of this name."""
-    folders = importlib.import_module(package).__path__
-    files = [module.name for module in pkgutil.iter_modules(folders)]
+    files = modules_in(package)
     definition = _function_in(package, name, function) if name in files else None
     if definition is None:
         known = sorted(file for file in files if _function_in(package, file, function))

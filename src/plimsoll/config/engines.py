@@ -50,9 +50,14 @@ class RolloutEngineConfig(Settings):
         return 0
 
     @property
+    def sleep_key(self) -> str | None:
+        """The key by which the engine gives memory up while the ranks train; None: it does not."""
+        return None
+
+    @property
     def sleeps(self) -> bool:
         """Whether the engine gives memory up while the ranks train."""
-        return False
+        return self.sleep_key is not None
 
     @property
     def takes_adapter_alone(self) -> bool:
@@ -69,6 +74,8 @@ class HasEngine(Settings):
 
     engine_types: ClassVar[Mapping[str, type[Settings]]] = {}
     """The settings of each engine, by the engine's name."""
+    engine_folders: ClassVar[Mapping[str, str]] = {}
+    """The package of each engine, by the engine's name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -94,6 +101,10 @@ class HasEngine(Settings):
         """The settings of the engine."""
         return cast(Settings, getattr(self, self.engine_name))
 
+    def engine_value(self, file: str) -> Any:
+        """Return the value of a file in the engine's folder; see `folder_value`."""
+        return folder_value(self.engine_folders[self.engine_name], file)
+
     def settings_of(self, kind: type[EngineT]) -> EngineT:
         """Return the engine's settings, which must be of this type."""
         settings = self.engine_settings
@@ -118,9 +129,12 @@ def name_of(package: str) -> str:
     return package.rpartition(".")[2]
 
 
-def package_of(name: str, packages: Sequence[str]) -> str:
-    """Return the package of the engine of this name."""
-    return next(package for package in packages if name_of(package) == name)
+def folder_value(package: str, file: str) -> Any:
+    """Return the value of a file in an engine's folder: RULES of rules.py, PRICE of price.py.
+
+    The callers say of which type the value is.
+    """
+    return getattr(import_module(f"{package}.{file}"), file.upper())
 
 
 def with_engines(
@@ -143,6 +157,7 @@ def with_engines(
             **keys,
         )
         made.engine_types = settings
+        made.engine_folders = {name_of(package): package for package in packages}
         return made
 
     return add_keys

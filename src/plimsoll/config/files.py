@@ -11,12 +11,14 @@ import errno
 import hashlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
+from typing import Any
 
 from plimsoll.errors import ConfigError
 
@@ -90,6 +92,17 @@ def _where_it_is(module: str, member: str, error: BaseException) -> str:
 def _is_own(value: object, module: ModuleType) -> bool:
     routine = inspect.isclass(value) or inspect.isfunction(value)
     return routine and getattr(value, "__module__", None) == module.__name__
+
+
+def modules_in(package: str) -> list[str]:
+    """Return the names of the modules of a package, sorted."""
+    folders = importlib.import_module(package).__path__
+    return [module.name for module in pkgutil.iter_modules(folders)]
+
+
+def values_in(package: str, name: str) -> tuple[Any, ...]:
+    """Return the value of this name from each module of a package."""
+    return tuple(vars(importlib.import_module(f"{package}.{m}"))[name] for m in modules_in(package))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

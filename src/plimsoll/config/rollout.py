@@ -96,6 +96,12 @@ class RolloutConfig(HasEngine):
         return self.settings_of(RolloutEngineConfig)
 
     @property
+    def degrees(self) -> dict[str, int]:
+        """GPUs (or CPU processes) over which an engine is divided, by the dotted keys."""
+        counts = self.engine.degrees.items()
+        return {f"rollout.{self.engine_name}.{key}": count for key, count in counts}
+
+    @property
     def parts(self) -> int:
         """GPUs (or CPU processes) per engine."""
         return self.engine.parts

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 from reasoning_gym.factory import DATASETS, create_dataset
 
+from plimsoll.config.files import nearest
 from plimsoll.errors import ConfigError
 
 _NO_TASK = ("composite",)
@@ -48,11 +48,11 @@ def rows_at(setup: Mapping[str, Any]) -> Callable[[int], list[GeneratedEntry]]:
 def _dataset(name: str, options: Mapping[str, Any], size: int, seed: int) -> Any:
     names = [task for task in DATASETS if task not in _NO_TASK]
     if name not in names:
-        raise ConfigError(f"There is no task {name!r}.{_nearest(name, names)}")
+        raise ConfigError(f"There is no task {name!r}.{nearest(name, names)}")
     known = [field.name for field in fields(DATASETS[name][1]) if field.name not in _SET_BY_SETUP]
     for option in options:
         if option not in known:
-            near = _nearest(option, known) or f" Its options: {', '.join(known)}."
+            near = nearest(option, known) or f" Its options: {', '.join(known)}."
             raise ConfigError(f"The task {name!r} has no option {option!r}.{near}")
     try:
         return create_dataset(name, **options, size=size, seed=seed * _SEED_DISTANCE)
@@ -62,11 +62,6 @@ def _dataset(name: str, options: Mapping[str, Any], size: int, seed: int) -> Any
 
 
 _SET_BY_SETUP = ("size", "seed")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, [*known], n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _values(name: str, options: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:

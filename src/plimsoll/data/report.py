@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from plimsoll.config.files import nearest
 from plimsoll.errors import DataError
 from plimsoll.run.counting import plural
 
@@ -92,9 +92,3 @@ def nearest_file(path: Path) -> str:
     """Return a sentence that offers the files with names close to that of a missing file."""
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     return nearest(path.name, (file.name for file in beside))
-
-
-def nearest(word: str, options: Iterable[str]) -> str:
-    """Return a sentence that offers the options closest to a misspelt word; "" if none is close."""
-    close = difflib.get_close_matches(word, sorted(options), n=3, cutoff=0.6)
-    return f" Did you mean {' or '.join(f'`{name}`' for name in close)}?" if close else ""

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from math import inf, isfinite
 
 from plimsoll.config.data import COLUMNS, SourceConfig
+from plimsoll.config.files import nearest
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.fields import (
     SYSTEM,
@@ -23,7 +24,7 @@ from plimsoll.data.fields import (
     text_of,
 )
 from plimsoll.data.pieces import Messages, Tools, drop_marks, is_learned, tool_name
-from plimsoll.data.report import RawRow, RowProblem, nearest
+from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.turns import MARKS, messages_of
 from plimsoll.errors import ConfigError
 

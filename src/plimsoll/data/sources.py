@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
+from plimsoll.config.files import nearest
 from plimsoll.data.arrow_values import ReadValue, value_reader
 from plimsoll.data.fields import SYSTEM
 from plimsoll.data.generated import generated_rows
 from plimsoll.data.json_rows import not_utf8, read_json
-from plimsoll.data.report import BadRow, RawRow, RowProblem, nearest, nearest_file
+from plimsoll.data.report import BadRow, RawRow, RowProblem, nearest_file
 from plimsoll.errors import ConfigError
 
 LINES = (".jsonl", ".json", ".jsonl.gz")

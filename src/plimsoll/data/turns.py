@@ -16,9 +16,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from plimsoll.config.files import nearest
 from plimsoll.data.fields import checked_text, kind_of, list_of, present
 from plimsoll.data.pieces import UNLEARNED, Messages, tool_name
-from plimsoll.data.report import RowProblem, nearest
+from plimsoll.data.report import RowProblem
 
 ROLES = ("system", "user", "assistant", "tool")
 MARKS = ("weight", "loss", "loss_mask", "train", "training", "trainable")

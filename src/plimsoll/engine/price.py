@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib import import_module
 from typing import cast
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.engines import TRAINER_ENGINES, package_of
 from plimsoll.model.price.activations import activation_items, backward_items
 from plimsoll.model.price.form import (
     ActivationForm,
@@ -107,8 +105,7 @@ class TrainerPrice:
 
 def trainer_price(role: TrainedRole | FrozenRole) -> TrainerPrice:
     """Return the price of the engine that the role's settings name."""
-    package = package_of(role.engine_name, TRAINER_ENGINES)
-    return cast(TrainerPrice, import_module(f"{package}.price").PRICE)
+    return cast(TrainerPrice, role.engine_value("price"))
 
 
 @lru_cache(_KEPT)

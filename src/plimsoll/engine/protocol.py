@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.engines import TRAINER_ENGINES, package_of
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
 from plimsoll.model.policy import PackTensors
@@ -131,8 +129,7 @@ class TrainerBuild:
 
 def engine_build(role: TrainedRole | FrozenRole) -> TrainerBuild:
     """Return how to make the engine that the role's settings name."""
-    package = package_of(role.engine_name, TRAINER_ENGINES)
-    return cast(TrainerBuild, import_module(f"{package}.engine").ENGINE)
+    return cast(TrainerBuild, role.engine_value("engine"))
 
 
 class Objective(Protocol[StreamT]):

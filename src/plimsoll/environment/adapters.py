@@ -7,14 +7,12 @@ package's name and imports none, so another system is one more file there.
 from __future__ import annotations
 
 import inspect
-import pkgutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from plimsoll.config.files import nearest
+from plimsoll.config.files import nearest, values_in
 from plimsoll.environment.protocol import Environment
 from plimsoll.errors import ConfigError
 
@@ -106,8 +104,7 @@ class EnvironmentAdapter:
 @cache
 def environment_adapters() -> tuple[EnvironmentAdapter, ...]:
     """Return the adapters of all systems."""
-    names = [file.name for file in pkgutil.iter_modules(import_module(ADAPTERS).__path__)]
-    return tuple(import_module(f"{ADAPTERS}.{name}").ADAPTER for name in names)
+    return values_in(ADAPTERS, "ADAPTER")
 
 
 def find_adapter(name: str) -> EnvironmentAdapter | None:

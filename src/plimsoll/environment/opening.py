@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, cast
 
-from plimsoll.config.files import load_named, nearest
+from plimsoll.config.files import load_named, modules_in, nearest
 from plimsoll.environment import library
 from plimsoll.environment.adapters import (
     ADDRESS,
@@ -58,7 +57,7 @@ def open_environment(
         return adapter.open(name)
     if ":" in name:
         return _open_target(name, _load(name), functions)
-    known = sorted(module.name for module in pkgutil.iter_modules(library.__path__))
+    known = modules_in(library.__name__)
     if name not in known:
         examples = ", ".join(
             f"{adapter.what} as {adapter.example}" for adapter in environment_adapters()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from plimsoll.config.files import nearest
 from plimsoll.environment.protocol import Message, Reply, ToolCall
@@ -19,15 +19,7 @@ from plimsoll.environment.schemas import (
     tools_by_name,
     wrong_arguments,
 )
-
-Extracted = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
-"""The text outside of calls; each call's name, its arguments as JSON text and its id, "" if it has
-none; and a sentence for each call that cannot be read."""
-
-Extract = Callable[[str, Sequence[Tool]], Extracted]
-"""A function that finds calls in a text, given the tools; it raises nothing.
-
-There is one for each format that models write."""
+from plimsoll.records import ExtractCalls, ExtractedCalls
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _EXPECTED = (
@@ -41,7 +33,7 @@ _BLANKS = re.compile(r"\s*")
 
 
 def read_reply(
-    text: str, tools: Sequence[Tool], extract: Extract | None = None, *, one_call: bool = False
+    text: str, tools: Sequence[Tool], extract: ExtractCalls | None = None, *, one_call: bool = False
 ) -> Reply:
     """Read what the policy wrote. What is within `<think>` calls nothing.
 
@@ -72,7 +64,7 @@ def _join_problems(problems: Sequence[str]) -> str | None:
     return " ".join([*problems[:_MAX_PROBLEMS], *end]) or None
 
 
-def hermes(text: str, tools: Sequence[Tool]) -> Extracted:
+def hermes(text: str, tools: Sequence[Tool]) -> ExtractedCalls:
     """Extract calls as Hermes, Qwen 2.5 and Qwen 3 write them.
 
     That is `<tool_call>` and an object with `name` and `arguments`. The end tag may be missing, as

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -20,13 +19,12 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import measure as measure
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import Scorer, open_rewards
-from plimsoll.rl.answers import Answering
 from plimsoll.rl.batch import trajectory_metrics
 from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Environments
-from plimsoll.rl.live import drawn_prompts
+from plimsoll.rl.live import sample_step
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
+from plimsoll.rl.sampling import Sampled
 from plimsoll.rl.setup import RlWork, load_prompt_data, start
 from plimsoll.run.counting import plural
 from plimsoll.run.files import whole_directory
@@ -68,7 +66,7 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
     state = first_state(session, work.data)
     session.stop_if_asked(state.step)
     while not is_finished(session, state):
-        samples = _sample_step(work, scorer, environments, state)
+        samples = _scored_step(work, scorer, environments, state)
         step = state.step + 1
         trajectories = samples.trajectories
         write_trajectories(session.directory.trajectories_path(step), step, trajectories, None)
@@ -82,18 +80,14 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
         session.stop_if_asked(step)
 
 
-def _sample_step(
+def _scored_step(
     work: RlWork, scorer: Scorer, environments: Environments | None, state: RunState
 ) -> Sampled:
-    spec, cluster, session = work.spec, work.cluster, work.session
-    with session.phase("rollout", cluster):
-        progress = session.progress
-        answering = Answering(progress.count_calls(scorer.submit), progress.note, environments)
-        draw = partial(drawn_prompts, work, state)
-        samples = normalize_rewards(sample(cluster, spec, draw, state.step + 1, answering), scorer)
+    spec, cluster = work.spec, work.cluster
+    samples = sample_step(work, scorer, environments, state)
     if not spec.roles or spec.config.batch.dynamic_sampling is not None:
         return samples  # no reward models, or each round was scored by itself
-    with session.phase("score", cluster):
+    with work.session.phase("score", cluster):
         return replace(samples, trajectories=score_by_models(samples.trajectories, spec, cluster))
 
 

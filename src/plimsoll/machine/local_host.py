@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from plimsoll.machine.allocator import named_settings
 from plimsoll.machine.heap import is_chosen, library
 from plimsoll.machine.host import live_host, multiplies_bfloat16
 from plimsoll.machine.nvidia import own_cards
-from plimsoll.machine.versions import PACKAGES, installed_version
+from plimsoll.machine.versions import Package, installed_versions
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class LocalHost:
     allocator: str
     """The allocator settings of the environment; see `named_settings`."""
     versions: Mapping[str, str]
-    """The versions of the installed packages among `versions.PACKAGES`."""
+    """The versions of the installed packages among those that matter."""
     free_bytes: tuple[int, ...]
     """The free bytes of each GPU that a run would see, or of the host if the GPU shares its memory.
     """
@@ -29,9 +29,9 @@ class LocalHost:
     """Whether the CPU multiplies bfloat16."""
 
 
-def read_local_host() -> LocalHost:
-    """Return what this process finds; errors as `own_cards`."""
-    versions = {package.name: installed_version(package.name) for package in PACKAGES}
+def read_local_host(packages: Iterable[Package]) -> LocalHost:
+    """Return what this process finds, with the versions of packages; errors as `own_cards`."""
+    versions = installed_versions(packages)
     cards = own_cards()
     return LocalHost(
         named_settings(),

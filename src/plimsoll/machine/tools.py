@@ -11,15 +11,6 @@ from pathlib import Path
 
 COMPILERS = ("gcc", "g++", "ninja", "nvcc")
 LIBNUMA = "libnuma.so.1"
-FOR_CPU_ADAM = ("g++", "ninja", "Python.h")
-"""DeepSpeed compiles its Adam for the CPU at its first use."""
-
-FOR_ZERO_PLUS_PLUS = ("nvcc", "g++", "ninja", "Python.h")
-"""DeepSpeed compiles ZeRO++'s kernels at their first use."""
-
-FOR_CPU_ENGINES = ("g++", "Python.h", LIBNUMA)
-"""vLLM's build for CPUs links against libnuma, and compiles its sampler with torch.compile."""
-
 FOR_TRITON = ("gcc", "Python.h")
 """Triton compiles its launcher at its first use (backends/nvidia/driver.py)."""
 

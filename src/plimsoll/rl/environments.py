@@ -8,6 +8,7 @@ from functools import partial
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.continuation import most_calls, rewrites
 from plimsoll.data.pieces import tool_name
 from plimsoll.data.template import Template
@@ -26,6 +27,7 @@ from plimsoll.errors import ConfigError, DataError
 from plimsoll.machine.host import usable_cores
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.episodes import Environments, Player
+from plimsoll.rollout.protocol import calls_by_engine
 from plimsoll.rollout.text import end_tokens
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import template_of
@@ -70,16 +72,14 @@ def _kind(config: EnvironmentConfig) -> EnvironmentKind:
     return kind
 
 
-def _reader(config: EnvironmentConfig, template: Template) -> ReadReply:
+def _reader(config: EnvironmentConfig, template: Template, rollout: RolloutConfig) -> ReadReply:
     """Return how tool calls are read from a reply's text."""
     if config.tool_format == "none":
         return lambda text, tools: read_reply(text, ())
     one_call = most_calls(template) == 1
     if config.tool_format == "hermes":
         return partial(read_reply, one_call=one_call)
-    from plimsoll.rollout.vllm.tools import vllm_extract  # vLLM takes seconds
-
-    extract = vllm_extract(config.tool_format, template.tokenizer)
+    extract = calls_by_engine(rollout, config.tool_format, template.tokenizer)
     return partial(read_reply, extract=extract, one_call=one_call)
 
 
@@ -165,7 +165,7 @@ def _rules(spec: RunSpec[RlConfig], name: str, kind: EnvironmentKind) -> Episode
         )
     _check_tools(name, kind, config, template)
     ends = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
-    read = _reader(config, template)
+    read = _reader(config, template, spec.config.rollout)
     keeps_end = isinstance(kind, EnvironmentFactory) and kind.keeps_end
     codec = TurnCodec(template, ends, read, config.max_observation_tokens, keeps_end)
     return EpisodeRules(name, config, codec, spec.data.max_tokens)

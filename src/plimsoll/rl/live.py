@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from plimsoll.records import Prompt
 from plimsoll.reward.score import Scorer
@@ -13,7 +12,7 @@ from plimsoll.rl.episodes import Environments
 from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.experience import Experience
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import normalize_rewards, sample
+from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
 from plimsoll.rl.setup import RlWork, first_sync, make_room
 from plimsoll.rollout.protocol import RolloutEngine
 from plimsoll.rollout.sync import WeightSync, sync_weights
@@ -57,13 +56,7 @@ class Live:
     def draw(self, state: RunState) -> Experience:
         """Sample and score what the step after a state learns from."""
         work, cluster = self.work, self.work.cluster
-        progress = work.session.progress
-        with work.session.phase("rollout", cluster):
-            submit = progress.count_calls(self.scorer.submit)
-            answering = Answering(submit, progress.note, self.environments)
-            drawn = partial(drawn_prompts, work, state)
-            sampled = sample(cluster, work.spec, drawn, state.step + 1, answering)
-            sampled = normalize_rewards(sampled, self.scorer)
+        sampled = sample_step(work, self.scorer, self.environments, state)
         trajectories, greedy = sampled.trajectories, sampled.greedy
         with work.session.phase("score", cluster):
             cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned
@@ -100,6 +93,16 @@ class Live:
         return self.scorer.state()
 
 
-def drawn_prompts(work: RlWork, state: RunState, first: int, count: int) -> list[Prompt]:
-    """Return `count` prompts of the step that follows, from the first on."""
-    return work.batch(state.data_position + first, count)
+def sample_step(
+    work: RlWork, scorer: Scorer, environments: Environments | None, state: RunState
+) -> Sampled:
+    """Sample for the step after a state, and normalise the rewards."""
+
+    def draw(first: int, count: int) -> list[Prompt]:
+        return work.batch(state.data_position + first, count)
+
+    with work.session.phase("rollout", work.cluster):
+        progress = work.session.progress
+        answering = Answering(progress.count_calls(scorer.submit), progress.note, environments)
+        sampled = sample(work.cluster, work.spec, draw, state.step + 1, answering)
+        return normalize_rewards(sampled, scorer)

@@ -12,12 +12,12 @@ from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import start_cluster, thread_count
 from plimsoll.config.cluster import device_of
 from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.config.files import nearest
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_prompts
 from plimsoll.data.loading import CountRows, Loaded, source_key
 from plimsoll.data.order import Ascending, MixedOrder, Portion
-from plimsoll.data.report import nearest
 from plimsoll.data.template import Template
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError

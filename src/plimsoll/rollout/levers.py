@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from plimsoll.config.problems import CROWDED, UNPLACED
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.timeline.levers import Lever, Move, Situation, halves, relief
+from plimsoll.timeline.levers import Lever, Move, Relief, Situation, halves
 
 _PLACEMENT = "rollout.placement"
 ENGINES = "rollout.engines"
 _BUCKET = "rollout.sync.bucket_bytes"
 _RANKS = "cluster.ranks"
 
-_SMALL_BUCKET = 64 * 2**20
+_SMALL = 64 * 2**20
 """Bytes of weights sent at once; less saves little more memory."""
 
 
@@ -43,60 +44,44 @@ def _on_own_cards(at: Situation) -> Sequence[Move]:
     return [{_PLACEMENT: "own", _RANKS: left}] if cluster.critic_ranks is None and left > 0 else ()
 
 
-def _fewer_engines(at: Situation) -> Sequence[Move]:
-    return [{ENGINES: count} for count in halves(at.rollout.engines, 1)]
-
-
-def _smaller_buckets(at: Situation) -> Sequence[Move]:
-    size = at.rollout.sync.bucket_bytes
-    return [{_BUCKET: _SMALL_BUCKET}] if size > _SMALL_BUCKET else ()
-
-
-SHARED_CARDS = Lever(
-    keys=(_PLACEMENT,),
-    words="engines on the ranks' cards",
-    cost="engines and ranks take turns on the same cards",
-    rank=20,
-    settings=_on_shared_cards,
-    reliefs=(),
-    applies=_has_engines,
-    codes=UNPLACED,
-    control=True,
-)
-OWN_CARDS = Lever(
-    keys=(_PLACEMENT,),
-    words="engines on cards of their own",
-    cost="engines on cards of their own are idle while ranks train",
-    rank=40,
-    settings=_on_own_cards,
-    reliefs=(relief("rollout engines", where=["device"]),),
-    applies=_has_engines,
-    codes=CROWDED | UNPLACED,
-)
-FEWER_ENGINES = Lever(
-    keys=(ENGINES,),
-    words="fewer engines",
-    cost="fewer engines share the prompts",
-    rank=40,
-    settings=_fewer_engines,
-    reliefs=(relief("rollout engines", "processes", where=["host"]),),
-    applies=_has_engines,
-    codes=UNPLACED,
-    control=True,
-)
-SMALLER_BUCKETS = Lever(
-    keys=(_BUCKET,),
-    words="smaller buckets of new weights",
-    cost="weights are sent in smaller buckets",
-    rank=10,
-    settings=_smaller_buckets,
-    reliefs=(relief("rollout engines", "buffers", where=["host"]),),
-    applies=_has_engines,
-)
+_engine_lever = partial(Lever, applies=_has_engines)
 
 LEVERS: tuple[Lever, ...] = (
-    SMALLER_BUCKETS,
-    SHARED_CARDS,
-    OWN_CARDS,
-    FEWER_ENGINES,
+    _engine_lever(
+        keys=(_BUCKET,),
+        words="smaller buckets of new weights",
+        cost="weights are sent in smaller buckets",
+        rank=10,
+        settings=lambda at: [{_BUCKET: _SMALL}] if at.rollout.sync.bucket_bytes > _SMALL else (),
+        reliefs=(Relief(("rollout engines", "buffers"), where=("host",)),),
+    ),
+    _engine_lever(
+        keys=(_PLACEMENT,),
+        words="engines on the ranks' cards",
+        cost="engines and ranks take turns on the same cards",
+        rank=20,
+        settings=_on_shared_cards,
+        reliefs=(),
+        codes=UNPLACED,
+        control=True,
+    ),
+    _engine_lever(
+        keys=(_PLACEMENT,),
+        words="engines on cards of their own",
+        cost="engines on cards of their own are idle while ranks train",
+        rank=40,
+        settings=_on_own_cards,
+        reliefs=(Relief(("rollout engines",), where=("device",)),),
+        codes=CROWDED | UNPLACED,
+    ),
+    _engine_lever(
+        keys=(ENGINES,),
+        words="fewer engines",
+        cost="fewer engines share the prompts",
+        rank=40,
+        settings=lambda at: [{ENGINES: count} for count in halves(at.rollout.engines, 1)],
+        reliefs=(Relief(("rollout engines", "processes"), where=("host",)),),
+        codes=UNPLACED,
+        control=True,
+    ),
 )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal, cast
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.engines import ROLLOUT_ENGINES, package_of
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
@@ -150,8 +148,7 @@ def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
 
 def rollout_price(rollout: RolloutConfig) -> RolloutPrice:
     """Return the price of the engine that the settings name."""
-    package = package_of(rollout.engine_name, ROLLOUT_ENGINES)
-    return cast(RolloutPrice, import_module(f"{package}.price").PRICE)
+    return cast(RolloutPrice, rollout.engine_value("price"))
 
 
 def receiving_items(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Protocol, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from plimsoll.config.engines import ROLLOUT_ENGINES, package_of
+from plimsoll.config.engines import ROLLOUT_ENGINES, folder_value
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.weights import WeightBucket
-from plimsoll.records import Floats, Ints, Prompt, Trajectory
+from plimsoll.records import ExtractCalls, Floats, Ints, Prompt, Trajectory
 from plimsoll.run.readings import Reading
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PROMPT_TOKENS, CACHED_TOKENS = "prompt_tokens", "cached_tokens"
 """Figures of a trajectory by an engine with a prefix cache: the tokens of the prompt that it was
@@ -183,6 +186,9 @@ class RolloutBuild:
         memory_settings: the settings that decide whether the engine can start, for people.
         logged_error: the last error that the engine logged, given the path of the process's log
             without its suffix; None if there is none.
+        calls_of: returns what finds tool calls in a text without its thought; None if the engine
+            has no parsers of them. Args: the name of a format, the policy's tokenizer. Raises
+            ConfigError if the format is unknown, or the tokenizer lacks tokens of it.
     """
 
     start: Callable[[EngineSpec], RolloutEngine]
@@ -190,9 +196,18 @@ class RolloutBuild:
     as_published: bool
     memory_settings: Callable[[EngineSpec], str]
     logged_error: Callable[[str], str | None]
+    calls_of: Callable[[str, PreTrainedTokenizerBase], ExtractCalls] | None = None
 
 
 def rollout_build(rollout: RolloutConfig) -> RolloutBuild:
     """Return how the engine that the settings name is started."""
-    package = package_of(rollout.engine_name, ROLLOUT_ENGINES)
-    return cast(RolloutBuild, import_module(f"{package}.engine").ENGINE)
+    return cast(RolloutBuild, rollout.engine_value("engine"))
+
+
+def calls_by_engine(
+    rollout: RolloutConfig, name: str, tokenizer: PreTrainedTokenizerBase
+) -> ExtractCalls:
+    """Return the parser of a format by the run's engine, or else by another that has parsers."""
+    others: Iterator[RolloutBuild] = (folder_value(p, "engine") for p in ROLLOUT_ENGINES)
+    parsers = (build.calls_of for build in chain([rollout_build(rollout)], others))
+    return next(filter(None, parsers))(name, tokenizer)

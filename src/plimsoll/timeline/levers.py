@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from plimsoll.config.base import Settings
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.engine import TrainedRole
 from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Code
 from plimsoll.config.rollout import RolloutConfig
@@ -47,25 +47,17 @@ Turns = Literal["run", "trained", "frozen"]
 class Relief:
     """The items that become smaller, or go elsewhere."""
 
-    kinds: frozenset[Kind]
+    kinds: tuple[Kind, ...]
     """The kinds of these items."""
-    where: frozenset[Where]
+    where: tuple[Where, ...] = ("device", "host")
     """The places that have more room afterwards."""
-    phases: frozenset[Phase] | None = None
+    phases: tuple[Phase, ...] | None = None
     """The phases with more room; None: all phases."""
 
     def covers(self, kind: Kind | None, where: Where, phase: Phase) -> bool:
         """Return whether items of a kind (None: of any) become smaller in a place and phase."""
         has_room = where in self.where and (self.phases is None or phase in self.phases)
         return has_room and (kind is None or kind in self.kinds)
-
-
-def relief(
-    *kinds: Kind, where: Sequence[Where] = ("device", "host"), phases: Sequence[Phase] | None = None
-) -> Relief:
-    """Return the relief of items of these kinds."""
-    during = None if phases is None else frozenset(phases)
-    return Relief(frozenset(kinds), frozenset(where), during)
 
 
 @dataclass(frozen=True)
@@ -104,11 +96,6 @@ class Situation:
         return self.spec.trained[self.role]
 
     @property
-    def frozen(self) -> FrozenRole:
-        """The settings of the role, which only scores."""
-        return self.spec.frozen[self.role]
-
-    @property
     def rollout(self) -> RolloutConfig:
         """The settings of the engines, in a run that has them."""
         assert self.spec.engines is not None, "a lever of engines in a run without them"
@@ -127,10 +114,6 @@ def halves(count: int, least: int) -> Sequence[int]:
         count = max(count // 2, least)
         smaller.append(count)
     return smaller
-
-
-def _always(spec: RunSpec[Any]) -> bool:
-    return True
 
 
 @dataclass(frozen=True)
@@ -161,7 +144,7 @@ class Lever:
 
     Only runs and roles with that engine are changed.
     """
-    applies: Callable[[RunSpec[Any]], bool] = _always
+    applies: Callable[[RunSpec[Any]], bool] = lambda spec: True
     """Returns whether the keys mean anything in a run."""
     codes: frozenset[Code] = frozenset()
     """The errors, besides those of a full card or host, that it may mend."""
@@ -170,17 +153,17 @@ class Lever:
 
     def roles(self, spec: RunSpec[Any]) -> tuple[RoleName, ...]:
         """Return the roles whose keys it changes; for keys of the run, one role without a name."""
-        if not self.applies(spec):
-            return ()
         sections: Mapping[RoleName, HasEngine | None] = {
             "run": {"": spec.engines},
             "trained": spec.trained,
             "frozen": spec.frozen,
         }[self.turns]
-        return tuple(name for name, section in sections.items() if self._is_for(section))
+        return tuple(
+            name
+            for name, section in sections.items()
+            if self.applies(spec) and self._is_for(section)
+        )
 
     def _is_for(self, section: HasEngine | None) -> bool:
-        """Return whether a section of the config has the lever's engine."""
-        if self.engine is None:
-            return True
-        return section is not None and isinstance(section.engine_settings, self.engine)
+        settings = None if section is None else section.engine_settings
+        return self.engine is None or isinstance(settings, self.engine)

@@ -15,6 +15,7 @@ import xxhash
 from plimsoll.config.base import Settings
 from plimsoll.config.data import EVALUATED, SourceConfig
 from plimsoll.config.keys import dump_config
+from plimsoll.config.load import leaves
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
@@ -164,10 +165,10 @@ def changed_settings(before: str, now: Settings) -> list[str]:
         now: the new config.
     """
     old, new = (
-        dict(_leaves(read_tree(text, "config.yaml").values)) for text in (before, dump_config(now))
+        _by_key(read_tree(text, "config.yaml").values) for text in (before, dump_config(now))
     )
     # An empty section that the old config has is one of defaults; one that it lacks is news.
-    changed = _leaves(now.model_dump(exclude_defaults=True))
+    changed = _by_key(now.model_dump(exclude_defaults=True)).items()
     relevant = [
         *old,
         *(key for key, value in changed if value or not any(o.startswith(f"{key}.") for o in old)),
@@ -181,12 +182,8 @@ def changed_settings(before: str, now: Settings) -> list[str]:
     ]
 
 
-def _leaves(tree: Any, above: str = "") -> Iterator[tuple[str, object]]:
-    if not isinstance(tree, Mapping) or not tree:
-        yield above, tree
-        return
-    for name, value in tree.items():
-        yield from _leaves(value, f"{above}.{name}" if above else str(name))
+def _by_key(tree: Mapping[str, Any]) -> dict[str, object]:
+    return {".".join(map(str, path)): value for path, value in leaves(tree).items()}
 
 
 def _value_text(leaves: Mapping[str, object], key: str) -> str:

@@ -252,7 +252,7 @@ def test_a_wrong_column_is_named_with_the_nearest_one() -> None:
     assert values(found) == {"data.train.reference": "answr", "data.train.source": "asked.by"}
     assert {problem.code for problem in found} == {"data-columns"}
     named = [name in found[0].why for name in ("data/rows.jsonl", "`question`", "`answer`")]
-    assert all(named) and "`answer`" in found[0].fix
+    assert all(named) and "'answer'" in found[0].fix
 
 
 @pytest.mark.usefixtures("house")

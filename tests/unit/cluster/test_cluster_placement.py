@@ -25,6 +25,10 @@ def test_ranks_are_numbered_node_by_node() -> None:
     assert order_by_node(["b", "b", "a"]) == [0, 1, 2]
 
 
+KEY = "rollout.wide.parts"
+"""What sets over how many cards an engine is divided."""
+
+
 def ranks(*nodes: int) -> list[NodeCards]:
     """One rank per card; nodes: how many cards each has."""
     return [
@@ -35,7 +39,7 @@ def ranks(*nodes: int) -> list[NodeCards]:
 
 
 def test_one_card_each_in_the_order_of_the_ranks() -> None:
-    assert shared_placement(ranks(2, 2), 3, 1) == [
+    assert shared_placement(ranks(2, 2), 3, {KEY: 1}) == [
         NodeCards("n0", ("0",)),
         NodeCards("n0", ("1",)),
         NodeCards("n1", ("0",)),
@@ -43,16 +47,16 @@ def test_one_card_each_in_the_order_of_the_ranks() -> None:
 
 
 def test_an_engine_does_not_straddle_nodes() -> None:
-    assert shared_placement(ranks(3, 3), 2, 2) == [
+    assert shared_placement(ranks(3, 3), 2, {KEY: 2}) == [
         NodeCards("n0", ("0", "1")),
         NodeCards("n1", ("0", "1")),
     ]
-    with pytest.raises(SettingsConflict, match="room for 2"):
-        shared_placement(ranks(3, 3), 3, 2)
+    with pytest.raises(SettingsConflict, match=rf"of 2 cards each \({KEY}\) .* room for 2"):
+        shared_placement(ranks(3, 3), 3, {KEY: 2})
 
 
 def test_ranks_that_came_in_another_order_are_sorted() -> None:
-    assert shared_placement(ranks(2, 2)[::-1], 2, 2) == [
+    assert shared_placement(ranks(2, 2)[::-1], 2, {KEY: 2}) == [
         NodeCards("n0", ("0", "1")),
         NodeCards("n1", ("0", "1")),
     ]
@@ -64,7 +68,7 @@ def test_no_card_is_shared_by_two_engines(
 ) -> None:
     room = sum(cards // parallel for cards in nodes)
     engines = data.draw(st.integers(0, room))
-    placement = shared_placement(ranks(*nodes), engines, parallel)
+    placement = shared_placement(ranks(*nodes), engines, {KEY: parallel})
     used = [(place.node_id, card) for place in placement for card in place.cards]
     assert len(placement) == engines and all(len(place.cards) == parallel for place in placement)
     assert len(used) == len(set(used))

@@ -12,14 +12,15 @@ from packaging.utils import canonicalize_name
 
 from plimsoll.commands import setup_vllm
 from plimsoll.errors import PlimsollError
+from plimsoll.rollout.vllm.installation import BUILDS, VERSION
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_the_version_is_that_of_the_lock_and_the_extra(backend: str) -> None:
-    package = setup_vllm.PACKAGES[backend]
-    pinned = f"{package}=={setup_vllm.VERSION}"
+    package = BUILDS[backend]
+    pinned = f"{package}=={VERSION}"
     assert f"{pinned}\n" in (ROOT / "requirements" / f"{backend}.txt").read_text()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     name = {"cpu": "vllm-cpu", "gpu": "gpu"}[backend]

@@ -215,20 +215,3 @@ def test_the_resolved_config_means_the_same_again() -> None:
         Path("again.yaml").write_text(yaml.safe_dump(spec.config.model_dump(mode="json")))
         assert load_spec(JOBS["rl"], "again.yaml").config == spec.config
         assert load_spec(JOBS[name], "again.yaml").config == spec.config
-
-
-def test_whitening_of_before_becomes_the_estimators_option() -> None:
-    algorithm = spec_of("ppo", algorithm={"whiten_advantages": False}).config.algorithm
-    assert algorithm.advantage.name == "gae"
-    assert algorithm.advantage.options == {"gamma": 1.0, "gae_lambda": 0.95, "whiten": False}
-    own = {"name": "gae", "options": {"gamma": 0.9}}
-    found = spec_of("ppo", algorithm={"whiten_advantages": True, "advantage": own}).config.algorithm
-    assert found.advantage.options == {"gamma": 0.9, "whiten": True}
-    flag = spec_of("ppo", "--algorithm.whiten_advantages=false").config.algorithm
-    assert flag.advantage.options["whiten"] is False
-
-
-@pytest.mark.parametrize("advantage", ["gae", {"name": "gae", "options": None}, 3])
-def test_whitening_of_before_beside_nonsense_is_told(advantage: object) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.advantage"):
-        spec_of("ppo", algorithm={"whiten_advantages": False, "advantage": advantage})

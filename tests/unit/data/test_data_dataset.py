@@ -220,7 +220,7 @@ def test_bad_columns(
             [USER, {**ASSISTANT, "role": "asistant"}],
             "messages[1].role",
             "is `asistant`, which is none of system, user, assistant, tool. Did you mean"
-            " `assistant`?",
+            " 'assistant'?",
         ),
         ([USER], "messages", "has no assistant turn"),
         ([ASSISTANT, USER], "messages", "begins with the assistant's turn"),
@@ -411,7 +411,7 @@ def test_a_column_that_no_row_has_is_a_wrong_setting(tokenizer: Tokenizer, tmp_p
     template = make_template(tokenizer, None, None)
     data = config(tmp_path, prompt="q", response="anser")
     Path(source(data).path).write_text('{"q": "1+1?", "answer": "2"}\n')
-    expected = r"`data\.train\.response: anser`.*there are `q`, `answer`\. Did you mean `answer`\?"
+    expected = r"`data\.train\.response: anser`.*there are `q`, `answer`\. Did you mean 'answer'\?"
     with pytest.raises(ConfigError, match=expected):
         load_samples(data, source(data), template)
     held_out = data.model_copy(update={"eval": EvalSource(**source(data).model_dump())})

@@ -153,7 +153,7 @@ def test_a_wrong_column_is_named_with_its_source(tokenizer: Tokenizer, tmp_path:
     train = {"books": {"path": str(path), "text": "bdy"}}
     data = DataConfig.model_validate({"train": train})
     [source] = data.train_sources().values()
-    expected = r"`data\.train\.books\.text: bdy`: no row of .* Did you mean `body`\?"
+    expected = r"`data\.train\.books\.text: bdy`: no row of .* Did you mean 'body'\?"
     with pytest.raises(ConfigError, match=expected):
         load_samples(data, source, make_template(tokenizer, None, None))
 

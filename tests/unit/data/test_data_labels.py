@@ -126,7 +126,7 @@ def test_bad_messages(
 
 
 def test_a_column_that_is_not_there(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"`data\.train\.label: labl`.*Did you mean `label`\?"):
+    with pytest.raises(ConfigError, match=r"`data\.train\.label: labl`.*Did you mean 'label'\?"):
         load(tokenizer, tmp_path, GOOD, prompt="q", response="a", label="labl")
 
 

@@ -265,7 +265,7 @@ def test_a_prompt_that_leaves_no_room_is_bad(
 
 def test_columns_that_are_not_there(tokenizer: Tokenizer, tmp_path: Path) -> None:
     row = {"good": [USER, YO], "bad": [USER, GO]}
-    with pytest.raises(ConfigError, match=r"`data\.train\.rejected: bda`.*Did you mean `bad`\?"):
+    with pytest.raises(ConfigError, match=r"`data\.train\.rejected: bda`.*Did you mean 'bad'\?"):
         load(tokenizer, tmp_path, row, rejected="bda")
 
 

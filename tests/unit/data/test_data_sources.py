@@ -222,10 +222,10 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_path_names_its_neighbours(tmp_path: Path) -> None:
     write_lines(tmp_path / "train.jsonl", {"q": 1})
-    with pytest.raises(ConfigError, match=r"`trian\.jsonl` is not in .* mean `train\.jsonl`\?"):
+    with pytest.raises(ConfigError, match=r"`trian\.jsonl` is not in .* mean 'train\.jsonl'\?"):
         rows(tmp_path / "trian.jsonl")
     (tmp_path / "gsm8k").mkdir()
-    with pytest.raises(ConfigError, match=r"`gms8k` is not in .* mean `gsm8k`\?"):
+    with pytest.raises(ConfigError, match=r"`gms8k` is not in .* mean 'gsm8k'\?"):
         rows(tmp_path / "gms8k" / "train.jsonl")
 
 

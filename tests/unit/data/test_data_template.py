@@ -265,7 +265,7 @@ def test_a_template_from_a_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}!", encoding="utf-8")
     tokens, _ = prompt(make_template(tokenizer, str(tmp_path / "mine.jinja"), None), TURNS[:1])
     assert tokenizer.decode(tokens) == "hi!"
-    with pytest.raises(ConfigError, match=r"nor `none`.* Did you mean `mine\.jinja`\?"):
+    with pytest.raises(ConfigError, match=r"nor `none`.* Did you mean 'mine\.jinja'\?"):
         make_template(tokenizer, str(tmp_path / "mien.jinja"), None)
 
 

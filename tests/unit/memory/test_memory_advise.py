@@ -13,9 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import read_spec
 
-import plimsoll.engine.zero.levers as zero
-import plimsoll.rollout.levers as rollout
-import plimsoll.rollout.vllm.levers as vllm
 from plimsoll.commands.planning import hardware_of
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.yaml_tree import read_tree
@@ -24,8 +21,7 @@ from plimsoll.jobs.which import load_any
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise import Advice, Suggestion, advise, smallest_change
 from plimsoll.memory.contents.stores import VERDICTS
-from plimsoll.memory.levers import models, run
-from plimsoll.memory.levers.catalogue import moves_of
+from plimsoll.memory.levers.catalogue import LEVERS, moves_of
 from plimsoll.memory.levers.changes import Change, apply_changes, changes_between, value_at
 from plimsoll.memory.levers.descent import Turned, cost_of, move_of
 from plimsoll.memory.levers.trials import Trials
@@ -142,11 +138,21 @@ def test_answers_are_true_and_each_of_their_changes_is_needed(
             assert worse, key
 
 
+LEVER = {lever.words: lever for lever in LEVERS}
 LEARNING = (
-    *(run.MICRO_BATCHES, models.CHECKPOINTING, models.ADAPTERS, models.QUANTISED_BASES),
-    *(zero.DIVIDED_STATES, zero.OPTIMIZER_ON_HOST, zero.WEIGHTS_ON_HOST),
+    LEVER["smaller micro-batches"],
+    LEVER["gradient checkpointing"],
+    LEVER["adapters"],
+    LEVER["adapters on bases of 4 bits"],
+    LEVER["states divided over the ranks"],
+    LEVER["optimizer states in host memory"],
+    LEVER["weights in host memory"],
 )
-SAMPLING = (rollout.SHARED_CARDS, vllm.SLEEP, vllm.DIVIDED_ENGINES)
+SAMPLING = (
+    LEVER["engines on the ranks' cards"],
+    LEVER["engines that sleep while the ranks train"],
+    LEVER["engines divided over several cards"],
+)
 
 
 def grid(trials: Trials) -> Iterator[Turned]:
@@ -224,13 +230,14 @@ def test_ranks_take_free_cards_and_no_more_than_there_are_cards_or_sequences() -
     spec = apply_changes(config_of(tokens=512), [Change("actor.zero.stage", 2, 3)])
     assert spec is not None
     at = Trials(spec, ground_of(spec, "8xA100-80GB", 1000)).root.situation
-    assert moves_of(run.RANKS, at) == [{"cluster.ranks": 8}]
+    ranks, nodes = LEVER["another number of ranks on the same machines"], LEVER["more nodes"]
+    assert moves_of(ranks, at) == [{"cluster.ranks": 8}]
     lacking = advised(config_of(ranks=8, model=SMALL), "4xA100-80GB").answers
     assert [after(one) for one in lacking] == [{"cluster.ranks": 4}, {"cluster.nodes": 2}]
     few = apply_changes(spec, [Change("batch.sequences", 64, 1)])
     assert few is not None
     at = Trials(few, ground_of(few, "8xA100-80GB", 1000)).root.situation
-    assert moves_of(run.RANKS, at) == moves_of(run.MORE_NODES, at) == []
+    assert moves_of(ranks, at) == moves_of(nodes, at) == []
 
 
 def test_at_most_eight_times_as_many_nodes_are_suggested() -> None:
@@ -250,8 +257,8 @@ def test_at_most_eight_times_as_many_nodes_are_suggested() -> None:
 def test_an_implicit_reference_is_written_out_where_it_is_changed() -> None:
     spec = config_of("dpo", ranks=2)
     at = Trials(spec, ground_of(spec, "2xA100-80GB", 1000)).root.situation
-    for lever in (zero.DIVIDED_MODEL, zero.MODEL_ON_HOST):
-        [move] = moves_of(lever, at)
+    for words in ("divided over the ranks", "in host memory"):
+        [move] = moves_of(LEVER[f"models that only score {words}"], at)
         written = {key for key in move if key.startswith("reference.model.")}
         assert written == {"reference.model.path"}  # no gradient_checkpointing: it does not learn
 
@@ -264,7 +271,7 @@ def test_narrow_states_are_offered_where_no_update_is_lost(rate: str, offered: b
     assert spec is not None
     at = Trials(spec, ground_of(spec, "2xRTX4090", 100)).root.situation
     narrow = {"actor.zero.stage": 2, "actor.zero.state_dtype": "bfloat16"}
-    assert moves_of(zero.NARROW_STATES, at) == ([narrow] if offered else [])
+    assert moves_of(LEVER["masters and moments in bfloat16"], at) == ([narrow] if offered else [])
 
 
 LONG = """\

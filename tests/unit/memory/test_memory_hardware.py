@@ -306,7 +306,7 @@ def test_a_card_of_unknown_size_is_refused(tell_cards: Tell) -> None:
     with pytest.raises(ConfigError, match=r"GPU 0 \(NVIDIA GB10\).*90GiB"):
         live_machine()
     assert find_machine().cards[0].compute_capability == (12, 1)
-    (free,) = read_local_host().free_bytes
+    (free,) = read_local_host(()).free_bytes
     assert 0 < free <= live_host().capacity_bytes
 
 

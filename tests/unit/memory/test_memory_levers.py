@@ -23,7 +23,7 @@ from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
 from plimsoll.page.controls import controls
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.timeline.levers import Lever, Move, Situation, relief
+from plimsoll.timeline.levers import Lever, Move, Relief, Situation
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 ROLE = "{model: {path: Qwen/Qwen2.5-1.5B}, optimizer: {learning_rate: 1e-3}}"
@@ -130,7 +130,7 @@ BUCKETS = Lever(
     cost="ranks exchange gradients in smaller pieces",
     rank=1,
     settings=_smaller_buckets,
-    reliefs=(relief("buffers"),),
+    reliefs=(Relief(("buffers",)),),
     turns="trained",
     control=True,
 )

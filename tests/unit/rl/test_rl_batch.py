@@ -42,7 +42,10 @@ LENGTHS = [(3, 4), (1, 7), (5, 1), (2, 2), (9, 9), (4, 3), (1, 1), (6, 5)]
 def config(
     seed: int = 5, *, critic: bool = True, share_prompts: bool = False, **algorithm: Any
 ) -> RunSpec[RlConfig]:
-    whitening = {"whiten_advantages": False} if critic else {}
+    if critic:
+        advantage = algorithm.get("advantage", {"name": "gae"})
+        options = {"whiten": False, **advantage.get("options", {})}
+        algorithm["advantage"] = {**advantage, "options": options}
     found = RlConfig.model_validate(
         {
             "run": {"directory": "runs/x", "steps": 2, "seed": seed},
@@ -56,7 +59,7 @@ def config(
             "actor": {"model": {"path": "m"}},
             "critic": {"model": {"path": "m"}} if critic else None,
             "rewards": {"length": {"name": "length"}},
-            "algorithm": {**whitening, **algorithm},
+            "algorithm": algorithm,
         }
     )
     return spec_of(found)
@@ -300,7 +303,7 @@ def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
 
 
 def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_batch() -> None:
-    settings = config(whiten_advantages=True)
+    settings = config(advantage={"name": "gae", "options": {"whiten": True}})
     batch, scores = scores_of(settings, PlainCluster(1), trajectories())
     found_L = estimate_advantages(batch, scores, settings, 0.0, {}).advantages_L
     assert float(found_L.mean()) == pytest.approx(0.0, abs=1e-5)

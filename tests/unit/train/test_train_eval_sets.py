@@ -84,7 +84,7 @@ def test_they_load_by_config_alone() -> None:
     ("sets", "message"),
     [
         ({"math": {"reference": "answer"}}, r"math\.reference: answer\n.*there are `prompt`, `fin"),
-        ({"grade": {"reference": "anwser"}}, r"grade\.reference: anwser\n.*\n.*mean `answer`\?"),
+        ({"grade": {"reference": "anwser"}}, r"grade\.reference: anwser\n.*\n.*mean 'answer'\?"),
         ({"math": {"reference": None}}, r"math\.reference\n.*rewards\.right would compare"),
     ],
 )

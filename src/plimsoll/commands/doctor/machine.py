@@ -27,8 +27,9 @@ from plimsoll.machine.cgroup import process_limit
 from plimsoll.machine.host import HostMemory, live_host, multiplies_bfloat16, usable_cores
 from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
 from plimsoll.machine.tools import system_tools
-from plimsoll.machine.versions import PACKAGES, installed_version
+from plimsoll.machine.versions import installed_versions
 from plimsoll.process.programs import sandbox_trouble
+from plimsoll.spec.engine_rules import known_packages
 
 _PATIENCE = 60.0  # seconds for one import
 _SEE_TORCH = """
@@ -101,7 +102,7 @@ class Machine:
 
     python: tuple[int, int, int]
     versions: Mapping[str, str | None]
-    """Version of each of `versions.PACKAGES`; None if it is not installed."""
+    """Version of each known package; None if it is not installed."""
     shadowed: tuple[Shadowed, ...]
     torch: TorchView
     cards: tuple[LiveCard, ...]
@@ -142,7 +143,7 @@ class Machine:
 
 def observe(directory: str, address: str | None) -> Machine:
     """Return what is seen of this machine, `directory` for runs, and a Ray `address`."""
-    versions = {package.name: installed_version(package.name) for package in PACKAGES}
+    versions = installed_versions(known_packages())
     with ThreadPoolExecutor() as pool:
         verifiers = pool.submit(look, venv_directory())
         torch, ray = pool.map(_child, (_SEE_TORCH, _SEE_RAY))

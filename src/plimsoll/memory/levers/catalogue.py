@@ -1,7 +1,7 @@
 """The list of all memory levers, and the settings that each of them may write in a run.
 
-A new lever is a value in the file of its settings, and a name in that file's list. The levers of an
-engine are in the `levers.py` of its folder. Refusals, the suggestions of `plimsoll plan --suggest`,
+A new lever is a value in the list of the file of its settings. The levers of an engine are in the
+`levers.py` of its folder. Refusals, the suggestions of `plimsoll plan --suggest`,
 the report of a run out of memory and the page of a plan offer all LEVERS.
 """
 
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
-from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import plimsoll.rollout.levers as rollout
-from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES
+from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES, folder_value
 from plimsoll.memory.levers import models, run
 from plimsoll.memory.levers.changes import changes_between
 from plimsoll.spec.decisions import fast_dtype
@@ -23,20 +20,12 @@ from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.levers import Lever, Move, Situation
 
-
-def _levers_of(package: str) -> tuple[Lever, ...]:
-    """Return the levers of an engine; nothing if its folder has no `levers.py`."""
-    if find_spec(f"{package}.levers") is None:
-        return ()
-    return cast("tuple[Lever, ...]", import_module(f"{package}.levers").LEVERS)
-
-
 LEVERS: tuple[Lever, ...] = (
     *run.LEVERS,
     *models.LEVERS,
-    *chain.from_iterable(map(_levers_of, TRAINER_ENGINES)),
+    *(lever for package in TRAINER_ENGINES for lever in folder_value(package, "levers")),
     *rollout.LEVERS,
-    *chain.from_iterable(map(_levers_of, ROLLOUT_ENGINES)),
+    *(lever for package in ROLLOUT_ENGINES for lever in folder_value(package, "levers")),
 )
 
 

@@ -16,16 +16,7 @@ from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.spec.roles import Role
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec, resolve
-from plimsoll.timeline.levers import LeverValue, Move
-
-
-def move_text(move: Move) -> str:
-    """Return a move as text for a person; several keys are joined by "with"."""
-    return " with ".join(_setting_text(key, value) for key, value in move.items())
-
-
-def _setting_text(key: str, value: LeverValue) -> str:
-    return f"{key}: {value:.2f}" if isinstance(value, float) else f"{key}: {show(value)}"
+from plimsoll.timeline.levers import LeverValue
 
 
 @dataclass(frozen=True)

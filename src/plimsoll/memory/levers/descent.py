@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
-from plimsoll.config.problems import Code, Problem
+from plimsoll.config.problems import Code, Problem, show
 from plimsoll.memory.levers.catalogue import levers_by_rank, merge_moves, moves_of
-from plimsoll.memory.levers.changes import changes_between, move_text
+from plimsoll.memory.levers.changes import changes_between
 from plimsoll.memory.levers.trials import Trial, Trials
 from plimsoll.memory.rules.shortages import Shortage
 from plimsoll.memory.weigh import Ground, Plan, has_shortage, problems_besides, shortages_of
@@ -234,8 +234,11 @@ def with_ways_out(plan: Plan, ground: Ground) -> Iterator[Problem]:
 
 
 def _text(trials: Trials, move: Move) -> str:
-    changes = changes_between(trials.spec, dict(sorted(move.items())))
-    return move_text({change.key: change.after for change in changes})
+    """Return the settings of a move that change something, joined by "with"."""
+    return " with ".join(
+        f"{c.key}: {c.after:.2f}" if isinstance(c.after, float) else f"{c.key}: {show(c.after)}"
+        for c in changes_between(trials.spec, dict(sorted(move.items())))
+    )
 
 
 def _errors(plan: Plan) -> set[Code | None]:

@@ -7,14 +7,13 @@ share a step, and the length of its sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from plimsoll.config.problems import UNPLACED, UNSTARTED
-from plimsoll.memory.levers.changes import apply_changes, changes_between, value_at
+from plimsoll.memory.levers.changes import value_at
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import KINDS
-from plimsoll.timeline.levers import Lever, LeverValue, Move, Situation, halves, relief
+from plimsoll.timeline.levers import Lever, LeverValue, Move, Relief, Situation, halves
 
 _MICRO_BATCH = "batch.micro_batch_tokens"
 _PRECOMPUTE = "reference_logprobs.precompute"
@@ -35,10 +34,6 @@ def _smaller_micro_batches(at: Situation) -> Sequence[Move]:
     """Return half the budget, a quarter and so on, down to the longest sequence (or pair)."""
     work = at.spec.workload
     return [{_MICRO_BATCH: tokens} for tokens in halves(work.budget, work.least_budget)]
-
-
-def _fewer_checkpoints(at: Situation) -> Sequence[Move]:
-    return [{_CHECKPOINTS: 1}] if at.spec.run.keep_checkpoints > 1 else ()
 
 
 def _free_cards(at: Situation, nodes: int) -> int:
@@ -91,20 +86,13 @@ def _other_ranks(at: Situation) -> Sequence[Move]:
     A run in one process gets the move to ranks on free cards with Ray.
     """
     spec, cluster = at.spec, at.spec.cluster
+    filled = _ranks_on_free_cards(at)
     if cluster.where == "local":
-        return _on_ray(at)
+        return [{_WHERE: "ray", **filled}] if filled else ()
     taken = _cards_of_engines(spec) + (cluster.critic_ranks or 0)
     counts = [at.cards - taken] if at.cards else []
     fewer = {count for count in (*counts, cluster.ranks // 2) if 0 < count < cluster.ranks}
-    filled = _ranks_on_free_cards(at)
     return [filled, *({_RANKS: count} for count in sorted(fewer, reverse=True))]
-
-
-def _on_ray(at: Situation) -> Sequence[Move]:
-    on_ray: Move = {_WHERE: "ray"}
-    spec = apply_changes(at.spec, changes_between(at.spec, on_ray))
-    move = _ranks_on_free_cards(replace(at, spec=spec)) if spec else {}
-    return [{**on_ray, **move}] if move else ()
 
 
 def _nodes_for(at: Situation, ranks: int) -> int:
@@ -175,95 +163,84 @@ def _with_length(spec: RunSpec[Any], key: str, length: int, more: int) -> Move:
     return move
 
 
-def _is_on_ray(spec: RunSpec[Any]) -> bool:
-    return spec.cluster.where == "ray"
-
-
 def _could_part(spec: RunSpec[Any]) -> bool:
-    return "critic" in spec.trained and _is_on_ray(spec)
+    return "critic" in spec.trained and spec.cluster.where == "ray"
 
 
-_ANY = relief(*KINDS)
-_ON_CARDS = relief(*KINDS[:-2], where=["device"])
-
-MICRO_BATCHES = Lever(
-    keys=(_MICRO_BATCH,),
-    words="smaller micro-batches",
-    cost="the step comes in more pieces: the same gradient",
-    rank=10,
-    settings=_smaller_micro_batches,
-    reliefs=(relief("activations", "frozen models"),),
-    control=True,
-)
-PRECOMPUTED_REFERENCE = Lever(
-    keys=(_PRECOMPUTE,),
-    words="a reference that scores before the actor is loaded",
-    cost="the reference scores every row before the first step",
-    rank=20,
-    settings=lambda at: [{_PRECOMPUTE: True}],
-    reliefs=(relief("frozen models"),),
-    applies=lambda spec: spec.may_precompute,
-    control=True,
-)
-FEWER_CHECKPOINTS = Lever(
-    keys=(_CHECKPOINTS,),
-    words="fewer checkpoints",
-    cost="only the last checkpoint is there to go back to",
-    rank=10,
-    settings=_fewer_checkpoints,
-    reliefs=(),
-    codes=frozenset({"disk-space"}),
-)
-RANKS = Lever(
-    keys=(_RANKS, _WHERE),
-    words="another number of ranks on the same machines",
-    cost="another number of ranks shares the step: more of them take free cards, fewer are slower",
-    rank=40,
-    settings=_other_ranks,
-    reliefs=(_ANY,),
-    codes=UNPLACED,
-    control=True,
-)
-CRITIC_APART = Lever(
-    keys=(_CRITIC_RANKS,),
-    words="a critic on free cards of its own",
-    cost="the critic's cards are idle while the actor trains, and the other way round",
-    rank=40,
-    settings=_critic_apart,
-    reliefs=(_ON_CARDS,),
-    applies=_could_part,
-    control=True,
-)
-MORE_NODES = Lever(
-    keys=(_NODES, _RANKS, _CRITIC_RANKS),
-    words="more nodes",
-    cost="other machines; between them the network is slower than the cards' link",
-    rank=80,
-    effect="machines",
-    settings=_more_nodes,
-    reliefs=(_ANY,),
-    applies=_is_on_ray,
-    codes=UNPLACED,
-    control=True,
-)
-SHORTER_SEQUENCES = Lever(
-    keys=(_MAX_TOKENS,),
-    words="shorter sequences",
-    cost="longer rows are refused, or cut with data.over_long: truncate; responses are cut off",
-    rank=90,
-    effect="shorter",
-    settings=_shorter_sequences,
-    reliefs=(_ANY,),
-    codes=UNSTARTED,
-    control=True,
-)
+_ANY = Relief(KINDS)
+_ON_CARDS = Relief(KINDS[:-2], where=("device",))
 
 LEVERS: tuple[Lever, ...] = (
-    MICRO_BATCHES,
-    PRECOMPUTED_REFERENCE,
-    FEWER_CHECKPOINTS,
-    RANKS,
-    CRITIC_APART,
-    MORE_NODES,
-    SHORTER_SEQUENCES,
+    Lever(
+        keys=(_MICRO_BATCH,),
+        words="smaller micro-batches",
+        cost="the step comes in more pieces: the same gradient",
+        rank=10,
+        settings=_smaller_micro_batches,
+        reliefs=(Relief(("activations", "frozen models")),),
+        control=True,
+    ),
+    Lever(
+        keys=(_PRECOMPUTE,),
+        words="a reference that scores before the actor is loaded",
+        cost="the reference scores every row before the first step",
+        rank=20,
+        settings=lambda at: [{_PRECOMPUTE: True}],
+        reliefs=(Relief(("frozen models",)),),
+        applies=lambda spec: spec.may_precompute,
+        control=True,
+    ),
+    Lever(
+        keys=(_CHECKPOINTS,),
+        words="fewer checkpoints",
+        cost="only the last checkpoint is there to go back to",
+        rank=10,
+        settings=lambda at: [{_CHECKPOINTS: 1}] if at.spec.run.keep_checkpoints > 1 else (),
+        reliefs=(),
+        codes=frozenset({"disk-space"}),
+    ),
+    Lever(
+        keys=(_RANKS, _WHERE),
+        words="another number of ranks on the same machines",
+        cost="another number of ranks shares the step: "
+        "more of them take free cards, fewer are slower",
+        rank=40,
+        settings=_other_ranks,
+        reliefs=(_ANY,),
+        codes=UNPLACED,
+        control=True,
+    ),
+    Lever(
+        keys=(_CRITIC_RANKS,),
+        words="a critic on free cards of its own",
+        cost="the critic's cards are idle while the actor trains, and the other way round",
+        rank=40,
+        settings=_critic_apart,
+        reliefs=(_ON_CARDS,),
+        applies=_could_part,
+        control=True,
+    ),
+    Lever(
+        keys=(_NODES, _RANKS, _CRITIC_RANKS),
+        words="more nodes",
+        cost="other machines; between them the network is slower than the cards' link",
+        rank=80,
+        effect="machines",
+        settings=_more_nodes,
+        reliefs=(_ANY,),
+        applies=lambda spec: spec.cluster.where == "ray",
+        codes=UNPLACED,
+        control=True,
+    ),
+    Lever(
+        keys=(_MAX_TOKENS,),
+        words="shorter sequences",
+        cost="longer rows are refused, or cut with data.over_long: truncate; responses are cut off",
+        rank=90,
+        effect="shorter",
+        settings=_shorter_sequences,
+        reliefs=(_ANY,),
+        codes=UNSTARTED,
+        control=True,
+    ),
 )

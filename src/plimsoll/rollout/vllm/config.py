@@ -65,9 +65,9 @@ class VllmConfig(RolloutEngineConfig):
         return part // self.tensor_parallel
 
     @property
-    def sleeps(self) -> bool:
-        """Whether the engine gives memory up while the ranks train."""
-        return self.sleep_level > 0
+    def sleep_key(self) -> str | None:
+        """The key by which the engine gives memory up while the ranks train; None: it does not."""
+        return "sleep_level" if self.sleep_level else None
 
     @property
     def takes_adapter_alone(self) -> bool:

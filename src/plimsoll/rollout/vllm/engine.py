@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order
 from plimsoll.model.adapters import WEIGHTS
-from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
+from plimsoll.records import ExtractCalls, Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.rollout.protocol import (
     CACHED_TOKENS,
     ENGINE_ENDED,
@@ -37,6 +37,9 @@ from plimsoll.rollout.text import Decoder
 from plimsoll.rollout.vllm.config import vllm_of
 from plimsoll.run.output import matches_from_the_end
 from plimsoll.run.readings import CardReading, Reading
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _LOGGED = re.compile(r"\(\w[^)]*\) ERROR [^\]]*\] ((?:\w+\.)*\w*(?:Error|Exception): .+)")
 _POINTS_ELSEWHERE = re.compile(r"EngineDeadError|[Ss]ee (?:stack trace|root cause)")
@@ -381,10 +384,18 @@ def logged_error(log: str) -> str | None:
     return next((line for line in lines if not _POINTS_ELSEWHERE.search(line)), None)
 
 
+def calls_of(name: str, tokenizer: PreTrainedTokenizerBase) -> ExtractCalls:
+    """Return vLLM's parser of a format of tool calls."""
+    from plimsoll.rollout.vllm.tools import vllm_extract  # vLLM takes seconds
+
+    return vllm_extract(name, tokenizer)
+
+
 ENGINE = RolloutBuild(
     start=VllmEngine,
     environment=environment,
     as_published=True,
     memory_settings=memory_settings,
     logged_error=logged_error,
+    calls_of=calls_of,
 )

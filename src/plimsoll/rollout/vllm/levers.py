@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import floor
 from typing import Any
 
@@ -18,7 +19,7 @@ from plimsoll.rollout.vllm.config import VllmConfig, vllm_of
 from plimsoll.rollout.vllm.holdings import ASLEEP, least_cpu_cache, least_share
 from plimsoll.rollout.vllm.plan_rules import against_parallel
 from plimsoll.rollout.vllm.sampler import keeps_weights, narrow_weights, vllm_sampler
-from plimsoll.timeline.levers import Lever, Move, Situation, relief
+from plimsoll.timeline.levers import Lever, Move, Relief, Situation
 
 _SHARE = "rollout.vllm.memory_share"
 _SLEEP = "rollout.vllm.sleep_level"
@@ -60,8 +61,7 @@ def _after(rollout: RolloutConfig, move: Move) -> RolloutConfig:
     if _QUANTIZATION in move:
         quantization = changes.pop("arguments.quantization")
         changes["arguments"] = {**vllm.arguments, "quantization": quantization}
-    after = rollout.with_engine(vllm.model_copy(update=changes))
-    return after.model_copy(update={"engines": move.get(ENGINES, rollout.engines)})
+    return rollout.with_engine(vllm.model_copy(update=changes))
 
 
 def _largest_share(at: Situation, rollout: RolloutConfig) -> float:
@@ -78,10 +78,6 @@ def _largest_share(at: Situation, rollout: RolloutConfig) -> float:
             held = max((size for p, size in room.others.items() if p not in asleep), default=0)
             shares.append(max(0, floor(100 * (room.capacity - held) / room.capacity)) / 100)
     return min(shares)
-
-
-def _fitting_shares(at: Situation) -> Sequence[Move]:
-    return [_with_share(at, {})]
 
 
 def sleep_level(vllm: VllmConfig) -> int:
@@ -149,62 +145,59 @@ def _caches_on_cpu(at: Situation) -> Sequence[Move]:
 
 _TOO_LITTLE = UNSTARTED | CROWDED
 
-MEMORY_SHARE = Lever(
-    keys=(_SHARE,),
-    words="another share of a card for vLLM",
-    cost="the KV cache has what the share leaves: fewer or more sequences at once",
-    rank=5,
-    settings=_fitting_shares,
-    reliefs=(relief("rollout engines", where=["device"]),),
-    engine=VllmConfig,
-    codes=_TOO_LITTLE,
-    control=True,
-)
-SLEEP = Lever(
-    keys=(_SLEEP,),
-    words="engines that sleep while the ranks train",
-    cost="a sleeping engine wakes for each rollout",
-    rank=20,
-    settings=_asleep,
-    reliefs=(
-        relief("rollout engines", where=["device"], phases=ASLEEP),
-        relief("rollout engines", where=["host"]),
-    ),
-    engine=VllmConfig,
-    codes=CROWDED,
-    control=True,
-)
-DIVIDED_ENGINES = Lever(
-    keys=(_PARALLEL, ENGINES),
-    words="engines divided over several cards",
-    cost="the parts of an engine exchange activations in every layer",
-    rank=20,
-    settings=_divided_engines,
-    reliefs=(relief("rollout engines"),),
-    engine=VllmConfig,
-    codes=(_TOO_LITTLE | UNPLACED).union(("tensor-parallel-node",)),
-    control=True,
-)
-CPU_CACHE = Lever(
-    keys=(_CACHE,),
-    words="another size of the KV cache in host memory",
-    cost="with a smaller cache fewer sequences are sampled at once",
-    rank=5,
-    settings=_caches_on_cpu,
-    reliefs=(relief("rollout engines", where=["host"]),),
-    engine=VllmConfig,
-    codes=UNSTARTED,
-)
-NARROW_ENGINES = Lever(
-    keys=(_QUANTIZATION,),
-    words="engines with weights of 8 bits",
-    cost="engines sample from rounded weights: algorithm.correction weighs the difference",
-    rank=55,
-    effect="rounding",
-    settings=_narrow_engines,
-    reliefs=(relief("rollout engines", where=["device"]),),
-    engine=VllmConfig,
-    codes=_TOO_LITTLE,
-)
+_vllm_lever = partial(Lever, engine=VllmConfig)
 
-LEVERS: tuple[Lever, ...] = (MEMORY_SHARE, SLEEP, DIVIDED_ENGINES, CPU_CACHE, NARROW_ENGINES)
+LEVERS: tuple[Lever, ...] = (
+    _vllm_lever(
+        keys=(_SHARE,),
+        words="another share of a card for vLLM",
+        cost="the KV cache has what the share leaves: fewer or more sequences at once",
+        rank=5,
+        settings=lambda at: [_with_share(at, {})],
+        reliefs=(Relief(("rollout engines",), where=("device",)),),
+        codes=_TOO_LITTLE,
+        control=True,
+    ),
+    _vllm_lever(
+        keys=(_SLEEP,),
+        words="engines that sleep while the ranks train",
+        cost="a sleeping engine wakes for each rollout",
+        rank=20,
+        settings=_asleep,
+        reliefs=(
+            Relief(("rollout engines",), where=("device",), phases=ASLEEP),
+            Relief(("rollout engines",), where=("host",)),
+        ),
+        codes=CROWDED,
+        control=True,
+    ),
+    _vllm_lever(
+        keys=(_PARALLEL, ENGINES),
+        words="engines divided over several cards",
+        cost="the parts of an engine exchange activations in every layer",
+        rank=20,
+        settings=_divided_engines,
+        reliefs=(Relief(("rollout engines",)),),
+        codes=(_TOO_LITTLE | UNPLACED).union(("tensor-parallel-node",)),
+        control=True,
+    ),
+    _vllm_lever(
+        keys=(_CACHE,),
+        words="another size of the KV cache in host memory",
+        cost="with a smaller cache fewer sequences are sampled at once",
+        rank=5,
+        settings=_caches_on_cpu,
+        reliefs=(Relief(("rollout engines",), where=("host",)),),
+        codes=UNSTARTED,
+    ),
+    _vllm_lever(
+        keys=(_QUANTIZATION,),
+        words="engines with weights of 8 bits",
+        cost="engines sample from rounded weights: algorithm.correction weighs the difference",
+        rank=55,
+        effect="rounding",
+        settings=_narrow_engines,
+        reliefs=(Relief(("rollout engines",), where=("device",)),),
+        codes=_TOO_LITTLE,
+    ),
+)

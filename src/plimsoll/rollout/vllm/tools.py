@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from vllm.tool_parsers import ToolParser, ToolParserManager
 from plimsoll.config.base import AUTO
 from plimsoll.config.files import nearest
 from plimsoll.errors import ConfigError
+from plimsoll.records import ExtractCalls, ExtractedCalls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,17 +38,12 @@ _IDS = {"mistral": re.compile(r'"id"\s*:\s*"(\w{9})"')}
 """The ids that models write with calls, and that their results are to have; the parsers put others
 in their place. Mistral's write one where calls are a list of objects."""
 
-ParsedCalls = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
 
+def vllm_extract(name: str, tokenizer: PreTrainedTokenizerBase) -> ExtractCalls:
+    """Return vLLM's parser of a format.
 
-def vllm_extract(
-    name: str, tokenizer: PreTrainedTokenizerBase
-) -> Callable[[str, Sequence[Mapping[str, Any]]], ParsedCalls]:
-    """Return what finds calls in a text without its thought.
-
-    The result gives the text outside of calls; each call's name, its arguments as JSON text and the
-    id that was written with it, or ""; and a sentence if there is a call that cannot be read. The
-    text is to have the tokenizer's special tokens.
+    A call's id is the one that was written with it, or "". The text is to have the tokenizer's
+    special tokens.
 
     Args:
         name: a name of vLLM's `--tool-call-parser`.
@@ -63,7 +59,7 @@ def vllm_extract(
     begin, lock = re.compile(_BEGINS.get(name, _BEGIN)), Lock()
     parsers: dict[str, tuple[ToolParser, ChatCompletionRequest]] = {}
 
-    def extract(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedCalls:
+    def extract(text: str, tools: Sequence[Mapping[str, Any]]) -> ExtractedCalls:
         try:
             with lock:  # a parser has a state
                 extracted = _extract(*_parser_for(parsers, parser, name, tokenizer, tools), text)
@@ -79,7 +75,7 @@ def vllm_extract(
     return extract
 
 
-def _with_ids(extracted: ParsedCalls, text: str, ids: re.Pattern[str] | None) -> ParsedCalls:
+def _with_ids(extracted: ExtractedCalls, text: str, ids: re.Pattern[str] | None) -> ExtractedCalls:
     content, calls, problems = extracted
     written_ids = ids.findall(text) if ids else []
     if len(written_ids) != len(calls):
@@ -135,7 +131,7 @@ def _parser_for(
     return parsers[key]
 
 
-def _extract(parser: ToolParser, request: ChatCompletionRequest, text: str) -> ParsedCalls:
+def _extract(parser: ToolParser, request: ChatCompletionRequest, text: str) -> ExtractedCalls:
     result = parser.extract_tool_calls(text, request)
     calls = [(call.function.name, call.function.arguments, "") for call in result.tool_calls]
     return result.content or "", calls, ()

@@ -74,11 +74,12 @@ def _groups(config: RlConfig) -> Iterator[Problem]:
         fix = "batch.responses: 8, or leave batch.dynamic_sampling out"
         yield at.conflict("batch.dynamic_sampling", why, fix, "group-of-one")
     yield from _dynamic_part(config)
-    if config.batch.dynamic_sampling and config.scoring_models and config.rollout.engine.sleeps:
+    rollout, sleep_key = config.rollout, config.rollout.engine.sleep_key
+    if config.batch.dynamic_sampling and config.scoring_models and sleep_key is not None:
         why = "Reward models would score each round of samples before the engines sleep, on the "
         why += "same cards."
-        fix = f"rollout.{config.rollout.engine_name}.sleep_level: 0, or no batch.dynamic_sampling "
-        fix += "or reward models"
+        fix = f"leave rollout.{rollout.engine_name}.{sleep_key} out, or no "
+        fix += "batch.dynamic_sampling or reward models"
         yield at.conflict("batch.dynamic_sampling", why, fix, "dynamic-awake")
     for name in unknown_needs(choice):
         known = get_args(AdvantageNeed)

@@ -47,7 +47,7 @@ def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def missing_for_processes(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what Ray and vLLM need and is missing: all that a run and `plimsoll eval` share."""
+    """Yield what Ray and engines need and is missing: all that a run and `plimsoll eval` share."""
     yield from _missing(_of_processes(spec))
     if spec.cluster.address is None:  # other machines of a cluster are not seen from here
         yield from _lacking(_engine_tools(spec))
@@ -136,16 +136,12 @@ def local_host_rules(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Yield problems of the installed packages that the job imports, but not of missing ones."""
-    engines = [package for rules in all_rules(spec) for package in rules.packages]
-    needed = {
-        *_ALWAYS,
-        *engines,
-        *(need.package for need in chain(_of_processes(spec), _of_roles(spec))),
-    }
-    needed |= {"accelerate"} if _quantized_roles(spec) else set()
-    for package in PACKAGES:
-        version = host.versions.get(package.name) if package.name in needed else None
-        problem = None if version is None else check_version(package.name, version)
+    needed = {need.package for need in chain(_of_processes(spec), _of_roles(spec))}
+    needed |= {*_ALWAYS, *(["accelerate"] if _quantized_roles(spec) else [])}
+    engines = (package for rules in all_rules(spec) for package in rules.packages)
+    for package in (*(package for package in PACKAGES if package.name in needed), *engines):
+        version = host.versions.get(package.name)
+        problem = None if version is None else check_version(package, version)
         if problem is not None:
             yield problem
 

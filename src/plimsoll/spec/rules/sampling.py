@@ -54,10 +54,10 @@ def check_sampling(config: RlConfig) -> Iterator[Problem]:
         why = "plimsoll sample learns nothing, and it samples by itself."
         fix = "leave rollout.replay out, or plimsoll rl"
         yield at.conflict("replay", why, fix, "replay-without-engines")
-    if config.rollout.engine.sleeps:
+    if (sleep_key := config.rollout.engine.sleep_key) is not None:
         why = "plimsoll sample trains nothing that engines would make room for."
-        key = f"{config.rollout.engine_name}.sleep_level"
-        yield at.conflict(key, why, f"rollout.{key}: 0", "sleep-not-shared")
+        key = f"{config.rollout.engine_name}.{sleep_key}"
+        yield at.conflict(key, why, f"leave rollout.{key} out", "sleep-not-shared")
 
 
 def _engines(config: RlConfig) -> Iterator[Problem]:

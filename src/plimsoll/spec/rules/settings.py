@@ -67,11 +67,7 @@ def _processes(spec: RunSpec[Any]) -> Iterator[Problem]:
         "cluster.nodes": cluster.nodes,
     }
     if engines is not None:
-        counts |= {"rollout.engines": engines.engines}
-        counts |= {
-            f"rollout.{engines.engine_name}.{key}": count
-            for key, count in engines.engine.degrees.items()
-        }
+        counts |= {"rollout.engines": engines.engines, **engines.degrees}
     at = Section("", spec.config)
     parts = 0 if engines is None else engines.all_parts
     over = [key for key, count in counts.items() if count > MOST_PROCESSES]
