@@ -387,7 +387,7 @@ def test_a_message_that_the_template_does_not_take_is_refused(
 def test_a_conversation_that_the_template_does_not_take_is_refused(tokenizer: Tokenizer) -> None:
     llama = BY_NAME["llama3.1"]
     two = assistant("", call(llama, "x"), call(llama, "y"))
-    with pytest.raises(DataError, match=r"up to a reply is refused .*single tool-calls.*llama3\.1"):
+    with pytest.raises(DataError, match=r"refused .*single tool-calls.*llama3\.1"):
         following(llama.template, [user("hi")], two, [result("4")], [], [])
     silent = make_template(tokenizer, "{{ messages[0].content }}{{ messages[-1].content }}", None)
     with pytest.raises(DataError, match="leaves out a reply, 'yo'"):

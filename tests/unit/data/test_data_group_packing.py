@@ -81,7 +81,7 @@ def test_members_of_a_group_may_stand_apart() -> None:
 
 def test_a_sample_over_the_budget_is_refused() -> None:
     samples, group_S = of_groups([(4, [1, 1]), (9, [3])])
-    with pytest.raises(DataError, match="has 12 tokens, over the budget of 10 tokens"):
+    with pytest.raises(DataError, match=r"12 tokens.*budget.* 10 "):
         pack_groups(samples, group_S, ranks=1, budget=10)
 
 

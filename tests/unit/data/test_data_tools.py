@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -108,17 +109,17 @@ def test_what_is_no_list_of_tools_is_told(
 @pytest.mark.parametrize(
     "template, field, problem",
     [
-        (None, "messages", "may call the tool 'add', and the chat template leaves tools out"),
-        ("none", "tools", "has tools, which plain text leaves out"),
+        (None, "messages", "tool 'add'.*chat template leaves"),
+        ("none", "tools", "tools.*plain text leaves"),
     ],
 )
-def test_tools_that_are_left_out_are_told(
+def test_a_row_whose_tools_are_left_out_is_bad(
     tokenizer: Tokenizer, tmp_path: Path, template: str | None, field: str, problem: str
 ) -> None:
     rows = ({"messages": TURNS, "tools": [ADD]}, {"messages": TURNS})
     data = rows_of(tmp_path, *rows, messages="messages")
     [bad] = load_samples(data, source(data), make_template(tokenizer, template, None)).bad_rows
-    assert bad.field == field and problem in bad.problem
+    assert bad.field == field and re.search(problem, bad.problem)
 
 
 def test_only_a_late_row_may_have_tools(
@@ -130,5 +131,5 @@ def test_only_a_late_row_may_have_tools(
     data = rows_of(tmp_path, *rows, messages="messages").model_copy(update={"on_bad_row": "stop"})
     assert len(texts(data, template)) == 2
     data = rows_of(tmp_path, {"messages": TURNS}, messages="messages")
-    with pytest.raises(ConfigError, match=r"no row of .* has a column `tools`; there are `mess"):
+    with pytest.raises(ConfigError, match=r"column `tools`.*`messages`"):
         load_samples(data, source(data), template)
