@@ -246,7 +246,7 @@ def test_the_last_number_in_prose(response: str, number: str) -> None:
     ],
 )
 def test_what_is_no_clear_answer_is_no_reference(reference: str) -> None:
-    with pytest.raises(ValueError, match=r"no clear mathematical answer: give a number, or LaTeX"):
+    with pytest.raises(ValueError, match="no clear mathematical answer"):
         math_answer.check(reference)
 
 
