@@ -103,14 +103,14 @@ def test_what_is_divided_anew_is_what_was_written(
             assert torch.equal(found["exp_avg"][0], square)
 
 
-def test_a_lost_file_is_named_by_what_is_missing(tmp_path: Path) -> None:
+def test_a_lost_file_is_an_error_that_counts_the_missing_elements(tmp_path: Path) -> None:
     weights = {"w": torch.arange(10.0)}
     for rank in range(2):
         row, parts = joined(weights, 2, rank)
         write_rows({"master": [row]}, parts, tmp_path, rank)
     (tmp_path / "rank-00001-00000.safetensors").unlink()
     row, parts = joined(weights, 1, 0)
-    with pytest.raises(ConfigError, match="5 of the elements that this rank holds are in no file"):
+    with pytest.raises(ConfigError, match=r"\b5 .*elements"):
         read_rows({"master": [row]}, parts, tmp_path)
 
 

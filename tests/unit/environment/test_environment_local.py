@@ -120,5 +120,5 @@ def test_a_method_that_hangs_costs_its_time_limit() -> None:
         await environment.reset({"sum": ""})
         await environment.step(REPLY)
 
-    with pytest.raises(EnvironmentFailed, match=r"step took longer than call_seconds.* 0.05"):
+    with pytest.raises(EnvironmentFailed, match=r"step .*call_seconds.* 0\.05"):
         asyncio.run(asked())

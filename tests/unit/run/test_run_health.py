@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from math import inf, nan
 from pathlib import Path
 
@@ -83,15 +84,10 @@ def test_what_leaves_its_range_is_told_with_what_it_means(
 def test_a_warning_is_a_line_with_range_meaning_and_advice() -> None:
     (found,) = warnings_of({"truncated": 0.5})
     assert (found.low, found.high) == (0.0, 0.3)
-    assert str(found) == (
-        "warning: truncated is 0.5, healthy is 0 to 0.3 (the share of responses that were cut off "
-        "at their longest). What is cut off has no answer and earns nothing, however good it was; "
-        "or the actor has stopped to end its responses. Try: a larger "
-        "rollout.sampling.max_new_tokens, a penalty for overlong responses, the stop strings and "
-        "the chat template."
-    )
+    assert re.search(rf"truncated is 0\.5, .*0 to 0\.3 \({found.what}\)", str(found))
+    assert re.search(r"Try: .*rollout\.sampling\.max_new_tokens", str(found))
     (found,) = warnings_of({"response_tokens": 1.0})
-    assert found.high == inf and "is 1, healthy is 1.5 or more (" in str(found)
+    assert found.high == inf and re.search(r"is 1, .*1\.5 or more \(", str(found))
 
 
 def test_the_kl_of_long_responses_is_counted_by_the_token() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -210,8 +211,8 @@ def test_a_run_that_mlflow_does_not_know_is_refused_with_the_way_out(tmp_path: P
     (tmp_path / "run" / "loggers.json").write_text('{"mlflow": "0123456789abcdef"}')
     command = [sys.executable, "-c", PROGRAM, "mlflow", str(tmp_path / "run"), "1", "1", "1"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path))
-    assert "ConfigError: run.loggers: mlflow cannot be opened: MlflowException" in done.stderr
-    assert "or 0123456789abcdef out of" in done.stderr
+    assert re.search(r"ConfigError: run\.loggers: mlflow .*MlflowException", done.stderr)
+    assert "0123456789abcdef out of" in done.stderr
 
 
 TRACKIO = """

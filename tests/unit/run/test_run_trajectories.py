@@ -240,7 +240,7 @@ def test_files_of_before_are_read_by_people_and_refused_for_training(tmp_path: P
             *(9, 9, 0, "", "b", "z", "2", 0.5), {"right": 0.5}, -1.0, 1, 3, cut_off=False
         )
     ]
-    with pytest.raises(ConfigError, match="it has no columns, group, loss_mask, parts, prompt_tok"):
+    with pytest.raises(ConfigError, match="columns, group, loss_mask, parts, prompt_tokens"):
         read_trajectories(path)
 
 

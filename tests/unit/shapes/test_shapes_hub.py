@@ -24,9 +24,10 @@ def test_a_silent_hub_is_reported_once_and_without_noise(
 ) -> None:
     reply = not_on_hub("nobody/knows", kind)
     assert reply is not None
-    assert f"nothing of it in {constants.HF_HUB_CACHE}" in reply[0]
-    assert "(http://127.0.0.1:9) does not answer: " in reply[0] and "refused" in reply[0]
-    assert reply[1] == "correct the path or name; or connect this machine, to download it"
+    problem, fix = reply
+    assert str(constants.HF_HUB_CACHE) in problem
+    assert "(http://127.0.0.1:9)" in problem and "refused" in problem
+    assert "path or name" in fix and "connect this machine" in fix
     assert capfd.readouterr() == ("", "")
 
 
