@@ -130,7 +130,7 @@ zero: {stage: 2}
         assert all(part in told for part in parts), (key, told)
 
 
-def test_missing_sections_are_told_key_by_key(tmp_path: Path) -> None:
+def test_missing_sections_are_listed_key_by_key(tmp_path: Path) -> None:
     report = message(tmp_path, "")
     for key in ("run.directory", "data.train.path", "actor.model.path"):
         assert "Missing" in block(report, key)

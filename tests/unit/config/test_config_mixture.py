@@ -98,7 +98,7 @@ def test_a_dump_loads_to_the_same(tmp_path: Path, text: str) -> None:
         (ONE, "--algorithm.learned_tokens=asistant", "algorithm.learned_tokens", "mean assistant?"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_key(
+def test_a_problem_is_named_by_its_key(
     tmp_path: Path, text: str, flags: str, key: str, instead: str
 ) -> None:
     found = report(tmp_path, text, flags)

@@ -216,7 +216,7 @@ def test_a_variant_needs_a_preset_with_a_paper() -> None:
     Path("mine.yaml").write_text("variant: paper\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml: .*\bvariant\b"):
         config_of("rl", preset="mine.yaml")
-    with pytest.raises(ConfigError, match=r"There is no preset 'dpao'\. Did you mean dapo\?"):
+    with pytest.raises(ConfigError, match=r"'dpao'.* dapo\?"):
         config_of("rl", preset="dpao", variant="paper")
     with pytest.raises(ConfigError, match=r"variant: papr"):
         config_of("dapo", variant="papr")

@@ -229,6 +229,6 @@ def test_whitening_of_before_becomes_the_estimators_option() -> None:
 
 
 @pytest.mark.parametrize("advantage", ["gae", {"name": "gae", "options": None}, 3])
-def test_whitening_of_before_beside_nonsense_is_told(advantage: object) -> None:
+def test_the_old_whitening_beside_a_wrong_value_is_named(advantage: object) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.advantage"):
         spec_of("ppo", algorithm={"whiten_advantages": False, "advantage": advantage})

@@ -169,7 +169,9 @@ def test_the_tokens_of_an_episode(family: Family, data: st.DataObject) -> None:
         ("deepseek-r1", [ADD], r"always, '<think>\\n' becomes 'It is 4\."),
     ],
 )
-def test_what_a_template_rewrites_is_told(name: str, tools: list[Any], change: str | None) -> None:
+def test_a_template_that_rewrites_earlier_text_is_found(
+    name: str, tools: list[Any], change: str | None
+) -> None:
     sentence = rewrites(BY_NAME[name].template, tools)
     if change is None:
         assert sentence is None
@@ -415,7 +417,7 @@ def test_a_later_system_message_that_is_merged_with_the_first_is_rewriting() -> 
         )
 
 
-def test_reasoning_that_is_told_apart_counts_too() -> None:
+def test_reasoning_in_a_field_of_its_own_counts_too() -> None:
     template = BY_NAME["qwen3"].template
     reply = {**assistant("yo"), "reasoning_content": "Hm."}
     assert is_rewritten(template, [user("hi")], reply, [user("bye")])

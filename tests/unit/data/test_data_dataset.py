@@ -110,7 +110,7 @@ def test_rows_are_the_same_in_parts_of_any_size(
     assert sum(seen) == 6 and max(seen) <= at_once
 
 
-def test_a_column_that_no_row_has_is_told_before_all_rows_are_read(
+def test_a_column_that_no_row_has_is_refused_before_all_rows_are_read(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "ROWS_AT_ONCE", 2)

@@ -82,7 +82,7 @@ def test_items_of_an_array_that_are_no_objects_are_bad_rows_in_their_place(tmp_p
         (b'[{"q": "\xff"}]', r"a\.json:1: .*: is not UTF-8: byte 0xff"),
     ],
 )
-def test_an_array_that_is_broken_is_told_with_its_line(
+def test_a_broken_array_is_refused_with_its_line(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     (tmp_path / "a.json").write_bytes(content)

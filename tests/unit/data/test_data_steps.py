@@ -158,7 +158,9 @@ def test_a_bad_row_is_named(
     assert bad.problem.startswith(problem)
 
 
-def test_a_template_that_rewrites_the_steps_is_told(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_template_that_rewrites_the_steps_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     upper = STRIPS.replace("m.content | trim", "m.content | replace('=', ' is ')")
     loaded = load(tokenizer, tmp_path, ROW | {"s": ["a", "b"]}, ROW, template=upper)
     [bad] = loaded.bad_rows

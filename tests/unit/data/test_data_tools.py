@@ -95,7 +95,7 @@ def test_pairs_and_prompts_have_tools_too(tokenizer: Tokenizer, tmp_path: Path) 
         ('"add"', "tools", "must be a list of tools, but is text"),
     ],
 )
-def test_what_is_no_list_of_tools_is_told(
+def test_a_value_that_is_no_list_of_tools_is_bad(
     tokenizer: Tokenizer, tmp_path: Path, tools: object, field: str, problem: str
 ) -> None:
     good = {"messages": TURNS}

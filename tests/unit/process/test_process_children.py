@@ -79,7 +79,7 @@ def test_a_child_answers_in_its_codec(
     child.end()
 
 
-def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(pool: Pool) -> None:
+def test_a_child_that_dies_is_reported_with_its_last_words_and_replaced(pool: Pool) -> None:
     first = pool.ask("pid", 10.0)
     assert pool.ask("pid", 10.0) == first != os.getpid()
     with pytest.raises(ChildEnded, match="ended with exit code 3") as death:

@@ -115,7 +115,7 @@ def test_a_program_that_leaves_early_passes_no_check(program: str) -> None:
         ("[[1]]", 'a test of a list is text, or has "input" and "output"'),
     ],
 )
-def test_tests_that_cannot_be_read_are_told(tests: str, why: str) -> None:
+def test_tests_that_cannot_be_read_are_refused(tests: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         cases_of(tests, None)
     with pytest.raises(DataError, match=why):

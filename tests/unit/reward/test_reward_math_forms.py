@@ -250,7 +250,7 @@ def test_what_is_no_clear_answer_is_no_reference(reference: str) -> None:
         math_answer.check(reference)
 
 
-def test_a_reference_that_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_answer, "verify", lambda gold, answer: MathVerdict.UNDECIDED)
     with pytest.raises(ValueError, match=r"'2\^2' is not read within 1 s"):
         math_answer.check("2^2")

@@ -179,7 +179,7 @@ def test_servers_and_judges_that_do_not_answer_are_shown_at_once(kind: str) -> N
         sampled(reward, notes.append, prompts=4, responses=1)
     (note,) = notes
     assert re.search(r"'mine', at row 0 .*data\.train: http://127\.0\.0\.1:9\b", note)
-    assert re.search(r"connection attempts failed.* 1 more time", note)
+    assert re.search(r"attempts failed.* 1 more time", note)
 
 
 def failure(reward: str = "r", group: int = 0, tries_left: int = 0) -> RewardFailure:

@@ -64,18 +64,18 @@ class Recorder:
         self.closed.append(failed)
 
 
-def test_a_logger_that_fails_is_told_once_and_left_out(tmp_path: Path) -> None:
+def test_a_logger_that_fails_is_reported_once_and_left_out(tmp_path: Path) -> None:
     good, bad = Recorder("good"), Recorder("bad", refuses=[2])
     recorders: list[Logger] = [bad, good]
-    loggers, told = Loggers(recorders), list[str]()
+    loggers, notes = Loggers(recorders), list[str]()
     for step in (1, 2, 3):
-        loggers.scalars(step, {"loss": 1.0}, told.append)
-        loggers.responses(step, tmp_path / "none", told.append)
-    loggers.close(told.append, failed=False)
+        loggers.scalars(step, {"loss": 1.0}, notes.append)
+        loggers.responses(step, tmp_path / "none", notes.append)
+    loggers.close(notes.append, failed=False)
     assert (good.steps, bad.steps) == ([1, 2, 3], [1])
     assert (good.closed, bad.closed) == ([False], [])
-    assert len(told) == 1 and told[0].startswith("warning: bad keeps nothing any more")
-    assert "ConnectionError: no route to host" in told[0]
+    assert len(notes) == 1 and notes[0].startswith("warning: bad keeps nothing any more")
+    assert "ConnectionError: no route to host" in notes[0]
 
 
 def run_config(path: Path, *loggers: LoggerName, tensorboard: bool = True) -> RunConfig:

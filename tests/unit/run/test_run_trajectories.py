@@ -95,15 +95,15 @@ def test_what_is_not_known_of_tokens_is_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "told"),
+    ("arrays", "message"),
     [
         ([floats(0), floats(1)], "2 advantages, 1 trajectories"),
         ([floats(0)], r"advantages of \(1,\) for tokens of \(2,\)"),
         ([floats(0, np.nan)], "advantages with NaN"),
     ],
 )
-def test_scores_must_fit_their_tokens(tmp_path: Path, arrays: list[Any], told: str) -> None:
-    with pytest.raises(AssertionError, match=told):
+def test_scores_must_fit_their_tokens(tmp_path: Path, arrays: list[Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
         write_trajectories(tmp_path / "a", 1, [trajectory(7, 0, [11, 12])], TokenScores(arrays))
 
 
@@ -244,7 +244,7 @@ def test_files_of_before_are_read_by_people_and_refused_for_training(tmp_path: P
         read_trajectories(path)
 
 
-def test_groups_are_told_apart_where_a_prompt_comes_twice(tmp_path: Path) -> None:
+def test_groups_of_a_prompt_that_comes_twice_stay_apart(tmp_path: Path) -> None:
     path = tmp_path / "step.parquet"
     step = [replace(trajectory(7, i % 2, [1]), group=i // 2) for i in range(4)]
     write_trajectories(path, 1, step, None)
