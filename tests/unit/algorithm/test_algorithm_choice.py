@@ -239,12 +239,9 @@ def test_a_new_advantage_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        (
-            "tensor_alone",
-            "gave Tensor with loss_L: no tensor, and TokenLoss with loss_L: shape [2] is needed",
-        ),
-        ("one_loss", "gave TokenLoss with loss_L: shape [], and TokenLoss with loss_L: shape [2]"),
-        ("number", "gave TokenLoss with loss_L: no tensor, and TokenLoss with loss_L: shape [2]"),
+        ("tensor_alone", "Tensor with loss_L: no tensor"),
+        ("one_loss", r"TokenLoss with loss_L: shape \[\]"),
+        ("number", "TokenLoss with loss_L: no tensor"),
     ],
 )
 def test_a_loss_with_another_output_is_refused(
@@ -253,8 +250,8 @@ def test_a_loss_with_another_output_is_refused(
     (tmp_path / "other_outputs.py").write_text(OTHER_OUTPUTS)
     monkeypatch.syspath_prepend(tmp_path)
     loss = policy_loss(Choice(name=f"other_outputs:{name}"))
-    message = f"algorithm.policy_loss: 'other_outputs:{name}' {reason}"
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    place, needed = rf"^algorithm\.policy_loss: 'other_outputs:{name}'", r"loss_L: shape \[2\]"
+    with pytest.raises(ConfigError, match=f"{place} gave {reason},.*{needed}"):
         loss(policy_inputs())
     estimator = advantage(Choice(name="other_outputs:advantage_of_each_sequence"))
     with pytest.raises(ConfigError, match=r"advantages_L: shape \[1\].*advantages_L: shape \[2\]"):
@@ -267,17 +264,17 @@ def test_a_loss_with_another_output_is_refused(
 @pytest.mark.parametrize(
     ("metrics", "reason"),
     [
-        ({"share": torch.tensor(1.0)}, "the metric 'share' as shape []. A metric is a number for"),
-        ({"share": 0.5}, "the metric 'share' as 0.5. A metric is a number for each token, a ten"),
-        ({"share": "high"}, "the metric 'share' as 'high'. A metric is a number for each token"),
-        ({3: torch.ones(2)}, "the metric 3 as shape [2]. A metric is a number for each token"),
-        ({"loss": torch.ones(2)}, "the metric 'loss'. The run has a metric"),
-        ({"reward": torch.ones(2)}, "the metric 'reward'. The run has a metric"),
-        ({"reward/short": torch.ones(2)}, "the metric 'reward/short'. The run has a metric"),
-        ({"entropy": torch.ones(2)}, "the metric 'entropy'. The run has a metric"),
+        ({"share": torch.tensor(1.0)}, "the metric 'share' as shape []."),
+        ({"share": 0.5}, "the metric 'share' as 0.5."),
+        ({"share": "high"}, "the metric 'share' as 'high'."),
+        ({3: torch.ones(2)}, "the metric 3 as shape [2]."),
+        ({"loss": torch.ones(2)}, "the metric 'loss'."),
+        ({"reward": torch.ones(2)}, "the metric 'reward'."),
+        ({"reward/short": torch.ones(2)}, "the metric 'reward/short'."),
+        ({"entropy": torch.ones(2)}, "the metric 'entropy'."),
         ({"mismatch/k3": torch.ones(2)}, "the metric 'mismatch/k3'."),
         ({"correction": torch.ones(2)}, "the metric 'correction'."),
-        (None, "None as `metrics`, and a dict is needed"),
+        (None, "None as `metrics`"),
     ],
 )
 def test_a_metric_that_cannot_be_added_up_is_refused(

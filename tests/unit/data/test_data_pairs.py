@@ -131,33 +131,33 @@ def test_a_plain_begin_token_is_kept(base_tokenizer: Tokenizer, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("row", "field", "problem"),
     [
-        ({"q": "1?", "good": "a", "bad": "a"}, "bad", "equals `good`, so neither is better"),
+        ({"q": "1?", "good": "a", "bad": "a"}, "bad", "equals `good`"),
         ({"q": "1?", "good": "", "bad": "a"}, "good", "is empty"),
         ({"q": "1?", "good": "a", "bad": " \n"}, "bad", "is empty"),
         (
             {"q": "1?", "good": 3, "bad": "a"},
             "good",
-            "must be text or a list of messages, but is a number",
+            "text or .*messages.* a number$",
         ),
         (
             {"q": "1?", "good": "a", "bad": ["b"]},
             "bad[0]",
-            "must be an object with role and content, but is text",
+            "object with role and content.* text$",
         ),
         ({"q": "1?", "good": "a"}, "bad", "is missing"),
         ({"good": "a", "bad": "b"}, "q", "is missing"),
         (
             {"q": "1?", "good": [USER, YO], "bad": [USER, GO]},
             "good[0].role",
-            "is `user`, but a response begins with the assistant's turn: where the column holds the"
-            " prompt too, leave out the column of prompts",
+            "is `user`.*assistant's turn.*column of prompts",
         ),
     ],
 )
 def test_bad_columns(
     tokenizer: Tokenizer, tmp_path: Path, row: object, field: str, problem: str
 ) -> None:
-    assert bad(tokenizer, tmp_path, row, prompt="q") == (field, problem)
+    found_field, found_problem = bad(tokenizer, tmp_path, row, prompt="q")
+    assert found_field == field and re.search(problem, found_problem)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_bad_messages(
         (DIALOGUE, DIALOGUE + " b", "good", "is empty after the prompt's last"),
         (DIALOGUE + " a", DIALOGUE + "\n ", "bad", "is empty after the prompt's last"),
         ("\n\nHuman: x\n\nAssistant: a", "\n\nHuman: y\n\nAssistant: b", "bad", "shares no prompt"),
-        ("yes", "no", "bad", "shares no prompt with `good`: without a column for the prompt"),
+        ("yes", "no", "bad", "shares no prompt with `good`"),
         (DIALOGUE + " a", DIALOGUE + " b\n\nHuman: c", "bad", "goes on with '\\n\\nHuman:'"),
         (7, DIALOGUE + " b", "good", "must be text, but is a number"),
         (DIALOGUE + " a", None, "bad", "is missing"),

@@ -88,11 +88,11 @@ def test_pairs_and_prompts_have_tools_too(tokenizer: Tokenizer, tmp_path: Path) 
 @pytest.mark.parametrize(
     "tools, field, problem",
     [
-        ({"name": "add"}, "tools", "must be a list of tools, but is an object"),
-        ([ADD, "sub"], "tools[1]", "must be an object with a `name`"),
-        ([{"function": {}}], "tools[0]", "must be an object with a `name`"),
-        ("[{", "tools", "is text, and not valid JSON"),
-        ('"add"', "tools", "must be a list of tools, but is text"),
+        ({"name": "add"}, "tools", "list of tools.* an object$"),
+        ([ADD, "sub"], "tools[1]", "object with a `name`"),
+        ([{"function": {}}], "tools[0]", "object with a `name`"),
+        ("[{", "tools", "text.*not valid JSON"),
+        ('"add"', "tools", "list of tools.* text$"),
     ],
 )
 def test_a_value_that_is_no_list_of_tools_is_bad(
@@ -102,7 +102,7 @@ def test_a_value_that_is_no_list_of_tools_is_bad(
     data = rows_of(tmp_path, {"messages": TURNS, "tools": tools}, good, messages="messages")
     loaded = load_samples(data, source(data), make_template(tokenizer, WRITES, None))
     [bad] = loaded.bad_rows
-    assert (bad.line, bad.field) == (1, field) and bad.problem.startswith(problem)
+    assert (bad.line, bad.field) == (1, field) and re.search(problem, bad.problem)
     assert len(loaded.items) == 1
 
 

@@ -114,17 +114,17 @@ def test_marks_hold_in_plain_text_and_in_pairs(tokenizer: Tokenizer, tmp_path: P
 @pytest.mark.parametrize(
     ("mark", "field", "problem"),
     [
-        ({"weight": 0.5}, "turns[1].weight", "says whether the turn is learned: true, false, 1 or"),
-        ({"train": "no"}, "turns[1].train", "says whether the turn is learned: true, false, 1 or"),
-        ({"weight": 0, "loss": True}, "turns[1]", "is to be learned and not to be learned: `weig"),
-        ({"train": False}, "turns", "has no assistant turn that is learned: all are marked other"),
+        ({"weight": 0.5}, "turns[1].weight", "learned: true, false, 1 or 0"),
+        ({"train": "no"}, "turns[1].train", "learned: true, false, 1 or 0"),
+        ({"weight": 0, "loss": True}, "turns[1]", "`weight: 0`.*`loss: true`"),
+        ({"train": False}, "turns", "no assistant turn"),
     ],
 )
 def test_marks_that_cannot_be_followed(
     tokenizer: Tokenizer, tmp_path: Path, mark: dict[str, object], field: str, problem: str
 ) -> None:
     refusal = bad(tokenizer, tmp_path, [U, {**FOUR, **mark}])
-    assert refusal[0] == field and refusal[1].startswith(problem), refusal
+    assert refusal[0] == field and re.search(problem, refusal[1]), refusal
 
 
 def test_a_mark_beside_all_tokens_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
