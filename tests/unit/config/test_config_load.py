@@ -144,7 +144,7 @@ def test_a_key_with_nothing_like_it_is_answered_with_the_valid_ones(tmp_path: Pa
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf", "1e999", "-1", "true", "'1'"])
-def test_what_is_no_positive_number_is_refused(tmp_path: Path, value: str) -> None:
+def test_a_learning_rate_that_is_not_positive_is_refused(tmp_path: Path, value: str) -> None:
     report = message(tmp_path, PPO, "--actor.optimizer.learning_rate", value)
     assert "number > 0" in block(report, "actor.optimizer.learning_rate")
 

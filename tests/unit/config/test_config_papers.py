@@ -139,7 +139,7 @@ def test_each_preset_with_a_paper_is_in_the_table_and_its_functions_take_its_opt
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_it_is_a_flag_too_and_what_was_resolved_means_the_same_again(name: str) -> None:
+def test_a_variant_is_a_flag_and_a_resolved_config_reads_back_the_same(name: str) -> None:
     config = config_of(name, variant="paper")
     assert config_of(name, "--variant", "paper") == config
     assert config_of("rl", "--variant=paper", preset=name) == config
@@ -222,7 +222,7 @@ def test_a_variant_needs_a_preset_with_a_paper() -> None:
         config_of("dapo", variant="papr")
 
 
-def test_where_a_value_comes_from_says_the_variant_and_a_dry_run_shows_it() -> None:
+def test_the_origin_of_a_value_names_the_variant_and_a_dry_run_shows_it() -> None:
     Path("c.yaml").write_text(yaml.safe_dump({**MINIMAL, "variant": "paper"}))
     spec, origins = read_spec(JOBS["grpo"], "c.yaml", ["--batch.responses=8"])
     assert origins["algorithm", "aggregation"] == "preset grpo, variant paper"

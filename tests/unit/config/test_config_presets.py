@@ -175,7 +175,7 @@ def test_a_wrong_key_of_a_preset_says_where_it_stands() -> None:
         spec_of("rl", preset="mine.yaml")
 
 
-def test_where_a_value_comes_from_is_known() -> None:
+def test_the_origin_of_a_value_is_known() -> None:
     _, origins = read_spec(JOBS["grpo"], written({"batch": {"responses": 4}}))
     assert origins["algorithm", "advantage", "name"] == "preset grpo"
     assert origins["batch", "responses"].startswith("c.yaml:")
@@ -203,7 +203,7 @@ def test_two_presets_are_refused() -> None:
     assert spec_of("grpo", preset="grpo").config.preset == "grpo"
 
 
-def test_what_is_no_name_is_refused_by_the_schema() -> None:
+def test_a_preset_that_is_no_name_is_refused_by_the_schema() -> None:
     with pytest.raises(ConfigError, match=r"preset: 3"):
         spec_of("rl", preset=3)
 

@@ -127,7 +127,7 @@ FLAGS = st.dictionaries(
 
 @settings(max_examples=200, deadline=None)
 @given(values=TREES, flags=FLAGS, flows=st.booleans())
-def test_whatever_is_written_says_what_was_wanted(
+def test_written_flags_read_back_as_the_same_values(
     values: dict[str, object], flags: dict[tuple[str, ...], object], flows: bool
 ) -> None:
     text = f"{write_value(values)}\n" if flows else write_tree(values)

@@ -225,7 +225,7 @@ def test_the_rest_of_the_turn_and_what_comes_after(
 @pytest.mark.parametrize(
     "content", ["", " \n", "  yo\n\n", "yo</think>", "<|x|>", "MARK0K MARK1KR"]
 )
-def test_what_was_said_does_not_change_what_follows(family: Family, content: str) -> None:
+def test_a_reply_does_not_change_the_text_after_it(family: Family, content: str) -> None:
     """Templates trim a reply, and split it at its reasoning."""
     for end in (None, family.ends[0]):
         expected = turn(family, "yo", user("bye MARK0KR"), end=end)

@@ -118,7 +118,9 @@ def test_a_column_that_no_row_has_is_refused_before_all_rows_are_read(
     assert seen == [2]
 
 
-def test_what_is_cut_off_is_not_held(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_tokens_that_are_cut_off_are_not_kept_in_memory(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     rows = [{"q": "hi", "a": "yo" * 1000}]
     data = config(tmp_path, *rows, over_long="truncate")
     template = make_template(tokenizer, None, None)

@@ -58,7 +58,7 @@ def test_a_source_of_a_config_may_be_generated() -> None:
     assert columns.names == ("question", "answer", "task", LIBRARY)
 
 
-def test_what_cannot_be_generated_is_refused_without_the_library(
+def test_tasks_that_cannot_be_generated_are_refused_without_the_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -76,7 +76,7 @@ def test_only_the_last_turn_of_messages_is_labelled(tokenizer: Tokenizer, tmp_pa
     assert (loss_mask, label) == ("yo<|im_end|>", False)
 
 
-def test_of_pairs_the_chosen_are_desirable(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_chosen_response_of_a_pair_is_desirable(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [{"q": "1?", "good": "a", "bad": "b"}, {"q": "2?", "good": "c", "bad": "d"}]
     loaded = load(tokenizer, tmp_path, *rows, prompt="q", chosen="good", rejected="bad").items
     assert [shown(tokenizer, row) for row in loaded] == [

@@ -205,7 +205,7 @@ def test_a_saved_data_set_with_splits(tmp_path: Path) -> None:
         rows(tmp_path / "all", "tset")
 
 
-def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "shards" / "b.jsonl").mkdir(parents=True)
     write_lines(tmp_path / "shards" / "a.jsonl", {"q": 1})
     with pytest.raises(ConfigError, match=r"b\.jsonl .*Is a directory"):

@@ -132,7 +132,7 @@ WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
 
 @given(WORDS, WORDS)
-def test_what_is_learned_goes_on_from_what_is_sampled_from(
+def test_a_learned_reply_follows_the_tokens_of_the_sampled_prompt(
     tokenizer: Tokenizer, base_tokenizer: Tokenizer, question: str, answer: str
 ) -> None:
     turns = [
@@ -187,7 +187,7 @@ def test_a_system_message_that_the_template_leaves_out_is_refused(tokenizer: Tok
         "{{ messages[0].name }}",
     ],
 )
-def test_whatever_a_template_raises_is_a_refusal(tokenizer: Tokenizer, jinja: str) -> None:
+def test_any_error_of_a_template_is_a_refusal(tokenizer: Tokenizer, jinja: str) -> None:
     """The last template writes half of a surrogate pair, which no tokenizer takes."""
     template = make_template(tokenizer, jinja, None)
     with pytest.raises(DataError, match="refused by the chat template"):
@@ -281,7 +281,7 @@ def test_plain_text_needs_an_end(base_tokenizer: Tokenizer) -> None:
         make_template(endless, "none", None)
 
 
-def test_what_the_template_refuses_is_a_data_error(tokenizer: Tokenizer) -> None:
+def test_a_refusal_by_the_template_is_a_data_error(tokenizer: Tokenizer) -> None:
     strict: Template = make_template(
         tokenizer, "{{ raise_exception('Roles must alternate') }}", None
     )

@@ -94,7 +94,7 @@ def test_text_that_real_templates_drop_is_refused_with_the_turn() -> None:
 
 
 @given(st.lists(st.sampled_from(["4", "44", "4 4", "four"]), min_size=1, max_size=6), st.data())
-def test_of_equal_texts_each_must_be_written(texts: list[str], data: st.DataObject) -> None:
+def test_each_of_several_equal_texts_must_be_written(texts: list[str], data: st.DataObject) -> None:
     turns = [{"role": "user", "content": text} for text in texts]
     separated = [f"<{i}>{text}" for i, text in enumerate(texts)]
     assert check_written(turns, "|".join(separated)) is False

@@ -79,7 +79,7 @@ DIVISIONS = {"joined": joined, "shared": shared}
     after=st.tuples(st.sampled_from(sorted(DIVISIONS)), st.integers(1, 4)),
     file_bytes=st.integers(4, 200),
 )
-def test_what_is_divided_anew_is_what_was_written(
+def test_parts_for_another_number_of_ranks_hold_the_written_values(
     sizes: Sequence[int], before: tuple[str, int], after: tuple[str, int], file_bytes: int
 ) -> None:
     weights = {f"layer/{i}.weight": torch.randn(size) for i, size in enumerate(sizes)}

@@ -72,7 +72,7 @@ def test_arithmetic(expression: str, value: str) -> None:
         ("1\x00", "is no arithmetic expression"),
     ],
 )
-def test_what_is_no_arithmetic_is_reported(expression: str, why: str) -> None:
+def test_an_expression_that_is_no_arithmetic_is_reported(expression: str, why: str) -> None:
     with pytest.raises(ValueError, match=re.escape(why)):
         evaluate(expression)
 

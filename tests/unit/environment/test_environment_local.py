@@ -99,7 +99,7 @@ def test_a_wrong_reward_is_reported(given: object) -> None:
         asyncio.run(_play(Wrong))
 
 
-def test_what_it_raises_is_reported_with_its_own_lines() -> None:
+def test_an_error_of_an_environment_is_reported_with_its_own_lines() -> None:
     class Raising(Plain):
         def step(self, reply: Reply) -> Any:
             raise KeyError("door")

@@ -153,7 +153,7 @@ def test_right_calls_are_carried_out_beside_wrong_ones() -> None:
     assert "no tool 'never'" in reply.problem and "not valid JSON" in reply.problem
 
 
-def test_of_many_wrong_calls_a_few_are_reported() -> None:
+def test_only_a_few_of_many_wrong_calls_are_reported() -> None:
     problem = read_reply(call("never") * 50, TOOLS).problem
     assert problem is not None and problem.count("There is no tool") == 3
     assert problem.endswith("And 47 more calls are wrong.")
@@ -205,7 +205,7 @@ def test_hermes_gives_the_text_outside_of_calls() -> None:
     assert (outside, calls, problems) == ("abc", [("now", "{}", "")] * 2, [])
 
 
-def test_where_a_turn_may_have_one_call_further_ones_are_reported() -> None:
+def test_calls_beyond_the_only_one_of_a_turn_are_reported() -> None:
     """Llama's template refuses a conversation with two."""
     text = call("now") + call("calculate", expression="2")
     reply = read_reply(text, TOOLS, one_call=True)

@@ -284,7 +284,7 @@ def undocumented(a: int) -> int:
 
 
 @pytest.mark.parametrize("function", [undescribed, untyped, undocumented])
-def test_what_cannot_be_a_tool_is_refused(function: Callable[..., int]) -> None:
+def test_a_function_that_cannot_be_a_tool_is_refused(function: Callable[..., int]) -> None:
     with pytest.raises(ConfigError, match=f"{function.__name__} cannot be a tool: .*docstring"):
         tool_environment(Functions(), [function])
 

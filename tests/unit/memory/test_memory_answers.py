@@ -185,7 +185,7 @@ def test_the_json_has_the_answers_by_their_numbers(name: str) -> None:
     assert advice_values(None) == {"suggestions": []}
 
 
-def test_what_fits_and_what_nothing_mends_is_said() -> None:
+def test_a_config_that_fits_and_one_that_nothing_mends_have_texts_of_their_own() -> None:
     fitting, plan = named("5_orz_1p5b_half"), plan_of(named("5_orz_1p5b_half"))
     assert advice_of(fitting).answers == ()
     texts = {advice_text(Advice(fits)) for fits in (True, False)}

@@ -155,7 +155,7 @@ def test_what_a_child_cannot_open_is_refused_in_its_words(program: Program) -> N
 
 
 @pytest.mark.parametrize("sent", [b"{\n", b"[" * 100_000 + b"\n", b"\xff\n", b"1"])
-def test_what_is_no_message_ends_the_child(program: Program, sent: bytes) -> None:
+def test_output_that_is_no_message_ends_the_child(program: Program, sent: bytes) -> None:
     script = f"import os; os.write(1, {sent!r})"
     child = Child(replace(program, python=(sys.executable, "-c", script)))
     with pytest.raises(PlimsollError, match="the test did not start: "):

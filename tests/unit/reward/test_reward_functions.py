@@ -165,7 +165,7 @@ def test_a_failure_is_tried_again(score: Score, tmp_path: Path) -> None:
     assert (tmp_path / "fewer").read_text() == "xx"
 
 
-def test_what_a_function_does_to_its_process_costs_its_trajectory_alone(score: Score) -> None:
+def test_a_function_that_breaks_its_process_costs_its_trajectory_alone(score: Score) -> None:
     settings = {"process": True, "at_once": 1, "time_limit": 1.0, "memory_gib": 1.0}
     found = score(
         "does", *["abc", "hang", "crash", "leave", "eat", "raise", "print", "ab"], **settings

@@ -166,7 +166,9 @@ def test_vllms_format(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_score_of_vllms_stops_the_run(tmp_path: Path, answer: str, why: str) -> None:
+def test_a_reply_of_vllm_that_is_no_score_stops_the_run(
+    tmp_path: Path, answer: str, why: str
+) -> None:
     port = free_port()
     config = rewards(port, format="vllm")
     with (
@@ -248,7 +250,7 @@ def test_garbage_stops_the_run_and_is_shown(tmp_path: Path, answer: str, why: st
         (None, 0.0, "reached: All connection attempts failed"),
     ],
 )
-def test_what_fails_to_the_end_costs_its_trajectories(
+def test_a_server_that_fails_on_every_try_costs_its_trajectories(
     tmp_path: Path, answer: str | None, delay: float, why: str
 ) -> None:
     port, log = free_port(), tmp_path / "log"

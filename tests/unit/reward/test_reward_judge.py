@@ -82,7 +82,7 @@ def test_the_last_score_counts_as_a_share_of_the_range(
     }
 
 
-def test_an_answer_without_a_score_is_asked_for_again(url: str) -> None:
+def test_an_answer_without_a_score_is_requested_again(url: str) -> None:
     answers = ["Well.", "Score: 11", "**Score**: 10"]
     scored = judged(url, answers, trajectory(level=3))
     assert scored.trajectories[0].rewards[0].value == 1.0 and len(Endpoint.asked) == 3

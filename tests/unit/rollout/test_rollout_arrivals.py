@@ -23,7 +23,7 @@ def one_tensor() -> tuple[SentTensor, Tensor]:
     return bucket.tensors[0], read_bucket(bucket)["layer.weight"]
 
 
-def test_what_was_announced_and_came_whole_is_complete() -> None:
+def test_tensors_that_were_announced_and_came_whole_are_complete() -> None:
     sent, tensor = one_tensor()
     arrivals = Arrivals(("layer.weight",))
     arrivals.take(sent, tensor)

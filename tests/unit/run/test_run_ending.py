@@ -81,7 +81,7 @@ def test_a_failure_names_the_checkpoint_and_the_log_has_the_traceback(run: RunDi
     assert log.endswith(f"{saved}\n")
 
 
-def test_nothing_saved_is_said_only_where_the_directory_would_be_refused(
+def test_a_missing_checkpoint_is_reported_only_if_the_directory_would_be_refused(
     run: RunDirectory,
 ) -> None:
     assert how_to_go_on(run) == ""

@@ -63,7 +63,7 @@ def test_steady_growth_is_a_leak_at_its_true_rate(
 
 
 @given(levels, lengths)
-def test_what_shrinks_is_no_leak(level: float, length: int) -> None:
+def test_a_process_that_shrinks_has_no_leak(level: float, length: int) -> None:
     assert growth((level - 1e-3 * level * np.arange(length)).tolist()) is None
 
 

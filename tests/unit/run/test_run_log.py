@@ -39,7 +39,7 @@ def test_a_full_file_is_put_aside_and_the_one_before_it_dropped(tmp_path: Path) 
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_log_that_cannot_be_written_is_said_once(
+def test_a_log_that_cannot_be_written_is_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = RunLog(tmp_path / "gone" / "run.log")

@@ -173,7 +173,7 @@ def plain(record: Trajectory) -> tuple[Any, ...]:
 
 @settings(max_examples=60, deadline=None)
 @given(step=st.lists(trajectories(), max_size=4))
-def test_what_is_written_is_read_back_equal(
+def test_trajectories_read_back_as_they_were_written(
     step: list[Trajectory], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.parquet"
@@ -280,7 +280,7 @@ def test_some_responses_are_the_best_the_worst_and_some_between(
     assert [one.cut_off for one in found] == [one.reward == 0 for one in found]
 
 
-def test_of_few_responses_each_is_shown_once(tmp_path: Path) -> None:
+def test_each_of_few_responses_is_shown_once(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     assert run.latest_trajectories() is None
     for count in (1, 2):

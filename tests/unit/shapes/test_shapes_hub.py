@@ -62,7 +62,7 @@ def test_the_hub_is_asked_for_what_it_has(hub: Any, kind: RepositoryKind) -> Non
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_what_is_in_the_cache_is_not_asked_for() -> None:
+def test_the_hub_is_not_asked_for_files_in_the_cache() -> None:
     cached = Path(constants.HF_HUB_CACHE) / "models--some--model" / "snapshots" / "0123"
     prepared = Path(constants.HF_HOME) / "datasets" / "some___rows" / "default"
     for folder in (cached, prepared):

@@ -57,7 +57,7 @@ def test_epochs_are_steps_once_the_rows_are_read(
     assert f"run.epochs: {epochs:g} of 7 rows: {steps} steps" in capsys.readouterr().out
 
 
-def test_what_does_not_go_with_the_steps_is_refused_before_anything_is_loaded(
+def test_a_warm_up_longer_than_the_steps_is_refused_before_anything_is_loaded(
     model_home: Path,
 ) -> None:
     run = spec(run={"epochs": 1}, optimizer={"warmup_steps": 4})

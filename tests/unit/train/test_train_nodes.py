@@ -46,5 +46,5 @@ def test_a_card_that_is_too_small_is_named() -> None:
         refuse_smaller_nodes(PREDICTED, {"rank 0": reading("a", 99 * GB, 69 * GB)})
 
 
-def test_nothing_is_said_of_a_process_without_a_prediction() -> None:
+def test_a_process_without_a_prediction_is_accepted() -> None:
     refuse_smaller_nodes({}, {"rank 0": reading("a", 1, 1)})

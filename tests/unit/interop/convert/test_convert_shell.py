@@ -79,7 +79,7 @@ def test_branches_that_are_known_are_taken_or_left() -> None:
         assert words(f"{script}\na $A")[-1] == ("a", expected), script
 
 
-def test_what_is_not_known_stays_and_is_named() -> None:
+def test_unknown_variables_stay_and_are_named() -> None:
     script = "H=$(hostname)\nP=$H/x\na $P $NOWHERE $(date +%Y) ${B%x} $((Q + 1))"
     [command] = script_commands(script, "run.sh", {})
     stays = ("$(date +%Y)", "${B%x}", "$((Q + 1))")

@@ -440,7 +440,9 @@ def test_configs_of_accelerate_and_of_deepspeed(tmp_path: Path, trl: Trl) -> Non
         (f"trl kto {BASES['kto']} --loss_type apo_zero_unpaired", "has no such method"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_its_reason(words: str, message: str, trl: Trl) -> None:
+def test_settings_without_a_counterpart_are_refused_with_the_reason(
+    words: str, message: str, trl: Trl
+) -> None:
     with pytest.raises(ConfigError, match=message):
         trl(words)
 
