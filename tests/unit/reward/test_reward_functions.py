@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from plimsoll.config.reward import RewardConfig
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import FunctionFailed, PlimsollError
 from plimsoll.machine.meter import read_host
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.price import process_items
@@ -124,7 +124,8 @@ def test_a_function_that_raises_costs_its_trajectory_and_shows_its_line(score: S
     assert values(found) == [2.0]
     (failure,) = found.failures
     assert failure.said.endswith("ValueError: no such thing")
-    assert 'own.py", line 9, in does' in failure.lines
+    error = failure.error()
+    assert isinstance(error, FunctionFailed) and 'own.py", line 9, in does' in str(error)
 
 
 def test_many_at_once_by_annotation_or_by_setting(score: Score) -> None:

@@ -153,11 +153,6 @@ def test_a_held_out_row_that_fails_is_named_by_its_key(module: str, function: st
         scorer.of_held_out()([trajectory("a")])
 
 
-def test_a_rule_that_raises_shows_its_line(module: str) -> None:
-    with pytest.raises(FunctionFailed, match=r'\n  File "\S+my_rewards\.py", line 10, in fails'):
-        scored({"mine": config(f"{module}:fails")}, [trajectory("a")])
-
-
 def test_a_rule_looks_at_references_with_its_own_options(module: str) -> None:
     rewards = {"right": config(f"{module}:picks", lenient=True)}
     with open_rewards(rewards | {"short": config(f"{module}:is_short")}) as scorer:
