@@ -193,9 +193,7 @@ def test_a_new_loss_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert policy_loss(choice)(policy_inputs()).loss_L.tolist() == [2, 12]
     with pytest.raises(ConfigError, match=r"no option 'scael'.*mean 'scale'"):
         policy_loss(Choice(name="my_new_loss:reinforce", options={"scael": 2}))
-    with pytest.raises(
-        ConfigError, match=r"cannot be called.*must take 1 positional argument, and"
-    ):
+    with pytest.raises(ConfigError, match=r"'my_new_loss:no_inputs' .*1 positional argument\b"):
         policy_loss(Choice(name="my_new_loss:no_inputs"))
 
 
@@ -222,9 +220,9 @@ def test_a_new_preference_loss_says_by_its_parameters_whether_it_needs_a_referen
     compared = preference_loss(Choice(name="my_pairs:compared"))
     reference = PairValues(torch.tensor([-1.0]), torch.tensor([-1.0]))
     assert compared.needs_reference and compared.compute(inputs, reference).loss == 1
-    with pytest.raises(ConfigError, match=r"cannot be called.*must take 2 positional arguments"):
+    with pytest.raises(ConfigError, match=r"'my_pairs:greedy' .*2 positional arguments"):
         preference_loss(Choice(name="my_pairs:greedy"))
-    with pytest.raises(ConfigError, match=r"No preference_loss is called 'dop'.*mean 'dpo'"):
+    with pytest.raises(ConfigError, match=r"preference_loss .*'dop'.*'dpo'"):
         preference_loss(Choice(name="dop"))
 
 
@@ -241,12 +239,9 @@ def test_a_new_advantage_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        (
-            "tensor_alone",
-            "gave Tensor with loss_L: no tensor, and TokenLoss with loss_L: shape [2] is needed",
-        ),
-        ("one_loss", "gave TokenLoss with loss_L: shape [], and TokenLoss with loss_L: shape [2]"),
-        ("number", "gave TokenLoss with loss_L: no tensor, and TokenLoss with loss_L: shape [2]"),
+        ("tensor_alone", "Tensor with loss_L: no tensor"),
+        ("one_loss", r"TokenLoss with loss_L: shape \[\]"),
+        ("number", "TokenLoss with loss_L: no tensor"),
     ],
 )
 def test_a_loss_with_another_output_is_refused(
@@ -255,8 +250,8 @@ def test_a_loss_with_another_output_is_refused(
     (tmp_path / "other_outputs.py").write_text(OTHER_OUTPUTS)
     monkeypatch.syspath_prepend(tmp_path)
     loss = policy_loss(Choice(name=f"other_outputs:{name}"))
-    message = f"algorithm.policy_loss: 'other_outputs:{name}' {reason}"
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    place, needed = rf"^algorithm\.policy_loss: 'other_outputs:{name}'", r"loss_L: shape \[2\]"
+    with pytest.raises(ConfigError, match=f"{place} gave {reason},.*{needed}"):
         loss(policy_inputs())
     estimator = advantage(Choice(name="other_outputs:advantage_of_each_sequence"))
     with pytest.raises(ConfigError, match=r"advantages_L: shape \[1\].*advantages_L: shape \[2\]"):
@@ -269,17 +264,17 @@ def test_a_loss_with_another_output_is_refused(
 @pytest.mark.parametrize(
     ("metrics", "reason"),
     [
-        ({"share": torch.tensor(1.0)}, "the metric 'share' as shape []. A metric is a number for"),
-        ({"share": 0.5}, "the metric 'share' as 0.5. A metric is a number for each token, a ten"),
-        ({"share": "high"}, "the metric 'share' as 'high'. A metric is a number for each token"),
-        ({3: torch.ones(2)}, "the metric 3 as shape [2]. A metric is a number for each token"),
-        ({"loss": torch.ones(2)}, "the metric 'loss'. The run has a metric"),
-        ({"reward": torch.ones(2)}, "the metric 'reward'. The run has a metric"),
-        ({"reward/short": torch.ones(2)}, "the metric 'reward/short'. The run has a metric"),
-        ({"entropy": torch.ones(2)}, "the metric 'entropy'. The run has a metric"),
-        ({"mismatch/k3": torch.ones(2)}, "the metric 'mismatch/k3'. The run has a metric"),
-        ({"correction": torch.ones(2)}, "the metric 'correction'. The run has a metric"),
-        (None, "None as `metrics`, and a dict is needed"),
+        ({"share": torch.tensor(1.0)}, "the metric 'share' as shape []."),
+        ({"share": 0.5}, "the metric 'share' as 0.5."),
+        ({"share": "high"}, "the metric 'share' as 'high'."),
+        ({3: torch.ones(2)}, "the metric 3 as shape [2]."),
+        ({"loss": torch.ones(2)}, "the metric 'loss'."),
+        ({"reward": torch.ones(2)}, "the metric 'reward'."),
+        ({"reward/short": torch.ones(2)}, "the metric 'reward/short'."),
+        ({"entropy": torch.ones(2)}, "the metric 'entropy'."),
+        ({"mismatch/k3": torch.ones(2)}, "the metric 'mismatch/k3'."),
+        ({"correction": torch.ones(2)}, "the metric 'correction'."),
+        (None, "None as `metrics`"),
     ],
 )
 def test_a_metric_that_cannot_be_added_up_is_refused(
@@ -312,8 +307,9 @@ def test_an_error_in_a_users_function_is_reported_with_its_lines(
     with pytest.raises(FunctionFailed) as caught:
         loss(policy_inputs())
     first, *lines = str(caught.value).splitlines()
-    assert first == f"algorithm.policy_loss: 'my_raising:{function}' raised {raised}"
-    assert re.match(r'  File "\S+/my_raising\.py", line \d+, in ', lines[0])
+    place = f"algorithm.policy_loss: 'my_raising:{function}'"
+    assert first.startswith(place) and first.endswith(f" {raised}")
+    assert re.match(r'  File "\S+/my_raising\.py", line \d+, ', lines[0])
     assert any(line.strip() == last_line for line in lines)
     assert "plimsoll/algorithm/choice.py" not in str(caught.value)
     assert caught.value.exit_code == 1
@@ -358,7 +354,7 @@ def test_a_loss_without_a_gradient_is_refused_if_inputs_have_one(
     chosen_P = torch.zeros(0, requires_grad=True)
     none = PairValues(torch.zeros(0), torch.zeros(0))
     inputs = PreferenceLossInputs(PairValues(chosen_P, chosen_P), none, pairs=1)
-    with pytest.raises(ConfigError, match=r"^algorithm\.loss: 'my_pairs:detached' gave a loss wi"):
+    with pytest.raises(ConfigError, match=r"^algorithm\.loss: 'my_pairs:detached' .*gradient"):
         of_pairs(inputs)
     free = preference_loss(Choice(name="my_pairs:reference_free")).compute
     assert free(inputs).loss.requires_grad
@@ -379,7 +375,7 @@ def test_a_misspelt_name_gets_the_nearest() -> None:
 
 def test_the_key_that_chose_it_is_named() -> None:
     wrong = Choice(name="dpo", options={"beat": 0.1})
-    with pytest.raises(ConfigError, match=r"^algorithm\.loss: 'dpo' has no option 'beat'.*'beta'"):
+    with pytest.raises(ConfigError, match=r"^algorithm\.loss: 'dpo' .*'beat'.*'beta'"):
         preference_loss(wrong)
 
 

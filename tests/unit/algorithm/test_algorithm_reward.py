@@ -136,15 +136,15 @@ def test_a_loss_of_ones_own_by_import_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "message"),
     [
         (Choice(name="log_sigmod"), "log_sigmoid"),
         (Choice(name="log_exp", options={"beta": 1.0}), "no option 'beta'"),
         (Choice(name=f"{__name__}:two"), "take 1 positional argument"),
     ],
 )
-def test_a_loss_that_cannot_be_called_is_refused(choice: Choice, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_loss_that_cannot_be_called_is_refused(choice: Choice, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         reward_loss(choice)
 
 

@@ -171,13 +171,13 @@ def test_a_file_runs_once_as_a_module_does(tmp_path: Path) -> None:
     assert (tmp_path / "told").read_text() == "x"
 
 
-def test_a_module_in_this_folder_is_found_by_a_path_that_is_told(
+def test_a_module_in_this_folder_is_offered_by_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "beside.py").write_text("def score(text): ...")
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ConfigError, match=r"beside\.py is in this folder: beside\.py:score finds"):
+    with pytest.raises(ConfigError, match=r"this folder: beside\.py:score"):
         resolve("beside:score")
     assert resolve("beside.py:score") is None
     with pytest.raises(ConfigError, match=r"or path/to/file\.py:score\.$"):

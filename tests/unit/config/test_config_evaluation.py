@@ -57,7 +57,9 @@ def choose(path: Path, job: str, metric: str, *flags: str) -> None:
         ("ppo", "eval/reward_modle", "eval/reward_model", "lowest"),
     ],
 )
-def test_the_nearest_names_are_told(path: Path, job: str, wrong: str, near: str, goal: str) -> None:
+def test_the_nearest_names_are_offered(
+    path: Path, job: str, wrong: str, near: str, goal: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         choose(path, job, wrong)
     assert f"run.best.metric: {wrong}   ({path}:1)" in str(caught.value)
@@ -65,7 +67,7 @@ def test_the_nearest_names_are_told(path: Path, job: str, wrong: str, near: str,
     choose(path, job, near, "--run.best.goal", goal)
 
 
-def test_where_nothing_is_near_all_are_told(path: Path) -> None:
+def test_all_names_are_listed_if_none_is_near(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"-> one of eval/loss, eval/perplexity$"):
         choose(path, "sft", "quality")
 

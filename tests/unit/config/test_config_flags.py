@@ -88,5 +88,5 @@ def test_bad_flags_are_refused(flags: list[str], parts: list[str]) -> None:
 
 
 def test_a_flag_below_a_value_is_refused_with_the_line_of_the_value() -> None:
-    with pytest.raises(ConfigError, match=r"--a\.b\.c cannot be set: a\.b is 3 \(run\.yaml:1\)"):
+    with pytest.raises(ConfigError, match=r"--a\.b\.c .*a\.b is 3 \(run\.yaml:1\)"):
         with_flags("a: {b: 3}", "--a.b.c", "1")

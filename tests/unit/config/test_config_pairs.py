@@ -73,7 +73,7 @@ def test_a_contradiction_is_refused_and_can_be_mended(
     load_spec(JOBS["dpo"], str(path), mend.split())
 
 
-def test_both_missing_columns_are_told(path: Path) -> None:
+def test_both_missing_columns_are_named(path: Path) -> None:
     flags = ["--data.train.chosen=null", "--data.train.rejected=null"]
     with pytest.raises(ConfigError, match=r"^2 problems"):
         load_spec(JOBS["dpo"], str(path), flags)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_each_preset_with_a_paper_is_in_the_table_and_its_functions_take_its_opt
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_it_is_a_flag_too_and_what_was_resolved_means_the_same_again(name: str) -> None:
+def test_a_variant_is_a_flag_and_a_resolved_config_reads_back_the_same(name: str) -> None:
     config = config_of(name, variant="paper")
     assert config_of(name, "--variant", "paper") == config
     assert config_of("rl", "--variant=paper", preset=name) == config
@@ -200,35 +201,31 @@ def test_without_a_reward_of_its_own_a_config_is_looked_at_by_its_environment() 
 def test_a_part_that_there_is_not_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"(?s)dynamic_sampling\.by: rigth.*did you mean right\?"):
         config_of("dapo", "--batch.dynamic_sampling.by=rigth")
-    with pytest.raises(ConfigError, match=r"one of right, or leave it out for their weighted sum"):
+    with pytest.raises(ConfigError, match=r"dynamic_sampling\.by: zzz(?s:.*)one of right"):
         config_of("dapo", "--batch.dynamic_sampling.by=zzz")
 
 
 def test_a_variant_needs_a_preset_with_a_paper() -> None:
-    with pytest.raises(
-        ConfigError, match=r"variant: paper chooses .* there is none\. Presets with"
-    ):
+    with pytest.raises(ConfigError, match=r"variant: paper.* none.*: grpo, dr_grpo"):
         config_of("rl", variant="paper")
-    with pytest.raises(
-        ConfigError, match=r"reinforce_pp has no values of a paper.*: grpo, dr_grpo"
-    ):
+    with pytest.raises(ConfigError, match=r"reinforce_pp .* paper.*: grpo, dr_grpo"):
         config_of("reinforce_pp", variant="paper")
     Path("mine.yaml").write_text("batch: {responses: 2}\n")
-    with pytest.raises(ConfigError, match=r"mine\.yaml has no values of a paper"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml .* paper.*: grpo, dr_grpo"):
         config_of("rl", preset="mine.yaml", variant="paper")
     Path("mine.yaml").write_text("variant: paper\n")
-    with pytest.raises(ConfigError, match=r"mine\.yaml: .* Leave variant out of it"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml: .*\bvariant\b"):
         config_of("rl", preset="mine.yaml")
-    with pytest.raises(ConfigError, match=r"There is no preset 'dpao'\. Did you mean dapo\?"):
+    with pytest.raises(ConfigError, match=r"'dpao'.* dapo\?"):
         config_of("rl", preset="dpao", variant="paper")
     with pytest.raises(ConfigError, match=r"variant: papr"):
         config_of("dapo", variant="papr")
 
 
-def test_where_a_value_comes_from_says_the_variant_and_a_dry_run_shows_it() -> None:
+def test_the_origin_of_a_value_names_the_variant_and_a_dry_run_shows_it() -> None:
     Path("c.yaml").write_text(yaml.safe_dump({**MINIMAL, "variant": "paper"}))
     spec, origins = read_spec(JOBS["grpo"], "c.yaml", ["--batch.responses=8"])
     assert origins["algorithm", "aggregation"] == "preset grpo, variant paper"
     text = render_preset("grpo", PRESETS, spec.config.model_dump())
     assert text.startswith("Preset grpo, variant paper\n")
-    assert "batch.responses           64   (overridden: 8)" in text
+    assert re.search(r"batch\.responses +64 +\(overridden: 8\)", text)

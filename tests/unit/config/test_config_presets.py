@@ -83,9 +83,9 @@ def test_a_preset_is_named_by_a_flag_too() -> None:
 
 
 def test_a_preset_without_what_it_takes_says_what() -> None:
-    with pytest.raises(ConfigError, match=r"\[critic-needed\].*gae takes the values of a critic"):
+    with pytest.raises(ConfigError, match=r"\[critic-needed\].*\bgae\b"):
         load_spec(JOBS["ppo"], written({}))
-    with pytest.raises(SettingsConflict, match=r"\[critic-unused\].*grpo takes no values"):
+    with pytest.raises(SettingsConflict, match=r"\[critic-unused\].*\bgrpo\b"):
         load_spec(JOBS["grpo"], written({}, critic=True))
     with pytest.raises(ConfigError, match=r"\[group-of-one\]"):
         load_spec(JOBS["grpo"], written({"batch": {"responses": 1}}))
@@ -175,35 +175,35 @@ def test_a_wrong_key_of_a_preset_says_where_it_stands() -> None:
         spec_of("rl", preset="mine.yaml")
 
 
-def test_where_a_value_comes_from_is_known() -> None:
+def test_the_origin_of_a_value_is_known() -> None:
     _, origins = read_spec(JOBS["grpo"], written({"batch": {"responses": 4}}))
     assert origins["algorithm", "advantage", "name"] == "preset grpo"
     assert origins["batch", "responses"].startswith("c.yaml:")
 
 
 @pytest.mark.parametrize(
-    ("preset", "told"),
+    ("preset", "message"),
     [
-        ("gropo", r"There is no preset 'gropo'\. Did you mean grpo\? Presets: ppo, grpo,"),
-        ("xyz", r"There is no preset 'xyz'\. Presets: ppo, .*my_preset\.yaml"),
-        ("there_is_none.yaml", "there is no such config file"),
+        ("gropo", r"'gropo'.* grpo\? Presets: ppo, grpo,"),
+        ("xyz", r"'xyz'\. Presets: ppo, .*my_preset\.yaml"),
+        ("there_is_none.yaml", r"there_is_none\.yaml: .*no such"),
     ],
 )
-def test_an_unknown_preset_is_told_with_the_nearest(preset: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_an_unknown_preset_is_refused_with_the_nearest(preset: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         spec_of("rl", preset=preset)
 
 
 def test_two_presets_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"preset: grpo in the config, and `plimsoll rloo`"):
+    with pytest.raises(ConfigError, match=r"preset: grpo.*`plimsoll rloo`"):
         spec_of("rloo", preset="grpo")
     Path("mine.yaml").write_text("preset: grpo\n")
-    with pytest.raises(ConfigError, match=r"mine\.yaml: a preset cannot name another"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml: .*preset.*another"):
         spec_of("rl", preset="mine.yaml")
     assert spec_of("grpo", preset="grpo").config.preset == "grpo"
 
 
-def test_what_is_no_name_is_refused_by_the_schema() -> None:
+def test_a_preset_that_is_no_name_is_refused_by_the_schema() -> None:
     with pytest.raises(ConfigError, match=r"preset: 3"):
         spec_of("rl", preset=3)
 

@@ -40,7 +40,7 @@ def test_a_problem_of_a_section_shows_the_value_that_is_there(
 def test_conflicts_alone_have_an_exit_code_of_their_own() -> None:
     both = conflict("a", "1", "Why.", "fix", "offload-stage")
     alone = invalid("b", None, "Why.", "fix", code="data-columns")
-    with pytest.raises(SettingsConflict, match=r"1 problem .*\n  a: 1\n      \[offload-stage\]"):
+    with pytest.raises(SettingsConflict, match=r"1 problem .*\n  a: 1\n +\[offload-stage\]"):
         refuse([both])
     with pytest.raises(ConfigError, match=r"2 problems .*\n  a: 1\n(?s:.*)\n  b\n"):
         refuse([both, alone])

@@ -1,4 +1,4 @@
-"""Advantages, losses and corrections that cannot go together: told by name, and mended as told."""
+"""Advantages, losses and corrections that cannot go together are refused; the fix mends them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("own_estimators.py").write_text(OWN)
 
 
-# (flags that contradict, what is told, flags that mend it)
+# (flags that contradict, part of the refusal, flags that mend it)
 CASES = [
     (
         "--algorithm.policy_loss.name=dppo_tv",
@@ -78,11 +78,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "told", "mended"), CASES, ids=[case[0] for case in CASES])
-def test_parts_that_cannot_go_together_are_told(flags: str, told: str, mended: str) -> None:
+@pytest.mark.parametrize(("flags", "message", "mended"), CASES, ids=[case[0] for case in CASES])
+def test_parts_that_cannot_go_together_are_refused(flags: str, message: str, mended: str) -> None:
     with pytest.raises(PlimsollError) as caught:
         load_spec(JOBS["grpo"], "c.yaml", flags.split())
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     name = mended.partition("=")[0]
     kept = [flag for flag in flags.split() if flag.partition("=")[0] != name]
     load_spec(JOBS["grpo"], "c.yaml", [*kept, mended])

@@ -169,7 +169,9 @@ def test_the_tokens_of_an_episode(family: Family, data: st.DataObject) -> None:
         ("deepseek-r1", [ADD], r"always, '<think>\\n' becomes 'It is 4\."),
     ],
 )
-def test_what_a_template_rewrites_is_told(name: str, tools: list[Any], change: str | None) -> None:
+def test_a_template_that_rewrites_earlier_text_is_found(
+    name: str, tools: list[Any], change: str | None
+) -> None:
     sentence = rewrites(BY_NAME[name].template, tools)
     if change is None:
         assert sentence is None
@@ -223,7 +225,7 @@ def test_the_rest_of_the_turn_and_what_comes_after(
 @pytest.mark.parametrize(
     "content", ["", " \n", "  yo\n\n", "yo</think>", "<|x|>", "MARK0K MARK1KR"]
 )
-def test_what_was_said_does_not_change_what_follows(family: Family, content: str) -> None:
+def test_a_reply_does_not_change_the_text_after_it(family: Family, content: str) -> None:
     """Templates trim a reply, and split it at its reasoning."""
     for end in (None, family.ends[0]):
         expected = turn(family, "yo", user("bye MARK0KR"), end=end)
@@ -387,7 +389,7 @@ def test_a_message_that_the_template_does_not_take_is_refused(
 def test_a_conversation_that_the_template_does_not_take_is_refused(tokenizer: Tokenizer) -> None:
     llama = BY_NAME["llama3.1"]
     two = assistant("", call(llama, "x"), call(llama, "y"))
-    with pytest.raises(DataError, match=r"up to a reply is refused .*single tool-calls.*llama3\.1"):
+    with pytest.raises(DataError, match=r"refused .*single tool-calls.*llama3\.1"):
         following(llama.template, [user("hi")], two, [result("4")], [], [])
     silent = make_template(tokenizer, "{{ messages[0].content }}{{ messages[-1].content }}", None)
     with pytest.raises(DataError, match="leaves out a reply, 'yo'"):
@@ -415,7 +417,7 @@ def test_a_later_system_message_that_is_merged_with_the_first_is_rewriting() -> 
         )
 
 
-def test_reasoning_that_is_told_apart_counts_too() -> None:
+def test_reasoning_in_a_field_of_its_own_counts_too() -> None:
     template = BY_NAME["qwen3"].template
     reply = {**assistant("yo"), "reasoning_content": "Hm."}
     assert is_rewritten(template, [user("hi")], reply, [user("bye")])

@@ -33,11 +33,6 @@ from plimsoll.spec.columns import (
 GOOD = {"q": "1+1?", "a": "2"}
 USER = {"role": "user", "content": "hi"}
 ASSISTANT = {"role": "assistant", "content": "yo"}
-ENDS = ", but the last turn of a prompt must be the user's"
-BEGINS = (
-    ", but a response begins with the assistant's turn: where the column holds the prompt too, "
-    "leave out the column of prompts"
-)
 
 
 def config(
@@ -110,7 +105,7 @@ def test_rows_are_the_same_in_parts_of_any_size(
     assert sum(seen) == 6 and max(seen) <= at_once
 
 
-def test_a_column_that_no_row_has_is_told_before_all_rows_are_read(
+def test_a_column_that_no_row_has_is_refused_before_all_rows_are_read(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "ROWS_AT_ONCE", 2)
@@ -123,7 +118,9 @@ def test_a_column_that_no_row_has_is_told_before_all_rows_are_read(
     assert seen == [2]
 
 
-def test_what_is_cut_off_is_not_held(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_tokens_that_are_cut_off_are_not_kept_in_memory(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     rows = [{"q": "hi", "a": "yo" * 1000}]
     data = config(tmp_path, *rows, over_long="truncate")
     template = make_template(tokenizer, None, None)
@@ -162,30 +159,35 @@ def test_prompts_carry_index_text_and_reference(tokenizer: Tokenizer, tmp_path: 
         ({"a": "2"}, "q", "is missing"),
         ({"q": None, "a": "2"}, "q", "is missing"),
         ({"q": "1+1?"}, "a", "is missing"),
-        ({"q": 7, "a": "2"}, "q", "must be text or a list of messages, but is a number"),
-        ({"q": ["1"], "a": "2"}, "q[0]", "must be an object with role and content, but is text"),
-        ({"q": [ASSISTANT], "a": "2"}, "q[0].role", f"is `assistant`{ENDS}"),
-        ({"q": "1+1?", "a": [USER, ASSISTANT]}, "a[0].role", f"is `user`{BEGINS}"),
-        ({"q": "1+1?", "a": {}}, "a", "must be text or a list of messages, but is an object"),
-        ({"q": "1+1?", "a": True}, "a", "must be text or a list of messages, but is true or false"),
+        ({"q": 7, "a": "2"}, "q", "text or .*messages.* a number$"),
+        ({"q": ["1"], "a": "2"}, "q[0]", "object with role and content.* text$"),
+        ({"q": [ASSISTANT], "a": "2"}, "q[0].role", "`assistant`.*last turn.*user's"),
+        (
+            {"q": "1+1?", "a": [USER, ASSISTANT]},
+            "a[0].role",
+            "`user`.*assistant's turn.*column of prompts",
+        ),
+        ({"q": "1+1?", "a": {}}, "a", "text or .*messages.* an object$"),
+        ({"q": "1+1?", "a": True}, "a", "text or .*messages.* true or false$"),
         ({"q": " \n", "a": "2"}, "q", "is empty"),
         ({"q": "1+1?", "a": ""}, "a", "is empty"),
-        ({"q": "\ud83d", "a": "2"}, "q", "is not valid Unicode: half of a surrogate pair, U+D83D"),
+        ({"q": "\ud83d", "a": "2"}, "q", r"Unicode.*U\+D83D"),
     ],
 )
 def test_bad_columns(
     tokenizer: Tokenizer, tmp_path: Path, row: object, field: str, problem: str
 ) -> None:
-    assert bad_sample(tokenizer, config(tmp_path, row)) == (field, problem)
+    found_field, found_problem = bad_sample(tokenizer, config(tmp_path, row))
+    assert found_field == field and re.search(problem, found_problem)
 
 
 @pytest.mark.parametrize(
     ("messages", "field", "problem"),
     [
         (None, "messages", "is missing"),
-        ("hi", "messages", "must be a list of messages, but is text"),
+        ("hi", "messages", "list of messages.* text$"),
         ([], "messages", "is empty"),
-        (["hi"], "messages[0]", "must be an object with role and content, but is text"),
+        (["hi"], "messages[0]", "object with role and content.* text$"),
         ([USER, {"content": "yo"}], "messages[1].role", "is missing"),
         ([USER, {"role": "assistant"}], "messages[1].content", "is missing"),
         (
@@ -196,31 +198,30 @@ def test_bad_columns(
         (
             [USER, {**ASSISTANT, "content": "", "tool_calls": [{"name": "add"}]}],
             "messages",
-            "calls the tool 'add', and the chat template leaves calls out",
+            "tool 'add'.*chat template leaves",
         ),
-        ([USER, {**ASSISTANT, "content": 5}], "messages[1].content", "must be text, but is"),
+        ([USER, {**ASSISTANT, "content": 5}], "messages[1].content", "text.* a number$"),
         (
             [USER, {**ASSISTANT, "content": ["yo"]}],
             "messages[1].content[0]",
-            "must be a part with type and text, but is text",
+            "part with type and text.* text$",
         ),
         (
             [{"role": "user", "content": [{"type": "image_url", "text": None}]}, ASSISTANT],
             "messages[0].content[0]",
-            "is a part of type `image_url`, and only text is read",
+            "part of type `image_url`.*only text",
         ),
         (
             [{"from": "humn", "value": "hi"}, ASSISTANT],
             "messages[0].from",
-            "is `humn`, which is none of system, user, assistant, tool, human, gpt",
+            "`humn`.*system, user, assistant, tool, human, gpt",
         ),
         ([{"from": "human"}, ASSISTANT], "messages[0].value", "is missing"),
         ([USER, {**ASSISTANT, "content": " "}], "messages[1].content", "is empty"),
         (
             [USER, {**ASSISTANT, "role": "asistant"}],
             "messages[1].role",
-            "is `asistant`, which is none of system, user, assistant, tool. Did you mean"
-            " 'assistant'?",
+            r"`asistant`.*system, user, assistant, tool\..*'assistant'\?",
         ),
         ([USER], "messages", "has no assistant turn"),
         ([ASSISTANT, USER], "messages", "begins with the assistant's turn"),
@@ -231,8 +232,7 @@ def test_bad_messages(
 ) -> None:
     data = config(tmp_path, {"messages": messages}, messages="messages")
     found_field, found_problem = bad_sample(tokenizer, data)
-    assert found_field == field
-    assert found_problem.startswith(problem)
+    assert found_field == field and re.search(problem, found_problem)
 
 
 def test_a_prompt_of_messages_is_no_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -306,18 +306,16 @@ def test_a_cut_that_leaves_nothing_to_learn_is_bad(tokenizer: Tokenizer, tmp_pat
     data = config(tmp_path, {"q": "x" * 80, "a": "2"}, max_tokens=60, over_long="truncate")
     field, problem = bad_sample(tokenizer, data)
     template = make_template(tokenizer, None, None)
-    assert load_samples(data, source(data), template).cut_rows == 0  # it is told as bad
-    assert field == "a" and re.fullmatch(
-        r"is first learned at token \d+, beyond `data\.max_tokens: 60` \(raise it\)", problem
-    )
+    assert load_samples(data, source(data), template).cut_rows == 0  # it counts as bad
+    assert field == "a" and re.search(r"token \d+, .*`data\.max_tokens: 60`", problem)
 
 
-def test_a_template_without_the_assistants_text_is_told_with_the_turn(
+def test_a_template_that_leaves_out_the_assistants_text_is_refused_with_row_and_turn(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     jinja = "{{ messages[0].content }}"
     data = config(tmp_path)
-    with pytest.raises(DataError, match=r"Every row of .*\n.*:1: a: has a turn 2 \(assis"):
+    with pytest.raises(DataError, match=r":1: a: .*turn 2 \(assistant\)"):
         load_samples(data, source(data), make_template(tokenizer, jinja, None))
 
 
@@ -325,12 +323,12 @@ def test_a_template_without_the_assistants_text_is_told_with_the_turn(
     ("limit", "problem"),
     [
         (None, "is missing"),
-        ("8", "must be a whole number, but is text"),
-        (True, "must be a whole number, but is true or false"),
-        (2, "is 2, and the longest response is a whole number from 3 to 16"),
-        (17, "is 17, and the longest response is a whole number from 3 to 16"),
-        (8.5, "is 8.5, and the longest response is a whole number from 3 to 16"),
-        (math.nan, "is nan, and the longest response is a whole number from 3 to 16"),
+        ("8", "whole number.* text$"),
+        (True, "whole number.* true or false$"),
+        (2, r"^is 2,.* from 3 to 16, .*min_new_tokens"),
+        (17, r"^is 17,.* from 3 to 16, .*min_new_tokens"),
+        (8.5, r"^is 8\.5,.* from 3 to 16, .*min_new_tokens"),
+        (math.nan, r"^is nan,.* from 3 to 16, .*min_new_tokens"),
     ],
 )
 def test_a_limit_that_sampling_cannot_keep_makes_a_bad_row(
@@ -342,7 +340,8 @@ def test_a_limit_that_sampling_cannot_keep_makes_a_bad_row(
     sampling = SamplingConfig(min_new_tokens=3, max_new_tokens=16)
     loaded = load_prompts(data, source(data), template, sampling=sampling)
     bad, good_row = loaded.bad_rows
-    assert (bad.line, bad.field, good_row.line) == (1, "most", 4) and problem in bad.problem
+    assert (bad.line, bad.field, good_row.line) == (1, "most", 4)
+    assert re.search(problem, bad.problem)
     assert [(p.max_new_tokens, p.columns) for p in loaded.items] == [(16, {}), (3, {})]
 
 
@@ -350,9 +349,9 @@ def test_a_limit_that_sampling_cannot_keep_makes_a_bad_row(
     ("number", "problem"),
     [
         (None, "is missing"),
-        ("hard", "must be a number, but is text"),
-        (False, "must be a number, but is true or false"),
-        (math.nan, "is nan, and rows are drawn by a finite number"),
+        ("hard", "number.* text$"),
+        (False, "number.* true or false$"),
+        (math.nan, "is nan.*finite"),
     ],
 )
 def test_a_row_that_cannot_be_put_in_order_is_bad(
@@ -362,7 +361,8 @@ def test_a_row_that_cannot_be_put_in_order_is_bad(
     data = config(tmp_path, *rows, prompt="q", order_by="level")
     loaded = load_prompts(data, source(data), make_template(tokenizer, None, None))
     bad, good_row = loaded.bad_rows
-    assert (bad.line, bad.field, bad.problem, good_row.line) == (1, "level", problem, 4)
+    assert (bad.line, bad.field, good_row.line) == (1, "level", 4)
+    assert re.search(problem, bad.problem)
     assert [p.order_by for p in loaded.items] == [3.0, -0.5]
 
 

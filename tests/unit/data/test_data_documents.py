@@ -63,7 +63,7 @@ def test_a_row_of_20_megabytes_is_refused_before_it_is_tokenized(
     """Each character is a token; lists of them alone would take a gigabyte."""
     file = write(tmp_path, {"body": "hi bye"}, {"body": "yo" * 10**7})
     tracemalloc.start()
-    with pytest.raises(DataError, match=r":2: has 20,000,000 characters, over the 4,000,000"):
+    with pytest.raises(DataError, match=r":2: .*20,000,000 .*4,000,000"):
         load_text(file, tokenizer, max_tokens=100)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -139,12 +139,12 @@ def test_bad_documents_are_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert [(bad.file, bad.line, bad.field) for bad in loaded.bad_rows] == [
         (str(path), line, "body") for line in range(1, 6)
     ]
-    problems = [bad.problem for bad in loaded.bad_rows]
-    assert problems[:2] == ["is empty", "is missing"]
-    assert problems[2] == "must be text, but is a number"
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: body: is missing"):
+    words = ("empty", "missing", "number", "list", "U+D83D")
+    for bad, word in zip(loaded.bad_rows, words, strict=True):
+        assert word in bad.problem
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: body: .*missing"):
         load_text(path, tokenizer)
-    with pytest.raises(DataError, match="body: leaves no tokens to learn from within 1 token"):
+    with pytest.raises(DataError, match=r":1: body: .* 1 token"):
         load_text(write(tmp_path, {"body": "good"}), tokenizer, max_tokens=1)
 
 

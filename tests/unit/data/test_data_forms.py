@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def test_items_of_an_array_that_are_no_objects_are_bad_rows_in_their_place(tmp_p
     file.write_bytes(b'\xef\xbb\xbf[{"q": 1}, 12, {"q": 1, "q": {"r": 2}}, {"q": 2}]\n')
     one, number, twice, two = rows(file)
     assert one == RawRow(str(file), 1, {"q": 1}) and two == RawRow(str(file), 4, {"q": 2})
-    assert str(number) == f"{file}:2: is a JSON int, not an object"
-    assert str(twice) == f"{file}:3: is not JSON: the key `q` is there twice"
+    assert re.match(rf"{file}:2: .*\bint\b", str(number))
+    assert re.match(rf"{file}:3: .*`q`.*twice", str(twice))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_items_of_an_array_that_are_no_objects_are_bad_rows_in_their_place(tmp_p
         (b'[{"q": "\xff"}]', r"a\.json:1: .*: is not UTF-8: byte 0xff"),
     ],
 )
-def test_an_array_that_is_broken_is_told_with_its_line(
+def test_a_broken_array_is_refused_with_its_line(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     (tmp_path / "a.json").write_bytes(content)

@@ -58,7 +58,7 @@ def test_a_source_of_a_config_may_be_generated() -> None:
     assert columns.names == ("question", "answer", "task", LIBRARY)
 
 
-def test_what_cannot_be_generated_is_refused_without_the_library(
+def test_tasks_that_cannot_be_generated_are_refused_without_the_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -98,7 +98,7 @@ def test_the_same_seed_gives_the_same_rows_and_another_one_others() -> None:
         ({"chain_sum": {"min_terms": 5, "max_terms": 2}}, "max_terms must be >= min_terms"),
     ],
 )
-def test_what_the_library_does_not_take_is_told(tasks: Any, refusal: str) -> None:
+def test_tasks_that_the_library_does_not_take_are_refused(tasks: Any, refusal: str) -> None:
     from plimsoll.data.generator import rows_at
 
     options = GenerateConfig(tasks=tasks, size=1, seed=0).options()
@@ -108,6 +108,6 @@ def test_what_the_library_does_not_take_is_told(tasks: Any, refusal: str) -> Non
 
 
 @needs_library
-def test_it_is_told_before_anything_is_generated() -> None:
+def test_the_refusal_comes_before_anything_is_generated() -> None:
     [(key, why, _)] = problems_of(source(("chain_sums",)))
     assert key == "data.train.generate.tasks" and "Did you mean 'chain_sum'?" in why

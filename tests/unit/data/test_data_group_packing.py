@@ -81,7 +81,7 @@ def test_members_of_a_group_may_stand_apart() -> None:
 
 def test_a_sample_over_the_budget_is_refused() -> None:
     samples, group_S = of_groups([(4, [1, 1]), (9, [3])])
-    with pytest.raises(DataError, match="has 12 tokens, over the budget of 10 tokens"):
+    with pytest.raises(DataError, match=r"12 tokens.*budget.* 10 "):
         pack_groups(samples, group_S, ranks=1, budget=10)
 
 
@@ -145,7 +145,7 @@ def test_with_room_for_all_a_prompt_is_held_twice_by_rank_at_most(
             assert len(begins) <= 2 * ranks
 
 
-def test_it_depends_on_nothing_but_its_arguments() -> None:
+def test_packing_depends_on_its_arguments_alone() -> None:
     samples, group_S = of_groups([(1 + i % 5, [i % 4, 3, 1]) for i in range(20)])
     one, two = (pack_groups(samples, np.array(group_S), 3, 40) for _ in range(2))
     assert [[p.samples_S.tolist() for p in rank] for rank in one] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_only_the_last_turn_of_messages_is_labelled(tokenizer: Tokenizer, tmp_pa
     assert (loss_mask, label) == ("yo<|im_end|>", False)
 
 
-def test_of_pairs_the_chosen_are_desirable(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_chosen_response_of_a_pair_is_desirable(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [{"q": "1?", "good": "a", "bad": "b"}, {"q": "2?", "good": "c", "bad": "d"}]
     loaded = load(tokenizer, tmp_path, *rows, prompt="q", chosen="good", rejected="bad").items
     assert [shown(tokenizer, row) for row in loaded] == [
@@ -89,15 +90,14 @@ def test_of_pairs_the_chosen_are_desirable(tokenizer: Tokenizer, tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "field", "problem"),
     [
-        ({"label": "true"}, "label", "must be true, false, 1 or 0, but is text"),
-        ({"label": 2}, "label", "must be true, false, 1 or 0, but is a number (2)"),
-        ({"label": 0.5}, "label", "must be true, false, 1 or 0, but is a number (0.5)"),
+        ({"label": "true"}, "label", "true, false, 1 or 0.* text$"),
+        ({"label": 2}, "label", r"true, false, 1 or 0.* number \(2\)"),
+        ({"label": 0.5}, "label", r"true, false, 1 or 0.* number \(0\.5\)"),
         ({"label": None}, "label", "is missing"),
-        ({"label": [True]}, "label", "must be true, false, 1 or 0, but is a list"),
+        ({"label": [True]}, "label", "true, false, 1 or 0.* list$"),
         ({"a": " "}, "a", "is empty"),
-        ({"q": 3}, "q", "must be text or a list of messages, but is a number"),
-        ({"q": "1" * 190, "a": "2" * 20}, "a", "has 211 tokens, over `data.max_tokens: 200`"),
-        ({"q": "1" * 200}, "a", "is first learned at token 201, beyond `data.max_tokens: 200`"),
+        ({"q": "1" * 190, "a": "2" * 20}, "a", r"211 tokens.*`data\.max_tokens: 200`"),
+        ({"q": "1" * 200}, "a", r"token 201\b.*`data\.max_tokens: 200`"),
     ],
 )
 def test_bad_rows(
@@ -106,7 +106,7 @@ def test_bad_rows(
     loaded = load(tokenizer, tmp_path, GOOD, GOOD | change)
     [bad] = loaded.bad_rows
     assert (bad.file, bad.line, bad.field) == (str(tmp_path / "rows.jsonl"), 2, field)
-    assert bad.problem.startswith(problem) and len(loaded.items) == 1
+    assert re.search(problem, bad.problem) and len(loaded.items) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
@@ -130,33 +131,24 @@ def test_a_plain_begin_token_is_kept(base_tokenizer: Tokenizer, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("row", "field", "problem"),
     [
-        ({"q": "1?", "good": "a", "bad": "a"}, "bad", "equals `good`, so neither is better"),
+        ({"q": "1?", "good": "a", "bad": "a"}, "bad", "equals `good`"),
         ({"q": "1?", "good": "", "bad": "a"}, "good", "is empty"),
         ({"q": "1?", "good": "a", "bad": " \n"}, "bad", "is empty"),
-        (
-            {"q": "1?", "good": 3, "bad": "a"},
-            "good",
-            "must be text or a list of messages, but is a number",
-        ),
-        (
-            {"q": "1?", "good": "a", "bad": ["b"]},
-            "bad[0]",
-            "must be an object with role and content, but is text",
-        ),
+        ({"q": "1?", "good": "a", "bad": ["b"]}, "bad[0]", "object with role and content.* text$"),
         ({"q": "1?", "good": "a"}, "bad", "is missing"),
         ({"good": "a", "bad": "b"}, "q", "is missing"),
         (
             {"q": "1?", "good": [USER, YO], "bad": [USER, GO]},
             "good[0].role",
-            "is `user`, but a response begins with the assistant's turn: where the column holds the"
-            " prompt too, leave out the column of prompts",
+            "is `user`.*assistant's turn.*column of prompts",
         ),
     ],
 )
 def test_bad_columns(
     tokenizer: Tokenizer, tmp_path: Path, row: object, field: str, problem: str
 ) -> None:
-    assert bad(tokenizer, tmp_path, row, prompt="q") == (field, problem)
+    found_field, found_problem = bad(tokenizer, tmp_path, row, prompt="q")
+    assert found_field == field and re.search(problem, found_problem)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +180,7 @@ def test_bad_messages(
         (DIALOGUE, DIALOGUE + " b", "good", "is empty after the prompt's last"),
         (DIALOGUE + " a", DIALOGUE + "\n ", "bad", "is empty after the prompt's last"),
         ("\n\nHuman: x\n\nAssistant: a", "\n\nHuman: y\n\nAssistant: b", "bad", "shares no prompt"),
-        ("yes", "no", "bad", "shares no prompt with `good`: without a column for the prompt"),
+        ("yes", "no", "bad", "shares no prompt with `good`"),
         (DIALOGUE + " a", DIALOGUE + " b\n\nHuman: c", "bad", "goes on with '\\n\\nHuman:'"),
         (7, DIALOGUE + " b", "good", "must be text, but is a number"),
         (DIALOGUE + " a", None, "bad", "is missing"),
@@ -228,7 +220,7 @@ def test_over_long_responses_are_refused_or_cut(tokenizer: Tokenizer, tmp_path: 
     row = {"q": "hi", "good": "a" * 9, "bad": "b" * 3}
     options: dict[str, Any] = {"prompt": "q", "template": "none"}
     field, problem = bad(tokenizer, tmp_path, row, max_tokens=11, **options)
-    assert field == "good" and problem.startswith("has 12 tokens, over `data.max_tokens: 11`")
+    assert field == "good" and re.search(r"12 tokens.*`data\.max_tokens: 11`", problem)
     assert len(load(tokenizer, tmp_path, row, max_tokens=12, **options).items) == 1
     options["over_long"] = "truncate"
     loaded = load(tokenizer, tmp_path, row, max_tokens=5, **options)
@@ -237,20 +229,16 @@ def test_over_long_responses_are_refused_or_cut(tokenizer: Tokenizer, tmp_path: 
     assert load(tokenizer, tmp_path, row, row, max_tokens=11, **options).cut_rows == 2
     assert load(tokenizer, tmp_path, row, max_tokens=12, **options).cut_rows == 0
     alike = {"q": "hi", "good": "same then a", "bad": "same then b"}
-    assert bad(tokenizer, tmp_path, alike, max_tokens=11, **options) == (
-        "bad",
-        "equals `good` within `data.max_tokens: 11` (raise it)",
-    )
+    field, problem = bad(tokenizer, tmp_path, alike, max_tokens=11, **options)
+    assert field == "bad" and re.search(r"`good`.*`data\.max_tokens: 11`", problem)
 
 
-def test_texts_of_the_same_tokens_are_told_as_such(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_two_texts_of_the_same_tokens_are_bad(tokenizer: Tokenizer, tmp_path: Path) -> None:
     blind = deepcopy(tokenizer)
     blind.backend_tokenizer.normalizer = normalizers.Lowercase()
     row = {"q": "hi", "good": "Yes", "bad": "yes"}
-    assert bad(blind, tmp_path, row, prompt="q", template="none") == (
-        "bad",
-        "has the tokens of `good`, which the tokenizer makes of both texts",
-    )
+    field, problem = bad(blind, tmp_path, row, prompt="q", template="none")
+    assert field == "bad" and re.search("tokens of `good`.*tokenizer", problem)
 
 
 @pytest.mark.parametrize("over_long", ["refuse", "truncate"])
@@ -260,7 +248,7 @@ def test_a_prompt_that_leaves_no_room_is_bad(
     row = {"q": "h" * 20, "good": "a", "bad": "b"}
     options: dict[str, Any] = {"prompt": "q", "template": "none", "over_long": over_long}
     field, problem = bad(tokenizer, tmp_path, row, max_tokens=20, **options)
-    assert field == "q" and problem.startswith("has a prompt of 20 tokens, which leaves none")
+    assert field == "q" and "prompt of 20 tokens" in problem
 
 
 def test_columns_that_are_not_there(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gzip
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,10 +51,9 @@ def test_lines_that_cannot_be_read_are_bad_rows_in_their_place(tmp_path: Path) -
     assert [row.line for row in actual] == [1, 2, 3, 4, 5, 6]
     assert [type(row) for row in actual] == [RawRow, BadRow, BadRow, BadRow, BadRow, RawRow]
     problems = [row.problem for row in actual if isinstance(row, BadRow)]
-    assert problems[0] == "is not JSON: Expecting value, at character 8"
-    assert problems[1] == "is not UTF-8: byte 0xff at offset 7"
-    assert problems[2] == "is a JSON list, not an object"
-    assert problems[3].startswith("is not JSON: ")
+    facts = (r"JSON.* 8$", "UTF-8.*0xff.* 7$", "list.*object", "JSON")
+    for problem, fact in zip(problems, facts, strict=True):
+        assert re.search(fact, problem)
 
 
 def test_a_key_that_is_there_twice_is_no_choice_to_make(tmp_path: Path) -> None:
@@ -80,9 +80,7 @@ def test_packed_lines_that_cannot_be_unpacked(
 ) -> None:
     file = tmp_path / "a.jsonl.gz"
     file.write_bytes(harm(gzip.compress(b'{"q": "one"}\n' * 100)))
-    with pytest.raises(
-        ConfigError, match=r"a\.jsonl\.gz cannot be unpacked: .*Copy the file again"
-    ):
+    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz.*unpacked"):
         rows(file)
 
 
@@ -169,7 +167,7 @@ def test_files_named_after_splits_are_not_mixed(tmp_path: Path) -> None:
     actual = {split: rows(tmp_path, split) for split in ("train", "test")}
     assert [row.values for row in actual["train"] if isinstance(row, RawRow)] == [{"q": "known"}]
     assert [row.values for row in actual["test"] if isinstance(row, RawRow)] == [{"q": "secret"}]
-    with pytest.raises(ConfigError, match=r"belongs to the split `dev`; there are test\.jsonl"):
+    with pytest.raises(ConfigError, match=r"split `dev`.* test\.jsonl"):
         rows(tmp_path, "dev")
 
 
@@ -203,29 +201,29 @@ def test_a_saved_data_set_with_splits(tmp_path: Path) -> None:
     made = datasets.Dataset.from_dict({"q": ["one"]})
     datasets.DatasetDict({"train": made, "test": made}).save_to_disk(str(tmp_path / "all"))
     assert rows(tmp_path / "all", "test") == [RawRow(str(tmp_path / "all"), 1, {"q": "one"})]
-    with pytest.raises(ConfigError, match=r"no split `tset`; it has train, test\. Did you mean"):
+    with pytest.raises(ConfigError, match=r"split `tset`.* train, test.*'test'\?"):
         rows(tmp_path / "all", "tset")
 
 
-def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "shards" / "b.jsonl").mkdir(parents=True)
     write_lines(tmp_path / "shards" / "a.jsonl", {"q": 1})
-    with pytest.raises(ConfigError, match=r"b\.jsonl cannot be read: Is a directory\."):
+    with pytest.raises(ConfigError, match=r"b\.jsonl .*Is a directory"):
         rows(tmp_path / "shards")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "gone.jsonl")
-    with pytest.raises(ConfigError, match=r"is a link to .*gone\.jsonl, which is not there"):
+    with pytest.raises(ConfigError, match=r"link\.jsonl .*link to .*gone\.jsonl"):
         rows(tmp_path / "link.jsonl")
     os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(ConfigError, match=r"pipe\.jsonl is neither a file nor a directory"):
+    with pytest.raises(ConfigError, match=r"pipe\.jsonl .*neither a file"):
         rows(tmp_path / "pipe.jsonl")
 
 
 def test_a_missing_path_names_its_neighbours(tmp_path: Path) -> None:
     write_lines(tmp_path / "train.jsonl", {"q": 1})
-    with pytest.raises(ConfigError, match=r"`trian\.jsonl` is not in .* mean 'train\.jsonl'\?"):
+    with pytest.raises(ConfigError, match=r"`trian\.jsonl` .*'train\.jsonl'\?"):
         rows(tmp_path / "trian.jsonl")
     (tmp_path / "gsm8k").mkdir()
-    with pytest.raises(ConfigError, match=r"`gms8k` is not in .* mean 'gsm8k'\?"):
+    with pytest.raises(ConfigError, match=r"`gms8k` .*'gsm8k'\?"):
         rows(tmp_path / "gms8k" / "train.jsonl")
 
 
@@ -237,7 +235,7 @@ def test_a_missing_file_is_no_hub_name(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("q\n1\n")
-    with pytest.raises(ConfigError, match=r"a\.csv ends in \.csv, which is not a known format"):
+    with pytest.raises(ConfigError, match=r"a\.csv .*\.csv\b.* format"):
         rows(tmp_path / "a.csv")
     with pytest.raises(ConfigError, match="holds no data files"):
         rows(tmp_path)
@@ -250,7 +248,7 @@ def test_a_hub_that_does_not_answer_is_a_readable_error(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="`plimsoll-tests/nowhere` is no file or directory here"):
+    with pytest.raises(ConfigError, match=r"`plimsoll-tests/nowhere` .*Hub"):
         rows("plimsoll-tests/nowhere")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -132,18 +133,18 @@ def test_long_responses_are_refused_or_lose_their_last_steps(
 @pytest.mark.parametrize(
     ("change", "field", "problem"),
     [
-        ({"l": [True]}, "l", "is of length 1, but `s` of length 2"),
-        ({"l": [True, "yes"]}, "l[1]", "must be true or false, or a number from 0 to 1"),
-        ({"l": [None, True]}, "l[0]", "must be true or false"),
-        ({"l": [1, -1]}, "l[1]", "is -1, and a label is from 0"),
-        ({"l": [1, 1.5]}, "l[1]", "is 1.5, and a label is from 0"),
+        ({"l": [True]}, "l", "length 1.*`s`.*length 2"),
+        ({"l": [True, "yes"]}, "l[1]", "true or false, .*from 0 to 1"),
+        ({"l": [None, True]}, "l[0]", "true or false"),
+        ({"l": [1, -1]}, "l[1]", "is -1.*from 0 .*to 1"),
+        ({"l": [1, 1.5]}, "l[1]", r"is 1\.5.*from 0 .*to 1"),
         ({"l": [1, float("nan")]}, "l[1]", "is nan"),
-        ({"l": 1}, "l", "must be a list of labels, but is a number"),
+        ({"l": 1}, "l", "list of labels.* a number$"),
         ({"l": None}, "l", "is missing"),
         ({"s": ["3*4=12", " "]}, "s[1]", "is empty"),
-        ({"s": ["3*4=12", 7]}, "s[1]", "must be text, but is a number"),
+        ({"s": ["3*4=12", 7]}, "s[1]", "text.* a number$"),
         ({"s": [], "l": []}, "s", "is empty"),
-        ({"s": "3*4=12"}, "s", "must be a list of texts, but is text"),
+        ({"s": "3*4=12"}, "s", "list of texts.* text$"),
         ({"s": None}, "s", "is missing"),
         ({"q": " "}, "q", "is empty"),
     ],
@@ -155,10 +156,12 @@ def test_a_bad_row_is_named(
     [bad] = loaded.bad_rows
     assert len(loaded.items) == 1
     assert (bad.file, bad.line, bad.field) == (str(tmp_path / "rows.jsonl"), 2, field)
-    assert bad.problem.startswith(problem)
+    assert re.search(problem, bad.problem)
 
 
-def test_a_template_that_rewrites_the_steps_is_told(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_template_that_rewrites_the_steps_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     upper = STRIPS.replace("m.content | trim", "m.content | replace('=', ' is ')")
     loaded = load(tokenizer, tmp_path, ROW | {"s": ["a", "b"]}, ROW, template=upper)
     [bad] = loaded.bad_rows

@@ -132,7 +132,7 @@ WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
 
 @given(WORDS, WORDS)
-def test_what_is_learned_goes_on_from_what_is_sampled_from(
+def test_a_learned_reply_follows_the_tokens_of_the_sampled_prompt(
     tokenizer: Tokenizer, base_tokenizer: Tokenizer, question: str, answer: str
 ) -> None:
     turns = [
@@ -167,30 +167,32 @@ def test_the_system_message_is_put_before_conversations_that_have_none(
 
 def test_a_system_message_that_the_template_leaves_out_is_refused(tokenizer: Tokenizer) -> None:
     leaves_out = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
-    with pytest.raises(ConfigError, match=r"leaves system messages out, so `data\.system`"):
+    with pytest.raises(ConfigError, match=r"leaves.* out.*`data\.system`"):
         make_template(tokenizer, leaves_out, "Be brief.")
     refuses = "{{ raise_exception('no system') if messages[0].role == 'system' }}"
-    with pytest.raises(ConfigError, match="is refused by the chat template: no system"):
+    with pytest.raises(ConfigError, match=r"refused .*: no system"):
         make_template(tokenizer, refuses, "Be brief.")
     assert make_template(tokenizer, leaves_out, None).system is None
 
 
 @pytest.mark.parametrize(
-    "jinja",
+    ("jinja", "reason"),
     [
-        "{{ raise_exception('no') }}",
-        "{{ nothing.at.all }}",
-        "{{ 1 / 0 }}",
-        "{{ 'a' + 1 }}",
-        "{{ messages.foo() }}",
-        "{% for i in range(10**9) %}x{% endfor %}",
-        "{{ messages[0].name }}",
+        ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
+        ("{{ nothing.at.all }}", "'nothing' is undefined"),
+        ("{{ 1 / 0 }}", "by zero"),
+        ("{{ 'a' + 1 }}", "str"),
+        ("{{ messages.foo() }}", "foo"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "[Rr]ange"),
+        ("{{ messages[0].name }}", "surrogate"),
     ],
 )
-def test_whatever_a_template_raises_is_a_refusal(tokenizer: Tokenizer, jinja: str) -> None:
+def test_any_error_of_a_template_is_a_refusal(
+    tokenizer: Tokenizer, jinja: str, reason: str
+) -> None:
     """The last template writes half of a surrogate pair, which no tokenizer takes."""
     template = make_template(tokenizer, jinja, None)
-    with pytest.raises(DataError, match="is refused by the chat template: "):
+    with pytest.raises(DataError, match=rf"refused by the chat template: .*{reason}"):
         template.render_prompt([{"role": "user", "content": "hi", "name": "\ud800"}])
 
 
@@ -200,10 +202,12 @@ def test_a_tool_call_that_the_template_leaves_out_is_a_refusal(
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
     turn = {"role": "assistant", "content": "Let me see.", "tool_calls": [call]}
     turns: Messages = [{"role": "user", "content": "2+2?"}, turn]
-    with pytest.raises(DataError, match="calls the tool 'add', and the chat template leaves"):
+    with pytest.raises(DataError, match=r"tool 'add'.* chat template leaves"):
         make_template(tokenizer, None, None).render_conversation(turns)
-    with pytest.raises(DataError, match="has tool_calls, which plain text leaves out"):
-        make_template(base_tokenizer, "none", None).render_conversation(turns)
+    plain = make_template(base_tokenizer, "none", None)
+    for render in (plain.render_conversation, lambda turns: plain.render_answer(turns, [])):
+        with pytest.raises(DataError, match=r"\btool_calls\b.*plain text"):
+            render(turns)
     writes = "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}"
     [piece] = make_template(tokenizer, writes + "{% endfor %}", None).render_whole(turns)
     assert piece.text.endswith("Let me see." + json.dumps([call]))
@@ -233,9 +237,6 @@ def test_a_prompt_of_several_turns_is_the_same_to_every_job(tokenizer: Tokenizer
         assert [piece.text for piece in rendered[:-1]] == [piece.text for piece in sampled]
     loss_mask = [bool(piece.loss_spans) for piece in template.render_answer(turns, answer)]
     assert loss_mask == [False, False, False, True]
-    call = {"role": "assistant", "content": "I look.", "tool_calls": [{"name": "search"}]}
-    with pytest.raises(DataError, match="has tool_calls, which plain text leaves out"):
-        template.render_answer([*turns[:1], call], answer)
 
 
 def test_plain_text_stops_after_the_last_assistant_turn(base_tokenizer: Tokenizer) -> None:
@@ -265,14 +266,14 @@ def test_a_template_from_a_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}!", encoding="utf-8")
     tokens, _ = prompt(make_template(tokenizer, str(tmp_path / "mine.jinja"), None), TURNS[:1])
     assert tokenizer.decode(tokens) == "hi!"
-    with pytest.raises(ConfigError, match=r"nor `none`.* Did you mean 'mine\.jinja'\?"):
+    with pytest.raises(ConfigError, match=r"mien\.jinja.*'mine\.jinja'\?"):
         make_template(tokenizer, str(tmp_path / "mien.jinja"), None)
 
 
 def test_templates_that_cannot_work_are_refused(base_tokenizer: Tokenizer) -> None:
-    with pytest.raises(ConfigError, match=r"brings no chat template.*`data.chat_template`.*`none`"):
+    with pytest.raises(ConfigError, match=r"no chat template.*`data\.chat_template`.*`none`"):
         make_template(base_tokenizer, None, None)
-    with pytest.raises(ConfigError, match="not valid Jinja, line 1: Unexpected end of template"):
+    with pytest.raises(ConfigError, match="Jinja, line 1: Unexpected end"):
         make_template(base_tokenizer, "{% if messages %}", None)
 
 
@@ -280,16 +281,6 @@ def test_plain_text_needs_an_end(base_tokenizer: Tokenizer) -> None:
     endless = Tokenizer(tokenizer_object=base_tokenizer.backend_tokenizer)
     with pytest.raises(ConfigError, match="end-of-sequence token, but the tokenizer"):
         make_template(endless, "none", None)
-
-
-def test_what_the_template_refuses_is_a_data_error(tokenizer: Tokenizer) -> None:
-    strict: Template = make_template(
-        tokenizer, "{{ raise_exception('Roles must alternate') }}", None
-    )
-    with pytest.raises(DataError, match="is refused by the chat template: Roles must alternate"):
-        prompt(strict, TURNS[:1])
-    with pytest.raises(DataError, match="begins with the assistant's turn"):
-        conversation(make_template(tokenizer, None, None), TURNS[1:])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,38 +88,38 @@ def test_pairs_and_prompts_have_tools_too(tokenizer: Tokenizer, tmp_path: Path) 
 @pytest.mark.parametrize(
     "tools, field, problem",
     [
-        ({"name": "add"}, "tools", "must be a list of tools, but is an object"),
-        ([ADD, "sub"], "tools[1]", "must be an object with a `name`"),
-        ([{"function": {}}], "tools[0]", "must be an object with a `name`"),
-        ("[{", "tools", "is text, and not valid JSON"),
-        ('"add"', "tools", "must be a list of tools, but is text"),
+        ({"name": "add"}, "tools", "list of tools.* an object$"),
+        ([ADD, "sub"], "tools[1]", "object with a `name`"),
+        ([{"function": {}}], "tools[0]", "object with a `name`"),
+        ("[{", "tools", "text.*not valid JSON"),
+        ('"add"', "tools", "list of tools.* text$"),
     ],
 )
-def test_what_is_no_list_of_tools_is_told(
+def test_a_value_that_is_no_list_of_tools_is_bad(
     tokenizer: Tokenizer, tmp_path: Path, tools: object, field: str, problem: str
 ) -> None:
     good = {"messages": TURNS}
     data = rows_of(tmp_path, {"messages": TURNS, "tools": tools}, good, messages="messages")
     loaded = load_samples(data, source(data), make_template(tokenizer, WRITES, None))
     [bad] = loaded.bad_rows
-    assert (bad.line, bad.field) == (1, field) and bad.problem.startswith(problem)
+    assert (bad.line, bad.field) == (1, field) and re.search(problem, bad.problem)
     assert len(loaded.items) == 1
 
 
 @pytest.mark.parametrize(
     "template, field, problem",
     [
-        (None, "messages", "may call the tool 'add', and the chat template leaves tools out"),
-        ("none", "tools", "has tools, which plain text leaves out"),
+        (None, "messages", "tool 'add'.*chat template leaves"),
+        ("none", "tools", "tools.*plain text leaves"),
     ],
 )
-def test_tools_that_are_left_out_are_told(
+def test_a_row_whose_tools_are_left_out_is_bad(
     tokenizer: Tokenizer, tmp_path: Path, template: str | None, field: str, problem: str
 ) -> None:
     rows = ({"messages": TURNS, "tools": [ADD]}, {"messages": TURNS})
     data = rows_of(tmp_path, *rows, messages="messages")
     [bad] = load_samples(data, source(data), make_template(tokenizer, template, None)).bad_rows
-    assert bad.field == field and problem in bad.problem
+    assert bad.field == field and re.search(problem, bad.problem)
 
 
 def test_only_a_late_row_may_have_tools(
@@ -130,5 +131,5 @@ def test_only_a_late_row_may_have_tools(
     data = rows_of(tmp_path, *rows, messages="messages").model_copy(update={"on_bad_row": "stop"})
     assert len(texts(data, template)) == 2
     data = rows_of(tmp_path, {"messages": TURNS}, messages="messages")
-    with pytest.raises(ConfigError, match=r"no row of .* has a column `tools`; there are `mess"):
+    with pytest.raises(ConfigError, match=r"column `tools`.*`messages`"):
         load_samples(data, source(data), template)

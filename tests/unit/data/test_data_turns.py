@@ -6,6 +6,7 @@ Also prompts and responses as turns.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,24 +114,24 @@ def test_marks_hold_in_plain_text_and_in_pairs(tokenizer: Tokenizer, tmp_path: P
 @pytest.mark.parametrize(
     ("mark", "field", "problem"),
     [
-        ({"weight": 0.5}, "turns[1].weight", "says whether the turn is learned: true, false, 1 or"),
-        ({"train": "no"}, "turns[1].train", "says whether the turn is learned: true, false, 1 or"),
-        ({"weight": 0, "loss": True}, "turns[1]", "is to be learned and not to be learned: `weig"),
-        ({"train": False}, "turns", "has no assistant turn that is learned: all are marked other"),
+        ({"weight": 0.5}, "turns[1].weight", "learned: true, false, 1 or 0"),
+        ({"train": "no"}, "turns[1].train", "learned: true, false, 1 or 0"),
+        ({"weight": 0, "loss": True}, "turns[1]", "`weight: 0`.*`loss: true`"),
+        ({"train": False}, "turns", "no assistant turn"),
     ],
 )
 def test_marks_that_cannot_be_followed(
     tokenizer: Tokenizer, tmp_path: Path, mark: dict[str, object], field: str, problem: str
 ) -> None:
     refusal = bad(tokenizer, tmp_path, [U, {**FOUR, **mark}])
-    assert refusal[0] == field and refusal[1].startswith(problem), refusal
+    assert refusal[0] == field and re.search(problem, refusal[1]), refusal
 
 
 def test_a_mark_beside_all_tokens_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [{"turns": [U, {**FIVE, "weight": 0}, NO, FOUR]}, {"turns": [U, {**FOUR, "weight": 1}]}]
     loaded = samples(tokenizer, source_of(tmp_path, *rows, messages="turns"), learned="all")
     [row] = loaded.bad_rows
-    assert row.problem.startswith("has a turn 2 that is marked as not to be learned (weight or")
+    assert row.line == 1 and re.search(r"turn 2 .*marked.*weight", row.problem)
     assert len(loaded.items) == 1
 
 
@@ -176,9 +177,9 @@ def test_calls_as_turns_of_their_own_are_the_assistants(
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("Rome!", "It is no valid JSON: Expecting value"),
-        ('{"town": "Rome"}', "It is an object without a name"),
-        ("[]", "It is empty"),
+        ("Rome!", "JSON: Expecting value"),
+        ('{"town": "Rome"}', "without a name"),
+        ("[]", "empty"),
     ],
 )
 def test_a_call_that_cannot_be_read(
@@ -187,7 +188,7 @@ def test_a_call_that_cannot_be_read(
     turns = [U, {"from": "function_call", "value": value}, FOUR]
     field, problem = bad(tokenizer, tmp_path, turns)
     assert field == "turns[1].value" and why in problem
-    assert problem.startswith("is the assistant's call of a tool: an object with `name` and `arg")
+    assert re.search("`name`.*`arguments`", problem)
 
 
 def test_a_system_message_beside_turns_is_theirs(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -216,10 +217,8 @@ def test_a_system_message_beside_turns_is_theirs(tokenizer: Tokenizer, tmp_path:
 
 def test_two_system_messages_are_a_bad_row(tokenizer: Tokenizer, tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "Be long."}, U, FOUR]
-    assert bad(tokenizer, tmp_path, turns, system="Be brief.") == (
-        "system",
-        "is another system message than the one in `turns`: keep one of them",
-    )
+    field, problem = bad(tokenizer, tmp_path, turns, system="Be brief.")
+    assert field == "system" and re.search("another system message.*`turns`", problem)
 
 
 S = {"role": "system", "content": "Add."}

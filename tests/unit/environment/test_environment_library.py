@@ -72,7 +72,7 @@ def test_arithmetic(expression: str, value: str) -> None:
         ("1\x00", "is no arithmetic expression"),
     ],
 )
-def test_what_is_no_arithmetic_is_reported(expression: str, why: str) -> None:
+def test_an_expression_that_is_no_arithmetic_is_reported(expression: str, why: str) -> None:
     with pytest.raises(ValueError, match=re.escape(why)):
         evaluate(expression)
 
@@ -101,11 +101,9 @@ def play(game: GuessNumber, *guesses: str, row: dict[str, Any]) -> tuple[list[An
 def test_guessing_to_the_number() -> None:
     game = GuessNumber(low=1, high=100, guesses=5)
     steps, reward = play(game, "50", "I say 75", "No, 70", "71.", row={"number": 71})
-    assert [step.observation for step in steps[:3]] == [
-        "The number is higher than 50. 4 guesses are left.",
-        "The number is lower than 75. 3 guesses are left.",
-        "The number is higher than 70. 2 guesses are left.",
-    ]
+    facts = (r"higher than 50\b.* 4 ", r"lower than 75\b.* 3 ", r"higher than 70\b.* 2 ")
+    for step, fact in zip(steps, facts, strict=False):
+        assert re.search(fact, step.observation)
     assert [step.done for step in steps] == [False, False, False, True]
     assert reward == 1.0
     assert steps[-1].figures == {"guesses": 4.0, "found": 1.0}
@@ -124,7 +122,7 @@ def test_a_reply_without_a_number_counts_and_is_worth_nothing() -> None:
     steps, reward = play(GuessNumber(guesses=1), "Hm.", row={"number": 3})
     assert steps[0].done and reward == 0.0
     steps, _ = play(GuessNumber(guesses=2), "Hm.", row={"number": 3})
-    assert steps[0].observation == "Answer with a whole number from 1 to 100. 1 guess is left."
+    assert re.search(r"number from 1 to 100\b.* 1 guess ", steps[0].observation)
 
 
 def test_a_guess_far_outside_is_worth_nothing() -> None:

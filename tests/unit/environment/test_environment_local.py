@@ -99,7 +99,7 @@ def test_a_wrong_reward_is_reported(given: object) -> None:
         asyncio.run(_play(Wrong))
 
 
-def test_what_it_raises_is_reported_with_its_own_lines() -> None:
+def test_an_error_of_an_environment_is_reported_with_its_own_lines() -> None:
     class Raising(Plain):
         def step(self, reply: Reply) -> Any:
             raise KeyError("door")
@@ -120,5 +120,5 @@ def test_a_method_that_hangs_costs_its_time_limit() -> None:
         await environment.reset({"sum": ""})
         await environment.step(REPLY)
 
-    with pytest.raises(EnvironmentFailed, match=r"step took longer than call_seconds.* 0.05"):
+    with pytest.raises(EnvironmentFailed, match=r"step .*call_seconds.* 0\.05"):
         asyncio.run(asked())

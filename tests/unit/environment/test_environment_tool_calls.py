@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -118,10 +119,9 @@ def test_a_malformed_call_is_reported_with_what_is_expected(body: str, why: str)
 
 def test_an_unknown_tool_is_reported_with_those_there_are() -> None:
     problem = read_reply(call("calculat", expression="1"), TOOLS).problem
-    assert problem == (
-        "There is no tool 'calculat'. Did you mean 'calculate'? The tools: "
-        "calculate(expression: string, digits?: integer or null), now()."
-    )
+    signatures = ", ".join(format_signature(tool) for tool in TOOLS)
+    assert problem is not None and signatures in problem
+    assert "'calculat'" in problem and "'calculate'?" in problem
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_wrong_arguments_are_reported_with_the_tools_signature(
 ) -> None:
     problem = read_reply(call("calculate", **arguments), TOOLS).problem
     assert problem is not None and why in problem
-    assert problem.endswith("Expected: calculate(expression: string, digits?: integer or null).")
+    assert f"Expected: {format_signature(TOOLS[0])}" in problem
 
 
 def test_null_where_the_schema_is_nullable() -> None:
@@ -153,7 +153,7 @@ def test_right_calls_are_carried_out_beside_wrong_ones() -> None:
     assert "no tool 'never'" in reply.problem and "not valid JSON" in reply.problem
 
 
-def test_of_many_wrong_calls_a_few_are_reported() -> None:
+def test_only_a_few_of_many_wrong_calls_are_reported() -> None:
     problem = read_reply(call("never") * 50, TOOLS).problem
     assert problem is not None and problem.count("There is no tool") == 3
     assert problem.endswith("And 47 more calls are wrong.")
@@ -197,7 +197,7 @@ def test_another_format_is_read_by_what_is_given() -> None:
     assert reply.tool_calls == (ToolCall("calculate", {"expression": "1"}, "its id"),)
     assert reply.problem == "And more."
     problem = read_reply("CALL {", TOOLS, shout).problem
-    assert problem is not None and "The arguments of the call of 'calculate' are not" in problem
+    assert problem is not None and re.search("arguments .*'calculate' .*JSON", problem)
 
 
 def test_hermes_gives_the_text_outside_of_calls() -> None:
@@ -205,13 +205,13 @@ def test_hermes_gives_the_text_outside_of_calls() -> None:
     assert (outside, calls, problems) == ("abc", [("now", "{}", "")] * 2, [])
 
 
-def test_where_a_turn_may_have_one_call_further_ones_are_reported() -> None:
+def test_calls_beyond_the_only_one_of_a_turn_are_reported() -> None:
     """Llama's template refuses a conversation with two."""
     text = call("now") + call("calculate", expression="2")
     reply = read_reply(text, TOOLS, one_call=True)
     assert [one.name for one in reply.message.tool_calls] == ["now"]
     assert reply.tool_calls == reply.message.tool_calls
-    assert reply.problem == "Only the first call was carried out, of 'now': a turn may have one."
+    assert reply.problem is not None and "first call" in reply.problem and "'now'" in reply.problem
     assert read_reply(call("now"), TOOLS, one_call=True).problem is None
 
 
@@ -253,10 +253,14 @@ def test_schemas_of_others() -> None:
     }
     tool = {"name": "weather", "parameters": parameters}
     check_tool(tool)
-    assert format_signature(tool) == (
-        'weather(nullable?: string, place?: anything, unit?: "C" or "F" or null, '
-        "days?: array of integer)"
-    )
+    signature = format_signature(tool)
+    assert signature.startswith("weather(")
+    assert signature.removeprefix("weather(").removesuffix(")").split(", ") == [
+        "nullable?: string",
+        "place?: anything",
+        'unit?: "C" or "F" or null',
+        "days?: array of integer",
+    ]
     assert wrong_arguments(tool, {"nullable": "x", "place": "Oslo", "unit": "C"}) is None
     assert wrong_arguments(tool, {"place": "O"}) == "place: 'O' is too short"
     assert wrong_arguments(tool, {"days": [1, "2"]}) == "days[1]: '2' is not of type 'integer'"

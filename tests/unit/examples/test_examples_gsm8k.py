@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,21 +59,13 @@ def test_rows_become_prompt_response_and_plain_number(
 ) -> None:
     data, out = write_copy(tmp_path / "data", ROW, ROW), tmp_path / "out"
     assert prepare.main(["--data", str(data), "--out", str(out), *SMALL]) == 0
-    assert "2 train, 2 test problems, a vocabulary of 300" in capsys.readouterr().out
+    assert re.search(r"2 train, 2 test .* 300\b", capsys.readouterr().out)
+    question = "Question: A farm has 1,200 hens and sells 3/4. How many sold?\nAnswer:"
+    response = " It sells 1200*3/4 = 900 hens.\nSo 900.\n#### 1900\n"
+    row = {"question": question, "response": response, "answer": "1900"}
     for split in ("train", "test"):
-        rows = [json.loads(line) for line in (out / f"{split}.jsonl").read_text().splitlines()]
-        assert (
-            rows
-            == [
-                {
-                    "question": "Question: A farm has 1,200 hens and sells 3/4. How many sold?\n"
-                    "Answer:",
-                    "response": " It sells 1200*3/4 = 900 hens.\nSo 900.\n#### 1900\n",
-                    "answer": "1900",
-                }
-            ]
-            * 2
-        )
+        lines = (out / f"{split}.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == [row] * 2
 
 
 def test_the_tokenizer_that_is_loaded_is_the_one_that_was_trained(

@@ -150,7 +150,7 @@ def test_7b_on_four_4090s_is_offered_adam_on_the_cpu_lora_and_nodes() -> None:
     ]
 
 
-def test_1p5b_ppo_is_told_a_lower_share_and_a_higher_one_with_sleep() -> None:
+def test_1p5b_ppo_is_offered_a_lower_share_and_a_higher_one_with_sleep() -> None:
     [problem] = errors("5_orz_1p5b")
     awake, asleep = map(float, re.findall(r"memory_share: (0\.\d+)", problem.fix)[:2])
     assert f"rollout.vllm.memory_share: {asleep} with rollout.vllm.sleep_level: 2" in problem.fix

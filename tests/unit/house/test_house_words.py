@@ -67,11 +67,19 @@ def strings_of(source: str) -> Iterator[str]:
             yield node.value
 
 
-def test_the_search_finds_what_it_should() -> None:
-    text = "Set `run.steps`, data.systm or --actor.zero.stagee=3; see run.yaml, data.load(x)."
-    assert list(unknown(text, keys=True)) == ["actor.zero.stagee", "data.systm"]
-    assert list(unknown("pip install --no-deps x; plimsoll.run.state; --a.b.c", keys=True)) == []
-    assert list(unknown("--rewards.answer.name x --rewards.a.options.k 3", keys=True)) == []
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (
+            "Set `run.steps`, data.systm or --actor.zero.stagee=3; see run.yaml, data.load(x).",
+            ["actor.zero.stagee", "data.systm"],
+        ),
+        ("pip install --no-deps x; plimsoll.run.state; --a.b.c", []),
+        ("--rewards.answer.name x --rewards.a.options.k 3", []),
+    ],
+)
+def test_the_search_finds_unknown_keys(text: str, keys: list[str]) -> None:
+    assert list(unknown(text, keys=True)) == keys
 
 
 def test_documents_name_only_flags_that_exist() -> None:

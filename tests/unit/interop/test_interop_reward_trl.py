@@ -71,7 +71,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     def reward(completions: Any, solution: Any) -> list[float]:
         return []
 
-    with pytest.raises(ConfigError, match=r"'solution'.* the rows have level, extra\. The column"):
+    with pytest.raises(ConfigError, match=r"'solution'.* level, extra\b"):
         scored(reward)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import read_spec
 
-from plimsoll.commands.planning import hardware_of
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.engine.zero.config import ZeroConfig
-from plimsoll.jobs.which import load_any
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise import Advice, Suggestion, advise, smallest_change
 from plimsoll.memory.contents.stores import VERDICTS
@@ -28,8 +24,8 @@ from plimsoll.memory.levers.trials import Trials
 from plimsoll.memory.plan import make_plan, plan_values
 from plimsoll.memory.weigh import Ground
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.levers import Move
 
-SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
 RUN = """\
 run: {{directory: out, steps: 10}}
 cluster: {{ranks: {ranks}, nodes: {nodes}}}
@@ -78,31 +74,6 @@ def advised(spec: RunSpec[Any], cards: str, gigabytes: int = 1000) -> Advice:
 
 def after(one: Suggestion) -> dict[str, Any]:
     return {change.key: change.after for change in one.changes}
-
-
-@cache
-def scenario_advice(path: Path) -> Advice:
-    spec = load_any(str(path))
-    return advise(spec, Ground(hardware_of(spec.cluster)))
-
-
-def test_a_change_decides_anew_what_the_config_leaves_open() -> None:
-    """At stage 0 DeepSpeed adds gradients up in bfloat16, at stage 2 in float32."""
-    spec = config_of(stage=0)
-    made = apply_changes(spec, [Change("actor.zero.stage", 0, 2)])
-    assert made is not None
-    dtypes = [one.actor.settings_of(ZeroConfig).gradient_dtype for one in (spec, made)]
-    assert dtypes == ["bfloat16", "float32"]
-
-
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_an_answer_typed_as_flags_is_what_it_says(path: Path) -> None:
-    for one in scenario_advice(path).answers:
-        again = load_any(str(path), one.flags.split())
-        plan = make_plan(again, Ground(hardware_of(again.cluster)))
-        assert plan.verdict == one.verdict == "fits"
-        assert max((s.peak.bytes for s in plan.devices), default=0) == one.device_bytes
-        assert max(s.peak.bytes for s in plan.hosts) == one.host_bytes
 
 
 CASES = {
@@ -182,15 +153,6 @@ def test_nothing_of_a_grid_that_fits_is_cheaper_than_the_smallest_change(
             assert trial is None or trial.rank > 0, move_of(turned)
 
 
-def test_the_first_answer_is_the_smallest_change() -> None:
-    spec = config_of(ranks=4, tokens=512, stage=3)
-    [same, adapters, nodes] = advised(spec, "4xRTX4090", 256).answers
-    assert after(same) == {"actor.zero.optimizer_offload": "cpu"}
-    assert after(adapters) == {"actor.adapter.rank": 16}
-    assert after(nodes) == {"cluster.nodes": 3, "cluster.ranks": 12}
-    assert smallest_change(spec, ground_of(spec, "4xRTX4090", 256)) == same
-
-
 FULL_RUN = """\
 run: {directory: out, steps: 10}
 data: {train: {path: x, prompt: q, response: a}, max_tokens: 2048}
@@ -198,80 +160,114 @@ cluster: {where: local}
 batch: {sequences: 16, micro_batch_tokens: 8192}
 actor: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 0}}
 """
+HERE: dict[str, Any] = {"same": {}, "adapters": {}}
+
+
+def large_run(gpus: int, parameters: str) -> dict[str, Any]:
+    """Return settings for one node a card, at stage 3.
+
+    Training takes 18 bytes a parameter, so a 32B needs 590 GB. Cards of 85 GB have 20 GB of other
+    things, so a 32B needs 9 of them or more.
+    """
+    model = f"Qwen/Qwen2.5-{parameters}"
+    return {"ranks": gpus, "nodes": gpus, "model": model, "stage": 3, "tokens": 512}
 
 
 @pytest.mark.parametrize(
-    ("room", "effect"), [("40GB", "same"), ("30GB", "rounding"), ("10GB", "adapters")]
+    ("settings", "cards", "host", "answers"),
+    [
+        pytest.param({"model": SMALL}, "A100-80GB", 1000, None, id="fits as written"),
+        pytest.param({"model": "meta-llama/Llama-2-70b-hf"}, "1GB", 1, {}, id="nothing fits"),
+        pytest.param(
+            {"ranks": 4, "tokens": 512, "stage": 3},
+            *("4xRTX4090", 256),
+            {
+                "same": {"actor.zero.optimizer_offload": "cpu"},
+                "adapters": {"actor.adapter.rank": 16},
+                "machines": {"cluster.nodes": 3, "cluster.ranks": 12},
+            },
+            id="one of each kind",
+        ),
+        pytest.param(
+            {"ranks": 8, "model": SMALL},
+            *("4xA100-80GB", 1000),
+            {"same": {"cluster.ranks": 4}, "machines": {"cluster.nodes": 2}},
+            id="more ranks than cards",
+        ),
+        # Without room for Adam on the host, an adapter is the last resort.
+        (FULL_RUN, "40GB", 24, {"same": {}, "rounding": {}, "adapters": {}}),
+        (FULL_RUN, "30GB", 24, {"rounding": {}, "adapters": {}}),
+        (FULL_RUN, "10GB", 24, {"adapters": {}}),
+        (FULL_RUN, "3.3GB", 10, {"adapters": {}}),
+        (FULL_RUN, "3GB", 10, {"risky adapters": {}}),  # only if nothing fits
+        # At most eight times as many nodes are suggested.
+        (large_run(1, "14B"), "A100-80GB", 1000, {**HERE, "machines": {"cluster.nodes": 5}}),
+        (
+            large_run(1, "32B"),
+            *("A100-80GB", 1000),
+            {"same": {}, "rounding": {}, "adapters": {}, "machines": {"cluster.nodes": 2}},
+        ),
+        (large_run(2, "32B"), "A100-80GB", 1000, {**HERE, "machines": {"cluster.nodes": 10}}),
+    ],
 )
-def test_a_run_that_trains_all_weights_is_told_of_adapters_last(room: str, effect: str) -> None:
-    """In one process, with too little host memory for Adam."""
-    spec, ground = read_spec("sft", FULL_RUN), Ground(parse_cluster(room, 1, 24 * 10**9))
-    found = smallest_change(spec, ground)
-    assert found is not None and found.effect == effect
-    assert ("adapter" in found.flags) == (effect == "adapters")
-    assert any("adapter" in one.flags for one in advise(spec, ground).answers)
+def test_the_smallest_change_is_the_first_answer_of_one_of_each_kind(
+    settings: dict[str, Any] | str, cards: str, host: int, answers: dict[str, Any] | None
+) -> None:
+    spec = read_spec("sft", settings) if isinstance(settings, str) else config_of(**settings)
+    advice = advised(spec, cards, host)
+    assert advice.fits == (answers is None)
+    kinds = [f"{one.verdict} {one.effect}".removeprefix("fits ") for one in advice.answers]
+    assert kinds == [*(answers or {})]
+    for one, changes in zip(advice.answers, (answers or {}).values(), strict=True):
+        assert changes.items() <= after(one).items()
+    first = advice.answers[0] if answers else None
+    assert smallest_change(spec, ground_of(spec, cards, host)) == first
 
 
-def test_what_fits_needs_no_change_and_what_never_fits_has_none() -> None:
-    fitting, hopeless = config_of(model=SMALL), config_of(model="meta-llama/Llama-2-70b-hf")
-    assert advised(fitting, "A100-80GB") == Advice(fits=True)
-    assert smallest_change(fitting, ground_of(fitting, "A100-80GB", 1000)) is None
-    assert advised(hopeless, "1GB", 1) == Advice(fits=False)
-    assert smallest_change(hopeless, ground_of(hopeless, "1GB", 1)) is None
+SHARDED = {"tokens": 512, "stage": 3}
+RANKS = "another number of ranks on the same machines"
+RATE = "actor.optimizer.learning_rate"
+NARROW = {"actor.zero.stage": 2, "actor.zero.state_dtype": "bfloat16"}
+PATH = {"reference.model.path": LARGE}
+DPO_RUN = {"job": "dpo", "ranks": 2}
 
 
-@pytest.mark.parametrize(("room", "verdict"), [("3GB", "risky"), ("3.3GB", "fits")])
-def test_risky_answers_are_given_only_if_nothing_fits(room: str, verdict: str) -> None:
-    answers = advised(read_spec("sft", FULL_RUN), room, 10).answers
-    assert answers and {one.verdict for one in answers} == {verdict}
-
-
-def test_ranks_take_free_cards_and_no_more_than_there_are_cards_or_sequences() -> None:
-    spec = apply_changes(config_of(tokens=512), [Change("actor.zero.stage", 2, 3)])
-    assert spec is not None
-    at = Trials(spec, ground_of(spec, "8xA100-80GB", 1000)).root.situation
-    ranks, nodes = LEVER["another number of ranks on the same machines"], LEVER["more nodes"]
-    assert moves_of(ranks, at) == [{"cluster.ranks": 8}]
-    lacking = advised(config_of(ranks=8, model=SMALL), "4xA100-80GB").answers
-    assert [after(one) for one in lacking] == [{"cluster.ranks": 4}, {"cluster.nodes": 2}]
-    few = apply_changes(spec, [Change("batch.sequences", 64, 1)])
-    assert few is not None
-    at = Trials(few, ground_of(few, "8xA100-80GB", 1000)).root.situation
-    assert moves_of(ranks, at) == moves_of(nodes, at) == []
-
-
-def test_at_most_eight_times_as_many_nodes_are_suggested() -> None:
-    """A 32B trains in 18 bytes a parameter, 590 GB, on cards of 85 GB with 20 GB of other things:
-    on 9 or more of them."""
-
-    def nodes_from(nodes: int, model: str) -> int | None:
-        spec = config_of(ranks=nodes, nodes=nodes, model=model, stage=3, tokens=512)
-        answers = {one.effect: one for one in advised(spec, "A100-80GB", 1000).answers}
-        return after(answers["machines"])["cluster.nodes"] if "machines" in answers else None
-
-    assert nodes_from(1, "Qwen/Qwen2.5-14B") == 5
-    assert nodes_from(1, "Qwen/Qwen2.5-32B") == 2  # with changes beside them
-    assert nodes_from(2, "Qwen/Qwen2.5-32B") in range(9, 17)
-
-
-def test_an_implicit_reference_is_written_out_where_it_is_changed() -> None:
-    spec = config_of("dpo", ranks=2)
-    at = Trials(spec, ground_of(spec, "2xA100-80GB", 1000)).root.situation
-    for words in ("divided over the ranks", "in host memory"):
-        [move] = moves_of(LEVER[f"models that only score {words}"], at)
-        written = {key for key in move if key.startswith("reference.model.")}
-        assert written == {"reference.model.path"}  # no gradient_checkpointing: it does not learn
-
-
-@pytest.mark.parametrize(("rate", "offered"), [("1e-4", True), ("1e-6", False)])
-def test_narrow_states_are_offered_where_no_update_is_lost(rate: str, offered: bool) -> None:
-    spec = apply_changes(
-        config_of(ranks=2), [Change("actor.optimizer.learning_rate", 0, float(rate))]
+@pytest.mark.parametrize(
+    ("lever", "settings", "written", "cards", "moves"),
+    [
+        # Ranks take free cards, and no more than there are cards or sequences.
+        (RANKS, SHARDED, {}, "8xA100-80GB", [{"cluster.ranks": 8}]),
+        (RANKS, SHARDED, {"batch.sequences": 1}, "8xA100-80GB", []),
+        ("more nodes", SHARDED, {"batch.sequences": 1}, "8xA100-80GB", []),
+        # An implicit reference is written out, without the settings of a model that learns.
+        (
+            "models that only score divided over the ranks",
+            DPO_RUN,
+            {},
+            "2xA100-80GB",
+            [{**PATH, "reference.zero.stage": 3}],
+        ),
+        (
+            "models that only score in host memory",
+            DPO_RUN,
+            {},
+            "2xA100-80GB",
+            [{**PATH, "reference.zero.offload": "cpu"}],
+        ),
+        # Narrow states lose updates that are small.
+        ("masters and moments in bfloat16", {"ranks": 2}, {RATE: 1e-4}, "2xRTX4090", [NARROW]),
+        ("masters and moments in bfloat16", {"ranks": 2}, {RATE: 1e-6}, "2xRTX4090", []),
+    ],
+)
+def test_a_lever_offers_only_moves_that_can_help(
+    lever: str, settings: dict[str, Any], written: dict[str, Any], cards: str, moves: list[Move]
+) -> None:
+    spec = config_of(**settings)
+    made = apply_changes(spec, changes_between(spec, written))
+    assert made is not None
+    assert (
+        moves_of(LEVER[lever], Trials(made, ground_of(made, cards, 1000)).root.situation) == moves
     )
-    assert spec is not None
-    at = Trials(spec, ground_of(spec, "2xRTX4090", 100)).root.situation
-    narrow = {"actor.zero.stage": 2, "actor.zero.state_dtype": "bfloat16"}
-    assert moves_of(LEVER["masters and moments in bfloat16"], at) == ([narrow] if offered else [])
 
 
 LONG = """\
@@ -304,39 +300,40 @@ eval_sampling: {max_new_tokens: 50}
 """
 
 
-def shorter(job: str, text: str) -> dict[str, Any]:
-    """Return the changes of the only answer, which has shorter sequences."""
-    [one] = advised(read_spec(job, text), "RTX-4090", 64).answers
-    assert one.effect == "shorter"
-    return after(one)
-
-
 def with_sets(text: str) -> str:
     """With two sets of held-out prompts, one of which has the longest responses of all."""
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith("data:")]
     return "".join(lines) + SETS
 
 
-def test_where_nothing_else_fits_the_longest_sequences_that_do_are_named() -> None:
-    tokens = shorter("sft", LONG)
-    length = tokens["data.max_tokens"]
-    assert {*tokens} == {"data.max_tokens"} and length % 64 == 0
-
-    def verdict(length: int) -> str:
-        spec = read_spec("sft", LONG.replace("100000", str(length)))
-        return make_plan(spec, ground_of(spec, "RTX-4090", 64)).verdict
-
-    assert (verdict(length), verdict(length + 64)) == ("fits", "risky")
+NEW, SET = "rollout.sampling.max_new_tokens", "data.eval.hard.sampling.max_new_tokens"
+PACKED = {NEW: 0, "batch.micro_batch_tokens": 1000}  # a prompt has 1000
 
 
-def test_shorter_sequences_of_ppo_are_shorter_responses_of_training_and_of_every_set() -> None:
-    tokens = shorter("ppo", LONG_PPO)
-    new = tokens["rollout.sampling.max_new_tokens"]
-    assert tokens["batch.micro_batch_tokens"] == new + 1000 and new % 64 == 0
-    tokens = shorter("ppo", with_sets(LONG_PPO))
-    new = tokens["rollout.sampling.max_new_tokens"]
-    assert tokens["data.eval.hard.sampling.max_new_tokens"] == new
-    assert "eval_sampling.max_new_tokens" not in tokens  # as short as it was
+@pytest.mark.parametrize(
+    ("job", "text", "beyond"),
+    [
+        ("sft", LONG, {"data.max_tokens": 0}),
+        ("ppo", LONG_PPO, PACKED),
+        ("ppo", with_sets(LONG_PPO), {**PACKED, SET: 0}),  # the other set's are short already
+    ],
+)
+def test_if_nothing_else_fits_the_longest_sequences_that_fit_are_named(
+    job: str, text: str, beyond: dict[str, int]
+) -> None:
+    spec = read_spec(job, text)
+    ground = ground_of(spec, "RTX-4090", 64)
+    [one] = advise(spec, ground).answers
+    tokens = after(one)
+    length = min(tokens.values())
+    assert one.effect == "shorter" and length % 64 == 0
+    assert tokens == {key: length + more for key, more in beyond.items()}
+    verdicts = [
+        trial.plan.verdict
+        for more in (0, 64)
+        if (trial := Trials(spec, ground).of({key: n + more for key, n in tokens.items()}))
+    ]
+    assert verdicts == ["fits", "risky"]
 
 
 def test_the_longest_responses_of_a_set_are_in_the_plan() -> None:
@@ -356,17 +353,24 @@ def test_the_longest_responses_of_a_set_are_in_the_plan() -> None:
 
 
 def test_changes_are_a_diff_and_flags_that_the_parser_reads_back() -> None:
-    spec = config_of()
+    spec = config_of(stage=0)
     made = {"actor.zero.stage": 3, "actor.adapter.rank": 16, "run.steps": 10}
     changes = changes_between(spec, made)
     assert [line for change in changes for line in change.lines] == [
-        "- actor.zero.stage: 2",
+        "- actor.zero.stage: 0",
         "+ actor.zero.stage: 3",
         "+ actor.adapter.rank: 16",
     ]
     typed = [word for change in changes for word in change.flag.split()]
     tree = apply_flags(read_tree("", "nothing"), parse_flags(typed))
     assert tree.values == {"actor": {"zero": {"stage": 3}, "adapter": {"rank": 16}}}
-    again = apply_changes(spec, changes)
-    assert again is not None and again.actor.adapter is not None
+
+
+def test_applied_changes_decide_anew_what_the_config_leaves_open() -> None:
+    """At stage 0 DeepSpeed adds gradients up in bfloat16, at stage 2 in float32."""
+    spec = config_of(stage=0)
+    made = apply_changes(spec, [Change("actor.zero.stage", 0, 2)])
+    assert made is not None
+    dtypes = [one.actor.settings_of(ZeroConfig).gradient_dtype for one in (spec, made)]
+    assert dtypes == ["bfloat16", "float32"]
     assert apply_changes(spec, [Change("actor.model.quantization", "none", "nf4")]) is None

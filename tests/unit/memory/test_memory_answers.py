@@ -125,15 +125,18 @@ def test_a_plan_in_short_shows_what_does_not_fit_and_adds_up() -> None:
     assert sum(row[-1] for row in rows) == pytest.approx(total, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["3_ppo_70b_cpu_adam", "4_qwen2_7b_4090"])
-def test_a_config_with_an_answer_has_its_plan_and_its_comments(name: str, tmp_path: Path) -> None:
-    path, new = named(name), tmp_path / "new.yaml"
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_an_answer_is_what_it_says_as_flags_and_as_a_config(path: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.yaml"
     for number, one in enumerate(advice_of(path).answers, 1):
         new.write_text(apply_answer(str(path), [], advice_of(path), number))
-        plan = plan_job(load_any(str(new)))
-        assert plan.verdict == one.verdict
-        assert max(store.peak.bytes for store in plan.devices) == one.device_bytes
-        assert new.read_text().splitlines()[0] == path.read_text().splitlines()[0]
+        assert new.read_text().splitlines()[0] == path.read_text().splitlines()[0]  # a comment
+        spec = load_any(str(path), one.flags.split())
+        assert load_any(str(new)).config == spec.config
+        plan = plan_job(spec)
+        assert plan.verdict == one.verdict == "fits"
+        assert max((store.peak.bytes for store in plan.devices), default=0) == one.device_bytes
+        assert max(store.peak.bytes for store in plan.hosts) == one.host_bytes
 
 
 def test_a_config_with_an_answer_has_the_flags_that_it_was_planned_with() -> None:
@@ -189,7 +192,7 @@ def test_the_json_has_the_answers_by_their_numbers(name: str) -> None:
     assert advice_values(None) == {"suggestions": []}
 
 
-def test_a_plan_that_fits_and_one_without_remedy_say_so() -> None:
+def test_a_config_that_fits_and_one_that_nothing_mends_have_texts_of_their_own() -> None:
     fitting, plan = named("5_orz_1p5b_half"), plan_of(named("5_orz_1p5b_half"))
     assert advice_of(fitting).answers == ()
     texts = {advice_text(Advice(fits)) for fits in (True, False)}

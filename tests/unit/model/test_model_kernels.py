@@ -17,5 +17,5 @@ def test_ours_are_ours() -> None:
 def test_a_liger_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "plimsoll.model.liger", raising=False)
     monkeypatch.setitem(sys.modules, "liger_kernel.ops.geglu", None)
-    with pytest.raises(ConfigError, match=r"cannot be imported: .*liger_kernel.* Install it"):
+    with pytest.raises(ConfigError, match=r"liger_kernel.*`pip install liger-kernel\b"):
         load.fusions_of("liger")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,7 @@ def test_an_absent_tensor_is_not_made_up(model_path: Path) -> None:
 def test_weights_of_another_shape(model_path: Path) -> None:
     change_config(model_path, intermediate_size=120)
     message = refusal(model_path)
-    assert "up_proj.weight has the shape [128, 64] instead of [120, 64]" in message
+    assert re.search(r"up_proj\.weight .*\[128, 64\].*\[120, 64\]", message)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +354,7 @@ def test_saved_value_model_loads_as_sequence_classification(
     torch.testing.assert_close(plain(tokens[None]).logits[0, 0], values[4], rtol=1e-5, atol=1e-6)
     again, same = values_of(tmp_path / "critic", seed=99)
     assert torch.equal(same, values) and torch.equal(again.lm.score.weight, model.lm.score.weight)
-    with pytest.raises(ConfigError, match=r"is a reward model \(Qwen2ForSeq.*\): its head"):
+    with pytest.raises(ConfigError, match=r"critic' is .*\(Qwen2ForSequenceClassification\)"):
         load_policy(model_settings(tmp_path / "critic"), CPU)
 
 

@@ -169,7 +169,7 @@ def test_other_values(reference: str, answers: list[str]) -> None:
     ("reference", "line"),
     [("51", "\\sqrt{51}"), ("5", "6 - 5i"), ("5", "√2 - 5"), ("4", "(2, 4)"), ("43", "\\frac43")],
 )
-def test_of_a_bare_answer_line_no_number_is_picked(reference: str, line: str) -> None:
+def test_no_number_is_picked_from_a_bare_answer_line(reference: str, line: str) -> None:
     assert reward(reference, f"so\n#### {line}") == 0.0
 
 
@@ -245,12 +245,12 @@ def test_the_last_number_in_prose(response: str, number: str) -> None:
         *("$ $", "72\n####", "#### none", "<answer>none</answer>", "\\boxed{5"),
     ],
 )
-def test_what_is_no_clear_answer_is_no_reference(reference: str) -> None:
-    with pytest.raises(ValueError, match=r"no clear mathematical answer: give a number, or LaTeX"):
+def test_a_text_without_a_clear_answer_is_no_reference(reference: str) -> None:
+    with pytest.raises(ValueError, match="no clear mathematical answer"):
         math_answer.check(reference)
 
 
-def test_a_reference_that_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_answer, "verify", lambda gold, answer: MathVerdict.UNDECIDED)
     with pytest.raises(ValueError, match=r"'2\^2' is not read within 1 s"):
         math_answer.check("2^2")

@@ -135,7 +135,7 @@ def kill_verifiers() -> list[psutil.Process]:
 
 
 def test_a_reference_without_an_answer_is_refused() -> None:
-    with pytest.raises(DataError, match=r"'none at all' is no clear mathematical answer"):
+    with pytest.raises(DataError, match="'none at all' is no clear"):
         math_answer.reward(trajectory("#### 1", "none at all"))
     with pytest.raises(DataError, match="no reference"):
         math_answer.reward(trajectory("#### 1"))
@@ -191,12 +191,10 @@ def test_exact_match_takes_a_marker_and_needs_a_reference() -> None:
 def test_a_reference_with_the_marker_in_it_is_none_for_an_exact_match() -> None:
     exact_match.check("72")
     exact_match.check("#### 72", marker="=")
-    with pytest.raises(ValueError, match=r"'48 \+ 24\\n#### 72' holds the marker '####'.*after it"):
+    with pytest.raises(ValueError, match=r"'48 \+ 24\\n#### 72' .*marker '####'"):
         exact_match.check("48 + 24\n#### 72")
     exact_match.check("<b>72</b>")
-    with pytest.raises(
-        ValueError, match=r"holds <answer>\.\.\.</answer>, and no answer does: give"
-    ):
+    with pytest.raises(ValueError, match=r"'<answer>72</answer>' .*<answer>\.\.\.</answer>"):
         exact_match.check("<answer>72</answer>")
 
 

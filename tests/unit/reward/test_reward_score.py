@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -120,15 +121,15 @@ def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) ->
     ("function", "why"),
     [
         ("fails", "raised KeyError: 'missing'"),
-        ("gives_nan", "gave nan (float), and a reward must be a finite number"),
+        ("gives_nan", "gave nan (float)"),
         ("gives_text", "gave '0.5' (str)"),
         ("gives_none", "gave None (NoneType)"),
-        ("gives_too_much", f"gave 1{'0' * 199}... (int), and a reward must be a finite number"),
+        ("gives_too_much", f"gave 1{'0' * 199}... (int)"),
         ("gives_a_number_that_cannot_be_shown", "gave <int object at "),
         ("gives_numbers", "gave tensor([0.5000, 1.0000]) (Tensor)"),
-        ("leaves", "raised SystemExit: 0. The prompt"),
-        ("is_cancelled", "raised asyncio.exceptions.CancelledError. The prompt"),
-        ("fails_without_words", "raised my_rewards.Wordless: <exception str() failed>. The pro"),
+        ("leaves", "raised SystemExit: 0."),
+        ("is_cancelled", "raised asyncio.exceptions.CancelledError."),
+        ("fails_without_words", "raised my_rewards.Wordless: <exception str() failed>."),
     ],
 )
 def test_a_rule_that_fails_names_itself_row_prompt_and_response(
@@ -137,15 +138,14 @@ def test_a_rule_that_fails_names_itself_row_prompt_and_response(
     with pytest.raises(PlimsollError) as caught:
         scored({"mine": config(f"{module}:{function}")}, [trajectory("a" * 300 + "b")])
     message = str(caught.value)
-    row = "row 41 (from 0) of data.train"
-    assert f"The reward 'mine' ({module}:{function}), at {row} {why}" in message
-    assert "The prompt: '?'. The response (cut): " in message
-    assert repr("a" * 200) in message and "a" * 201 not in message
+    facts = (f"'mine' ({module}:{function})", "row 41 (from 0)", "data.train", why, "prompt: '?'")
+    assert all(fact in message for fact in facts)
+    assert f"(cut): '{'a' * 200}'" in message and "a" * 201 not in message
     pickle.loads(pickle.dumps(caught.value))  # noqa: S301  it crosses processes
 
 
 @pytest.mark.parametrize("function", ["fails", "gives_nan"])
-def test_a_held_out_row_is_told_as_such(module: str, function: str) -> None:
+def test_a_held_out_row_that_fails_is_named_by_its_key(module: str, function: str) -> None:
     with (
         open_rewards({"mine": config(f"{module}:{function}")}) as scorer,
         pytest.raises(PlimsollError, match=r", at row 41 \(from 0\) of data\.eval "),
@@ -153,18 +153,11 @@ def test_a_held_out_row_is_told_as_such(module: str, function: str) -> None:
         scorer.of_held_out()([trajectory("a")])
 
 
-def test_a_rule_that_raises_shows_its_line(module: str) -> None:
-    with pytest.raises(FunctionFailed, match=r'\n  File "\S+my_rewards.py", line 10, in fails\n'):
-        scored({"mine": config(f"{module}:fails")}, [trajectory("a")])
-
-
 def test_a_rule_looks_at_references_with_its_own_options(module: str) -> None:
     rewards = {"right": config(f"{module}:picks", lenient=True)}
     with open_rewards(rewards | {"short": config(f"{module}:is_short")}) as scorer:
         scorer.check_reference("D")
-        with pytest.raises(
-            DataError, match="is no reference for the reward 'right': 'E' is none of A"
-        ):
+        with pytest.raises(DataError, match="reward 'right': 'E' is none of"):
             scorer.check_reference("E")
     build_rule("right", config(f"{module}:picks", letters="E")).check_reference("E")
     build_rule("form", config("pattern", pattern="x")).check_reference("whatever")
@@ -188,19 +181,19 @@ def test_the_pages_reward_looks_at_references(
 def test_rules_of_the_house_look_at_references() -> None:
     exact = build_rule("same", config("exact_match", marker="="))
     exact.check_reference("#### 72")
-    with pytest.raises(DataError, match="the reward 'same': '1=1' holds the marker '='"):
+    with pytest.raises(DataError, match=r"reward 'same': '1=1' .*marker '='"):
         exact.check_reference("1=1")
-    with pytest.raises(DataError, match="the reward 'right': 'Friday' is no clear mathematical"):
+    with pytest.raises(DataError, match="reward 'right': 'Friday' is no"):
         build_rule("right", config("math_answer", answer_line=True)).check_reference("Friday")
 
 
-def test_a_check_of_references_that_fails_is_told_with_the_reference(module: str) -> None:
+def test_a_check_of_references_that_fails_names_the_reference(module: str) -> None:
     scorer = build_rule("mine", config(f"{module}:checks_wrongly"))
     with pytest.raises(FunctionFailed) as caught:
         scorer.check_reference("a" * 300)
     message = str(caught.value)
-    assert f"The check of references of the reward 'mine' ({module}:checks_wrongly)" in message
-    assert "raised ZeroDivisionError: division by zero. The reference (cut): 'aaa" in message
+    where = rf"reward 'mine' \({module}:checks_wrongly\)"
+    assert re.search(rf"{where} .*ZeroDivisionError.*reference \(cut\): 'aaa", message)
 
 
 def test_ctrl_c_in_a_rule_is_no_failure_of_it(module: str) -> None:
@@ -223,7 +216,7 @@ def test_one_number_of_torch_or_numpy_is_a_reward(module: str) -> None:
 
 
 def test_a_known_error_keeps_its_kind_and_gains_the_row() -> None:
-    with pytest.raises(DataError, match=r", at row 41 \(from 0\) of data\.train: the prompt"):
+    with pytest.raises(DataError, match=r"'right'.* row 41 \(from 0\) .*data\.train"):
         scored({"right": config("math_answer")}, [trajectory("#### 72", reference=None)])
 
 
@@ -263,7 +256,7 @@ def test_answers_that_are_judged_at_once_keep_their_order_and_one_that_ends_a_pr
     assert [t.rewards[0].value for t in found] == [1.0, 0.0, 0.0] + [1.0, 0.0] * 48
 
 
-def test_the_first_trajectory_that_fails_is_told(module: str) -> None:
+def test_the_first_trajectory_that_fails_is_named(module: str) -> None:
     """Whichever rule is asked first, and however many are asked at once."""
     parts = {"right": config("math_answer"), "mine": config(f"{module}:fails")}
     with pytest.raises(PlimsollError, match=f"The reward 'mine' .{module}:fails., at row 41"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -125,16 +126,12 @@ def test_a_hung_reward_ends_the_step_at_the_first_group_too_many(
         sampled(reward, notes.append, per_request)
     assert own.calls[:12] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert len(own.calls) < 24
-    assert str(error.value).startswith(
-        "rewards failed for 4 groups of a step of 32, and batch.max_failed_groups is 0.1. The "
-        "first: The reward 'mine' (own_hanging:hangs), at row 0 (from 0) of data.train took longer "
-    )
-    assert notes == [
-        "The reward 'mine' (own_hanging:hangs), at row 0 (from 0) of data.train took longer than "
-        "its time_limit of 0.2 s (rewards.mine.time_limit); its thread goes on, as nothing can "
-        "end it (process: true makes it a process). It is tried 2 more times. The run ends if more "
-        "than 3 groups of a step fail (batch.max_failed_groups)."
-    ]
+    first = r"'mine' \(own_hanging:hangs\), at row 0 .*time_limit of 0\.2 s"
+    limit = r"batch\.max_failed_groups is 0\.1\b"
+    assert re.match(rf"rewards .*4 groups .* 32, .*{limit}.*{first}", str(error.value))
+    [note] = notes
+    follows = r"tried 2 more times.* 3 groups .*\(batch\.max_failed_groups\)"
+    assert re.search(rf"{first} \(rewards\.mine\.time_limit\).*process: true.*{follows}", note)
 
 
 def test_a_group_that_hangs_does_not_hold_up_the_end(own: Any) -> None:
@@ -142,7 +139,7 @@ def test_a_group_that_hangs_does_not_hold_up_the_end(own: Any) -> None:
     reward = RewardConfig(
         name="own_hanging:hangs_at_first_and_raises", time_limit=600, retries=0, at_once=9
     )
-    with pytest.raises(PlimsollError, match=r"rewards failed for 4 groups .* at row 1 "):
+    with pytest.raises(PlimsollError, match=r"^rewards .*4 groups .* row 1 "):
         sampled(reward, print)
 
 
@@ -177,11 +174,11 @@ def test_servers_and_judges_that_do_not_answer_are_shown_at_once(kind: str) -> N
         reward = RewardConfig(http=HttpReward(urls=(url,), retries=1))
     else:
         reward = RewardConfig(judge=JudgeReward(url=url, model="m", prompt="?", retries=1))
-    with pytest.raises(PlimsollError, match="rewards failed for 2 groups of a step of 4"):
+    with pytest.raises(PlimsollError, match=r"^rewards .*2 groups .* 4, "):
         sampled(reward, notes.append, prompts=4, responses=1)
     (note,) = notes
-    assert "The reward 'mine', at row 0 (from 0) of data.train: http://127.0.0.1:9" in note
-    assert "cannot be reached: All connection attempts failed. It is tried 1 more time. " in note
+    assert re.search(r"'mine', at row 0 .*data\.train: http://127\.0\.0\.1:9\b", note)
+    assert re.search(r"attempts failed.* 1 more time", note)
 
 
 def failure(reward: str = "r", group: int = 0, tries_left: int = 0) -> RewardFailure:
@@ -200,7 +197,7 @@ def test_each_reward_is_shown_once_and_a_group_counts_once() -> None:
     for group in (1, 1, 2, 2, 1):
         failed(failure(group=group))
     assert len(failed) == 2
-    with pytest.raises(PlimsollError, match="failed for 3 groups of a step of 10"):
+    with pytest.raises(PlimsollError, match=r"3 groups .* 10, "):
         failed(failure(group=3))
     failed(failure(group=4))  # all is being ended
     assert len(failed) == 3
@@ -210,9 +207,7 @@ def test_no_held_out_prompt_may_fail() -> None:
     notes: list[str] = []
     failed = FailedGroups(notes.append)
     failed(failure(tries_left=2))
-    assert notes == [
-        "The reward 'r', at row 7 hangs. It is tried 2 more times. A held-out prompt without its "
-        "reward ends the run."
-    ]
-    with pytest.raises(PlimsollError, match=r"^The reward 'r', at row 7 hangs"):
+    [note] = notes
+    assert re.search(r"'r', at row 7 hangs\. .* 2 more times.*held-out", note)
+    with pytest.raises(PlimsollError, match=r"'r', at row 7 hangs"):
         failed(failure())

@@ -75,7 +75,7 @@ def test_whole_steps_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "message"),
     [
         ({1: (0, 0, 1, 1)}, "not of step 2"),
         ({2: (0, 0, 1, 1)}, "not of step 1"),
@@ -83,12 +83,12 @@ def test_whole_steps_are_taken(tmp_path: Path) -> None:
     ],
 )
 def test_other_steps_are_refused(
-    tmp_path: Path, steps: dict[int, tuple[int, ...]], told: str
+    tmp_path: Path, steps: dict[int, tuple[int, ...]], message: str
 ) -> None:
     for step, groups in steps.items():
         store(tmp_path, step, *groups)
     (problem,) = check_replayed(replay_of(tmp_path))
-    assert told in problem.why
+    assert message in problem.why
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
@@ -99,13 +99,13 @@ def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "message"),
     [
         ([trajectory(0)] * 3 + [trajectory(1)], "2 groups of 1 to 3 responses"),
         ([trajectory(0)] * 2 + [trajectory(1), trajectory(1, tokens=4)], "a response of 4 tokens"),
         ([trajectory(0)] * 2 + [trajectory(1, prompt=3)] * 2, "a prompt of 3 tokens"),
     ],
 )
-def test_a_step_that_is_not_as_planned_is_refused(found: list[Trajectory], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_step_that_is_not_as_planned_is_refused(found: list[Trajectory], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         _check_step(found, 1, replay_of(Path("runs/rl")))

@@ -365,7 +365,7 @@ def test_a_group_for_which_a_reward_fails_is_replaced_and_counted() -> None:
 def test_a_reward_that_fails_too_often_stops_the_run_and_is_shown() -> None:
     cluster = PlainCluster(1)
     draw = drawn_from(prompts(1, 2001, 2002, 4, 5, 6))
-    with pytest.raises(PlimsollError, match="rewards failed for 2 groups of a step of 4") as error:
+    with pytest.raises(PlimsollError, match=r"^rewards .*2 groups .* 4, ") as error:
         sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(submit, print))
     # The cluster answers the last request first.
     assert "'r', at row 2002 raised" in str(error.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ def one_tensor() -> tuple[SentTensor, Tensor]:
     return bucket.tensors[0], read_bucket(bucket)["layer.weight"]
 
 
-def test_what_was_announced_and_came_whole_is_complete() -> None:
+def test_tensors_that_were_announced_and_came_whole_are_complete() -> None:
     sent, tensor = one_tensor()
     arrivals = Arrivals(("layer.weight",))
     arrivals.take(sent, tensor)
@@ -34,8 +35,8 @@ def test_missing_tensors_are_counted_and_the_first_are_named() -> None:
     with pytest.raises(WeightSyncError) as caught:
         arrivals.complete()
     message = str(caught.value)
-    assert message.startswith("7 tensors of the new weights never arrived: layer.0, ")
-    assert "layer.4" in message and "layer.5" not in message
+    assert message.startswith("7 tensors ")
+    assert re.findall(r"layer\.\d", message) == [f"layer.{i}" for i in range(5)]
 
 
 def test_a_tensor_that_comes_twice_or_was_not_announced() -> None:
@@ -44,11 +45,11 @@ def test_a_tensor_that_comes_twice_or_was_not_announced() -> None:
     arrivals.take(sent, tensor)
     with pytest.raises(WeightSyncError, match=r"layer\.weight came twice"):
         arrivals.take(sent, tensor)
-    with pytest.raises(WeightSyncError, match="other came twice, or was never announced"):
+    with pytest.raises(WeightSyncError, match=r"^other .*never announced"):
         Arrivals(("layer.weight",)).take(replace(sent, name="other"), tensor)
 
 
-def test_one_damaged_bit_is_told_with_both_hashes() -> None:
+def test_one_damaged_bit_is_an_error_with_both_hashes() -> None:
     sent, tensor = one_tensor()
     tensor.view(torch.uint8)[0, 0] ^= 1
     arrivals = Arrivals(("layer.weight",))
@@ -56,10 +57,8 @@ def test_one_damaged_bit_is_told_with_both_hashes() -> None:
         arrivals.take(sent, tensor)
     found = hash_bytes(tensor)
     assert found != sent.hash
-    assert str(caught.value) == (
-        f"layer.weight arrived damaged: hash {found}, but {sent.hash} was sent"
-    )
-    with pytest.raises(WeightSyncError, match="1 tensor of the new weights never arrived"):
+    assert re.match(rf"layer\.weight .*\b{found}\b.*\b{sent.hash}\b", str(caught.value))
+    with pytest.raises(WeightSyncError, match=r"^1 tensor .*layer\.weight"):
         arrivals.complete()
 
 

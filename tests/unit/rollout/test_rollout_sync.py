@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -161,12 +162,12 @@ def test_a_stale_tensor_with_a_right_hash_is_caught_by_what_it_computes() -> Non
     # The probe's tokens after the first are 0, 1 and 2: -1, -2, -3 and the bias, -0.5 or 0.25.
     message = str(caught.value)
     assert "rollout engine 1" in message and "weight sync 7" in message
-    assert "over 3 probe tokens the mean log-prob is -1.75000 in the engine" in message
-    assert "and -2.50000 in the trainer, mean absolute difference 0.75 " in message
+    assert "3 probe tokens" in message
+    assert re.search(r"-1\.75000 in the engine.*-2\.50000 in the trainer.* 0\.75 ", message)
     assert "(bound 0.01: by the test)" in message
 
 
-def test_the_worst_token_is_told_with_both_numbers() -> None:
+def test_the_worst_token_is_named_with_both_numbers() -> None:
     route = make_route(changed("steps", torch.tensor([-1.0, -2.0, -9.0])))
     with pytest.raises(WeightSyncError, match=r"worst token has -9\.50000 and -3\.50000"):
         sync(route)
@@ -207,7 +208,7 @@ def test_rounding_sets_the_bound_of_the_syncs_after_it() -> None:
     assert sync_weights(prepared, 1).gap == pytest.approx(0.01, rel=1e-3)
     # Stale by 0.03 at each of the three tokens: far below the absolute bound.
     route.trainer.weights["bias"] = torch.tensor([-0.03])
-    with pytest.raises(WeightSyncError, match=r"max_gap_growth = 3 times the 0\.01 that the first"):
+    with pytest.raises(WeightSyncError, match=r"max_gap_growth = 3 times the 0\.01 "):
         prove(prepared, 2)
 
 
@@ -237,5 +238,5 @@ def test_the_absolute_bound_holds_for_the_first_weights_and_whatever_the_roundin
     route.trainer.weights["bias"] = torch.tensor([-0.4])
     with pytest.raises(WeightSyncError, match=r"rollout\.sync\.max_logprob_gap = 0\.5"):
         prove(prepared, 1)
-    with pytest.raises(WeightSyncError, match=r"after weight sync 0: .* 0\.2 \(bound 0\.1: "):
+    with pytest.raises(WeightSyncError, match=r"weight sync 0: .* 0\.2 \(bound 0\.1: "):
         prepare(noise=0.2, most=0.1)

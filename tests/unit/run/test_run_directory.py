@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -199,12 +200,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_bad_rows_are_listed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    write_rows(
-        run.bad_rows_path, [{"file": "a.jsonl", "line": 3, "field": "prompt", "why": "empty"}]
-    )
-    assert run.bad_rows_path.read_text() == (
-        '{"file": "a.jsonl", "line": 3, "field": "prompt", "why": "empty"}\n'
-    )
+    row = {"file": "a.jsonl", "line": 3, "field": "prompt", "why": "empty"}
+    write_rows(run.bad_rows_path, [row])
+    assert [json.loads(line) for line in run.bad_rows_path.read_text().splitlines()] == [row]
 
 
 def test_a_run_that_was_refused_before_its_first_step_does_not_block_the_directory(

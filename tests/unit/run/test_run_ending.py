@@ -70,25 +70,24 @@ def test_a_failure_names_the_checkpoint_and_the_log_has_the_traceback(run: RunDi
     error = WorkerDied("training rank 1 died\n  Why: it was killed")
     end = end_of(run, error)
     assert str(end) == "failed: training rank 1 died"
-    saved = f"  Saved: {run.path}/checkpoints/step-000010. To go on after step 10: {RUN_AGAIN}"
-    assert _describe_error(error) == (
-        "error: training rank 1 died\n  Why: it was killed\n"
-        f"{saved}\n  Log, with the traceback: {run.path}/run.log",
-        1,
-    )
+    message, exit_code = _describe_error(error)
+    first, why, saved, log_line = message.splitlines()
+    assert (first, why) == ("error: training rank 1 died", "  Why: it was killed")
+    assert f"{run.path}/checkpoints/step-000010" in saved
+    assert "step 10" in saved and saved.endswith(RUN_AGAIN)
+    assert log_line.endswith(f": {run.path}/run.log") and exit_code == 1
     log = run.log_path.read_text()
-    assert "Traceback (most recent call last):" in log and ", in work\n" in log
+    assert "Traceback (most" in log and ", in work\n" in log
     assert log.endswith(f"{saved}\n")
 
 
-def test_nothing_saved_is_said_only_where_the_directory_would_be_refused(
+def test_a_missing_checkpoint_is_reported_only_if_the_directory_would_be_refused(
     run: RunDirectory,
 ) -> None:
     assert how_to_go_on(run) == ""
     append_row(run.metrics_path, {"step": 1})
-    assert how_to_go_on(run) == (
-        f"No checkpoint was saved (run.save_every). To begin anew: {RUN_AGAIN}"
-    )
+    message = how_to_go_on(run)
+    assert "run.save_every" in message and message.endswith(RUN_AGAIN)
 
 
 def test_a_wrong_setting_needs_no_traceback(run: RunDirectory) -> None:
@@ -97,7 +96,7 @@ def test_a_wrong_setting_needs_no_traceback(run: RunDirectory) -> None:
     assert notes_of(error) == []
 
 
-def test_what_nobody_foresaw_points_to_its_traceback(
+def test_an_unexpected_error_points_to_its_traceback(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = KeyError("reward")
@@ -105,7 +104,7 @@ def test_what_nobody_foresaw_points_to_its_traceback(
     _show_unexpected(type(error), error, error.__traceback__)
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: unexpected KeyError: 'reward' at ")
-    assert second == f"  Log, with the traceback: {run.path}/run.log"
+    assert second.endswith(f" traceback: {run.path}/run.log")
 
 
 def test_an_end_that_cannot_be_written_does_not_hide_the_error(

@@ -146,7 +146,9 @@ def test_an_error_that_is_not_of_the_disk_is_passed_on_as_it_is(tmp_path: Path) 
     assert names(tmp_path) == []
 
 
-def test_a_read_only_file_system_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_file_system_is_an_error_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It refuses even to remove what is not there."""
 
     def refuse(path: Path, *_: object, **__: object) -> None:

@@ -1,8 +1,9 @@
-"""Figures that leave their healthy ranges are told once, with what that means."""
+"""A figure that leaves its healthy range gives one warning, with its meaning."""
 
 from __future__ import annotations
 
 import io
+import re
 from math import inf, nan
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_every_figure_has_a_range_and_a_healthy_run_no_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "value", "told"),
+    ("metric", "value", "meaning"),
     [
         ("kl", 26.0, "please the reward"),
         ("kl", -1.5, "not of the distribution that was sampled from"),
@@ -71,11 +72,11 @@ def test_every_figure_has_a_range_and_a_healthy_run_no_warning() -> None:
         ("kl", nan, "divided by 0"),
     ],
 )
-def test_what_leaves_its_range_is_told_with_what_it_means(
-    metric: str, value: float, told: str
+def test_a_figure_out_of_its_range_gives_a_warning_with_its_meaning(
+    metric: str, value: float, meaning: str
 ) -> None:
     (found,) = warnings_of(HEALTHY | {metric: value})
-    assert found.metric == metric and told in found.advice.means
+    assert found.metric == metric and meaning in found.advice.means
     text = str(found)
     assert "\n" not in text and text.startswith(f"warning: {metric} is {value:.3g}")
 
@@ -83,15 +84,10 @@ def test_what_leaves_its_range_is_told_with_what_it_means(
 def test_a_warning_is_a_line_with_range_meaning_and_advice() -> None:
     (found,) = warnings_of({"truncated": 0.5})
     assert (found.low, found.high) == (0.0, 0.3)
-    assert str(found) == (
-        "warning: truncated is 0.5, healthy is 0 to 0.3 (the share of responses that were cut off "
-        "at their longest). What is cut off has no answer and earns nothing, however good it was; "
-        "or the actor has stopped to end its responses. Try: a larger "
-        "rollout.sampling.max_new_tokens, a penalty for overlong responses, the stop strings and "
-        "the chat template."
-    )
+    assert re.search(rf"truncated is 0\.5, .*0 to 0\.3 \({found.what}\)", str(found))
+    assert re.search(r"Try: .*rollout\.sampling\.max_new_tokens", str(found))
     (found,) = warnings_of({"response_tokens": 1.0})
-    assert found.high == inf and "is 1, healthy is 1.5 or more (" in str(found)
+    assert found.high == inf and re.search(r"is 1, .*1\.5 or more \(", str(found))
 
 
 def test_the_kl_of_long_responses_is_counted_by_the_token() -> None:
@@ -111,22 +107,22 @@ def test_long_episodes_find_their_earlier_turns_in_the_cache() -> None:
         assert warnings_of(long | other | {metric: 0.0}) == []
 
 
-def told(values: list[float], metric: str = "truncated") -> list[int]:
+def warned_steps(values: list[float], metric: str = "truncated") -> list[int]:
     """The steps, from 1, at which a figure's values are warned of."""
     watch = HealthWatch()
     return [n for n, value in enumerate(values, start=1) if watch.add(n, {metric: value})]
 
 
-def test_a_figure_is_told_when_it_leaves_and_not_at_every_step() -> None:
-    assert told([0.1, 0.5, 0.6, 0.5]) == [2]
-    assert told([0.5] + [0.1] * QUIET + [0.5]) == [1, QUIET + 2]
-    assert told([0.5] + [0.1] * (QUIET - 1) + [0.5]) == [1]
-    assert told([0.5, 0.1] * 40) == [1]  # one that comes and goes
+def test_a_figure_gives_a_warning_when_it_leaves_its_range_and_not_at_every_step() -> None:
+    assert warned_steps([0.1, 0.5, 0.6, 0.5]) == [2]
+    assert warned_steps([0.5] + [0.1] * QUIET + [0.5]) == [1, QUIET + 2]
+    assert warned_steps([0.5] + [0.1] * (QUIET - 1) + [0.5]) == [1]
+    assert warned_steps([0.5, 0.1] * 40) == [1]  # one that comes and goes
 
 
 def test_a_new_critic_is_given_time() -> None:
-    assert told([-3.0] * 10, "explained_variance") == []
-    assert told([-3.0] * 12, "explained_variance") == [11]
+    assert warned_steps([-3.0] * 10, "explained_variance") == []
+    assert warned_steps([-3.0] * 12, "explained_variance") == [11]
 
 
 @given(

@@ -39,16 +39,14 @@ def test_a_full_file_is_put_aside_and_the_one_before_it_dropped(tmp_path: Path) 
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_log_that_cannot_be_written_is_said_once(
+def test_a_log_that_cannot_be_written_is_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = RunLog(tmp_path / "gone" / "run.log")
     log.add("one")
     log.add("two")
-    assert capfd.readouterr().err == (
-        f"{tmp_path}/gone/run.log cannot be written (No such file or directory): the run goes on "
-        "without it\n"
-    )
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"{tmp_path}/gone/run.log ") and "(No such file or directory)" in line
 
 
 def test_a_closed_log_takes_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -63,18 +64,18 @@ class Recorder:
         self.closed.append(failed)
 
 
-def test_a_logger_that_fails_is_told_once_and_left_out(tmp_path: Path) -> None:
+def test_a_logger_that_fails_is_reported_once_and_left_out(tmp_path: Path) -> None:
     good, bad = Recorder("good"), Recorder("bad", refuses=[2])
     recorders: list[Logger] = [bad, good]
-    loggers, told = Loggers(recorders), list[str]()
+    loggers, notes = Loggers(recorders), list[str]()
     for step in (1, 2, 3):
-        loggers.scalars(step, {"loss": 1.0}, told.append)
-        loggers.responses(step, tmp_path / "none", told.append)
-    loggers.close(told.append, failed=False)
+        loggers.scalars(step, {"loss": 1.0}, notes.append)
+        loggers.responses(step, tmp_path / "none", notes.append)
+    loggers.close(notes.append, failed=False)
     assert (good.steps, bad.steps) == ([1, 2, 3], [1])
     assert (good.closed, bad.closed) == ([False], [])
-    assert len(told) == 1 and told[0].startswith("warning: bad keeps nothing any more")
-    assert "ConnectionError: no route to host" in told[0]
+    assert len(notes) == 1 and notes[0].startswith("warning: bad keeps nothing any more")
+    assert "ConnectionError: no route to host" in notes[0]
 
 
 def run_config(path: Path, *loggers: LoggerName, tensorboard: bool = True) -> RunConfig:
@@ -210,8 +211,8 @@ def test_a_run_that_mlflow_does_not_know_is_refused_with_the_way_out(tmp_path: P
     (tmp_path / "run" / "loggers.json").write_text('{"mlflow": "0123456789abcdef"}')
     command = [sys.executable, "-c", PROGRAM, "mlflow", str(tmp_path / "run"), "1", "1", "1"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path))
-    assert "ConfigError: run.loggers: mlflow cannot be opened: MlflowException" in done.stderr
-    assert "or 0123456789abcdef out of" in done.stderr
+    assert re.search(r"ConfigError: run\.loggers: mlflow .*MlflowException", done.stderr)
+    assert "0123456789abcdef out of" in done.stderr
 
 
 TRACKIO = """

@@ -107,7 +107,7 @@ def test_tensorboard_keeps_what_it_had_where_the_disk_is_full(tmp_path: Path) ->
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8, limits[1]))
     try:
-        with pytest.raises(PlimsollError, match=r"Cannot add to .*tfevents.*Free disk space"):
+        with pytest.raises(PlimsollError, match=r"tfevents.* disk space"):
             writer.scalars(2, {"loss": 2.0})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -67,7 +67,7 @@ def test_a_broken_state_names_file_and_reason(tmp_path: Path, content: str, why:
 
 
 def test_a_missing_state_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be read \(No such file.*Resume from another"):
+    with pytest.raises(ConfigError, match=r"state\.json .*\(No such file"):
         RunState.load(tmp_path / "state.json")
 
 

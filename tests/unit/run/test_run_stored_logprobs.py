@@ -87,5 +87,5 @@ def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
         pq.write_table(pa.table({"logprob": [1.0]}), file)
     else:
         file.write_text(content)
-    with pytest.raises(ConfigError, match=r"rows\.parquet holds no log-probs of a reference"):
+    with pytest.raises(ConfigError, match=r"rows\.parquet holds no log-probs"):
         read_logprobs(file)

@@ -95,15 +95,15 @@ def test_what_is_not_known_of_tokens_is_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "told"),
+    ("arrays", "message"),
     [
         ([floats(0), floats(1)], "2 advantages, 1 trajectories"),
         ([floats(0)], r"advantages of \(1,\) for tokens of \(2,\)"),
         ([floats(0, np.nan)], "advantages with NaN"),
     ],
 )
-def test_scores_must_fit_their_tokens(tmp_path: Path, arrays: list[Any], told: str) -> None:
-    with pytest.raises(AssertionError, match=told):
+def test_scores_must_fit_their_tokens(tmp_path: Path, arrays: list[Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
         write_trajectories(tmp_path / "a", 1, [trajectory(7, 0, [11, 12])], TokenScores(arrays))
 
 
@@ -173,7 +173,7 @@ def plain(record: Trajectory) -> tuple[Any, ...]:
 
 @settings(max_examples=60, deadline=None)
 @given(step=st.lists(trajectories(), max_size=4))
-def test_what_is_written_is_read_back_equal(
+def test_trajectories_read_back_as_they_were_written(
     step: list[Trajectory], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.parquet"
@@ -240,11 +240,11 @@ def test_files_of_before_are_read_by_people_and_refused_for_training(tmp_path: P
             *(9, 9, 0, "", "b", "z", "2", 0.5), {"right": 0.5}, -1.0, 1, 3, cut_off=False
         )
     ]
-    with pytest.raises(ConfigError, match="it has no columns, group, loss_mask, parts, prompt_tok"):
+    with pytest.raises(ConfigError, match="columns, group, loss_mask, parts, prompt_tokens"):
         read_trajectories(path)
 
 
-def test_groups_are_told_apart_where_a_prompt_comes_twice(tmp_path: Path) -> None:
+def test_groups_of_a_prompt_that_comes_twice_stay_apart(tmp_path: Path) -> None:
     path = tmp_path / "step.parquet"
     step = [replace(trajectory(7, i % 2, [1]), group=i // 2) for i in range(4)]
     write_trajectories(path, 1, step, None)
@@ -280,7 +280,7 @@ def test_some_responses_are_the_best_the_worst_and_some_between(
     assert [one.cut_off for one in found] == [one.reward == 0 for one in found]
 
 
-def test_of_few_responses_each_is_shown_once(tmp_path: Path) -> None:
+def test_each_of_few_responses_is_shown_once(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     assert run.latest_trajectories() is None
     for count in (1, 2):

@@ -24,9 +24,10 @@ def test_a_silent_hub_is_reported_once_and_without_noise(
 ) -> None:
     reply = not_on_hub("nobody/knows", kind)
     assert reply is not None
-    assert f"nothing of it in {constants.HF_HUB_CACHE}" in reply[0]
-    assert "(http://127.0.0.1:9) does not answer: " in reply[0] and "refused" in reply[0]
-    assert reply[1] == "correct the path or name; or connect this machine, to download it"
+    problem, fix = reply
+    assert str(constants.HF_HUB_CACHE) in problem
+    assert "(http://127.0.0.1:9)" in problem and "refused" in problem
+    assert "path or name" in fix and "connect this machine" in fix
     assert capfd.readouterr() == ("", "")
 
 
@@ -61,7 +62,7 @@ def test_the_hub_is_asked_for_what_it_has(hub: Any, kind: RepositoryKind) -> Non
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_what_is_in_the_cache_is_not_asked_for() -> None:
+def test_the_hub_is_not_asked_for_files_in_the_cache() -> None:
     cached = Path(constants.HF_HUB_CACHE) / "models--some--model" / "snapshots" / "0123"
     prepared = Path(constants.HF_HOME) / "datasets" / "some___rows" / "default"
     for folder in (cached, prepared):

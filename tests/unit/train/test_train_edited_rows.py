@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def state(data_rows: int, sources: dict[str, SourceState] | None) -> RunState:
     return RunState(3, 12, data_rows, 3, 0.0, 1.0, sources=sources)
 
 
-def test_counts_that_changed_are_told_by_source() -> None:
+def test_counts_that_changed_are_listed_by_source() -> None:
     """The number of all rows together may be the same."""
     before = {
         "data.train.sums": SourceState("a", 16, "b"),
@@ -63,20 +64,17 @@ def test_counts_that_changed_are_told_by_source() -> None:
         "data.train.pages": SourceState("a", 2, "c"),
         "data.eval": SourceState("a", 5, "f"),
     }
-    order = "and some of this epoch may come twice or not at all"
-    assert list(row_count_changes(state(17, before), 17, now)) == [
-        "data.train.sums had 16 usable rows, and has 15 now: the order from here on is that of "
-        f"15 rows, {order}",
-        "data.train.pages had 1 usable row, and has 2 now: the order from here on is that of "
-        f"2 rows, {order}",
-        "data.eval had 4 usable rows, and has 5 now: evaluations are of other rows than before",
-    ]
+    facts = (
+        r"^data\.train\.sums .*\b16 .*\b15 now.* order ",
+        r"^data\.train\.pages .*\b1 .*\b2 now.* order ",
+        r"^data\.eval .*\b4 .*\b5 now.* evaluations ",
+    )
+    changes = list(row_count_changes(state(17, before), 17, now))
+    for change, fact in zip(changes, facts, strict=True):
+        assert re.search(fact, change)
     assert list(row_count_changes(state(17, before), 17, before)) == []
     [old] = row_count_changes(state(2, None), 1, now)
-    assert old == (
-        "data.train had 2 usable rows, and has 1 now: the order from here on is that of 1 row, "
-        f"{order}"
-    )
+    assert re.search(r"^data\.train .*\b2 .*\b1 now", old)
 
 
 def test_settings_at_their_defaults_are_no_part_of_what_a_checkpoint_says_was_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +57,22 @@ def test_epochs_are_steps_once_the_rows_are_read(
     assert f"run.epochs: {epochs:g} of 7 rows: {steps} steps" in capsys.readouterr().out
 
 
-def test_what_does_not_go_with_the_steps_is_refused_before_anything_is_loaded(
+def test_a_warm_up_longer_than_the_steps_is_refused_before_anything_is_loaded(
     model_home: Path,
 ) -> None:
     run = spec(run={"epochs": 1}, optimizer={"warmup_steps": 4})
     check_agreement(run)  # the number of steps is not known yet
-    with pytest.raises(ConfigError, match="The actor takes 3 optimizer steps, so the peak would"):
+    with pytest.raises(ConfigError, match=r"actor\.optimizer\.warmup_steps: 4\b(?s:.*) 3 "):
         read(model_home, run)
 
 
 def test_the_length_of_a_run_is_given_one_way() -> None:
-    with pytest.raises(ConfigError, match=r"run\.steps: 3\n.*run\.epochs is set too"):
+    with pytest.raises(ConfigError, match=r"run\.steps: 3\n.*run\.epochs\b"):
         check_agreement(spec(run={"steps": 3, "epochs": 2}))
-    with pytest.raises(ConfigError, match=r"run\.steps\n.*Missing: how long the run is"):
+    with pytest.raises(ConfigError, match=r"run\.steps\n.*Missing"):
         check_agreement(spec(run={}))
 
 
 def test_a_dry_run_says_that_the_steps_are_not_known_yet() -> None:
     text = placement(spec(run={"epochs": 2}))
-    assert "run.epochs: 2; its steps are known once the rows are read" in text
+    assert re.search(r"run\.epochs: 2; .*steps", text)

@@ -37,14 +37,14 @@ def test_two_on_one_node_are_added_up_phase_by_phase() -> None:
     both = {"rank 0": reading("a", 50 * GB), "critic rank 0": reading("a", 50 * GB)}
     refuse_smaller_nodes(PREDICTED, both)  # 50 GB while loading, 35 in training
     both = {name: reading("a", 49 * GB) for name in both}
-    with pytest.raises(DoesNotFit, match=r"49\.0 GB of .* 50\.0 GB for rank 0, critic rank 0"):
+    with pytest.raises(DoesNotFit, match=r"49\.0 GB.* 50\.0 GB .*rank 0, critic rank 0"):
         refuse_smaller_nodes(PREDICTED, both)
 
 
 def test_a_card_that_is_too_small_is_named() -> None:
-    with pytest.raises(DoesNotFit, match=r"card of rank 0, on node a, has 69\.0 GB, .* 70\.0 GB"):
+    with pytest.raises(DoesNotFit, match=r"rank 0.* node a.* 69\.0 GB.* 70\.0 GB"):
         refuse_smaller_nodes(PREDICTED, {"rank 0": reading("a", 99 * GB, 69 * GB)})
 
 
-def test_nothing_is_said_of_a_process_without_a_prediction() -> None:
+def test_a_process_without_a_prediction_is_accepted() -> None:
     refuse_smaller_nodes({}, {"rank 0": reading("a", 1, 1)})

@@ -34,7 +34,7 @@ def sft(*flags: str) -> SftConfig:
     return validate(SftConfig, apply_flags(read_tree(OLD, "config.yaml"), parse_flags(flags)))
 
 
-def test_changed_settings_are_told_by_their_keys() -> None:
+def test_changed_settings_are_listed_by_their_keys() -> None:
     paths = ("--run.directory=other", "--data.train.path=b.jsonl")
     values = ("--run.steps=8", '--data.system="x\\nz"', "--actor.adapter.targets=[q_proj]")
     assert changed_settings(OLD, sft(*paths, *values, "--actor.ema=null")) == [
@@ -48,13 +48,13 @@ def test_changed_settings_are_told_by_their_keys() -> None:
     assert changed_settings(OLD, sft("--run.resume=auto", "--run.edited_rows=accept")) == []
 
 
-def test_keys_that_an_older_version_did_not_know_are_told_where_they_are_set() -> None:
+def test_keys_that_an_older_version_did_not_have_are_listed_where_they_are_set() -> None:
     assert changed_settings(OLD, sft()) == []
     changes = changed_settings(OLD, sft("--batch.sequences=4", "--actor.optimizer.beta1=0.9"))
     assert changes == ["batch.sequences: not given -> 4"]  # 0.9 is beta1's default
 
 
-def test_a_new_section_of_defaults_is_told() -> None:
+def test_a_new_section_of_defaults_is_listed() -> None:
     """The older version may know the section (`data.eval`) or not (`run.best`)."""
     held_out = changed_settings(OLD, sft("--data.eval={path: c.jsonl, text: d}"))
     assert {"data.eval: null -> not given", "data.eval.split: not given -> train"} < {*held_out}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -99,15 +100,15 @@ def test_several_sources_are_numbered_through(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_the_bad_rows_of_all_sources_are_told_at_once() -> None:
+def test_one_refusal_lists_the_bad_rows_of_all_sources() -> None:
     nothing = Path("nothing.jsonl")
     nothing.write_text("")
     train = {"pages": pages_alone(), "none": {"path": str(nothing), "text": "body"}}
     with pytest.raises(DataError) as refusal:
         load(train, eval=pages_alone(), on_bad_row="stop")
     message = str(refusal.value)
-    assert message.count("1 of 3 rows of pages.jsonl cannot be used") == 2
-    assert message.count("pages.jsonl:2: body: is empty") == 2
+    assert len(re.findall(r"1 of 3 rows of pages\.jsonl", message)) == 2
+    assert len(re.findall(r"pages\.jsonl:2: body: .*empty", message)) == 2
     assert "nothing.jsonl holds no rows" in message
 
 
@@ -127,14 +128,12 @@ def test_one_source_has_one_epoch_and_plain_text_needs_no_template() -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_a_step_that_draws_more_rows_than_there_are_is_told() -> None:
+def test_a_step_that_draws_more_rows_than_there_are_gives_a_warning() -> None:
     sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
     order = load({"sums": sums, "pages": pages_alone()}, chat_template="none").order
     assert list(repeat_warnings(order, 6)) == []
-    assert list(repeat_warnings(order, 8)) == [
-        "data.train.pages has 3 usable rows, and a step draws 4 of them: each step sees some more "
-        "than once"
-    ]
+    [warning] = repeat_warnings(order, 8)
+    assert re.search(r"data\.train\.pages .*3 usable rows.* draws 4 ", warning)
 
 
 @pytest.mark.parametrize("phases", [("data",), ("data", "load"), ("load", "sync")])
@@ -142,7 +141,7 @@ def test_a_step_that_draws_more_rows_than_there_are_is_told() -> None:
 def test_ctrl_c_ends_loading_at_once(phases: tuple[TimedPhase, ...]) -> None:
     *before, last = phases
     with (
-        pytest.raises(Interrupted, match="stopped before the first step of 1, as asked; there is "),
+        pytest.raises(Interrupted, match="before the first step of 1"),
         open_session(spec_of(sft(pages_alone())), Planned()) as session,
     ):
         for phase in before:
@@ -184,7 +183,7 @@ def test_a_token_that_the_model_has_no_row_for_is_refused(home: Path) -> None:
     """The digits are the arithmetic tokenizer's first tokens; `=` and the end come after them."""
     file = home / "model" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": 10}))
-    with pytest.raises(ConfigError, match=r"gives the token 1\d \(`.+`\), .* below 10 "):
+    with pytest.raises(ConfigError, match=r"token 1\d \(`.+`\).* below 10 "):
         load(pages_alone())
 
 
@@ -202,7 +201,7 @@ def test_rows_that_are_cut_are_counted(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.usefixtures("home")
-def test_reasoning_that_a_template_leaves_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_whose_reasoning_is_left_out_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     forgets = (
         "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% endfor %}"
     )
@@ -212,11 +211,8 @@ def test_reasoning_that_a_template_leaves_out_is_told(capsys: pytest.CaptureFixt
     Path("turns.jsonl").write_text("".join(json.dumps({"t": row}) + "\n" for row in rows))
     train = {"path": "turns.jsonl", "messages": "t"}
     load(train, chat_template=forgets, max_tokens=200)
-    lines = [line for line in capsys.readouterr().out.splitlines() if "reasoning" in line]
-    assert len(lines) == 1 and lines[0].startswith(
-        "the chat template leaves reasoning of the assistant's earlier turns out of 2 rows of "
-        "data.train, the first turns.jsonl:2: "
-    )
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "reasoning" in line]
+    assert re.search(r" 2 rows of data\.train\b.* turns\.jsonl:2: ", line)
 
 
 def asking(*answers: str, **data: Any) -> RlConfig:
@@ -242,9 +238,9 @@ def test_references_that_are_none_are_bad_rows(home: Path) -> None:
     assert loss_mask == held_out
     bad = json.loads(loss_mask)
     assert (bad["file"], bad["line"], bad["field"]) == ("asked.jsonl", 2, "r")
-    assert bad["problem"].startswith("is no reference for the reward 'right': 'n/a' is no clear")
+    assert "no reference for the reward 'right': 'n/a'" in bad["problem"]
     for read in (load_asked, lambda config: measure(spec_of(config), home)):
-        with pytest.raises(DataError, match=r"1 of 2 rows .*\n  asked\.jsonl:2: r: is no refer"):
+        with pytest.raises(DataError, match=r"1 of 2 rows .*\n  asked\.jsonl:2: r: .*'n/a'"):
             read(asking("1", "n/a"))
 
 
@@ -307,7 +303,7 @@ def test_prompts_of_a_mixture_have_numbers_of_their_own() -> None:
 @pytest.mark.usefixtures("home")
 def test_a_source_with_too_few_prompts_for_a_step_is_named() -> None:
     load_prompts(prompts=6, weight=0.5)
-    with pytest.raises(ConfigError, match=r"data\.train\.few has only 2 usable .* the weight, or"):
+    with pytest.raises(ConfigError, match=r"data\.train\.few .* 2 usable .*\bweight\b"):
         load_prompts(prompts=6, weight=1.0)
 
 

@@ -229,7 +229,7 @@ NONE = "--critic_num_nodes 0 --critic_num_gpus_per_node 0"
         ("kto", "0.11.0", "", "OpenRLHF 0.11.0 has no train_kto: it is in 0.8.0 to 0.9.5"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_its_reason(
+def test_settings_without_a_counterpart_are_refused_with_the_reason(
     of: str, version: str | None, words: str, message: str, converted: Convert
 ) -> None:
     with pytest.raises((ConfigError, SettingsConflict), match=message):

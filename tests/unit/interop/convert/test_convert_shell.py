@@ -79,7 +79,7 @@ def test_branches_that_are_known_are_taken_or_left() -> None:
         assert words(f"{script}\na $A")[-1] == ("a", expected), script
 
 
-def test_what_is_not_known_stays_and_is_named() -> None:
+def test_unknown_variables_stay_and_are_named() -> None:
     script = "H=$(hostname)\nP=$H/x\na $P $NOWHERE $(date +%Y) ${B%x} $((Q + 1))"
     [command] = script_commands(script, "run.sh", {})
     stays = ("$(date +%Y)", "${B%x}", "$((Q + 1))")
@@ -114,14 +114,14 @@ def test_folders_and_scripts_within_a_script(tmp_path: Path) -> None:
     assert words(script)[-1] == ("python", "-m", "a.b", "--b", "1", "--c", "d")
 
 
-def test_what_is_not_closed_is_named_by_its_line() -> None:
-    for script in ("a 'b", 'a "b', "a $(b", "a ${b", "A=(1 2", "a <<EOF\nb", "a `b"):
-        with pytest.raises(ConfigError, match=r"^run\.sh:3: what begins here is not closed"):
-            script_commands(f"x\ny\n{script}", "run.sh", {})
+@pytest.mark.parametrize("script", ["a 'b", 'a "b', "a $(b", "a ${b", "A=(1 2", "a <<E\nb", "a `b"])
+def test_an_unclosed_quote_or_bracket_is_named_by_its_line(script: str) -> None:
+    with pytest.raises(ConfigError, match=r"^run\.sh:3: .*not closed"):
+        script_commands(f"x\ny\n{script}", "run.sh", {})
 
 
 def test_a_script_that_nests_too_deeply_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^run\.sh: its commands are nested too deeply"):
+    with pytest.raises(ConfigError, match=r"^run\.sh: .*nested too deeply"):
         script_commands("(" * 3000 + "a" + ")" * 3000, "run.sh", {})
     commands = script_commands(" && ".join(["a"] * 50), "run.sh", {})
     assert len(commands) == 50

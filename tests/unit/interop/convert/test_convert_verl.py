@@ -296,7 +296,9 @@ def test_settings_become_keys(verl: Verl) -> None:
         ("algorithm.adv_estimator=grpo", r"batch\.responses: 1   \(actor_rollout_ref\.rollout\.n=1\)"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_its_reason(words: str, message: str, verl: Verl) -> None:
+def test_settings_without_a_counterpart_are_refused_with_the_reason(
+    words: str, message: str, verl: Verl
+) -> None:
     with pytest.raises(PlimsollError, match=message):
         verl(f"{BASES['ppo']} {words}")
 
