@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.model.checks import as_config_error
 
 _DECIDING = ("config.json", "*.safetensors")
-_BLOCK = 2**24
 
 
 def model_fingerprint(model: ModelConfig) -> str:
@@ -34,8 +34,5 @@ def model_fingerprint(model: ModelConfig) -> str:
 
 
 def _digest(file: Path) -> str:
-    seen = xxhash.xxh3_128()
     with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            seen.update(block)
-    return seen.hexdigest()
+        return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()

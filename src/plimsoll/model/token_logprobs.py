@@ -78,9 +78,8 @@ def token_logprobs(
     """
     assert chunk >= 1 and hidden_L_H.ndim == 2 and targets_L.shape == hidden_L_H.shape[:1]
     learns = weight_VH.requires_grad or (bias_V is not None and bias_V.requires_grad)
-    ahead = hidden_L_H.requires_grad and torch.is_grad_enabled()
     of = (hidden_L_H, weight_VH, bias_V, targets_L)
-    if ahead and not learns and entropy != "loss":
+    if not learns and entropy != "loss":
         each_L = torch.ones_like(targets_L, dtype=torch.float32)
         make = partial(differentiate, of, entropy, each_L, chunk, form)
         logprobs_L, entropy_L = make_ahead(hidden_L_H, weight_VH, bias_V, make)
@@ -118,9 +117,9 @@ def differentiate(
             capped_NV = form.cap(block_NV.float())
             logp_NV = form.log_softmax(capped_NV)
             _read(logp_NV, rows, targets_L, output)
-            # The gradient takes the place of the logits: still one chunk.
-            grad_NV = grad_of_logprobs(logp_NV, targets_L[rows], grad_logprobs_L[rows])
-            block_NV.copy_(form.backward(grad_NV, capped_NV))
+            if any(wanted):  # the gradient takes the place of the logits: still one chunk
+                grad_NV = grad_of_logprobs(logp_NV, targets_L[rows], grad_logprobs_L[rows])
+                block_NV.copy_(form.backward(grad_NV, capped_NV))
         gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
     return output, gradients
 
@@ -248,11 +247,6 @@ def token_nll(
     """
     assert chunk >= 1 and tokens > 0 and len(hidden_L_H) == len(targets_L)
     of = (hidden_L_H, weight_VH, bias_V, targets_L)
-    if not torch.is_grad_enabled():
-        output = token_logprobs(
-            hidden_L_H, weight_VH, targets_L, bias_V=bias_V, chunk=chunk, form=form
-        )
-        return -output.logprobs_L.sum() / tokens
 
     def make(wanted: Wanted) -> tuple[tuple[Tensor], HeadGradients]:
         each_L = torch.full_like(targets_L, -1 / tokens, dtype=torch.float32)
