@@ -234,12 +234,6 @@ class _Checked(Generic[Output]):
             raise failure(str(self), error) from error
 
     def _check_metrics(self, metrics: object, shape: torch.Size) -> None:
-        """Raise ConfigError for metrics of another form, or with a name that the run uses itself.
-
-        Args:
-            metrics: what the function returned.
-            shape: the shape that each must have.
-        """
         if not isinstance(metrics, Mapping):
             raise ConfigError(
                 f"{self} gave {_describe(metrics)} as `metrics`, and a dict is needed."
@@ -301,12 +295,7 @@ def _resolve(
 ) -> Callable[..., Output]:
     """Return the function that `choice` names in a package of algorithm/, its options bound.
 
-    Args:
-        choice: the name and the options.
-        package: the package of algorithm/.
-        output_type: the type of the function's output.
-        shapes: see `_Checked`.
-        arguments: how many arguments the function takes by position.
+    It takes `arguments` by position. `shapes`: see `_Checked`.
 
     Raises:
         ConfigError: a name, option or option's value cannot be used, or the function does not take

@@ -30,11 +30,7 @@ def share_interval(
 
     It is Wilson's interval with the effective sample size N / design effect, as Franco et al. 2019
     recommend (https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503); Wilson's own if no rows share a
-    prompt.
-
-    Args:
-        values_N: the value of each row.
-        prompts: the prompt of each row; any keys.
+    prompt. `prompts` has any key for the prompt of each row.
     """
     values = np.asarray(values_N, dtype=np.float64)
     rows = len(values)
@@ -76,9 +72,7 @@ def design_effect(influence_N: Doubles, prompts: Iterable[Hashable]) -> float:
     are right, say), the variance is unknown; each prompt then counts as one row (Kish 1965, Survey
     Sampling, with a correlation of 1 within prompts).
 
-    Args:
-        influence_N: how far each row moves the figure, in any unit; they add up to 0.
-        prompts: the prompt of each row; any keys.
+    `influence_N` says how far each row moves the figure, in any unit; the influences add up to 0.
     """
     sums_K, sizes_K = _by_prompt(influence_N, prompts)
     rows, count = len(influence_N), len(sums_K)
@@ -97,10 +91,6 @@ def wilson_interval(share: float, count: float) -> tuple[float, float]:
 
     Unlike share +- 1.96 standard errors it stays within [0, 1] and is right near the ends and for
     few cases. Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953.
-
-    Args:
-        share: the measured share.
-        count: the number of independent cases, or an effective sample size.
     """
     assert 0 <= share <= 1 and count > 0
     z2 = NORMAL_95**2 / count
@@ -126,7 +116,6 @@ def student_95(freedom: int) -> float:
 
 
 def _by_prompt(values_N: Doubles, prompts: Iterable[Hashable]) -> tuple[Doubles, Ints]:
-    """Return the sum and the number of rows of each prompt."""
     numbers: dict[Hashable, int] = {}  # from 0, in the order in which prompts first come
     places = np.array([numbers.setdefault(key, len(numbers)) for key in prompts], dtype=np.int64)
     sums_K = np.bincount(places, weights=values_N).astype(np.float64)

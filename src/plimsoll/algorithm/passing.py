@@ -11,13 +11,8 @@ from math import comb
 def pass_at_k(responses: int, passed: int, k: int) -> float:
     """Return the probability that at least one of k responses passes: 1 - C(n - c, k) / C(n, k).
 
-    Unlike 1 - (1 - c/n)^k it has no bias. Source: Chen et al. 2021,
-    https://arxiv.org/abs/2107.03374, section 2.1.
-
-    Args:
-        responses: n, the number of measured responses.
-        passed: c, the number that passed.
-        k: the number of responses that are drawn.
+    n responses were measured, and c passed. Unlike 1 - (1 - c/n)^k it has no bias. Source: Chen et
+    al. 2021, https://arxiv.org/abs/2107.03374, section 2.1.
     """
     assert 0 <= passed <= responses and 1 <= k <= responses
     return 1 - comb(responses - passed, k) / comb(responses, k)
@@ -28,13 +23,10 @@ def majority(
 ) -> int | None:
     """Return the index of the first response with the most frequent answer (self-consistency).
 
-    If answers are equally frequent, the first one wins. Without any answer the result is None.
-    Source: Wang et al. 2023, https://arxiv.org/abs/2203.11171.
-
-    Args:
-        answers: the answer of each response; None: no answer, and no vote.
-        same: whether two answers that are written differently count as one. An answer joins the
-            first earlier answer that is the same.
+    If answers are equally frequent, the first one wins. None is no answer, and no vote; without any
+    answer the result is None. `same` says whether two answers that are written differently count as
+    one: an answer joins the first earlier answer that is the same. Source: Wang et al. 2023,
+    https://arxiv.org/abs/2203.11171.
     """
     votes: dict[str, int] = {}
     for answer, count in Counter(text for text in answers if text is not None).items():

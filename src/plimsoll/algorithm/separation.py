@@ -27,11 +27,6 @@ def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hasha
 
     A prompt may have several numbers, of one group or of both. It is computed from each number's
     rank among the other group's (Obuchowski 1997, https://doi.org/10.2307/2533958).
-
-    Args:
-        values_N: all numbers.
-        better_N: which numbers are the better group's.
-        prompts: the prompt of each number; any keys.
     """
     better, worse = values_N[better_N], values_N[~better_N]
     better_places, worse_places = _ranks(better, worse), 2.0 * len(better) - _ranks(worse, better)
@@ -47,13 +42,8 @@ def separation_interval(share: float, better: float, worse: float) -> tuple[floa
     """Return the 95 % confidence interval of a `share_ahead` of groups of independent numbers.
 
     Newcombe 2006, https://doi.org/10.1002/sim.2324, method 5: Hanley and McNeil's variance with the
-    groups' mean size, at the bound itself, so that the interval stays within [0, 1].
-
-    Args:
-        share: the measured share.
-        better: how many numbers the better group has; divided by the design effect if they share
-            prompts.
-        worse: the same of the worse group.
+    groups' mean size, at the bound itself, so that the interval stays within [0, 1]. The sizes of
+    the groups are divided by the design effect if their numbers share prompts.
     """
     assert 0 <= share <= 1 and better > 0 and worse > 0
     size = (better + worse) / 2 - 1

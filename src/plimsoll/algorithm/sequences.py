@@ -27,9 +27,7 @@ def last_tokens(cu_loss_tokens: Tensor) -> Tensor:
 def sequence_of_token(cu_loss_tokens: Tensor, tokens: int) -> Tensor:
     """Return the number of the sequence that each token belongs to; int, shape [L].
 
-    Args:
-        cu_loss_tokens: int, shape [S + 1].
-        tokens: L; given, so that the host need not wait for the device to say.
+    `tokens` is L; it is given, so that the host need not wait for the device to say.
     """
     lengths_S = lengths(cu_loss_tokens)
     numbers_S = torch.arange(len(lengths_S), device=cu_loss_tokens.device)

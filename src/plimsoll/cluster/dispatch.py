@@ -97,7 +97,6 @@ def _owed_for(request: Request) -> int:
 
 
 def _least_busy(owed: Sequence[int]) -> int:
-    """Return the first engine that owes the fewest responses."""
     return min(range(len(owed)), key=owed.__getitem__)
 
 

@@ -93,7 +93,6 @@ def _out_of_memory(
 
 
 def _evidence(sighting: Sighting) -> str | None:
-    """Return what shows that the kernel, or a memory monitor, killed a process, or None."""
     if kills := _new_kills(sighting):
         some = "a process" if kills == 1 else f"{kills} processes"
         return f"the kernel has killed {some} here for want of memory since the run began"
@@ -105,7 +104,6 @@ def _evidence(sighting: Sighting) -> str | None:
 
 
 def _doubt(sighting: Sighting) -> str:
-    """Return what speaks against memory as the reason, as far as it is known."""
     if _new_kills(sighting) != 0:
         return ". Whether memory ran out is not known; `dmesg` on its node shows it"
     return ". The kernel has killed nothing here for want of memory since the run began"

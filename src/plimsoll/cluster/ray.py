@@ -310,7 +310,6 @@ class RayCluster:
         return dict(zip(firsts, self._wait("look", looks, timeout=patience), strict=True))
 
     def _pids(self, node_id: str) -> list[int]:
-        """Return the pids of the run's processes on a node."""
         members = (*self._ranks, *self._engines)
         here = [os.getpid()] if node_id == self._node_id else []
         return here + [m.host.pid for m in members if m.host.node_id == node_id]
@@ -355,7 +354,6 @@ class RayCluster:
     def _call_on_nodes(
         self, function: Callable[[Sequence[int]], R], members: Sequence[Member]
     ) -> list[R | None]:
-        """Call a function with the processes of members, on each of their nodes."""
         pids: dict[str, list[int]] = {}
         for member in members:
             pids.setdefault(member.host.node_id, []).append(member.host.pid)
@@ -364,7 +362,6 @@ class RayCluster:
     def _wait(
         self, call: str, calls: Mapping[Any, Member], timeout: float | None = None
     ) -> list[Any]:
-        """Return the results of all calls of a method, in their order."""
         results = dict(self._as_done(call, dict(calls), timeout=timeout))
         return [results[reference] for reference in calls]
 
@@ -436,7 +433,6 @@ class RayCluster:
         return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
 
     def _death_error(self, watch: Any) -> PlimsollError:
-        """Return the error of the member whose watch ended."""
         member = self._watches[watch]
         try:
             return self._exit_error(member, str(ray.get(watch)))
@@ -455,7 +451,6 @@ class RayCluster:
 def _calls(
     members: Sequence[Member], task: Callable[..., Any], *arguments: object
 ) -> dict[Any, Member]:
-    """Call each member; return the references of the calls."""
     return {m.actor.call.remote(task.__name__, *arguments): m for m in members}
 
 

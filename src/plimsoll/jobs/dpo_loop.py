@@ -96,12 +96,7 @@ def pair_metrics(
 ) -> dict[str, float]:
     """Return the loss on pairs and its metrics, with the accuracy's 95 % confidence interval.
 
-    Args:
-        config: the settings of the run.
-        loss: the preference loss.
-        pairs: the pairs.
-        logprobs: the actor's log-prob of each sequence (chosen, rejected, chosen, ...).
-        reference: the same of the reference; None if the loss needs none.
+    The log-probs of actor and reference are of each sequence (chosen, rejected, chosen, ...).
     """
     lengths = np.array([s.loss_mask.sum() for s in samples_of(pairs)], dtype=np.float32)
     output = preference_objective(

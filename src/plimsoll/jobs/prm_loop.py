@@ -63,13 +63,7 @@ def evaluate(work: PrmWork) -> dict[str, float]:
 def process_metrics(
     scores: Sequence[Floats], rows: Sequence[LabelledSteps], output_svg: Path
 ) -> dict[str, float]:
-    """Return the metrics of steps and of whole solutions, and draw the calibration.
-
-    Args:
-        scores: the scores of each row's steps.
-        rows: the rows with their labels.
-        output_svg: the file of the drawing.
-    """
+    """Return the metrics of steps and of whole solutions, and draw the calibration."""
     flat, labels = np.concatenate(scores), np.concatenate([row.labels for row in rows])
     output = process_loss(torch.from_numpy(flat), torch.from_numpy(labels), counts_of(rows))
     calibration = calibrate(sigmoid(flat), labels)

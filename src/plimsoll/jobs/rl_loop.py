@@ -290,8 +290,6 @@ def measure_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> di
 
 
 def _count_scored(submit: Submit, advance: Advance) -> Submit:
-    """Return a `submit` that also counts the trajectories that were scored."""
-
     def submit_counted(trajectories: Sequence[Trajectory], on_failure: OnFailure) -> Future[Scored]:
         scored = submit(trajectories, on_failure)
         scored.add_done_callback(lambda _: advance(len(trajectories)))

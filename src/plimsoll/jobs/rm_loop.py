@@ -103,13 +103,8 @@ def score_metrics(
 ) -> dict[str, float]:
     """Return the loss on pairs and its metrics, and draw the calibration.
 
-    The metrics include the accuracy's 95 % confidence interval and the calibration error.
-
-    Args:
-        config: the settings of the run.
-        scores: the score of each sequence (chosen, rejected, chosen, ...).
-        pairs: the pairs.
-        output_svg: the file of the drawing.
+    The metrics include the accuracy's 95 % confidence interval and the calibration error. There is
+    a score for each sequence (chosen, rejected, chosen, ...).
     """
     algorithm = config.algorithm
     by_pair = in_pairs(torch.from_numpy(scores))

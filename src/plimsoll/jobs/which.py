@@ -74,7 +74,6 @@ def _find_job(path: str, flags: Sequence[str]) -> str:
 
 
 def _settings_agree(job: str, path: str, flags: Sequence[str]) -> bool:
-    """Return whether the keys make sense together for this job. Conflicts are reported later."""
     try:
         load_spec(JOBS[job], path, flags)
     except ConfigError:

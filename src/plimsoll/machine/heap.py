@@ -104,7 +104,6 @@ def release_free_blocks() -> None:
 
 
 def _mallctl() -> Any:
-    """Return jemalloc's mallctl(3); None if another heap is in use."""
     return getattr(ctypes.CDLL(None), "mallctl", None)
 
 

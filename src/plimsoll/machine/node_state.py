@@ -49,11 +49,8 @@ class NodeState:
 def read_node(run: Collection[int]) -> NodeState:
     """Return the state of this node now.
 
-    Args:
-        run: ids of the run's processes on this node. Their child processes count as the run's, too.
-
-    Raises:
-        PlimsollError: NVIDIA's driver is installed and fails.
+    `run` are the ids of the run's processes here. Their child processes count as the run's, too.
+    Raises PlimsollError if NVIDIA's driver is installed and fails.
     """
     run_pids = _with_children(run)
     holders = list(_holders())

@@ -172,7 +172,6 @@ def _match_entry(card: LiveCard, word: str) -> LiveCard | None:
 
 
 def _single_instance(card: LiveCard, instances: Sequence[LiveCard]) -> LiveCard:
-    """Return the instance if it is the only one and its bytes are known; else the card."""
     return instances[0] if len(instances) == 1 and instances[0].total_bytes else card
 
 
@@ -204,7 +203,6 @@ def _card(nvml: Any, handle: Any, index: int, driver: str) -> LiveCard:
 
 
 def _instance_handles(nvml: Any, handle: Any) -> Iterator[Any]:
-    """Yield the handles of a card's MIG instances."""
     if (_query(nvml, nvml.nvmlDeviceGetMigMode, handle) or [0])[0]:
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             part = _query(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)

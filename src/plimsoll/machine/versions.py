@@ -198,7 +198,6 @@ def check_version(name: str, installed: str | None) -> Problem | None:
 
 
 def _judge(package: Package, installed: str | None) -> tuple[Severity, str] | None:
-    """Return severity and reason for a version that is not taken."""
     if installed is None:
         return "error", "It is not installed."
     try:

@@ -45,14 +45,8 @@ def save_adapter(
 ) -> None:
     """Write a PEFT directory, whole or not at all, in place of an existing one.
 
-    Args:
-        module: the model with the adapter.
-        state: the trained parameters, whole, by their names in the module.
-        beside: the tokenizer and the generation config to save with it.
-        directory: the path of the directory.
-
-    Raises:
-        PlimsollError: the disk is full or not writable; the message has the path.
+    `state` has the trained parameters, whole, by their names in the module. Raises PlimsollError
+    with the path if the disk is full or not writable.
     """
     config, weights = adapter_bytes(module, state)
     with whole_directory(directory) as partial:

@@ -32,14 +32,8 @@ def add_adapter(
 ) -> None:
     """Put an adapter into the model, in place, and freeze everything else but a value head.
 
-    Args:
-        module: the model.
-        config: the settings of the adapter.
-        base: the path or name of the model, for the saved adapter.
-        seed: the seed of the first weights.
-
-    Raises:
-        ConfigError: a target is no layer of the model.
+    `base` is the model's path or name, for the saved adapter; `seed` draws the first weights.
+    Raises ConfigError if a target is no layer of the model.
     """
     from peft import LoraConfig
 
@@ -83,7 +77,6 @@ def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) ->
 
 
 def _targets(lm: PreTrainedModel, names: tuple[str, ...]) -> list[str]:
-    """Return the last parts of the names of the layers that get adapters."""
     kinds = {
         name.rpartition(".")[2]: type(layer)
         for name, layer in lm.get_decoder().named_modules()

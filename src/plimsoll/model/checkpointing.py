@@ -67,14 +67,11 @@ def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
 def selective_contexts(thin: int) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Return the contexts of a layer's first forward and of its recomputation, for `checkpoint`.
 
-    Attention is kept, and products that cost more than a pass over their result: not an adapter's
+    Attention is kept, and products whose inner dimension is at least `thin`: not an adapter's
     second matrix, whose inner dimension is its rank.
 
     torch's own create_selective_checkpoint_contexts needs the same operations both times. Within a
     layer ZeRO stage 3 gathers weights, and skips that for weights that are present.
-
-    Args:
-        thin: a product with a smaller inner dimension is cheap.
     """
     kept: deque[Any] = deque()
     return _Keep(thin, kept), _Reuse(thin, kept)

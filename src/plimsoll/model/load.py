@@ -54,17 +54,11 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 def load_policy(
     config: ModelConfig, device: torch.device, temperature: float = 1.0, *, cast: bool = True
 ) -> PolicyModel:
-    """Return a causal language model whose log-probabilities are those at the temperature.
+    """Return a causal language model whose log-probabilities are those at the sampling temperature.
 
     It is prepared for the device, but still in host memory, and in training mode (gradient
-    checkpointing needs it; models with dropout are refused).
-
-    Args:
-        config: the model's settings.
-        device: where the model will run.
-        temperature: the sampling temperature.
-        cast: whether to cast the weights to the config's dtype. Else they stay mapped from the
-            checkpoint's files, in their dtype there, and the caller casts them one by one.
+    checkpointing needs it; models with dropout are refused). Without `cast` the weights stay mapped
+    from the checkpoint's files, in their dtype there, and the caller casts them one by one.
 
     Raises:
         ConfigError: before weights are read, for everything in `checks.py`.

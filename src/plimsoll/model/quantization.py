@@ -117,5 +117,4 @@ def plain_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def _scales(parameter: nn.Parameter | None) -> Any:
-    """Return bitsandbytes' `quant_state`; None if the parameter is not quantised."""
     return getattr(parameter, "quant_state", None)

@@ -64,17 +64,9 @@ def token_logprobs(
     """Return log softmax(form of hidden @ weight.T + bias)[target], and the entropy, in fp32.
 
     Differentiable once, for hidden, weight and bias, through log-probabilities, and through the
-    entropy if it is part of the loss.
-
-    Args:
-        hidden_L_H: the hidden states that predict, shape [L, H]; L may be 0, and then the gradients
-            are zeros, not None, because every rank must give ZeRO a gradient.
-        weight_VH: the head, in the dtype of hidden_L_H.
-        targets_L: token ids, int64, in [0, V).
-        bias_V: the bias of the head, in the same dtype.
-        chunk: rows of logits that exist at once.
-        form: how the logits are computed.
-        entropy: see `Entropy`.
+    entropy if it is part of the loss. L may be 0, and then the gradients are zeros, not None,
+    because every rank must give ZeRO a gradient. Head and bias have the dtype of the hidden states;
+    targets are int64, in [0, V). `chunk` is the number of rows of logits that exist at once.
     """
     assert chunk >= 1 and hidden_L_H.ndim == 2 and targets_L.shape == hidden_L_H.shape[:1]
     learns = weight_VH.requires_grad or (bias_V is not None and bias_V.requires_grad)
@@ -98,15 +90,9 @@ def differentiate(
 ) -> tuple[TokenLogprobs, HeadGradients]:
     """Return log-probabilities, and the gradients of a loss that is linear in them.
 
-    Both come from the same logits.
-
-    Args:
-        of: hidden_L_H, weight_VH, bias_V and targets_L, as for `token_logprobs`.
-        entropy: see `Entropy`.
-        grad_logprobs_L: the gradient of the loss.
-        chunk: rows of logits that exist at once.
-        form: how the logits are computed.
-        wanted: the gradients that are needed.
+    Both come from the same logits. `of` are hidden_L_H, weight_VH, bias_V and targets_L, as for
+    `token_logprobs`, and `wanted` the gradients that are needed. `grad_logprobs_L` is the gradient
+    of the loss by the log-probabilities.
     """
     hidden_L_H, weight_VH, bias_V, targets_L = of
     loss_tokens, hidden_L_H = len(hidden_L_H), fill_rows(hidden_L_H, form.rows)
@@ -125,7 +111,6 @@ def differentiate(
 
 
 def _empty(targets_L: Tensor, entropy: Entropy) -> TokenLogprobs:
-    """Return uninitialised outputs, for `_read`."""
     logprobs_L = torch.empty_like(targets_L, dtype=torch.float32)
     return TokenLogprobs(logprobs_L, None if entropy == "none" else torch.empty_like(logprobs_L))
 

@@ -84,7 +84,6 @@ def _curves_of(run: Watched, section: CurveSection, compared: Sequence[JsonRow])
 
 
 def _peaks(run: Watched) -> Curves:
-    """Return the memory peaks by kind of process; nodes only if one runs several processes."""
     steps, peaks = run.ledger.peaks_by_step()
     kinds = {process_kind(row.process) for row in drop_lone_nodes(run.ledger.rows)}
     no_values = np.full(len(steps), np.nan)
@@ -122,7 +121,6 @@ def _series(panels: Sequence[Panel]) -> set[str]:
 
 
 def _is_end(name: str, names: Mapping[str, None]) -> bool:
-    """Return whether the name is an end of the interval of another metric, which has two ends."""
     whole = name.removesuffix("_low").removesuffix("_high")
     return name != whole and {whole, f"{whole}_low", f"{whole}_high"} <= names.keys()
 

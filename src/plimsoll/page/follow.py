@@ -76,7 +76,6 @@ def read_on(
 
 
 def _whole_lines(path: Path, place: FilePosition, most: int) -> bytes:
-    """Return the next whole lines, at least one if there is one."""
     if place.offset >= place.size:
         return b""
     with path.open("rb") as file:

@@ -95,7 +95,6 @@ def _hash(text: str) -> str:
 
 
 def _to_script_json(data: Mapping[str, Any]) -> str:
-    """Return the data as JSON that cannot end the HTML element around it."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 

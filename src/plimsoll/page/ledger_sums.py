@@ -91,7 +91,6 @@ class LedgerSums:
 
 
 def _sum_rows(rows: pa.Table) -> pa.Table:
-    """Return one row for each process and phase, as `_HOW` says."""
     grouped = rows.group_by(["process", "phase"], use_threads=False)
     summed = grouped.aggregate(list(_HOW.items()))
     names = {f"{name}_{how}": name for name, how in _HOW.items()}

@@ -36,7 +36,6 @@ def memory(run: Watched) -> dict[str, Any]:
 
 
 def _plan(run: Watched) -> Mapping[str, Any]:
-    """Return the run's plan.json, or an empty mapping if there is none."""
     try:
         plan = json.loads(run.run.plan_path.read_bytes())
     except (OSError, ValueError):

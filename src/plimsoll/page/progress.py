@@ -67,14 +67,12 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
 
 
 def _recent_mean(run: Watched, name: str) -> float | None:
-    """Return a metric's mean over the recent steps that have it, or None."""
     values = run.metrics.column(name)[-_RECENT:]
     recent = values[np.isfinite(values) & (run.metrics.column("step")[-_RECENT:] > 0)]
     return float(recent.mean()) if len(recent) else None
 
 
 def _last_held_out(run: Watched) -> dict[str, Any] | None:
-    """Return the figures of the last evaluation with its step, or None before the first."""
     if not run.metrics.evaluated:
         return None
     row = run.metrics.evaluated[-1]
@@ -120,7 +118,6 @@ def _written_ago(run: Watched, at: float) -> float | None:
 
 
 def _seconds_per_step(run: Watched) -> float | None:
-    """Return the mean time of the recent steps, without what comes before the first step."""
     names = [n for n in _phases(run) if n not in BEFORE_STEPS]
     steps = run.metrics.column("step")[-_RECENT:]
     if not names or not (steps > 0).any():
@@ -139,7 +136,6 @@ def _total_seconds(run: Watched) -> dict[str, float]:
 
 
 def _warnings(step: int, metrics: dict[str, float]) -> list[dict[str, str]]:
-    """Return the health warnings of the last step."""
     return [
         {
             "metric": warning.metric,
@@ -186,7 +182,6 @@ def held_out(run: Watched) -> dict[str, Any]:
 
 
 def _best_step(run: Watched) -> int | None:
-    """Return the best evaluation's step; None without `run.best` or a checkpoint."""
     latest = run.run.latest_checkpoint()
     if latest is None or value_at(run.settings, ("run", "best")) is None:
         return None

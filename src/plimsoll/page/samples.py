@@ -133,7 +133,6 @@ def _short(group: ResponseGroup) -> dict[str, Any]:
 
 
 def _rows(path: Path, group: ResponseGroup) -> dict[int, Mapping[str, Any]]:
-    """Return the stored rows of a group by their sample index."""
     names = pq.read_schema(path).names
     key = "group" if "group" in names else "prompt_index"
     columns = [name for name in _COLUMNS if name in names]
@@ -190,7 +189,6 @@ def _pieces(row: Mapping[str, Any], span: slice, tokenizer: Tokenizer) -> list[S
 
 
 def _tokenizer_files(run: Watched) -> Iterator[Path]:
-    """Yield the files that the actor's tokenizer may be in on this machine."""
     name = "tokenizer.json"
     yield run.run.model_path / name
     path = value_at(run.settings, ("actor", "model", "path"))
@@ -210,6 +208,5 @@ def _find_in_cache(repository: str, name: str) -> object:
 
 @lru_cache(maxsize=4)
 def _tokenizer(files: Sequence[str]) -> Tokenizer | None:
-    """Return the tokenizer of the first file that exists, or None."""
     path = next((path for path in files if Path(path).is_file()), None)
     return None if path is None else Tokenizer.from_file(path)

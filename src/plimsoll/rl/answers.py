@@ -60,17 +60,9 @@ def answers(
 ) -> Answers:
     """Return responses to each prompt, in the prompts' order, scored side by side as they come.
 
-    Args:
-        cluster: samples the responses.
-        prompts: the prompts to answer.
-        responses: responses to each prompt.
-        sampling: how they are sampled.
-        seed: from which each request's seed is made.
-        answering: how they are scored.
-        on_failure: is called with rewards and environments that fail; what it raises ends the
-            sampling at once.
-        first_group: the number of the first prompt's group; the others follow in the prompts'
-            order.
+    Each request's seed is made from `seed`. `on_failure` is called with rewards and environments
+    that fail; what it raises ends the sampling at once. The first prompt's group has the number
+    `first_group`, and the others follow in the prompts' order.
     """
     if answering.environments is not None:
         scored = play_groups(
@@ -102,7 +94,6 @@ def answers(
 
 
 def _raise_first(ended: Iterable[Future[Scored]]) -> None:
-    """Raise the error of the first future that has one."""
     for future in ended:
         future.result()
 
@@ -115,7 +106,6 @@ def _join(scored: Sequence[Scored]) -> Answers:
 
 
 def _limits(prompts: Sequence[Prompt], sampling: SamplingConfig) -> tuple[int, ...] | None:
-    """Return the longest response to each prompt; None if no prompt has a limit of its own."""
     if all(prompt.max_new_tokens is None for prompt in prompts):
         return None
     return tuple(prompt.max_new_tokens or sampling.max_new_tokens for prompt in prompts)

@@ -178,14 +178,8 @@ def train_on(
 ) -> dict[str, float]:
     """Train a role on all epochs and mini-batches; return the means of their metrics.
 
-    Args:
-        batch: the batch to learn from.
-        layout: the layout of the role's ranks.
-        role: the role that learns.
-        ranks: the role's ranks.
-        epochs: how often each mini-batch is learned from.
-        step: makes the optimizer step of a mini-batch.
-        rate: returns the learning rate at an update of the batch, counted from 0.
+    `step` makes the optimizer step of a mini-batch. `rate` returns the learning rate at an update
+    of the batch, counted from 0.
     """
     updates = batch.schedule(layout, epochs)
     return mean_metrics([update(role, ranks, step(mini), rate(n)) for n, mini in updates])
@@ -200,14 +194,9 @@ def estimate_advantages(
 ) -> Learnables:
     """Apply the configured estimator to the rewards of the whole batch.
 
-    To the estimator an episode is one sequence, its branches one after another.
-
-    Args:
-        batch: the batch.
-        scores: its columns.
-        spec: the run.
-        kl_coefficient: the weight of the KL in the reward.
-        greedy: the reward of the greedy response to each group's prompt, if the estimator needs it.
+    To the estimator an episode is one sequence, its branches one after another. `kl_coefficient` is
+    the weight of the KL in the reward, and `greedy` has the reward of the greedy response to each
+    group's prompt, if the estimator needs it.
     """
     algorithm, layout = spec.config.algorithm, batch.layout
     whole, ends_S = _whole(batch)
@@ -390,7 +379,6 @@ def observed_kl_per_token(batch: Batch, scores: Scores) -> float:
 
 
 def _gaps(batch: Batch, scores: Scores) -> list[Floats]:
-    """Return log policy - log reference at the learned tokens of each trajectory."""
     assert scores.reference_L is not None
     return batch.layout.by_trajectory(scores.policy_L - scores.reference_L)
 
@@ -409,7 +397,6 @@ def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenS
 
 
 def _spread(trajectory: Trajectory, learned: Floats) -> Floats:
-    """Return a number for each response token, 0 if it is not learned."""
     spread = np.zeros(len(trajectory.response_tokens), dtype=np.float32)
     spread[trajectory.loss_mask] = learned
     return spread

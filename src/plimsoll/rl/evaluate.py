@@ -39,11 +39,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the figures of all sets, as `eval/<name>`.
 
-    Args:
-        cluster: samples the answers.
-        spec: the run.
-        held_out: the prompts of each set.
-        answering_to: returns how a set's answers are scored, given the set's key.
+    `answering_to` returns how a set's answers are scored, given the set's key.
     """
     answered = answer_held_out(cluster, spec, held_out, answering_to)
     return {f"eval/{name}": value for name, value in evaluation_figures(spec, answered).items()}
@@ -168,9 +164,7 @@ def _means(
 ) -> dict[str, float]:
     """Return the mean of each figure, with its confidence interval over prompts if it has one.
 
-    Args:
-        values: for each figure a value for each trajectory.
-        trajectories: the trajectories, which say whose prompt a value is.
+    Each figure has a value for each trajectory, which says whose prompt the value is.
     """
     prompts = [t.prompt.tokens.tobytes() for t in trajectories]
     figures = {}

@@ -76,7 +76,6 @@ def model_scores(
 def _scores(
     samples: Sequence[Sample], role: str, spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Floats]:
-    """Return for each sample the scores at its marked tokens."""
     longest = max(len(s.tokens) for s in samples)
     packs = pack(samples, cluster.ranks, max(longest, spec.workload.largest_pack(cluster.ranks)))
     by_rank = cluster.each(Worker.values, [(role, rank_packs, at_marks) for rank_packs in packs])
@@ -118,5 +117,4 @@ def _template_of(path: str, trust_remote_code: bool, chat_template: str | None) 
 
 
 def _template(model: ModelConfig, chat_template: str | None) -> Template:
-    """Return a model's template, which is read once for each model."""
     return _template_of(model.path, model.trust_remote_code, chat_template)

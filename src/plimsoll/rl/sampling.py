@@ -104,7 +104,6 @@ def sample(
 def _next_count(
     needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampling | None
 ) -> int:
-    """Return how many prompts to draw next; 0: no more."""
     if dynamic is None:
         return needed - kept
     more = math.ceil((needed - kept) * dynamic.oversampling)
@@ -150,7 +149,6 @@ def _greedy(
     step: int,
     answering: Answering,
 ) -> list[Trajectory]:
-    """Return the greedy response to each group's prompt, if the advantage needs it."""
     if "greedy_S" not in advantage_needs(spec.config.algorithm.advantage):
         return []
     sampling = spec.config.rollout.sampling.model_copy(update={"temperature": 0.0})
@@ -168,7 +166,6 @@ def _greedy(
 
 
 def _seed(spec: RunSpec[RlConfig], step: int, drawn: int) -> int:
-    """Return the seed of the requests of a step that has drawn some prompts."""
     parts = [spec.run.seed, step, drawn] if drawn else [spec.run.seed, step]
     return int(np.random.SeedSequence(parts).generate_state(1)[0])
 

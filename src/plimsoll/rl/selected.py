@@ -42,12 +42,9 @@ def select(steps: Iterable[Sequence[Trajectory]], conversations: Conversations) 
     """Return each group's best response, and pairs of best and worst if their rewards differ.
 
     Of responses with the same reward the first is taken. Responses that were cut off are left out,
-    and so are empty ones: a row's response is learned with an end.
-
-    Args:
-        steps: the trajectories of each step, group by group.
-        conversations: the messages of prompts that no plain text can stand for; their rows have
-            `messages` for prompt and response, and whole conversations as chosen and rejected.
+    and so are empty ones: a row's response is learned with an end. Rows of prompts with
+    `conversations` have `messages` for prompt and response, and whole conversations as chosen and
+    rejected.
     """
     groups = [
         list(group)

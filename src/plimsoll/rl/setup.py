@@ -62,7 +62,6 @@ def load_prompt_data(
 
 
 def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]]) -> None:
-    """Refuse a choice of the best evaluation by a source that no row of its set names."""
     best = spec.run.best
     name = None if best is None else spec.evaluation.reports(best.metric)
     if best is None or name is None or (source := source_in(name, best.metric)) is None:
@@ -79,9 +78,7 @@ def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]
 def _order_portions(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
     """Return the order with each source drawn by its prompts' numbers, if they have some.
 
-    Args:
-        order: the order of the portions.
-        prompts: the prompts of all sources, one after another.
+    The prompts are of all sources, one after another.
     """
     portions, first = [], 0
     for portion in order.portions:
@@ -96,12 +93,7 @@ def _order_portions(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
 def prompt_loader(
     spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
 ) -> LoadRows[Prompt]:
-    """Return what reads prompts, of a template whose end of turn ends a response.
-
-    Args:
-        spec: the run.
-        check_reference: as `load_prompts` takes it.
-    """
+    """Return what reads prompts, of a template whose end of turn ends a response."""
     samplings = {eval_set.key: eval_set.sampling for eval_set in spec.eval_sets}
 
     def load(
@@ -116,7 +108,6 @@ def prompt_loader(
 
 
 def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> None:
-    """Raise ConfigError if a source has fewer prompts than a step draws of it."""
     if portion.rows < drawn:
         raise ConfigError(
             f"batch.prompts is {spec.config.batch.prompts}, but {portion.key} has only "
@@ -126,12 +117,7 @@ def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> No
 
 
 def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
-    """Start ranks and, if the run samples, engines.
-
-    Args:
-        spec: the run.
-        prompts: all prompts that are to be answered.
-    """
+    """Start ranks and, if the run samples, engines, for all prompts that are to be answered."""
     if spec.engines is None:
         return start_cluster(spec.cluster, ())
     longest, rollout = longest_sequence(spec, prompts), spec.config.rollout
@@ -179,7 +165,6 @@ def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> Weigh
 
 
 def _actor_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
-    """Return the way of the actor's weights, or of its adapter alone, to the engines."""
     rollout = spec.config.rollout
     budget = spec.workload.largest_pack(cluster.ranks)
     whole = ActorRoute(cluster, budget, as_published=rollout_build(rollout).as_published)

@@ -142,7 +142,6 @@ gemma3 = partial(
 def _gated_linears(
     sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, mlp_bias: bool = False
 ) -> tuple[Linear, ...]:
-    """Return attention and a gated MLP in every layer."""
     gated = mlp(sizes.hidden, sizes.intermediate, sizes.layers, mlp_bias)
     return (*attention(sizes, qkv_bias, out_bias), *gated)
 

@@ -133,10 +133,6 @@ FAMILIES: Mapping[str, FamilyReader] = {
 def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
     """Return the shape that a config.json describes (its text_config, if it has one).
 
-    Args:
-        config: the fields of the file.
-        name: the name of the model, in the shape and in messages.
-
     Raises:
         ConfigError: the family is unknown, or fields are missing, of another type, out of bounds or
             contradictory.

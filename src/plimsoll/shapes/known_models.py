@@ -39,9 +39,8 @@ def _known_shape(name: str) -> ModelShape:
 def read_fields(path: str) -> tuple[str, Mapping[str, object]]:
     """Return a model's name and the fields of its config.json that decide its shape.
 
-    Args:
-        path: a local directory, or the name of a well-known model on the hub; it may leave out the
-            organisation, and case does not matter.
+    `path` is a local directory, or the name of a well-known model on the hub. The name may leave
+    out the organisation, and case does not matter.
 
     Raises:
         ConfigError: the directory has no usable config.json, the path does not exist, or the name

@@ -109,10 +109,8 @@ def learn_from_data(
 ) -> None:
     """Run the loop: draw, learn, evaluate, report, save; then write the model.
 
-    Args:
-        work: the open job.
-        learn: makes the optimizer step of a batch of rows.
-        evaluate: returns the metrics of the held-out rows, which are written as `eval/<name>`.
+    `learn` makes the optimizer step of a batch of rows. `evaluate` returns the metrics of the
+    held-out rows, which are written as `eval/<name>`.
     """
     spec, session, cluster = work.spec, work.session, work.cluster
     restore(session, cluster)

@@ -58,7 +58,6 @@ def trained_text(spec: RunSpec[Any], run: Path, path: Path) -> str:
 
 
 def _merge_command(base: ModelConfig, adapter: Path) -> str:
-    """Return the command that merges an adapter into the model that it was trained on."""
     words = f"plimsoll merge {quote(str(adapter))} --out DIRECTORY"
     if base.quantization != "none":
         words += f" --quantization {base.quantization}"

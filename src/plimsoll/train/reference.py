@@ -147,7 +147,6 @@ def _score(work: Work[ConfigT, RowT], batch: Sequence[Row], store: LogprobStore)
 
 
 def _keys(rows: Sequence[Row]) -> list[bytes]:
-    """Return the keys under which the log-probs of the rows' sequences are stored."""
     return [sequence_key(sample) for sample in samples_of(rows)]
 
 
@@ -160,7 +159,6 @@ def _stop_if_asked(work: Work[ConfigT, RowT], path: Path) -> None:
 
 
 def _read_stored(path: Path, model: ModelConfig) -> StoredLogprobs:
-    """Return what the file holds; nothing if it does not exist."""
     fingerprint = model_fingerprint(model)
     if not path.exists():
         return StoredLogprobs(fingerprint, {})

@@ -18,13 +18,7 @@ PICTURE = "eval-calibration.svg"
 def show_calibration(calibration: Calibration, of_what: str, output_svg: Path) -> dict[str, float]:
     """Draw each bin's observed share over its mean prediction, and its count; return the error.
 
-    Args:
-        calibration: the bins and the calibration error.
-        of_what: the title of the diagram.
-        output_svg: the file to write.
-
-    Raises:
-        PlimsollError: the file cannot be written.
+    `of_what` is the title of the diagram. Raises PlimsollError if the file cannot be written.
     """
     predicted, observed = calibration.predicted_K.tolist(), calibration.observed_K.tolist()
     counts = [f"{count:,}" for count in calibration.counts_K.tolist()]

@@ -156,12 +156,8 @@ def _settings_hash(spec: RunSpec[Any], source: SourceConfig) -> str:
 def changed_settings(before: str, now: Settings) -> list[str]:
     """Return the keys of two resolved configs that differ, as `key: old -> new`.
 
-    They are in the new config's order. A key that the old one lacks, as an older version wrote it,
-    does not count if it has its default.
-
-    Args:
-        before: YAML, as `dump_config` writes it.
-        now: the new config.
+    The old one is YAML, as `dump_config` writes it. The keys are in the new config's order. A key
+    that the old one lacks, as an older version wrote it, does not count if it has its default.
     """
     old, new = (
         dict(_leaves(read_tree(text, "config.yaml").values)) for text in (before, dump_config(now))

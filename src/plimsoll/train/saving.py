@@ -120,7 +120,6 @@ def save_model(session: RunSession, cluster: Cluster, state: RunState) -> None:
 
 
 def _no_model_text(session: RunSession) -> str:
-    """Return the last message of a run that writes no model."""
     latest = session.directory.latest_checkpoint()
     text = "no model is written (run.save_model: false)"
     if latest is None:

@@ -232,7 +232,6 @@ class RunSession:
         )
 
     def _describe_loss(self, done: int) -> str:
-        """Return what a run without checkpoints loses if it stops after this step."""
         first = self.state.step
         lost = counted(done - first, "step")
         loss = (
@@ -296,7 +295,6 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
 
 
 def _first_log_line() -> str:
-    """Return the first line of the log of a run, or of its resumed part."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return f"Plimsoll {__version__}, process {os.getpid()} on {socket.gethostname()}: {command}"
 
@@ -318,7 +316,6 @@ def evaluates_first(spec: RunSpec[Any], state: RunState) -> bool:
 
 
 def _load_state(step: int, checkpoint: Path) -> RunState:
-    """Return the state of a checkpoint named after a step."""
     state = RunState.load(checkpoint / "state.json")
     if state.step != step:
         raise ConfigError(
@@ -331,7 +328,6 @@ def _load_state(step: int, checkpoint: Path) -> RunState:
 
 @contextmanager
 def _add_phase_to_errors(phase: TimedPhase, step: int) -> Iterator[None]:
-    """Add the phase and the step to errors that are raised inside the block."""
     try:
         yield
     except OutOfMemory as error:

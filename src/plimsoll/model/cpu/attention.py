@@ -251,7 +251,6 @@ def _backward(
 
 
 def _blocks(query_HQD: Tensor, keys: int) -> Iterator[slice]:
-    """Return blocks of queries whose scores fit into the cache."""
     heads, queries, _ = query_HQD.shape
     rows = max(1, SCORES // (heads * keys * OF_SEQUENCES)) * OF_SEQUENCES
     return (slice(start, min(start + rows, queries)) for start in range(0, queries, rows))

@@ -110,8 +110,6 @@ def _allocations(moment: Moment, items: tuple[Item, ...]) -> tuple[Allocation, .
 
 
 def _lower(shape: ModelShape, layers: int) -> ModelShape:
-    """Return the shape of the first layers."""
-
     def share(count: int) -> int:
         return count * layers // shape.layers
 
@@ -191,7 +189,6 @@ class _Heights:
 
     @property
     def _checkpointed(self) -> int:
-        """The number of checkpointed layers."""
         every = self.layer.form.checkpoint_every
         return 0 if every is None else ceil(self.layer.shape.layers / every)
 
@@ -202,7 +199,6 @@ class _Heights:
 
     @property
     def _last_is_checkpointed(self) -> bool:
-        """Whether the backward pass begins with a recomputed layer."""
         every = self.layer.form.checkpoint_every
         return every is not None and (self.layer.shape.layers - 1) % every == 0
 
@@ -257,7 +253,6 @@ class _Heights:
         return self.layer.shape.tied and not isinstance(self.layer.form.head, ScalarHead)
 
     def _saved_words(self, count: int, steps: tuple[LayerStep, ...]) -> str:
-        """Return in words what the steps save, by part."""
         parts: dict[str, int] = {}
         for step in steps:
             parts[step.part] = parts.get(step.part, 0) + step.saved

@@ -73,7 +73,6 @@ def _attention(layer: Layer) -> Iterator[LayerStep]:
 
 
 def _scores(layer: Layer) -> LayerStep:
-    """Return the step of attention itself."""
     element, shape, tokens = layer.element, layer.shape, layer.tokens
     output = element * layer.queries
     by_sequence = layer.form.attention == "sdpa" or shape.softcapped
@@ -149,7 +148,6 @@ def _dense(layer: Layer) -> Iterator[LayerStep]:
 
 
 def _mlp(layer: Layer, width: int) -> Iterator[LayerStep]:
-    """Yield the steps of an MLP that every token passes."""
     element = layer.element
     inner, hidden = layer.tokens * width, layer.hidden + layer.post_norm_gradient
     product = inner if layer.saves_input(DOWN) else 0
@@ -206,18 +204,11 @@ def _experts(layer: Layer) -> Iterator[LayerStep]:
 
 
 def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -> LayerStep:
-    """Return the step of a norm.
+    """Return the step of a norm with `rows` for each token; gradients of `beside` elements wait.
 
     Llama's saves its input in fp32 and, for the weight's gradient, the normalised input in its own
     dtype. Gemma's multiplies by (1 + weight) in fp32. Fused, both save their input unchanged, as
-    Phi's does, which is PyTorch's layer norm.
-
-    Args:
-        layer: the layer.
-        elements: the elements of the input.
-        rows: rows of the input for each token.
-        kept: whether a reader of the output saves it.
-        beside: elements of gradients that wait.
+    Phi's does, which is PyTorch's layer norm. The output is `kept` if a reader of it saves it.
     """
     element = layer.element
     output = element * elements if kept else 0
@@ -281,7 +272,6 @@ def _scoring_mlp(layer: Layer) -> Summit:
 
 
 def _scoring_dense(layer: Layer, width: int) -> int:
-    """Return the bytes of an MLP that every token passes."""
     inner = layer.element * layer.tokens * width
     fused = any(layer.linears_named(("gate_up_proj",)))
     widths = 3 if layer.shape.gated and not fused else _MLP_TENSORS
@@ -297,11 +287,8 @@ def _scoring_dense(layer: Layer, width: int) -> int:
 def linear_step(layer: Layer, names: tuple[str, ...], scratch: int, beside: int = 0) -> LayerStep:
     """Return the step of linears. It has only adapters' savings: the maker of an input counts that.
 
-    Args:
-        layer: the layer.
-        names: the names of the linears.
-        scratch: elements that their backward allocates.
-        beside: elements that the forward holds besides, and saves later.
+    `scratch` are the elements that their backward allocates, and `beside` those that the forward
+    holds besides, and saves later.
     """
     element, adapter = layer.element, layer.form.adapter
     dequantised = layer.dequantised_bytes(names)
