@@ -127,7 +127,7 @@ class PreferenceObjective:
         return preference_objective(
             inputs,
             None if stream is None else in_pairs(send_one(stream, logprobs_L.device)),
-            preference_loss(self.preference_loss).compute,
+            preference_loss(self.preference_loss),
             self.nll_weight,
         )
 

@@ -91,7 +91,7 @@ def score(
 
     def pack_and_score(samples: Sequence[Sample]) -> ScoredSamples:
         packs = pack_rows(work.spec, samples, work.cluster)
-        return packs, reference.log_probs(samples, packs, phase)
+        return packs, reference(samples, packs, phase)
 
     matched, mismatched = match_and_mismatch(work.spec, rows)
     return pack_and_score(matched), pack_and_score(mismatched)

@@ -31,7 +31,7 @@ from plimsoll.engine.objectives import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.records import Floats, Trajectory
 from plimsoll.reward.references import check_references
-from plimsoll.reward.score import OnFailure, Scored, Scorer, open_rewards
+from plimsoll.reward.score import OnFailure, Scored, open_rewards
 from plimsoll.rl.answers import Answering
 from plimsoll.rl.batch import (
     Batch,
@@ -251,30 +251,25 @@ def next_kl_coefficient(
 def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
     """Return the metrics of the held-out prompts, and write the answers to the directory."""
     with open_rewards(spec.config.rewards) as scorer:
-        return measure_with(scorer, spec, directory)
+        spec = _with_fewest_ranks(spec)
+        refuse(check_references(spec.config.rewards, spec.data.eval_sources()))
+        kinds = open_kinds(spec.config.environments)
+        loaded = load_held_out_sets(spec, prompt_loader(spec, scorer.check_reference))
+        environments = set_up(spec, kinds, scorer)
+        held_out = {key: result.items for key, result in loaded.items()}
+        expected = sum(s.responses * len(held_out[s.key]) for s in spec.eval_sets)
+        with (
+            closing(start(spec, [*chain.from_iterable(held_out.values())])) as cluster,
+            counting("answers", expected, sys.stdout) as advance,
+        ):
+            for part in spec.config.scoring_models:
+                load_measured(cluster, spec, scoring_role(part))
 
+            def answering_to(key: str) -> Answering:
+                submit = _count_scored(scorer.of_held_out(key).submit, advance)
+                return Answering(submit, tell, environments, key)
 
-def measure_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
-    """Return the metrics of the held-out prompts with an open scorer, and write the answers."""
-    spec = _with_fewest_ranks(spec)
-    refuse(check_references(spec.config.rewards, spec.data.eval_sources()))
-    kinds = open_kinds(spec.config.environments)
-    loaded = load_held_out_sets(spec, prompt_loader(spec, scorer.check_reference))
-    environments = set_up(spec, kinds, scorer)
-    held_out = {key: result.items for key, result in loaded.items()}
-    expected = sum(s.responses * len(held_out[s.key]) for s in spec.eval_sets)
-    with (
-        closing(start(spec, [*chain.from_iterable(held_out.values())])) as cluster,
-        counting("answers", expected, sys.stdout) as advance,
-    ):
-        for part in spec.config.scoring_models:
-            load_measured(cluster, spec, scoring_role(part))
-
-        def answering_to(key: str) -> Answering:
-            submit = _count_scored(scorer.of_held_out(key).submit, advance)
-            return Answering(submit, tell, environments, key)
-
-        answered = answer_held_out(cluster, spec, held_out, answering_to)
+            answered = answer_held_out(cluster, spec, held_out, answering_to)
     trajectories = [*chain.from_iterable(answered.values())]
     answers = directory / "eval-answers.parquet"
     answers.parent.mkdir(parents=True, exist_ok=True)

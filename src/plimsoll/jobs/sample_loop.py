@@ -21,9 +21,10 @@ from plimsoll.rl.answers import Answering
 from plimsoll.rl.batch import trajectory_metrics
 from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Environments
+from plimsoll.rl.experience import Experience
 from plimsoll.rl.live import drawn_prompts
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
+from plimsoll.rl.sampling import normalize_rewards, sample
 from plimsoll.rl.selected import conversations_of, select
 from plimsoll.rl.setup import RlWork, load_prompt_data, start
 from plimsoll.run.counting import counted
@@ -71,8 +72,11 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
         trajectories = samples.trajectories
         write_trajectories(session.directory.trajectories_path(step), step, trajectories, None)
         state = replace(session.advance(state, samples.prompts), rewards=scorer.state())
-        metrics = trajectory_metrics(trajectories) | samples.metrics
-        metrics |= epoch_metrics(work.data.order, state.data_position)
+        metrics = {
+            **trajectory_metrics(trajectories),
+            **samples.metrics,
+            **epoch_metrics(work.data.order, state.data_position),
+        }
         tokens = sum(len(t.prompt.tokens) + len(t.response_tokens) for t in trajectories)
         session.report(step, metrics, tokens)
         if session.spec.run.keep_checkpoints:
@@ -82,7 +86,7 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
 
 def _sample_step(
     work: RlWork, scorer: Scorer, environments: Environments | None, state: RunState
-) -> Sampled:
+) -> Experience:
     spec, cluster, session = work.spec, work.cluster, work.session
     with session.phase("rollout", cluster):
         progress = session.progress

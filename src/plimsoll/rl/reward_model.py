@@ -12,7 +12,6 @@ import numpy as np
 
 from plimsoll.algorithm.calibration import sigmoid
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.packing import pack
@@ -101,7 +100,8 @@ def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlCo
     if model.tokenizer == "actor":
         tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])
         return Sample(tokens, np.arange(len(tokens)) == len(tokens) - 1)
-    template = _template(model.role.model, model.chat_template)
+    of = model.role.model
+    template = _template(of.path, of.trust_remote_code, model.chat_template)
     tokens, marks = conversation_tokens(trajectory, template, model.steps)
     most = model.max_tokens or spec.workload.longest
     tokens, marks = tokens[-most:], marks[-most:]
@@ -112,9 +112,5 @@ def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlCo
 
 
 @cache
-def _template_of(path: str, trust_remote_code: bool, chat_template: str | None) -> Template:
+def _template(path: str, trust_remote_code: bool, chat_template: str | None) -> Template:
     return make_template(load_tokenizer(path, trust_remote_code), chat_template, None)
-
-
-def _template(model: ModelConfig, chat_template: str | None) -> Template:
-    return _template_of(model.path, model.trust_remote_code, chat_template)

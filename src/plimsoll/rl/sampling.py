@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -15,6 +15,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, Scorer
 from plimsoll.rl.answers import Answering, Answers, answers
+from plimsoll.rl.experience import Experience
 from plimsoll.rl.failed_groups import FailedGroups
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.spec.choices import advantage_needs
@@ -24,39 +25,7 @@ Draw = Callable[[int, int], Sequence[Prompt]]
 """A function of (first, count) that returns so many of the step's prompts, from the first on."""
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """What a step sampled.
-
-    Attributes:
-        trajectories: those of the groups that the step learns from, group by group.
-        greedy: the greedy response to each group's prompt, if the advantage needs it.
-        prompts: the number of prompts that were drawn.
-        idle: the number of their groups that teach nothing.
-        failed: the number of their groups for which a reward failed; others took their places.
-    """
-
-    trajectories: list[Trajectory]
-    greedy: list[Trajectory]
-    prompts: int
-    idle: int
-    failed: int
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The figures of the step's groups.
-
-        `groups/drawn`: how many were sampled. `groups/idle`: the share of them that teach nothing.
-        `groups/failed`: how many were replaced because a reward failed.
-        """
-        return {
-            "groups/drawn": self.prompts,
-            "groups/idle": self.idle / self.prompts,
-            "groups/failed": self.failed,
-        }
-
-
-def normalize_rewards(sampled: Sampled, scorer: Scorer) -> Sampled:
+def normalize_rewards(sampled: Experience, scorer: Scorer) -> Experience:
     """Return what was sampled with the rewards normalised that the config names.
 
     They are taken less their mean over the run, over their standard deviation, both with what is
@@ -72,12 +41,15 @@ def normalize_rewards(sampled: Sampled, scorer: Scorer) -> Sampled:
 
 def sample(
     cluster: Cluster, spec: RunSpec[RlConfig], draw: Draw, step: int, answering: Answering
-) -> Sampled:
+) -> Experience:
     """Sample groups of responses to a step's prompts, each response scored as it comes.
 
     Groups for which a reward or an environment failed are replaced by further ones, in the order of
     the prompts. With dynamic sampling so are those that teach nothing, until there are enough or
     the step has drawn its most; then they make up the number.
+
+    Metrics: `groups/drawn`, how many were sampled; `groups/idle`, the share of them that teach
+    nothing; `groups/failed`, how many were replaced because a reward failed.
 
     Raises PlimsollError as soon as more groups failed than `batch.max_failed_groups`.
     """
@@ -92,12 +64,12 @@ def sample(
             (kept if dynamic is None or teaches(group, dynamic) else idle).append(group)
         drawn += count
     groups = sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group)
-    return Sampled(
+    greedy = _greedy(cluster, spec, groups, step, answering)
+    return Experience(
         [t for group in groups for t in group],
-        _greedy(cluster, spec, groups, step, answering),
+        greedy,
         drawn,
-        len(idle),
-        len(failed),
+        {"groups/drawn": drawn, "groups/idle": len(idle) / drawn, "groups/failed": len(failed)},
     )
 
 

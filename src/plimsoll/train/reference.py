@@ -10,13 +10,11 @@ interrupted scoring goes on where it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
-from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.engine import ReferenceLogprobsConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.worker import Worker
@@ -27,8 +25,7 @@ from plimsoll.run.counting import counted
 from plimsoll.run.stored_logprobs import LogprobStore, StoredLogprobs, read_logprobs, sequence_key
 from plimsoll.spec.job import ConfigT
 from plimsoll.train.from_data import RowT, Work
-from plimsoll.train.loading import load_role
-from plimsoll.train.session import RunSession
+from plimsoll.train.loading import load_role, load_roles
 from plimsoll.train.update import Packs, log_probs, pack_rows
 
 ScoringPhase = Literal["score", "eval"]
@@ -39,69 +36,34 @@ together.
 """
 
 
-class Reference(Protocol):
-    """The source of the reference's numbers."""
-
-    def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
-        """Return the log-prob (nats) of the response of each sequence of the rows.
-
-        Args:
-            rows: the rows.
-            packs: the packs with these rows.
-            phase: the phase that the work is counted in.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class LiveReference:
-    """A role beside the actor, which computes the numbers now."""
-
-    session: RunSession
-    cluster: Cluster
-
-    def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
-        """Return the log-probs of rows, computed now."""
-        with self.session.phase(phase, self.cluster):
-            return log_probs("reference", packs, self.cluster)
-
-
-@dataclass(frozen=True)
-class StoredReference:
-    """Numbers that were computed before."""
-
-    logprobs: Mapping[bytes, float]
-    """The log-probs by `sequence_key`."""
-
-    def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
-        """Return the stored log-probs of rows."""
-        return np.array([self.logprobs[key] for key in _keys(rows)], dtype=np.float32)
+Reference = Callable[[Sequence[Row], Packs, ScoringPhase], Floats]
+"""Returns the reference's log-prob (nats) of the response of each sequence of the rows, given the
+packs with these rows, and the phase that the work is counted in.
+"""
 
 
 def load_with_reference(
     work: Work[ConfigT, RowT], batches: Batches, logprobs: ReferenceLogprobsConfig
 ) -> Reference:
-    """Load the actor and its reference.
-
-    Args:
-        work: the open job.
-        batches: the batches that the reference will score.
-        logprobs: when the reference scores them, and where the results are kept.
+    """Load the actor and its reference, which will score the batches as `logprobs` says.
 
     Raises:
         ConfigError: the stored log-probs are of another reference.
     """
     session, cluster = work.session, work.cluster
-    reference: Reference = LiveReference(session, cluster)
-    if logprobs.precompute:
-        with session.phase("precompute", cluster):
-            reference = StoredReference(_precompute(work, batches, logprobs.path))
+
+    def score_now(rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
+        with session.phase(phase, cluster):
+            return log_probs("reference", packs, cluster)
+
+    if not logprobs.precompute:
+        load_roles(work)
+        return score_now
+    with session.phase("precompute", cluster):
+        stored = _precompute(work, batches, logprobs.path)
     with session.phase("load", cluster):
         load_role(cluster, work.spec, "actor")
-    if not logprobs.precompute:
-        with session.phase("load", cluster):
-            load_role(cluster, work.spec, "reference")
-    return reference
+    return lambda rows, packs, phase: np.array([stored[k] for k in _keys(rows)], dtype=np.float32)
 
 
 def _precompute(
