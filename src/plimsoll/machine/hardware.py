@@ -193,16 +193,14 @@ def known_card(name: str) -> Card | None:
     return matches[0] if len(matches) == 1 else None
 
 
-def card_by_bytes(
-    name: str, usable_bytes: int, capability: tuple[int, int] | None, source: str
-) -> Card:
+def card_by_bytes(name: str, usable_bytes: int, source: str) -> Card:
     """Return a card of which only the memory is known.
 
     Its speeds are an A100's. They only order suggestions, and change no byte.
     """
     a100 = _BY_NAME["A100-80GB"]
     speeds = a100.bf16_flops, a100.memory_bandwidth, a100.link_bandwidth
-    return Card(name, usable_bytes, usable_bytes, capability, *speeds, source)
+    return Card(name, usable_bytes, usable_bytes, None, *speeds, source)
 
 
 def _matches(name: str) -> list[Card]:
@@ -335,12 +333,12 @@ def _parse_card(name: str) -> Card:
     size = parse_bytes(name)
     if size not in _CARD_BYTES:
         raise ConfigError(f"{name!r} is {size:,} bytes, which no GPU has. Write such as 24GB.")
-    return card_by_bytes(name, size, None, "given by hand")
+    return card_by_bytes(name, size, "given by hand")
 
 
 def _card_from_driver(live: LiveCard) -> Card:
     """Return a card with the driver's memory, and the shipped card's speeds if it is known."""
-    card = known_card(live.name) or card_by_bytes(live.name, live.usable_bytes, None, "")
+    card = known_card(live.name) or card_by_bytes(live.name, live.usable_bytes, "")
     return replace(
         card,
         name=live.name,

@@ -63,11 +63,6 @@ def load_policy(
     Raises:
         ConfigError: before weights are read, for everything in `checks.py`.
     """
-    if temperature <= 0:
-        raise ConfigError(
-            f"temperature is {temperature}: greedy sampling has no log-probabilities to train on. "
-            "Sample for training with a temperature above 0."
-        )
     lm, form = _load_causal(config, device, cast)
     return PolicyModel(lm, HeadForm(config.head_chunk, form, temperature))
 

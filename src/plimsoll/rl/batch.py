@@ -98,12 +98,10 @@ class Learnables:
     Attributes:
         advantages_L: advantages.
         returns_L: returns; None without a critic.
-        kl_L: estimates of the KL from the reference, in nats; None without a reference.
     """
 
     advantages_L: Floats
     returns_L: Floats | None
-    kl_L: Floats | None
 
 
 def pack_batch(
@@ -201,15 +199,14 @@ def estimate_advantages(
     algorithm, layout = spec.config.algorithm, batch.layout
     whole, ends_S = _whole(batch)
     ordered = [batch.trajectories[i] for i in whole.trajectory_S[ends_S]]
-    kl_L = _kl(scores, algorithm)
-    shaped = algorithm.kl is not None and algorithm.kl.place == "reward"
+    kl_L = _kl_of_rewards(scores, algorithm)
     inputs = AdvantageInputs(
         parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
         weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
         shaping_L=(
-            -kl_coefficient * torch.from_numpy(layout.move_to(kl_L, whole))
-            if kl_L is not None and shaped
-            else torch.zeros(len(scores.sampler_L))
+            torch.zeros(len(scores.sampler_L))
+            if kl_L is None
+            else -kl_coefficient * torch.from_numpy(layout.move_to(kl_L, whole))
         ),
         cu_loss_tokens=torch.from_numpy(whole.cu_loss_tokens[[0, *(ends_S + 1)]]),
         placed_L=_token_rewards(batch, whole),
@@ -235,7 +232,6 @@ def estimate_advantages(
     return Learnables(
         advantages_L=back(estimates.advantages_L),
         returns_L=None if estimates.returns_L is None else back(estimates.returns_L),
-        kl_L=kl_L,
     )
 
 
@@ -278,8 +274,8 @@ def turn_numbers(episode: Trajectory) -> list[Ints]:
     return by_branch
 
 
-def _kl(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
-    if scores.reference_L is None or algorithm.kl is None:
+def _kl_of_rewards(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
+    if scores.reference_L is None or algorithm.kl is None or algorithm.kl.place != "reward":
         return None
     policy_L, reference_L = map(torch.from_numpy, (scores.policy_L, scores.reference_L))
     kl_L: Floats = kl(policy_L, reference_L, algorithm.kl.estimator).numpy()
