@@ -107,10 +107,7 @@ def _in_pairs(values: Floats) -> PairValues:
 
 
 def measure(spec: RunSpec[DpoConfig], directory: Path) -> dict[str, float]:
-    """Return the loss on the held-out pairs and its metrics.
-
-    The reference is the config's, or the model that training began with.
-    """
+    """Return the loss on the held-out pairs and its metrics."""
     roles, loaded = tuple(spec.roles), load_held_out(spec, load_pairs)
 
     def score(cluster: Cluster, pairs: Sequence[Pair]) -> list[Floats]:

@@ -234,10 +234,7 @@ def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:
 def next_kl_coefficient(
     spec: RunSpec[RlConfig], state: RunState, batch: Batch, scores: Scores
 ) -> float:
-    """Return the coefficient of the next step.
-
-    Once the actor learns, an adaptive coefficient moves towards the target KL.
-    """
+    """Return the next step's coefficient: an adaptive one moves once the actor learns."""
     kl = spec.config.algorithm.kl
     adaptive = None if kl is None else kl.adaptive
     if adaptive is None or state.step < spec.config.algorithm.critic_warmup_steps:

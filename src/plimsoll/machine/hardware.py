@@ -194,10 +194,7 @@ def known_card(name: str) -> Card | None:
 
 
 def card_by_bytes(name: str, usable_bytes: int, source: str) -> Card:
-    """Return a card of which only the memory is known.
-
-    Its speeds are an A100's. They only order suggestions, and change no byte.
-    """
+    """Return a card of known memory alone, with an A100's speeds, which change no byte."""
     a100 = _BY_NAME["A100-80GB"]
     speeds = a100.bf16_flops, a100.memory_bandwidth, a100.link_bandwidth
     return Card(name, usable_bytes, usable_bytes, None, *speeds, source)
@@ -226,11 +223,7 @@ def _fold(name: str) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the whole bytes of `1TB` (decimal), `512GiB` (binary) or `900e9`, in any case.
-
-    Raises:
-        ConfigError: the text is no amount, or the amount is 0 or more than 1 EiB.
-    """
+    """Return the bytes of `1TB` (decimal), `512GiB` (binary) or `900e9`; ConfigError for others."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([kmgtp]?)(i?)b?", text.strip().lower())
     base = 1024 if match and match[3] else 1000
     size = float(match[1]) * base ** " kmgtp".index(match[2] or " ") if match else 0.0
@@ -245,14 +238,9 @@ def parse_bytes(text: str) -> int:
 def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
     """Return hardware that a user describes. All machines are alike.
 
-    Args:
-        text: the cards of each machine, such as `8xA100-80GB`, `8 H100`, `H100` (one card),
-            `4x24GB` (usable bytes of an unknown card), or `cpu`.
-        nodes: the number of machines.
-        host_memory: bytes of each machine; None if unknown.
-
-    Raises:
-        ConfigError: a card is unknown, or a count is one that no cluster has.
+    `text` has the cards of each machine, such as `8xA100-80GB`, `8 H100`, `H100` (one card),
+    `4x24GB` (usable bytes of an unknown card), or `cpu`. Raises ConfigError if a card is unknown,
+    or a count is one that no cluster has.
     """
     if not 1 <= nodes <= _MOST_NODES:
         raise ConfigError(f"The number of machines is {nodes}; give one from 1 to {_MOST_NODES:,}.")

@@ -53,10 +53,7 @@ def is_chosen(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def preload_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that make a process begin with jemalloc.
-
-    Empty if there is no jemalloc, or if LD_PRELOAD already names a heap.
-    """
+    """Return the variables for a process with jemalloc; none without it or beside another heap."""
     preloaded, jemalloc = environment.get("LD_PRELOAD", ""), library()
     if jemalloc is None or is_chosen(environment):
         return {}

@@ -78,10 +78,7 @@ def process_peak_bytes(pid: int | None = None) -> int:
 
 
 def reset_process_peak(pid: int | None = None) -> bool:
-    """Set the peak of a process (default: this one) to its present size; return False if it fails.
-
-    If the system does not allow it, the peak stays that of the process's life.
-    """
+    """Set the peak of a process (default: this one) to its size now; return False if it fails."""
     try:
         (_proc(pid) / "clear_refs").write_text(_RESET_PEAK)
     except OSError:

@@ -69,11 +69,7 @@ def card_order() -> dict[str, str]:
 
 
 def live_cards() -> tuple[LiveCard, ...]:
-    """Return all cards of this machine; () if NVIDIA's driver is not installed.
-
-    Raises:
-        PlimsollError: NVML is installed and fails, as the driver does not work.
-    """
+    """Return all cards of this machine, () without a driver; PlimsollError if the driver fails."""
     import pynvml  # slow to import, and needed only here
 
     result: Future[tuple[LiveCard, ...]] = Future()
@@ -123,13 +119,7 @@ class BusyMeter:
     """A meter of how often a card computes. NVML takes a sample about six times a second."""
 
     def __init__(self, nvml: Any, uuid: str, since: int) -> None:
-        """Start the meter of a card.
-
-        Args:
-            nvml: the module pynvml.
-            uuid: the card's UUID.
-            since: microseconds since 1970; earlier samples do not count.
-        """
+        """Start the meter of a card; samples before `since` (microseconds) do not count."""
         self._nvml = nvml
         self._read_to = since
         try:

@@ -15,10 +15,7 @@ _SIGNAL = signal.SIGUSR1
 
 
 def write_stacks_when_asked() -> None:
-    """Make this process answer `ask_for_stacks` on its standard error.
-
-    It answers even while a thread holds the interpreter's lock.
-    """
+    """Make this process answer `ask_for_stacks` on stderr, even if a thread holds Python's lock."""
     faulthandler.register(_SIGNAL, all_threads=True)
 
 

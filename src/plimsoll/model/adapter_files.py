@@ -69,11 +69,7 @@ def adapter_bytes(
 
 
 def read_adapter_config(directory: Path) -> Any:
-    """Return PEFT's config of a saved adapter.
-
-    Raises:
-        ConfigError: it cannot be read, or has a form that cannot be merged.
-    """
+    """Return PEFT's config of a saved adapter; ConfigError if it cannot be read or merged."""
     from peft import PeftConfig
 
     with as_config_error(str(directory), ADAPTER_FILE):
@@ -91,11 +87,7 @@ def read_adapter_config(directory: Path) -> Any:
 
 
 def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path) -> None:
-    """Put a saved adapter into the model that it was trained on.
-
-    Raises:
-        ConfigError: the tensors of the file do not match its config and the model.
-    """
+    """Put a saved adapter into the model that it was trained on; ConfigError if it does not fit."""
     config.inference_mode = False
     config.modules_to_save = None
     inject(module, config)

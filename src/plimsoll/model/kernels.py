@@ -7,11 +7,7 @@ from plimsoll.model import fused
 
 
 def fusions_of(kernels: str) -> tuple[fused.Fusion, ...]:
-    """Return the fusions, by Liger's kernels or by ours.
-
-    Raises:
-        ConfigError: they are Liger's, and liger-kernel cannot be imported.
-    """
+    """Return the fusions, Liger's or ours; ConfigError if Liger's cannot be imported."""
     if kernels == "own":
         return fused.FUSIONS
     assert kernels == "liger", "of a run that is resolved"

@@ -110,10 +110,7 @@ def load_value(
 
 
 def attention_name(config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device) -> str:
-    """Return the registered attention that `config.attention` names.
-
-    Raises ConfigError for varlen where it cannot compute the model.
-    """
+    """Return the registered attention of the config; ConfigError if varlen cannot compute it."""
     if config.attention == "sdpa":
         return SDPA
     assert config.attention == "varlen", "of a run that is resolved"
@@ -197,10 +194,7 @@ def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.devic
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide progress bars and transformers' table of absent names inside the block.
-
-    `check_loaded` judges the names.
-    """
+    """Hide progress bars and transformers' table of absent names inside the block."""
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

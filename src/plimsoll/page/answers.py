@@ -33,10 +33,7 @@ def answer(runs: Sequence[Watched], name: str, query: Query) -> Any:
 
 
 def freeze_replies(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str, Any]:
-    """Return the replies to all requests of a frozen page, by request.
-
-    `remarks` are sentences about memory.
-    """
+    """Return the replies to all requests of a frozen page; `remarks` are about memory."""
     replies = {
         "progress": answer(runs, "progress", {}),
         "settings": answer(runs, "settings", {}),

@@ -46,9 +46,8 @@ def curves(
 ) -> list[dict[str, Any]]:
     """Return the panels of a section, each with a table for every run that has data.
 
-    A stacked panel belongs to one run, so each run gets its own.
-
-    `steps` are the first and the last step to include. `buckets` is as `BUCKETS`.
+    A stacked panel belongs to one run, so each run gets its own. `steps` are the first and the last
+    step to include.
     """
     compared = [run.metrics.names for run in runs]
     per_run = [_curves_of(run, section, compared) for run in runs]

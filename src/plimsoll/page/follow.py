@@ -49,13 +49,10 @@ class NewRows:
 def read_on(
     path: Path, place: FilePosition, most: int, schema: pa.Schema | None = None
 ) -> NewRows | None:
-    """Return the next whole rows, or None if there are none.
+    """Return the next whole rows, or None if there are none. A line without its end is left.
 
-    A line without its end is left for the next read.
-
-    At most `most` bytes are read, and the columns of `schema`, or all columns if it is None.
-
-    Raises PlimsollError if a line is no JSON object; the message names file and line.
+    At most `most` bytes are read, and the columns of `schema`, or all columns if it is None. Raises
+    PlimsollError, naming file and line, if a line is no JSON object.
     """
     data = _whole_lines(path, place, most)
     if not data:

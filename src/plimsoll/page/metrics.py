@@ -17,10 +17,7 @@ def metric_names(rows: Iterable[JsonRow], prefix: str) -> list[str]:
 
 
 def evaluations(rows: Iterable[JsonRow], best_step: int | None) -> dict[str, JsonRow]:
-    """Return the first, the best and the last evaluation, by a label.
-
-    Equal ones appear once. There is no best one if `best_step` is None.
-    """
+    """Return the first, the best (if known) and the last evaluation by a label, each once."""
     by_step = {row["step"]: row for row in rows if metric_names([row], "eval/")}
     if len(by_step) < 2:
         return {f"step {step}": row for step, row in by_step.items()}

@@ -253,10 +253,7 @@ def _whole(batch: Batch) -> tuple[ColumnLayout, Ints]:
 
 
 def _token_rewards(batch: Batch, whole: ColumnLayout) -> torch.Tensor | None:
-    """Return what environments gave for single tokens; None without environments.
-
-    A run has such rewards for all its rows or for none.
-    """
+    """Return what environments gave for single tokens; None without environments."""
     trajectories = batch.trajectories
     rewards = [t.token_rewards[t.loss_mask] for t in trajectories if t.token_rewards is not None]
     return torch.from_numpy(whole.column(rewards)) if rewards else None
@@ -299,11 +296,7 @@ def policy_stream(
 
 
 def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[str, float]:
-    """Return the metrics of the responses and, with a reference, of the KL from it.
-
-    The responses' are rewards, lengths and repetition; with the KL comes its coefficient in this
-    step.
-    """
+    """Return the metrics of the responses and, with a reference, of the KL from it."""
     metrics = trajectory_metrics(batch.episodes)
     if scores.reference_L is not None:
         metrics |= {

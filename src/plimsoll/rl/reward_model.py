@@ -37,10 +37,7 @@ _TAKE: dict[str, Callable[[Sequence[float]], float]] = {
 def score_by_models(
     trajectories: Sequence[Trajectory], spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Trajectory]:
-    """Return the trajectories with each reward model's score as a further part.
-
-    Raises as `model_scores`.
-    """
+    """Return the trajectories with each reward model's score as a further part."""
     scored = list(trajectories)
     for name, model in spec.config.scoring_models.items():
         scores = model_scores(scored, name, spec, cluster)

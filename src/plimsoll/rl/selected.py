@@ -30,10 +30,7 @@ class Selected:
 
 
 def conversations_of(prompts: Sequence[Prompt]) -> Conversations:
-    """Return the messages of all prompts if one has several turns; else nothing.
-
-    Rows are then whole conversations.
-    """
+    """Return the messages of all prompts, for rows of conversations, if one has several turns."""
     turns = {prompt.index: prompt.messages for prompt in prompts}
     return turns if any(len(messages) > 1 for messages in turns.values()) else {}
 

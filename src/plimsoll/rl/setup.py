@@ -76,10 +76,7 @@ def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]
 
 
 def _order_portions(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
-    """Return the order with each source drawn by its prompts' numbers, if they have some.
-
-    The prompts are of all sources, one after another.
-    """
+    """Return the order with each source drawn by its prompts' numbers, if they have some."""
     portions, first = [], 0
     for portion in order.portions:
         numbers = [

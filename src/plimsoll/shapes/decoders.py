@@ -147,10 +147,7 @@ def _gated_linears(
 
 
 def phi(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a Phi: biases everywhere, an MLP of two matrices, layer norms.
-
-    A layer norm has a weight and a bias.
-    """
+    """Return the parts of a Phi: biases everywhere, norms too, and an MLP of two matrices."""
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
     linears = (
         *attention(sizes, qkv_bias=True, out_bias=True, out="dense"),
@@ -178,10 +175,7 @@ def phi3(fields: Fields, sizes: Sizes) -> DecoderParts:
 
 
 def qwen(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a Qwen 1: queries, keys and values in one matrix with a bias.
-
-    Two of its modules are named c_proj.
-    """
+    """Return the parts of a Qwen 1: queries, keys and values in one matrix with a bias."""
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
     inner, bias = sizes.heads * sizes.head_dim, not fields.flag("no_bias")
     linears = (

@@ -22,10 +22,7 @@ from plimsoll.shapes.shape import ModelShape
 
 
 def read_shape(path: str) -> ModelShape:
-    """Return the shape of the model in a local directory, or of a well-known model by its hub name.
-
-    Raises ConfigError as `read_fields`, and for fields that describe no shape.
-    """
+    """Return the shape of the model in a local directory, or of a well-known model."""
     name, fields = read_fields(path)
     shipped = fields is known_models().get(name)
     return _known_shape(name) if shipped else shape_from_config(fields, name)
@@ -58,10 +55,7 @@ def read_fields(path: str) -> tuple[str, Mapping[str, object]]:
 
 
 def has_other_parts(path: str) -> bool:
-    """Return whether the model has more parts than the text decoder of its shape, such as vision.
-
-    Raises ConfigError as `read_fields`.
-    """
+    """Return whether the model has more than the text decoder of its shape, such as vision."""
     name, fields = read_fields(path)
     shipped = (shape["positions"] for shape in _shapes() if shape.get("other_parts"))
     return "text_config" in fields or any(name in names for names in shipped)

@@ -44,10 +44,7 @@ def actor_noun(spec: RunSpec[Any], *, adapter: bool) -> str:
 
 
 def trained_text(spec: RunSpec[Any], run: Path, path: Path) -> str:
-    """Return a line on the final model of a run, and one on how to measure it.
-
-    The second line is there if the config has held-out rows.
-    """
+    """Return a line on a run's final model and, with held-out rows, one on how to measure it."""
     adapter = spec.actor.adapter is not None
     noun, use = actor_noun(spec, adapter=adapter), actor_use(spec, path, adapter=adapter)
     lines = [f"the {noun} is in {path}: {use}"]

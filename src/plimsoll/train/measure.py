@@ -34,10 +34,7 @@ def score_in_parts(
     score: Callable[[Cluster, Sequence[T]], R],
     *roles: RoleName,
 ) -> list[R]:
-    """Return what `score` gives for each part of the rows, on ranks with these roles alone.
-
-    A progress bar shows how many rows are done.
-    """
+    """Return what `score` gives for each part of the rows, on ranks with these roles alone."""
     results = []
     with closing(start_cluster(spec.cluster, ())) as cluster:
         for role in roles:
@@ -58,10 +55,7 @@ def sum_nll(spec: RunSpec[Any], cluster: Cluster, rows: Sequence[Sample]) -> flo
 
 
 def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) -> dict[str, float]:
-    """Return the held-out rows' mean negative log-likelihood (nats) and perplexity, untrained.
-
-    `name` is the key of the former.
-    """
+    """Return the held-out rows' mean negative log-likelihood (nats, as `name`) and perplexity."""
     loaded = load_held_out(spec, load)
     tokens = BatchCounts.of(loaded.items).tokens
     sums = score_in_parts(spec, loaded.items, lambda *part: sum_nll(spec, *part), "actor")

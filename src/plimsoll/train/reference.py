@@ -45,11 +45,7 @@ packs with these rows, and the phase that the work is counted in.
 def load_with_reference(
     work: Work[ConfigT, RowT], batches: Batches, logprobs: ReferenceLogprobsConfig
 ) -> Reference:
-    """Load the actor and its reference, which will score the batches as `logprobs` says.
-
-    Raises:
-        ConfigError: the stored log-probs are of another reference.
-    """
+    """Load the actor and its reference; ConfigError for stored log-probs of another reference."""
     session, cluster = work.session, work.cluster
 
     def score_now(rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:

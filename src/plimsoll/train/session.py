@@ -308,10 +308,7 @@ def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWat
 
 
 def evaluates_first(spec: RunSpec[Any], state: RunState) -> bool:
-    """Return whether a run evaluates the model that it starts from, as its step 0.
-
-    Runs that sample do.
-    """
+    """Return whether a run evaluates the model that it starts from, as runs that sample do."""
     return state.step == 0 and spec.run.eval_every is not None and spec.sampling is not None
 
 

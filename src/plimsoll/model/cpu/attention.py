@@ -194,10 +194,7 @@ def _queries(rows_HTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) 
 
 
 def _keys(rows_KTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the rows that the sequences see, filled with zeros: [S, kv heads, K, D].
-
-    There is at least one key for each filled query.
-    """
+    """Return the rows that the sequences see, filled with zeros: [S, kv heads, K, D]."""
     heads, _, width = rows_KTD.shape
     made = rows_KTD.new_zeros(len(batch.spans), heads, batch.keys, width, dtype=dtype)
     for rows, span in zip(made, batch.spans, strict=True):

@@ -34,10 +34,7 @@ def layer_steps(layer: Layer) -> tuple[LayerStep, ...]:
 
 
 def recomputed_steps(layer: Layer) -> tuple[LayerStep, ...]:
-    """Return the steps of a checkpointed layer.
-
-    A fused norm saves the input that the checkpoint keeps anyway.
-    """
+    """Return the steps of a checkpointed layer, less the input that its checkpoint keeps."""
     first, *others = layer_steps(layer)
     if layer.has_fused_norms:
         first = replace(first, saved=first.saved - layer.element * layer.hidden)
@@ -125,10 +122,7 @@ def _attention_by_products(
 
 
 def _cpu_batch_bytes(layer: Layer) -> int:
-    """Return the bytes of a batch's backward in model/cpu/attention.py.
-
-    The batch is the longest sequence, or several short ones.
-    """
+    """Return the bytes of the backward of the largest batch in model/cpu/attention.py."""
     shape, work = layer.shape, layer.work
     short = _SCORES * work.sequences // (shape.heads * work.tokens)  # rows of some of mean length
     rows = max(work.longest, min(work.tokens, _ROWS, short))
@@ -180,10 +174,7 @@ def _gate_gradients(layer: Layer, inner: int) -> int:
 
 
 def _experts(layer: Layer) -> Iterator[LayerStep]:
-    """Yield the norm and the routed MLPs; each token's row is copied for each of its experts.
-
-    With fp32 routing weights, all products with them are fp32.
-    """
+    """Yield the norm and the routed MLPs; each token's row is copied for each of its experts."""
     element, shape, tokens = layer.element, layer.shape, layer.tokens
     pairs = tokens * shape.experts_per_token
     rows, inner = pairs * shape.hidden, pairs * shape.expert_intermediate
