@@ -75,7 +75,8 @@ def restart_with_jemalloc() -> None:
             os.environ["LD_PRELOAD"] = original
         return
     needed = preload_settings()
-    if needed and not _NVIDIA.exists() and not _is_debugged():
+    is_debugged = sys.gettrace() is not None or "debugpy" in sys.modules
+    if needed and not _NVIDIA.exists() and not is_debugged:
         mark = {_ORIGINAL: os.environ.get("LD_PRELOAD", "")}
         command = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, command, os.environ | needed | mark)
@@ -102,7 +103,3 @@ def release_free_blocks() -> None:
 
 def _mallctl() -> Any:
     return getattr(ctypes.CDLL(None), "mallctl", None)
-
-
-def _is_debugged() -> bool:
-    return sys.gettrace() is not None or "debugpy" in sys.modules

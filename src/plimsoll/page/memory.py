@@ -55,9 +55,12 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
         name, capacity = cards[0]["device"], cards[0]["capacity_bytes"]
         predicted = items.get(name, ())
         totals = _totals(predicted)
-        matching = (
-            card_rows if len(kinds) == 1 else [row for row in card_rows if _agrees(row, totals)]
-        )
+        matching = [
+            row
+            for row in card_rows
+            if len(kinds) == 1
+            or (row.predicted is not None and row.predicted.device == totals.get(row.phase))
+        ]
         title = name if len(cards) == 1 else f"{name}, and {len(cards) - 1} like it"
         places.append(describe_place(title, capacity, predicted, _fullest(matching)))
     if not kinds and card_rows:
@@ -125,10 +128,6 @@ def _totals(items: Iterable[PlanItem]) -> dict[str, int]:
     for item in items:
         totals[item["phase"]] = totals.get(item["phase"], 0) + item["bytes"]
     return totals
-
-
-def _agrees(row: LedgerRow, totals: Mapping[str, int]) -> bool:
-    return row.predicted is not None and row.predicted.device == totals.get(row.phase)
 
 
 def _fullest(rows: Iterable[LedgerRow]) -> list[tuple[LedgerRow, int]]:

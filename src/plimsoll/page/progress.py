@@ -23,7 +23,7 @@ from plimsoll.page.metrics import (
 from plimsoll.page.watched import Watched
 from plimsoll.run.health import due_warnings
 from plimsoll.run.state import RunState
-from plimsoll.run.step_report import BEFORE_STEPS, Figure, headline
+from plimsoll.run.step_report import BEFORE_STEPS, headline
 
 _RECENT = 100
 """Number of last steps whose mean time predicts the time that is left."""
@@ -77,18 +77,11 @@ def _last_held_out(run: Watched) -> dict[str, Any] | None:
         return None
     row = run.metrics.evaluated[-1]
     measured = {n: nan if x is None else x for n, x in row.items() if n.startswith(_HELD_OUT)}
-    texts = {
-        name.removeprefix(_HELD_OUT): " ".join(
-            filter(None, (number_text(figure), _interval(figure)))
-        )
-        for name, figure in headline(measured).items()
+    figures = {
+        name.removeprefix(_HELD_OUT): f"{number_text(x)} ({bounds_text(x)})".removesuffix(" ()")
+        for name, x in headline(measured).items()
     }
-    return {"step": row["step"], "figures": texts}
-
-
-def _interval(figure: Figure) -> str:
-    bounds = bounds_text(figure)
-    return f"({bounds})" if bounds else ""
+    return {"step": row["step"], "figures": figures}
 
 
 def _state(run: Watched) -> str:

@@ -18,6 +18,7 @@ from plimsoll.records import Prompt, Row, samples_of
 from plimsoll.run.readings import Planned
 from plimsoll.spec.job import ConfigT
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.nodes import refuse_smaller_nodes
 from plimsoll.train.run_data import (
     LoadRows,
     RunData,
@@ -85,7 +86,8 @@ def open_work(
         with session.phase("load"):
             cluster = start(data)
         with closing(cluster):
-            session.check_nodes(cluster)
+            if planned.fits:  # else it was forced
+                refuse_smaller_nodes(planned.predicted, cluster.read_memory())
             session.stop_if_asked(session.state.step)
             yield Work(session.spec, session, cluster, data)
 

@@ -50,11 +50,7 @@ def _save(session: RunSession, cluster: Cluster, state: RunState) -> None:
         for role in session.spec.trained:
             ranks_of(cluster, role).all(Worker.save_checkpoint, role, (partial / role).absolute())
         state.save(partial / "state.json")
-    _prune(session, state)
-
-
-def _prune(session: RunSession, state: RunState) -> None:
-    session.directory.prune_checkpoints(session.spec.run.keep_checkpoints, state.best_step)
+    directory.prune_checkpoints(session.spec.run.keep_checkpoints, state.best_step)
 
 
 def restore(session: RunSession, cluster: Cluster) -> None:
@@ -68,7 +64,8 @@ def restore(session: RunSession, cluster: Cluster) -> None:
             )
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
     _keep_settings(session)
-    _prune(session, session.state)  # a run killed while it saved may have one too many
+    # A run that was killed while it saved may have a checkpoint too many.
+    session.directory.prune_checkpoints(session.spec.run.keep_checkpoints, session.state.best_step)
     if session.spec.trained and session.state.step >= session.spec.steps:
         key = "run.steps" if session.spec.run.epochs is None else "run.epochs"
         rest = "only the model is written" if session.spec.run.save_model else "nothing is done"

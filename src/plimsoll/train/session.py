@@ -43,7 +43,6 @@ from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BESIDE_STEPS, StepReport
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.nodes import refuse_smaller_nodes
 from plimsoll.train.tokenizers import check_tokenizers
 
 _RELEASE_HEAP_BEFORE = ("eval", "save")
@@ -131,17 +130,6 @@ class RunSession:
     def step_under_way(self) -> int:
         """The step that is being done; 0 for everything up to the evaluation before training."""
         return self.ledger.step + 1
-
-    def check_nodes(self, cluster: Cluster) -> None:
-        """Check that the nodes can hold what is planned of the processes on them.
-
-        A run that was forced, though its plan does not fit, is not checked.
-
-        Raises:
-            DoesNotFit: a node or card is smaller than what is planned on it.
-        """
-        if self.planned.fits:
-            refuse_smaller_nodes(self.planned.predicted, cluster.read_memory())
 
     def _readings(self, cluster: Cluster | None) -> dict[str, Reading]:
         if cluster is not None:
@@ -250,7 +238,9 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
     with ExitStack() as stack:
         directory = stack.enter_context(open_run(run))
         log = stack.enter_context(closing(RunLog(directory.log_path)))
-        log.add(_first_log_line())
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        log.add(f"Plimsoll {__version__}, {process}: {command}")
         stack.enter_context(recording_end(directory, log))
         latest = directory.latest_checkpoint()
         state = _load_state(*latest) if latest else _NEW_RUN
@@ -292,11 +282,6 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             progress.note("run.keep_checkpoints: 0: a run that is stopped or fails saves nothing")
         with session.stop_at_once_while_loading():
             yield session
-
-
-def _first_log_line() -> str:
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return f"Plimsoll {__version__}, process {os.getpid()} on {socket.gethostname()}: {command}"
 
 
 def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:
