@@ -100,7 +100,7 @@ def score_steps(
     """Return the scores of each row's steps."""
     packs = pack_rows(spec, rows, cluster)
     by_rank = cluster.each(Worker.values, [("actor", rank_packs, at_marks) for rank_packs in packs])
-    return from_packed(list(chain(*packs)), list(chain(*by_rank)), len(rows))
+    return from_packed(chain(*packs), chain(*by_rank), len(rows))
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from statistics import fmean
 
 import numpy as np
@@ -75,10 +76,7 @@ def _scores(
     longest = max(len(s.tokens) for s in samples)
     packs = pack(samples, cluster.ranks, max(longest, spec.workload.largest_pack(cluster.ranks)))
     by_rank = cluster.each(Worker.values, [(role, rank_packs, at_marks) for rank_packs in packs])
-    flat = [sequence for rank_packs in packs for sequence in rank_packs]
-    return from_packed(
-        flat, [values for rank_packs in by_rank for values in rank_packs], len(samples)
-    )
+    return from_packed(chain(*packs), chain(*by_rank), len(samples))
 
 
 def of_response(scores: Floats, model: RewardModelConfig) -> float:

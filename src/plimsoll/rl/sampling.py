@@ -12,6 +12,7 @@ import numpy as np
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.batch import DynamicSampling
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, Scorer
 from plimsoll.rl.answers import Answering, Answers, answers
@@ -54,23 +55,40 @@ def sample(
     Raises PlimsollError as soon as more groups failed than `batch.max_failed_groups`.
     """
     batch, dynamic = spec.config.batch, spec.config.batch.dynamic_sampling
+    sampling = spec.config.rollout.sampling
+
+    def ask(
+        prompts: Sequence[Prompt],
+        responses: int,
+        sampling: SamplingConfig,
+        first: int,
+        on_failure: OnFailure,
+    ) -> Answers:
+        arguments = (prompts, responses, sampling, _seed(spec, step, first), answering, on_failure)
+        return answers(cluster, *arguments, first_group=first)
+
     kept: list[list[Trajectory]] = []
     idle: list[list[Trajectory]] = []
     failed = FailedGroups(answering.note, batch)
     drawn = 0
     while count := _next_count(batch.prompts, len(kept), len(idle), drawn, dynamic):
-        round_answers = _round(cluster, spec, draw(drawn, count), drawn, step, answering, failed)
-        for group in round_answers.whole_groups():
+        scored = ask(draw(drawn, count), batch.responses, sampling, drawn, failed)
+        if dynamic is not None:  # else all are scored once engines sleep
+            trajectories = score_by_models(scored.trajectories, spec, cluster)
+            scored = replace(scored, trajectories=trajectories)
+        for group in scored.whole_groups():
             (kept if dynamic is None or teaches(group, dynamic) else idle).append(group)
         drawn += count
     groups = sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group)
-    greedy = _greedy(cluster, spec, groups, step, answering)
-    return Experience(
-        [t for group in groups for t in group],
-        greedy,
-        drawn,
-        {"groups/drawn": drawn, "groups/idle": len(idle) / drawn, "groups/failed": len(failed)},
-    )
+    greedy: list[Trajectory] = []
+    if "greedy_S" in advantage_needs(spec.config.algorithm.advantage):
+        coldest = sampling.model_copy(update={"temperature": 0.0})
+        prompts = [group[0].prompt for group in groups]
+        replies = ask(prompts, 1, coldest, 0, FailedGroups(answering.note)).trajectories
+        greedy = [replace(t, group=g[0].group) for t, g in zip(replies, groups, strict=True)]
+    metrics = {"groups/drawn": drawn, "groups/idle": len(idle) / drawn}
+    trajectories = [t for group in groups for t in group]
+    return Experience(trajectories, greedy, drawn, metrics | {"groups/failed": len(failed)})
 
 
 def _next_count(
@@ -91,50 +109,6 @@ def teaches(group: Sequence[Trajectory], dynamic: DynamicSampling) -> bool:
     low = -math.inf if dynamic.low is None else dynamic.low
     high = math.inf if dynamic.high is None else dynamic.high
     return min(rewards) < max(rewards) and low < fmean(rewards) < high
-
-
-def _round(
-    cluster: Cluster,
-    spec: RunSpec[RlConfig],
-    prompts: Sequence[Prompt],
-    drawn: int,
-    step: int,
-    answering: Answering,
-    on_failure: OnFailure,
-) -> Answers:
-    """Return the responses to further prompts of a step that has drawn some."""
-    responses, sampling = spec.config.batch.responses, spec.config.rollout.sampling
-    seed = _seed(spec, step, drawn)
-    arguments = (prompts, responses, sampling, seed, answering, on_failure)
-    round_answers = answers(cluster, *arguments, first_group=drawn)
-    if spec.config.batch.dynamic_sampling is None:  # then all are scored once engines sleep
-        return round_answers
-    return replace(
-        round_answers, trajectories=score_by_models(round_answers.trajectories, spec, cluster)
-    )
-
-
-def _greedy(
-    cluster: Cluster,
-    spec: RunSpec[RlConfig],
-    groups: Sequence[Sequence[Trajectory]],
-    step: int,
-    answering: Answering,
-) -> list[Trajectory]:
-    if "greedy_S" not in advantage_needs(spec.config.algorithm.advantage):
-        return []
-    sampling = spec.config.rollout.sampling.model_copy(update={"temperature": 0.0})
-    prompts = [group[0].prompt for group in groups]
-    arguments = (
-        prompts,
-        1,
-        sampling,
-        _seed(spec, step, 0),
-        answering,
-        FailedGroups(answering.note),
-    )
-    responses = answers(cluster, *arguments).trajectories
-    return [replace(t, group=g[0].group) for t, g in zip(responses, groups, strict=True)]
 
 
 def _seed(spec: RunSpec[RlConfig], step: int, drawn: int) -> int:
