@@ -3,9 +3,8 @@
     plimsoll dpo CONFIG.yaml
 
 Each step draws pairs, scores them with the frozen reference (unless the loss needs none, or all
-pairs were scored before), and takes one step on the loss of the config. The loss is a mean over the
-pairs of the whole step, so no split into packs, micro-batches or ranks changes it. Both responses
-of a pair are in the same pack.
+pairs were scored before), and takes one step on the loss of the config. Both responses of a pair
+are in the same pack.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 
 Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306. Each step draws labelled responses,
 measures how far the policy is from the reference on the step's prompts with other responses, and
-takes one step on the loss of the config. The KL is of the whole step, before its update, and the
-loss is a mean over its responses. So no split into packs, micro-batches or ranks changes either.
+takes one step on the loss of the config. The KL is of the whole step, before its update.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
     plimsoll prm CONFIG.yaml
 
-A step's score is read at its last token: the log-odds that the step is right. The loss is a mean
-over the steps of all responses of the optimizer step, so no split into packs, micro-batches or
-ranks changes it.
+A step's score is read at its last token: the log-odds that the step is right.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     plimsoll rm CONFIG.yaml
 
-A score is read at the token that ends the response, so each sequence is cut there. The loss is a
-mean over the pairs of the whole step, so no split into packs, micro-batches or ranks changes it.
-Both responses of a pair are in the same pack.
+A score is read at the token that ends the response, so each sequence is cut there. Both responses
+of a pair are in the same pack.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Run processes that train on CPU with the heap jemalloc, which Ray's wheel for Linux contains.
 
-glibc's heap keeps what tensors free. Before 2.39 it also cannot reuse what it cut off a block to
-align it (its bug 30723). SFT of 28M parameters took 2.02 GB with glibc, more at every step; it
-takes 1.50 GB with jemalloc, in the same time.
-
-The environment chooses the heap before a process begins, so this happens below torch.
+glibc's heap keeps what tensors free, and before 2.39 cannot reuse what it cut off a block to align
+it (its bug 30723); docs/performance.md has figures. The environment chooses the heap before a
+process begins, so this happens below torch.
 """
 
 from __future__ import annotations

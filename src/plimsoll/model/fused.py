@@ -1,9 +1,7 @@
 """Llama's norm and gated MLP as autograd functions that keep less, on any device.
 
 A norm keeps its input and an fp32 number for each row, whereas transformers keeps the input in fp32
-and again normalised. A gated MLP recomputes its activation instead of keeping it. Of 24.2 KB that
-autograd saves for a token and layer (Llama, 512 wide, bfloat16) norms save 5.1 and MLPs 2.8. On a
-CPU a step of SFT takes 6 to 7 % less time, all of it by the norms.
+and again normalised. A gated MLP recomputes its activation instead of keeping it.
 """
 
 from __future__ import annotations

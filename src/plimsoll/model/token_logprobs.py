@@ -1,14 +1,10 @@
 """Log-probabilities of given tokens from hidden states, without the whole logits.
 
-The head costs chunk * vocabulary * 2 bytes in bfloat16, instead of about 16 bytes for every token *
-vocabulary (see logit_chunks.py).
-
 A head that learns recomputes each chunk's logits in the backward pass, as the weight of a token in
 its gradient depends on the token's log-probability: 4 products with the head. With a frozen head
 the gradient of each token's hidden state is made in the forward pass and scaled in the backward
-pass: 2 products, not 3. The mean of the log-probabilities needs no recomputation either: the weight
-of each token is known beforehand, so all gradients are made in the forward pass: 3 products with
-the head, not 4.
+pass: 2 products. So are all gradients of the mean of the log-probabilities, in which the weight of
+each token is known beforehand: 3 products.
 """
 
 from __future__ import annotations

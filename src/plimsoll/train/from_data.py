@@ -1,7 +1,8 @@
 """Run jobs: what all of them do before their loop, and the loop of jobs that learn from data.
 
 A job adds its rows, the roles that it loads, one optimizer step on a batch of rows, and its
-evaluation. sft_loop.py is the shortest example.
+evaluation. sft_loop.py is the shortest example. Losses are means over the whole step, so no split
+into packs, micro-batches or ranks changes them.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 oneDNN, which computes bfloat16 products on CPUs, compiles a kernel for every new shape: 3 to 15 ms
 each, as long as several products of a small model. Packs hardly ever have equal sizes, so their
-rows are filled with zeros up to a multiple, and the filling is cut off afterwards. With AMX the
-products of a step of SFT of 28M parameters took 487 instead of 683 ms; an AMD EPYC without AMX
-compiles less, and the zeros cost 3 % of a step.
+rows are filled with zeros up to a multiple, and the filling is cut off afterwards.
 """
 
 from __future__ import annotations
