@@ -28,7 +28,6 @@ from plimsoll.rl.sampling import normalize_rewards, sample
 from plimsoll.rl.selected import conversations_of, select
 from plimsoll.rl.setup import RlWork, load_prompt_data, start
 from plimsoll.run.counting import counted
-from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import write_rows
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
@@ -37,8 +36,7 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state
-from plimsoll.train.saving import is_finished, restore
-from plimsoll.train.session import RunSession
+from plimsoll.train.saving import is_finished, restore, save_checkpoint
 
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
@@ -80,7 +78,7 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
         tokens = sum(len(t.prompt.tokens) + len(t.response_tokens) for t in trajectories)
         session.report(step, metrics, tokens)
         if session.spec.run.keep_checkpoints:
-            _save(session, state)
+            save_checkpoint(session, work.cluster, state)
         session.stop_if_asked(step)
 
 
@@ -97,14 +95,6 @@ def _sample_step(
         return samples  # no reward models, or each round was scored by itself
     with session.phase("score", cluster):
         return replace(samples, trajectories=score_by_models(samples.trajectories, spec, cluster))
-
-
-def _save(session: RunSession, state: RunState) -> None:
-    """Write a checkpoint without weights, which says where the next step goes on."""
-    session.directory.sync_rows()
-    with whole_directory(session.directory.checkpoint_path(state.step)) as partial_path:
-        state.save(partial_path / "state.json")
-    session.directory.prune_checkpoints(session.spec.run.keep_checkpoints)
 
 
 def write_selected(work: RlWork) -> Iterator[str]:

@@ -39,11 +39,12 @@ def save_when_due(session: RunSession, cluster: Cluster, state: RunState) -> Non
     if always or session.is_due(session.spec.run.save_every, state.step):
         if session.spec.run.keep_checkpoints:
             with session.phase("save", cluster):
-                _save(session, cluster, state)
+                save_checkpoint(session, cluster, state)
         session.stop_if_asked(state.step)
 
 
-def _save(session: RunSession, cluster: Cluster, state: RunState) -> None:
+def save_checkpoint(session: RunSession, cluster: Cluster, state: RunState) -> None:
+    """Write a checkpoint of the trained roles, if there are any, and remove the oldest."""
     directory = session.directory
     directory.sync_rows()
     with whole_directory(directory.checkpoint_path(state.step)) as partial:
