@@ -20,11 +20,7 @@ _FULL = 0.95
 def exit_reason(name: str, why: str, log: str, sighting: Sighting) -> PlimsollError:
     """Return the error of a process that ended without a request to stop.
 
-    Args:
-        name: The process, as messages call it.
-        why: The reason, as `failure_logs` cut it down.
-        log: The process's log; see `failure_logs`.
-        sighting: What was around the process.
+    `name` is what messages call the process; `why` and `log` are as in `failure_logs`.
     """
     if says_out_of_memory(why):
         on_card = "CUDA" in why or "on device" in why
@@ -64,13 +60,9 @@ def hang_error(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> W
 
 
 def start_error(spec: EngineSpec, reason: str, killed: bool, log: str) -> PlimsollError:
-    """Return the error of an engine that could not start.
+    """Return the error of an engine that could not start; `reason` is its own message.
 
-    Args:
-        spec: The engine.
-        reason: The engine's own message.
-        killed: Whether the kernel killed a process for want of memory meanwhile.
-        log: The engine's log; see `failure_logs`.
+    `killed` says whether the kernel killed a process for want of memory meanwhile.
     """
     title = rollout_rules(spec.rollout).title
     what = f"rollout engine {spec.index}: {title} could not start"

@@ -117,10 +117,7 @@ class _OpenCalls:
         self.pending.pop(reference, None)
 
     def has_moved(self) -> bool:
-        """Return whether a call has ended since the last time, or none is waited for.
-
-        If none is, the environments work.
-        """
+        """Return whether a call has ended since the last time, or none is waited for."""
         ended, self._ended = self._ended, False
         return ended or not self.pending
 
@@ -375,14 +372,9 @@ class RayCluster:
         """Yield (reference, result) of each call as it ends and leaves `pending`.
 
         More calls may be added to `pending` meanwhile. The death of any member ends the wait with
-        an error, and so does a hang.
-
-        Args:
-            call: The method's name.
-            pending: The calls, with their members.
-            keep: A reference whose result is not read.
-            timeout: Seconds to wait instead of watching for hangs, while processes start, which
-                give no signs of life yet.
+        an error, and so does a hang. The result of `keep` is not read. With `timeout` the wait has
+        so many seconds instead of a watch for hangs: processes that start give no signs of life
+        yet.
         """
         with self._hangs.watching(call) as wait_for_first:
             while pending:

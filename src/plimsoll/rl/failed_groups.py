@@ -21,12 +21,7 @@ class FailedGroups:
     """
 
     def __init__(self, note: Note, batch: RlBatch | None = None) -> None:
-        """Begin without failures.
-
-        Args:
-            note: shows a line.
-            batch: says how many groups a step may lose; None: no group may fail.
-        """
+        """Begin without failures; without `batch` no group may fail."""
         self._note = note
         self._batch = batch
         self._allowed = 0 if batch is None else max(1, int(batch.max_failed_groups * batch.prompts))
@@ -38,12 +33,9 @@ class FailedGroups:
         return len(self._first)
 
     def __call__(self, failure: RewardFailure) -> None:
-        """Count a failed try.
+        """Count a failed try; PlimsollError, once, if more groups are lost than may be.
 
-        What fails after the error was raised is not counted, because the run is ending.
-
-        Raises:
-            PlimsollError: more groups are lost than may be; raised once.
+        What fails after that is not counted, because the run is ending.
         """
         if failure.unanswered and failure.reward not in self._noted:
             self._noted.add(failure.reward)
