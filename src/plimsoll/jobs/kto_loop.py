@@ -173,8 +173,6 @@ def measure(spec: RunSpec[KtoConfig], directory: Path) -> dict[str, float]:
 
     rows = list(zip(*match_and_mismatch(spec, loaded.items), strict=True))
     parts = score_in_parts(spec, rows, log_ratios, "actor", "reference")
-    logratios = np.concatenate(
-        parts
-    )  # alternately of a row, and of its prompt with another response
+    logratios = np.concatenate(parts)  # of a row, then of its prompt with another response, ...
     kl = kl_baseline(torch.from_numpy(logratios[1::2]))
     return response_metrics(spec.config, loaded.items, logratios[::2], kl) | row_counts(loaded)

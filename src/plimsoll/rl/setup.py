@@ -24,7 +24,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt
 from plimsoll.rl.sampling import probe_sequences
 from plimsoll.rollout.protocol import EngineSpec, rollout_build
-from plimsoll.rollout.sync import WeightRoute, WeightSync, prepare_sync
+from plimsoll.rollout.sync import WeightSync, prepare_sync
 from plimsoll.rollout.text import check_turn_end
 from plimsoll.run.counting import counted
 from plimsoll.spec.engine_rules import rollout_rules
@@ -151,21 +151,16 @@ def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
 
 def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> WeightSync:
     """Return how weights reach the engines, once the first ones are seen to be the same there."""
+    rollout, budget = spec.config.rollout, spec.workload.largest_pack(cluster.ranks)
+    whole = ActorRoute(cluster, budget, as_published=rollout_build(rollout).as_published)
     merged = spec.actor.adapter is not None and not spec.sends_adapter_alone
     return prepare_sync(
-        _actor_route(cluster, spec),
-        spec.config.rollout.sync,
+        AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole,
+        rollout.sync,
         probe_sequences(data.train, spec),
         send_first=spec.actor.model.quantization != "none",
-        merged_in_bfloat16=merged and spec.config.rollout.dtype == "bfloat16",
+        merged_in_bfloat16=merged and rollout.dtype == "bfloat16",
     )
-
-
-def _actor_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
-    rollout = spec.config.rollout
-    budget = spec.workload.largest_pack(cluster.ranks)
-    whole = ActorRoute(cluster, budget, as_published=rollout_build(rollout).as_published)
-    return AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole
 
 
 def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:

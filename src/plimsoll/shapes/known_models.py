@@ -24,13 +24,7 @@ from plimsoll.shapes.shape import ModelShape
 def read_shape(path: str) -> ModelShape:
     """Return the shape of the model in a local directory, or of a well-known model."""
     name, fields = read_fields(path)
-    shipped = fields is known_models().get(name)
-    return _known_shape(name) if shipped else shape_from_config(fields, name)
-
-
-@cache
-def _known_shape(name: str) -> ModelShape:
-    return shape_from_config(known_models()[name], name)
+    return shape_from_config(fields, name)
 
 
 def read_fields(path: str) -> tuple[str, Mapping[str, object]]:

@@ -86,7 +86,11 @@ def _precompute(
     with store, session.progress.counting("sequences scored", missing) as advance:
         for batch in batches():
             advance(_score(work, batch, store))
-            _stop_if_asked(work, path)
+            if session.stop.requested:
+                raise Interrupted(
+                    f"stopped while the reference scored, as asked; what it scored is in {path}. "
+                    f"To go on: run the same command"
+                )
     work.cluster.all(Worker.release, "reference")
     return store.logprobs
 
@@ -106,14 +110,6 @@ def _score(work: Work[ConfigT, RowT], batch: Sequence[Row], store: LogprobStore)
 
 def _keys(rows: Sequence[Row]) -> list[bytes]:
     return [sequence_key(sample) for sample in samples_of(rows)]
-
-
-def _stop_if_asked(work: Work[ConfigT, RowT], path: Path) -> None:
-    if work.session.stop.requested:
-        raise Interrupted(
-            f"stopped while the reference scored, as asked; what it scored is in {path}. To go on: "
-            f"run the same command"
-        )
 
 
 def _read_stored(path: Path, model: ModelConfig) -> StoredLogprobs:
