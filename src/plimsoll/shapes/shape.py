@@ -128,11 +128,6 @@ class ModelShape:
         return matrix + (self.vocabulary if self.head_bias else 0)
 
     @property
-    def linear_parameters(self) -> int:
-        """The parameters of all linear layers of the decoder."""
-        return sum(linear.parameters for linear in self.linears)
-
-    @property
     def other_parameters(self) -> int:
         """The parameters that are neither linear, embedding nor head."""
         return sum(tensors.parameters for tensors in self.other_tensors)
@@ -140,7 +135,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """The parameters of the causal language model; tied tensors count once."""
-        return self.value_parameters - self.hidden + self.head_parameters
+        return sum(tensors.parameters for tensors in parameter_tensors(self))
 
     @property
     def active_parameters(self) -> float:
@@ -158,8 +153,7 @@ class ModelShape:
     @property
     def value_parameters(self) -> int:
         """The parameters of the decoder with a value (or reward) head of one label as its head."""
-        decoder = self.embedding_parameters + self.linear_parameters + self.other_parameters
-        return decoder + self.hidden
+        return sum(tensors.parameters for tensors in parameter_tensors(self, value=True))
 
     @property
     def adapter_targets(self) -> tuple[str, ...]:
