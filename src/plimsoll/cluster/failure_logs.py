@@ -61,8 +61,5 @@ def failing_process(report: str) -> tuple[int, str] | None:
 
 
 def last_crash_line(log: str) -> str | None:
-    """Return the last line in which the interpreter reports its crash.
-
-    Returns None if there is no such line, or no log.
-    """
+    """Return the last line in which the interpreter reports its crash; None without one."""
     return next(matches_from_the_end(f"{log}.err", _CRASH), None)

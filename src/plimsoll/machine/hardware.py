@@ -157,9 +157,8 @@ _OTHER_MAKERS: tuple[tuple[str, re.Pattern[str]], ...] = (
 def find_card(name: str) -> Card:
     """Return the shipped card of a name: `A100-80GB`, `a100 80g`, `NVIDIA H100 80GB HBM3`, `4090`.
 
-    Raises:
-        ConfigError: the name is unknown, fits two cards, or is of another maker than NVIDIA. The
-            message offers the nearest names.
+    Raises ConfigError, with the nearest names, if it is unknown, fits two cards, or is not
+    NVIDIA's.
     """
     matches = _matches(name)
     if len(matches) == 1:
@@ -252,12 +251,8 @@ def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
 def live_machine() -> Node:
     """Return this machine: the GPUs and the memory that programs of this process may use.
 
-    A cgroup's limit on the memory counts.
-
-    Raises:
-        ConfigError: MIG has divided a GPU into several instances, or the driver does not tell a
-            GPU's bytes.
-        PlimsollError: NVIDIA's driver is installed and fails.
+    A cgroup's limit on the memory counts. Raises ConfigError if MIG has divided a GPU into several
+    instances, or the driver does not tell a GPU's bytes; PlimsollError if the driver fails.
     """
     cards = own_cards()
     divided = next((card for card in cards if card.instances), None)

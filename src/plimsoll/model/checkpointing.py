@@ -36,10 +36,8 @@ def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
     """Let layers recompute in the backward pass, as the config says, instead of keeping tensors.
 
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174; selective: Korthikanti et al. 2022,
-    https://arxiv.org/abs/2205.05198, section 5.
-
-    Raises:
-        ConfigError: the model's layers are not transformers' checkpointing layers.
+    https://arxiv.org/abs/2205.05198, section 5. Raises ConfigError if the model's layers are not
+    transformers' checkpointing layers.
     """
     if config.gradient_checkpointing is False:
         return

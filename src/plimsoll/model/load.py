@@ -58,10 +58,8 @@ def load_policy(
 
     It is prepared for the device, but still in host memory, and in training mode (gradient
     checkpointing needs it; models with dropout are refused). Without `cast` the weights stay mapped
-    from the checkpoint's files, in their dtype there, and the caller casts them one by one.
-
-    Raises:
-        ConfigError: before weights are read, for everything in `checks.py`.
+    from the checkpoint's files, in their dtype there, and the caller casts them one by one. Raises
+    ConfigError, before weights are read, for everything in `checks.py`.
     """
     lm, form = _load_causal(config, device, cast)
     return PolicyModel(lm, HeadForm(config.head_chunk, form, temperature))
@@ -147,10 +145,8 @@ def _load(
     """Check a frame without weights, then map the weights from the checkpoint's files.
 
     Mapping costs page cache, which all ranks of a machine share; only a cast copies weights into
-    memory. `may_be_new` are the only names that the checkpoint may lack.
-
-    Returns:
-        The model, what `prepare_layers` returns, and the names that the checkpoint lacks.
+    memory. `may_be_new` are the only names that the checkpoint may lack. Return the model, what
+    `prepare_layers` returns, and the names that the checkpoint lacks.
     """
     register_packed_attention()
     attention = attention_name(config, hf_config, device)

@@ -64,11 +64,9 @@ def companions(
 ) -> Companions:
     """Return the companions of a trained model.
 
-    Args:
-        lm: the model.
-        tokenizer: the tokenizer of the model that training began with, newly read.
-        template: Jinja that the model was trained with instead of the tokenizer's own template: the
-            tokenizer gets it, and the token that ends its turns ends what the model generates.
+    `tokenizer` is that of the model that training began with, newly read. `template` is the Jinja
+    that the model was trained with instead of the tokenizer's own: the tokenizer gets it, and the
+    token that ends its turns ends what the model generates.
     """
     generation = deepcopy(lm.generation_config) if lm.can_generate() else None
     if template is not None:

@@ -85,7 +85,7 @@ def nearest_to_line(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
     """Return the rows of the main process and of the card or node nearest to its load line.
 
     Of a card, all that it shows as used counts; of a node, only what this run held. The main
-    process is the one that held most at that moment.
+    process held most at that moment.
     """
     fullest = max(
         (row for row in rows if is_node(row) or row.measured.device is not None),

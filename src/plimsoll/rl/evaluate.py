@@ -144,10 +144,7 @@ def passing(
 def _chosen(
     rewards: Mapping[str, RewardConfig], part: str, groups: Sequence[Sequence[Trajectory]]
 ) -> list[int | None] | None:
-    """Return for each group which response gives the most frequent answer, if any does.
-
-    Return None if the part takes no answers.
-    """
+    """Return which response of each group gives the most frequent answer; None if none is taken."""
     voting = voting_of(rewards, part)
     if voting is None:
         return None

@@ -124,9 +124,8 @@ FAMILIES: Mapping[str, FamilyReader] = {
 def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
     """Return the shape that a config.json describes (its text_config, if it has one).
 
-    Raises:
-        ConfigError: the family is unknown, or fields are missing, of another type, out of bounds or
-            contradictory.
+    Raises ConfigError if the family is unknown, or fields are missing, of another type, out of
+    bounds or contradictory.
     """
     source, config = _text_part(config, f"config.json of {name!r}")
     family_name, family = _family(config, source)

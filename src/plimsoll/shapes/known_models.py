@@ -31,11 +31,8 @@ def read_fields(path: str) -> tuple[str, Mapping[str, object]]:
     """Return a model's name and the fields of its config.json that decide its shape.
 
     `path` is a local directory, or the name of a well-known model on the hub. The name may leave
-    out the organisation, and case does not matter.
-
-    Raises:
-        ConfigError: the directory has no usable config.json, the path does not exist, or the name
-            is unknown; a second line lists the known names.
+    out the organisation, and case does not matter. Raises ConfigError if neither is there, or the
+    file is unusable.
     """
     directory = Path(path)
     if directory.is_dir():

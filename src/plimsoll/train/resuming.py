@@ -47,11 +47,9 @@ def sources_of(spec: RunSpec[Any], items: Items) -> Sources:
 def check_rows(session: RunSession, items: Items, sources: Sources) -> None:
     """Compare the rows that were read with the checkpoint's fingerprints.
 
-    A source is compared if the settings that choose and make its rows are the same.
-
-    Raises:
-        ConfigError: names the sources whose rows were edited. With `run.edited_rows: accept` they
-            are only reported.
+    A source is compared if the settings that choose and make its rows are the same. Raises
+    ConfigError with the sources whose rows were edited; with `run.edited_rows: accept` they are
+    only reported.
     """
     before, spec = session.state.sources or {}, session.spec
     edited = [

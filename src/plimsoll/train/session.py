@@ -81,10 +81,8 @@ class RunSession:
     def with_rows(self, rows: int) -> RunSession:
         """Return the session once the rows to learn from are read.
 
-        If `run.epochs` sets the length of the run, the session now has a number of steps.
-
-        Raises:
-            ConfigError: a setting does not agree with that number.
+        If `run.epochs` sets the length of the run, the session now has a number of steps. Raises
+        ConfigError for a setting that does not agree with that number.
         """
         spec = replace(self.spec, rows=rows)
         if spec.run.epochs is not None:

@@ -112,7 +112,7 @@ RAISING = """
 import sys
 
 from plimsoll.algorithm.inputs import DivergenceOutput
-from plimsoll.algorithm.policy_loss.clip import loss
+from plimsoll.errors import ConfigError
 
 def look_up(options):
     return options["beta"]
@@ -131,7 +131,7 @@ def is_interrupted(inputs):
     raise KeyboardInterrupt
 
 def refuses(inputs):
-    return loss(inputs, dual_clip=0.5)
+    raise ConfigError("dual_clip is 0.5")
 """
 
 INPUTS = AdvantageInputs(

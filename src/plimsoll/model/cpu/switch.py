@@ -23,8 +23,7 @@ OF_PACKS = 64
 def use_cpu_kernels(lm: PreTrainedModel, device: torch.device) -> int:
     """Have a newly loaded model use the kernels for CPUs, in place, if its device is a CPU.
 
-    Returns:
-        The multiple that the head's rows are to be filled up to.
+    Return the multiple that the head's rows are to be filled up to.
     """
     if device.type != "cpu":
         return 1
