@@ -61,12 +61,8 @@ class Interrupted(PlimsollError):
 def failure(what: str, error: BaseException, arguments: str = "") -> FunctionFailed:
     """Return the error to raise where the function is called: a summary line, then the traceback.
 
-    The traceback has Python's form and begins with the function's own lines.
-
-    Args:
-        what: the name of the function in the message.
-        error: what the function raised.
-        arguments: what the function was called with, in sentences.
+    The traceback has Python's form and begins with the function's own lines. `what` names the
+    function, and `arguments` says in sentences what it was called with.
     """
     summary, lines = describe_error(error)
     end = f". {arguments}" if arguments else ""

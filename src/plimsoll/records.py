@@ -18,7 +18,7 @@ Shape suffixes used in the whole project:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -404,7 +404,7 @@ def to_packed(pack: Pack, per_sample: Sequence[Floats]) -> Floats:
     return flat_L.astype(np.float32, copy=False)
 
 
-def from_packed(packs: Sequence[Pack], values: Sequence[Floats], samples: int) -> list[Floats]:
+def from_packed(packs: Iterable[Pack], values: Iterable[Floats], samples: int) -> list[Floats]:
     """Return one array per sample, in batch order; the inverse of `to_packed` for several packs."""
     arrays: list[Floats | None] = [None] * samples
     for pack, values_L in zip(packs, values, strict=True):

@@ -38,9 +38,7 @@ class Calibration:
 def calibrate(predicted: Floats, outcomes: Floats) -> Calibration:
     """Return the mean prediction and the mean outcome in bins of predictions.
 
-    Args:
-        predicted: probabilities, shape [N], N > 0.
-        outcomes: what became of each prediction, from 0 to 1, shape [N].
+    There must be a prediction. Both arrays have a number from 0 to 1 for each, shape [N].
     """
     assert predicted.shape == outcomes.shape and len(predicted)
     bins = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)

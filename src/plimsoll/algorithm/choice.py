@@ -57,65 +57,59 @@ _METRICS_OF_A_JOB = {
 """Metric names of a job and of its evaluation, by the package of algorithm/ with its losses."""
 
 
-@dataclass(frozen=True)
-class PreferenceLoss:
-    """A preference loss of the config, its options bound.
-
-    Attributes:
-        compute: the loss.
-        needs_reference: whether its second argument, after `PreferenceLossInputs`, is the
-            reference's log-probs (`PairValues`).
-    """
-
-    compute: Callable[..., LossOutput]
-    needs_reference: bool
-
-
-@dataclass(frozen=True)
-class _PolicyLoss:
-    """A policy loss that crosses processes."""
-
-    compute: Callable[..., TokenLoss]
-    compares: bool
-    """Whether it takes the sampler's log-probs too."""
-
-    def __call__(self, inputs: PolicyObjectiveInputs) -> TokenLoss:
-        extra = [inputs.sampler_logprobs_L] if self.compares else []
-        return self.compute(inputs.policy, *extra)
-
-
 def policy_loss(choice: Choice) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
     """Return the policy loss of the config, its options bound. Errors: see `_resolve`."""
-    compares = needs_sampler(choice)
-    loss = _resolve(choice, "policy_loss", TokenLoss, _loss_L, arguments=1 + compares)
-    return _PolicyLoss(loss, compares)
+
+    def shapes(inputs: PolicyLossInputs, *_: object) -> Shapes:
+        return {"loss_L": inputs.logprobs_L.shape}
+
+    if needs_sampler(choice):
+        compared = _resolve(choice, "policy_loss", TokenLoss, shapes, arguments=2)
+        return lambda inputs: compared(inputs.policy, inputs.sampler_logprobs_L)
+    loss = _resolve(choice, "policy_loss", TokenLoss, shapes)
+    return lambda inputs: loss(inputs.policy)
 
 
 def correction(choice: Choice) -> Callable[[CorrectionInputs], TokenWeights]:
     """Return the correction of the config, its options bound. Errors: see `_resolve`."""
-    return _resolve(choice, "correction", TokenWeights, _weights_L)
+
+    def shapes(inputs: CorrectionInputs) -> Shapes:
+        return {"weights_L": inputs.logratio_L.shape}
+
+    return _resolve(choice, "correction", TokenWeights, shapes)
 
 
-def preference_loss(choice: Choice) -> PreferenceLoss:
-    """Return the preference loss of the config, its options bound. Errors: see `_resolve`."""
-    compares = needs_reference(choice)
-    loss = _resolve(choice, "preference_loss", LossOutput, _loss, arguments=1 + compares)
-    return PreferenceLoss(loss, compares)
+def preference_loss(choice: Choice) -> Callable[..., LossOutput]:
+    """Return the preference loss of the config, its options bound. Errors: see `_resolve`.
+
+    If it `needs_reference`, its second argument is the reference's log-probs (`PairValues`).
+    """
+    arguments = 1 + needs_reference(choice)
+    return _resolve(choice, "preference_loss", LossOutput, _scalar, arguments)
 
 
 def reward_loss(choice: Choice) -> Callable[[RewardLossInputs], LossOutput]:
     """Return the reward loss of the config, its options bound. Errors: see `_resolve`."""
-    return _resolve(choice, "reward_loss", LossOutput, _loss)
+    return _resolve(choice, "reward_loss", LossOutput, _scalar)
 
 
 def feedback_loss(choice: Choice) -> Callable[[FeedbackLossInputs], LossOutput]:
     """Return the feedback loss of the config, its options bound. Errors: see `_resolve`."""
-    return _resolve(choice, "feedback_loss", LossOutput, _loss)
+    return _resolve(choice, "feedback_loss", LossOutput, _scalar)
+
+
+def _scalar(*_: object) -> Shapes:
+    return {"loss": torch.Size()}
 
 
 def divergence(choice: Choice) -> Callable[[DivergenceInputs], DivergenceOutput]:
     """Return the divergence of the config, its options bound. Errors: see `_resolve`."""
-    return _resolve(choice, "divergence", DivergenceOutput, _divergence)
+
+    def shapes(inputs: DivergenceInputs) -> Shapes:
+        size_NV = inputs.student_NV.shape
+        return {"values_N": size_NV[:1], "gradient_NV": size_NV}
+
+    return _resolve(choice, "divergence", DivergenceOutput, shapes)
 
 
 def advantage(
@@ -126,39 +120,13 @@ def advantage(
     Its second argument maps names to tensors, with at least those it needs (`advantage_needs`).
     """
     needs = advantage_needs(choice)
-    estimate = _resolve(
-        choice,
-        "advantage",
-        Advantages,
-        _advantages_and_returns_L if "values_L" in needs else _advantages_L,
-        arguments=1 + len(needs),
-    )
+    made = ("advantages_L", "returns_L") if "values_L" in needs else ("advantages_L",)
+
+    def shapes(inputs: AdvantageInputs, *_: object) -> Shapes:
+        return dict.fromkeys(made, inputs.shaping_L.shape)
+
+    estimate = _resolve(choice, "advantage", Advantages, shapes, arguments=1 + len(needs))
     return lambda inputs, tensors: estimate(inputs, *(tensors[name] for name in needs))
-
-
-def _loss_L(inputs: PolicyLossInputs, *_: object) -> Shapes:
-    return {"loss_L": inputs.logprobs_L.shape}
-
-
-def _weights_L(inputs: CorrectionInputs) -> Shapes:
-    return {"weights_L": inputs.logratio_L.shape}
-
-
-def _loss(*_: object) -> Shapes:
-    return {"loss": torch.Size()}
-
-
-def _divergence(inputs: DivergenceInputs) -> Shapes:
-    size_NV = inputs.student_NV.shape
-    return {"values_N": size_NV[:1], "gradient_NV": size_NV}
-
-
-def _advantages_L(inputs: AdvantageInputs, *_: object) -> Shapes:
-    return {"advantages_L": inputs.shaping_L.shape}
-
-
-def _advantages_and_returns_L(inputs: AdvantageInputs, *_: object) -> Shapes:
-    return dict.fromkeys(("advantages_L", "returns_L"), inputs.shaping_L.shape)
 
 
 @dataclass(frozen=True)
@@ -233,12 +201,6 @@ class _Checked(Generic[Output]):
             raise failure(str(self), error) from error
 
     def _check_metrics(self, metrics: object, shape: torch.Size) -> None:
-        """Raise ConfigError for metrics of another form, or with a name that the run uses itself.
-
-        Args:
-            metrics: what the function returned.
-            shape: the shape that each must have.
-        """
         if not isinstance(metrics, Mapping):
             raise ConfigError(
                 f"{self} gave {_describe(metrics)} as `metrics`, and a dict is needed."
@@ -300,12 +262,7 @@ def _resolve(
 ) -> Callable[..., Output]:
     """Return the function that `choice` names in a package of algorithm/, its options bound.
 
-    Args:
-        choice: the name and the options.
-        package: the package of algorithm/.
-        output_type: the type of the function's output.
-        shapes: see `_Checked`.
-        arguments: how many arguments the function takes by position.
+    It takes `arguments` by position. `shapes`: see `_Checked`.
 
     Raises:
         ConfigError: a name, option or option's value cannot be used, or the function does not take

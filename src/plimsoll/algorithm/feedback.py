@@ -11,11 +11,9 @@ from plimsoll.algorithm.inputs import FeedbackLossInputs, LossOutput
 def kl_baseline(logratios_S: Tensor) -> float:
     """Return KTO's estimate of KL(policy || reference): the mean log-ratio, at least 0, in nats.
 
-    It is biased, as y' is not sampled from the policy, but cheap; it has no gradient. Source:
-    Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306, section 4.2.
-
-    Args:
-        logratios_S: log(pi(y'|x) / ref(y'|x)) of responses y' to other prompts, for the whole step.
+    The log-ratios log(pi(y'|x) / ref(y'|x)) are of responses y' to other prompts, for the whole
+    step. The estimate is biased, as y' is not sampled from the policy, but cheap; it has no
+    gradient. Source: Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306, section 4.2.
     """
     return max(0.0, float(logratios_S.mean()))
 

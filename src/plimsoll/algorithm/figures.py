@@ -32,11 +32,7 @@ def share_interval(
 
     It is Wilson's interval with the effective sample size N / design effect, as Franco et al. 2019
     recommend (https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503); Wilson's own if no rows share a
-    prompt.
-
-    Args:
-        values_N: the value of each row.
-        prompts: the prompt of each row; any keys.
+    prompt. `prompts` has any key for the prompt of each row.
     """
     values = np.asarray(values_N, dtype=np.float64)
     rows = len(values)
@@ -78,9 +74,7 @@ def design_effect(influence_N: Doubles, prompts: Iterable[Hashable]) -> float:
     are right, say), the variance is unknown; each prompt then counts as one row (Kish 1965, Survey
     Sampling, with a correlation of 1 within prompts).
 
-    Args:
-        influence_N: how far each row moves the figure, in any unit; they add up to 0.
-        prompts: the prompt of each row; any keys.
+    `influence_N` says how far each row moves the figure, in any unit; the influences add up to 0.
     """
     sums_K, sizes_K = _by_prompt(influence_N, prompts)
     rows, count = len(influence_N), len(sums_K)
@@ -99,10 +93,6 @@ def wilson_interval(share: float, count: float) -> tuple[float, float]:
 
     Unlike share +- 1.96 standard errors it stays within [0, 1] and is right near the ends and for
     few cases. Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953.
-
-    Args:
-        share: the measured share.
-        count: the number of independent cases, or an effective sample size.
     """
     assert 0 <= share <= 1 and count > 0
     z2 = NORMAL_95**2 / count
@@ -128,7 +118,6 @@ def student_95(freedom: int) -> float:
 
 
 def _by_prompt(values_N: Doubles, prompts: Iterable[Hashable]) -> tuple[Doubles, Ints]:
-    """Return the sum and the number of rows of each prompt."""
     numbers: dict[Hashable, int] = {}  # from 0, in the order in which prompts first come
     places = np.array([numbers.setdefault(key, len(numbers)) for key in prompts], dtype=np.int64)
     sums_K = np.bincount(places, weights=values_N).astype(np.float64)
@@ -152,11 +141,6 @@ def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hasha
 
     A prompt may have several numbers, of one group or of both. It is computed from each number's
     rank among the other group's (Obuchowski 1997, https://doi.org/10.2307/2533958).
-
-    Args:
-        values_N: all numbers.
-        better_N: which numbers are the better group's.
-        prompts: the prompt of each number; any keys.
     """
     better, worse = values_N[better_N], values_N[~better_N]
     better_places, worse_places = _ranks(better, worse), 2.0 * len(better) - _ranks(worse, better)
@@ -172,13 +156,8 @@ def separation_interval(share: float, better: float, worse: float) -> tuple[floa
     """Return the 95 % confidence interval of a `share_ahead` of groups of independent numbers.
 
     Newcombe 2006, https://doi.org/10.1002/sim.2324, method 5: Hanley and McNeil's variance with the
-    groups' mean size, at the bound itself, so that the interval stays within [0, 1].
-
-    Args:
-        share: the measured share.
-        better: how many numbers the better group has; divided by the design effect if they share
-            prompts.
-        worse: the same of the worse group.
+    groups' mean size, at the bound itself, so that the interval stays within [0, 1]. The sizes of
+    the groups are divided by the design effect if their numbers share prompts.
     """
     assert 0 <= share <= 1 and better > 0 and worse > 0
     size = (better + worse) / 2 - 1
@@ -210,13 +189,8 @@ def _root(falling: Callable[[float], float], low: float, high: float) -> float:
 def pass_at_k(responses: int, passed: int, k: int) -> float:
     """Return the probability that at least one of k responses passes: 1 - C(n - c, k) / C(n, k).
 
-    Unlike 1 - (1 - c/n)^k it has no bias. Source: Chen et al. 2021,
-    https://arxiv.org/abs/2107.03374, section 2.1.
-
-    Args:
-        responses: n, the number of measured responses.
-        passed: c, the number that passed.
-        k: the number of responses that are drawn.
+    n responses were measured, and c passed. Unlike 1 - (1 - c/n)^k it has no bias. Source: Chen et
+    al. 2021, https://arxiv.org/abs/2107.03374, section 2.1.
     """
     assert 0 <= passed <= responses and 1 <= k <= responses
     return 1 - comb(responses - passed, k) / comb(responses, k)
@@ -227,13 +201,10 @@ def majority(
 ) -> int | None:
     """Return the index of the first response with the most frequent answer (self-consistency).
 
-    If answers are equally frequent, the first one wins. Without any answer the result is None.
-    Source: Wang et al. 2023, https://arxiv.org/abs/2203.11171.
-
-    Args:
-        answers: the answer of each response; None: no answer, and no vote.
-        same: whether two answers that are written differently count as one. An answer joins the
-            first earlier answer that is the same.
+    If answers are equally frequent, the first one wins. None is no answer, and no vote; without any
+    answer the result is None. `same` says whether two answers that are written differently count as
+    one: an answer joins the first earlier answer that is the same. Source: Wang et al. 2023,
+    https://arxiv.org/abs/2203.11171.
     """
     votes: dict[str, int] = {}
     for answer, count in Counter(text for text in answers if text is not None).items():

@@ -51,17 +51,8 @@ def adapt(
 
     The relative error is clipped to +-0.2, and the coefficient grows by that share per `horizon`
     responses. A step of more responses counts as one horizon, so the coefficient cannot turn
-    negative.
-
-    Args:
-        coefficient: the present coefficient.
-        observed_kl: nats, per response or per token.
-        responses: the responses of the step.
-        target: the wanted KL, per response or per token as `observed_kl`.
-        horizon: responses after which the coefficient has grown by the whole error.
-
-    Raises:
-        PlimsollError: the observed KL is not a finite number.
+    negative. KL and target are nats per response, or both per token. Raises PlimsollError if the
+    observed KL is not a finite number.
     """
     if not math.isfinite(observed_kl):
         raise PlimsollError(

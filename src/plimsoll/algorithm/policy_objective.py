@@ -110,7 +110,8 @@ def policy_objective(
     """Return the actor's loss, aggregated over tokens, with its metrics.
 
     A token's loss is weight * policy loss + kl_coefficient * KL (with a reference) - entropy_bonus
-    * entropy. The weights come from the correction and touch the policy loss alone.
+    * entropy. The weights come from the correction (None: all are 1) and touch the policy loss
+    alone. `counts` are of the whole optimizer step, not of this micro-batch.
 
     A ratio-corrected KL has the gradient of the KL itself, also if the policy is no longer the one
     that sampled (Liu et al. 2025, DeepSeek-V3.2, https://arxiv.org/abs/2512.02556, section 3.1).
@@ -124,13 +125,6 @@ def policy_objective(
     a reference, `kl_loss` (nats, before the coefficient) and `kl_clamped`, the share of tokens
     whose log-ratio to the reference is clamped before it is exponentiated; and `policy_loss`,
     aggregated.
-
-    Args:
-        inputs: one micro-batch.
-        counts: the counts of the whole optimizer step, not of this micro-batch.
-        terms: aggregation and coefficients.
-        policy_loss: the loss of single tokens.
-        correction: the weights against the sampler's difference from the trainer; None: all are 1.
     """
 
     def total(x_L: Tensor) -> Tensor:

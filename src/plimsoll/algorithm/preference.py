@@ -30,13 +30,8 @@ def preference_objective(
 
     The likelihood is the mean per token; the second term is that of Pang et al. 2024,
     https://arxiv.org/abs/2404.19733, equation 1. Metrics: the loss's own, and `preference_loss` and
-    `nll` (nats per token), the two terms.
-
-    Args:
-        inputs: one micro-batch.
-        reference: the log-probs that the loss takes as its second argument; None: it takes none.
-        loss: the preference loss.
-        nll_weight: the factor of the second term.
+    `nll` (nats per token), the two terms. `reference` is the loss's second argument, if it takes
+    one.
     """
     output = loss(inputs) if reference is None else loss(inputs, reference)
     nll = chosen_nll(inputs).sum() / inputs.pairs

@@ -18,13 +18,11 @@ from plimsoll.records import BatchCounts
 def process_loss(scores_L: Tensor, labels_L: Tensor, counts: BatchCounts) -> LossOutput:
     """Return the mean over steps of -l log sigmoid(r) - (1 - l) log(1 - sigmoid(r)).
 
+    r are the scores of the micro-batch's steps, and l their labels, from 0 (wrong) to 1 (right).
+    `counts.tokens` is the number of steps of the whole optimizer step.
+
     Metrics, means over steps: `accuracy`, the share of steps whose score is on the label's side
     (right: r > 0, l > 0.5); `labels`, for labels of 0 and 1 the accuracy of always saying "right".
-
-    Args:
-        scores_L: the score r of each step of the micro-batch.
-        labels_L: the label l of each step, from 0 (wrong) to 1 (right).
-        counts: `counts.tokens` is the number of steps of the whole optimizer step.
     """
     losses_L = binary_cross_entropy_with_logits(scores_L, labels_L, reduction="none")
     with torch.no_grad():

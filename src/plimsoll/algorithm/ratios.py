@@ -50,12 +50,8 @@ def ratio_metrics(inputs: PolicyLossInputs, exponent_L: Tensor) -> dict[str, Ten
     """Return the metrics of each token that every policy loss with a ratio reports.
 
     `approx_kl`: an estimate (k3) of KL(old policy || new policy) in nats. `ratio`: the new
-    probability over the old one. `ratio_clamped`: 1 where the loss's own ratio is clamped (see
-    `ratios`).
-
-    Args:
-        inputs: the inputs of the loss.
-        exponent_L: the log-ratio that the loss exponentiates at each token.
+    probability over the old one. `ratio_clamped`: 1 where the log-ratio that the loss
+    exponentiates, `exponent_L`, is clamped (see `ratios`).
     """
     logratio_L = inputs.logprobs_L - inputs.old_logprobs_L
     return {
@@ -68,11 +64,8 @@ def ratio_metrics(inputs: PolicyLossInputs, exponent_L: Tensor) -> dict[str, Ten
 def sampler_ratios(inputs: CorrectionInputs, level: RatioLevel) -> Tensor:
     """Return the trainer's probability over the sampler's, shape [L].
 
-    Args:
-        inputs: the log-ratios.
-        level: `token`: the ratio of each token. `sequence`: the product over its sequence, which
-            drifts away from 1 with length. `geometric`: the geometric mean over its sequence, which
-            does not.
+    `token`: the ratio of each token. `sequence`: the product over its sequence, which drifts away
+    from 1 with length. `geometric`: the geometric mean over its sequence, which does not.
     """
     logratio_L, cu_loss_tokens = inputs.logratio_L, inputs.cu_loss_tokens
     match level:

@@ -9,43 +9,31 @@ import torch
 from torch import Tensor
 
 
-def lengths(cu_loss_tokens: Tensor) -> Tensor:
-    """Return how many learned tokens each sequence has; int, shape [S]."""
-    return cu_loss_tokens.diff()
-
-
-def nonempty(cu_loss_tokens: Tensor) -> Tensor:
-    """Return which sequences have a learned token at all; bool, shape [S]."""
-    return lengths(cu_loss_tokens) > 0
-
-
 def last_tokens(cu_loss_tokens: Tensor) -> Tensor:
     """Return the position in `_L` of each non-empty sequence's last token; int."""
-    return cu_loss_tokens[1:][nonempty(cu_loss_tokens)].long() - 1
+    return cu_loss_tokens[1:][cu_loss_tokens.diff() > 0].long() - 1
 
 
 def sequence_of_token(cu_loss_tokens: Tensor, tokens: int) -> Tensor:
     """Return the number of the sequence that each token belongs to; int, shape [L].
 
-    Args:
-        cu_loss_tokens: int, shape [S + 1].
-        tokens: L; given, so that the host need not wait for the device to say.
+    `tokens` is L; it is given, so that the host need not wait for the device to say.
     """
-    lengths_S = lengths(cu_loss_tokens)
+    lengths_S = cu_loss_tokens.diff()
     numbers_S = torch.arange(len(lengths_S), device=cu_loss_tokens.device)
     return numbers_S.repeat_interleave(lengths_S, output_size=tokens)
 
 
 def sums(x_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
     """Return the sum over each sequence's learned tokens, shape [S]; 0 for an empty sequence."""
-    sizes = lengths(cu_loss_tokens).long()
+    sizes = cu_loss_tokens.diff().long()
     # Unsafe: a check of the sizes would make the host wait for the device.
     return torch.segment_reduce(x_L, "sum", lengths=sizes, initial=0, unsafe=True)
 
 
 def means(x_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
     """Return the mean over each sequence's learned tokens, shape [S]; 0 for an empty sequence."""
-    return sums(x_L, cu_loss_tokens) / lengths(cu_loss_tokens).clamp(min=1)
+    return sums(x_L, cu_loss_tokens) / cu_loss_tokens.diff().clamp(min=1)
 
 
 def discounted_sums(x_L: Tensor, cu_loss_tokens: Tensor, discount: float) -> Tensor:
@@ -58,7 +46,7 @@ def discounted_sums(x_L: Tensor, cu_loss_tokens: Tensor, discount: float) -> Ten
         return x_L.clone()
     sequence_L = sequence_of_token(cu_loss_tokens, len(x_L))
     row_L = torch.arange(len(x_L), device=x_L.device) - cu_loss_tokens[:-1][sequence_L]
-    rows, columns = int(lengths(cu_loss_tokens).max()), len(cu_loss_tokens) - 1
+    rows, columns = int(cu_loss_tokens.diff().max()), len(cu_loss_tokens) - 1
     sums = x_L.new_zeros(rows, columns)
     sums[row_L, sequence_L] = x_L
     for row in reversed(range(rows - 1)):
@@ -87,5 +75,5 @@ def token_rewards(scores_S: Tensor, shaping_L: Tensor, cu_loss_tokens: Tensor) -
     """
     assert cu_loss_tokens.shape == (len(scores_S) + 1,)
     rewards_L = shaping_L.clone()
-    rewards_L[last_tokens(cu_loss_tokens)] += scores_S[nonempty(cu_loss_tokens)]
+    rewards_L[last_tokens(cu_loss_tokens)] += scores_S[cu_loss_tokens.diff() > 0]
     return rewards_L

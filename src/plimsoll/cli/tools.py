@@ -344,12 +344,11 @@ def export(words: list[str]) -> None:
     refuse_existing("--to", to)
     checkpoint = find_checkpoint(Path(options.source), merge=options.merge)
     from plimsoll.commands.export import export_checkpoint
-    from plimsoll.train.how_to_use import actor_noun, actor_use
+    from plimsoll.train.how_to_use import actor_use
 
     export_checkpoint(checkpoint, to, options.dtype, merge=options.merge)
     adapter = checkpoint.spec.actor.adapter is not None and not options.merge
-    noun = actor_noun(checkpoint.spec, adapter=adapter)
-    use = actor_use(checkpoint.spec, to, adapter=adapter)
+    noun, use = actor_use(checkpoint.spec, to, adapter=adapter)
     show(f"The {noun} of {checkpoint.path} is in {to}: {use}.")
 
 

@@ -13,13 +13,9 @@ _SETTINGS = 4
 
 
 def check_reachable(address: str) -> None:
-    """Raise an error soon if nothing listens at the address, or something that is not Ray.
+    """Raise OSError soon if no Ray answers at the address; ValueError if it is not host:port.
 
     Ray itself would try again for minutes.
-
-    Raises:
-        OSError: No Ray answers.
-        ValueError: The address is not host:port.
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:

@@ -72,8 +72,7 @@ class Dispatch:
     def note_answers(self, call: Call, answers: Sequence[Trajectory]) -> list[Trajectory] | None:
         """Note the answers to a call; return all answers to its request if these were the last.
 
-        They are sorted by prompt, then by number. Returns None if answers to the request are
-        missing.
+        They are sorted by prompt, then by number. The result is None if some are missing.
         """
         self._owed[call.engine] -= call.responses
         request = self._requests[call.place]
@@ -97,7 +96,6 @@ def _owed_for(request: Request) -> int:
 
 
 def _least_busy(owed: Sequence[int]) -> int:
-    """Return the first engine that owes the fewest responses."""
     return min(range(len(owed)), key=owed.__getitem__)
 
 

@@ -71,10 +71,7 @@ def failing_process(report: str) -> tuple[int, str] | None:
 
 
 def last_crash_line(log: str) -> str | None:
-    """Return the last line in which the interpreter reports its crash.
-
-    Returns None if there is no such line, or no log.
-    """
+    """Return the last line in which the interpreter reports its crash; None without one."""
     return next(matches_from_the_end(f"{log}.err", _CRASH), None)
 
 
@@ -85,11 +82,7 @@ _FULL = 0.95
 def exit_reason(name: str, why: str, log: str, sighting: Sighting) -> PlimsollError:
     """Return the error of a process that ended without a request to stop.
 
-    Args:
-        name: The process, as messages call it.
-        why: The reason, as `failure_logs` cut it down.
-        log: The process's log; see the top of this module.
-        sighting: What was around the process.
+    `name` is what messages call the process; `why` and `log` are as at the top of this module.
     """
     if says_out_of_memory(why):
         on_card = "CUDA" in why or "on device" in why
@@ -129,13 +122,9 @@ def hang_error(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> W
 
 
 def start_error(spec: EngineSpec, reason: str, killed: bool, log: str) -> PlimsollError:
-    """Return the error of an engine that could not start.
+    """Return the error of an engine that could not start; `reason` is its own message.
 
-    Args:
-        spec: The engine.
-        reason: The engine's own message.
-        killed: Whether the kernel killed a process for want of memory meanwhile.
-        log: The engine's log; see the top of this module.
+    `killed` says whether the kernel killed a process for want of memory meanwhile.
     """
     title = rollout_rules(spec.rollout).title
     what = f"rollout engine {spec.index}: {title} could not start"
@@ -158,7 +147,6 @@ def _out_of_memory(
 
 
 def _evidence(sighting: Sighting) -> str | None:
-    """Return what shows that the kernel, or a memory monitor, killed a process, or None."""
     if kills := _new_kills(sighting):
         some = "a process" if kills == 1 else f"{kills} processes"
         return f"the kernel has killed {some} here for want of memory since the run began"
@@ -170,7 +158,6 @@ def _evidence(sighting: Sighting) -> str | None:
 
 
 def _doubt(sighting: Sighting) -> str:
-    """Return what speaks against memory as the reason, as far as it is known."""
     if _new_kills(sighting) != 0:
         return ". Whether memory ran out is not known; `dmesg` on its node shows it"
     return ". The kernel has killed nothing here for want of memory since the run began"

@@ -120,10 +120,7 @@ class Heartbeats:
 def allowance(hang_timeout: float | None, call: str, longest: float | None) -> float:
     """Return the seconds that a silence may last in calls of a `Worker` or `RolloutEngine` method.
 
-    Args:
-        hang_timeout: `cluster.hang_timeout`.
-        call: The method's name.
-        longest: The longest silence in such calls before, or None if these are the first.
+    `longest` is the longest silence in such calls before, or None if these are the first.
     """
     if hang_timeout is not None:
         return hang_timeout or inf

@@ -25,9 +25,7 @@ def spread(nodes: Sequence[str], count: int) -> list[NodeCards]:
 
 
 def order_by_node(nodes: Sequence[str]) -> list[int]:
-    """Return the order in which processes are numbered, given the node of each.
-
-    Processes of a node come one after another, the nodes as they first come.
+    """Return the order in which processes are numbered, given the node of each: node by node.
 
     Ray mixes them up on more than two nodes of 8 cards (it sorts bundles that are alike by
     std::sort), and a trainer engine may take neighbours for ranks of one node.

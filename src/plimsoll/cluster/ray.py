@@ -122,10 +122,7 @@ class _OpenCalls:
         self.pending.pop(reference, None)
 
     def has_moved(self) -> bool:
-        """Return whether a call has ended since the last time, or none is waited for.
-
-        If none is, the environments work.
-        """
+        """Return whether a call has ended since the last time, or none is waited for."""
         ended, self._ended = self._ended, False
         return ended or not self.pending
 
@@ -315,7 +312,6 @@ class RayCluster:
         return dict(zip(firsts, self._wait("look", looks, timeout=patience), strict=True))
 
     def _pids(self, node_id: str) -> list[int]:
-        """Return the pids of the run's processes on a node."""
         members = (*self._ranks, *self._engines)
         here = [os.getpid()] if node_id == self._node_id else []
         return here + [m.host.pid for m in members if m.host.node_id == node_id]
@@ -360,7 +356,6 @@ class RayCluster:
     def _call_on_nodes(
         self, function: Callable[[Sequence[int]], R], members: Sequence[Member]
     ) -> list[R | None]:
-        """Call a function with the processes of members, on each of their nodes."""
         pids: dict[str, list[int]] = {}
         for member in members:
             pids.setdefault(member.host.node_id, []).append(member.host.pid)
@@ -369,7 +364,6 @@ class RayCluster:
     def _wait(
         self, call: str, calls: Mapping[Any, Member], timeout: float | None = None
     ) -> list[Any]:
-        """Return the results of all calls of a method, in their order."""
         results = dict(self._as_done(call, dict(calls), timeout=timeout))
         return [results[reference] for reference in calls]
 
@@ -383,14 +377,9 @@ class RayCluster:
         """Yield (reference, result) of each call as it ends and leaves `pending`.
 
         More calls may be added to `pending` meanwhile. The death of any member ends the wait with
-        an error, and so does a hang.
-
-        Args:
-            call: The method's name.
-            pending: The calls, with their members.
-            keep: A reference whose result is not read.
-            timeout: Seconds to wait instead of watching for hangs, while processes start, which
-                give no signs of life yet.
+        an error, and so does a hang. The result of `keep` is not read. With `timeout` the wait has
+        so many seconds instead of a watch for hangs: processes that start give no signs of life
+        yet.
         """
         with self._hangs.watching(call) as wait_for_first:
             while pending:
@@ -441,7 +430,6 @@ class RayCluster:
         return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
 
     def _death_error(self, watch: Any) -> PlimsollError:
-        """Return the error of the member whose watch ended."""
         member = self._watches[watch]
         try:
             return self._exit_error(member, str(ray.get(watch)))
@@ -460,7 +448,6 @@ class RayCluster:
 def _calls(
     members: Sequence[Member], task: Callable[..., Any], *arguments: object
 ) -> dict[Any, Member]:
-    """Call each member; return the references of the calls."""
     return {m.actor.call.remote(task.__name__, *arguments): m for m in members}
 
 

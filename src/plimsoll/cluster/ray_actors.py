@@ -277,10 +277,7 @@ def rank_members(role: str, actors: Sequence[Any], timeout: float) -> list[Membe
 
 
 def _hosts(role: str, references: Sequence[Any], timeout: float) -> list[Host]:
-    """Return where actors live; tell the user if the wait for cards takes long.
-
-    Another job may hold the cards.
-    """
+    """Return where actors live; tell the user if the wait for cards takes long."""
     soon = min(timeout, _SOON_SECONDS)
     with suppress(GetTimeoutError):
         hosts: list[Host] = ray.get(references, timeout=soon)

@@ -102,8 +102,6 @@ def device_of_joined_cluster(config: ClusterConfig) -> Device:
 def wait_for_nodes(config: ClusterConfig) -> list[str]:
     """Return Ray's names of the run's nodes: this one first, the others by address.
 
-    This node is first because the command runs here.
-
     Raises:
         PlimsollError: Too few nodes have joined within `cluster.start_timeout`.
     """

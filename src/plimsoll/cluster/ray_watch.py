@@ -104,7 +104,6 @@ class HangWatch:
                 self._heartbeats = self._heartbeats.answer(member.name, ray.get(reference))
 
     def _ask(self) -> None:
-        """Ask all members but those that are still to answer."""
         late = {member.name for member in self._asked.values()}
         for member in self._members:
             self._heartbeats = self._heartbeats.ask(member.name)

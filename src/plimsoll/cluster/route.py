@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -47,9 +48,7 @@ class ActorRoute:
         rank_log_probs = self._cluster.each(
             Worker.probe_log_probs, [("actor", rank_packs) for rank_packs in packs]
         )
-        flat = [p for rank_packs in packs for p in rank_packs]
-        values = [x for log_probs in rank_log_probs for x in log_probs]
-        return from_packed(flat, values, len(samples))
+        return from_packed(chain(*packs), chain(*rank_log_probs), len(samples))
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
         """Return the log-probs of each engine, one array per sequence."""

@@ -31,11 +31,7 @@ def thread_count(config: ClusterConfig, engines: int) -> int:
 
 
 def run_device(config: ClusterConfig) -> Device:
-    """Return the device that ranks and engines compute on.
-
-    Raises:
-        ConfigError: The config asks for CUDA, and there is none.
-    """
+    """Return the device that ranks and engines compute on; ConfigError for CUDA without a card."""
     if config.where == "local" or config.address is None:
         return check_device(device_of(config))
     from plimsoll.cluster.ray_start import device_of_joined_cluster

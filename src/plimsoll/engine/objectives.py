@@ -40,7 +40,7 @@ from plimsoll.algorithm.policy_objective import (
 )
 from plimsoll.algorithm.preference import in_pairs, preference_objective, reward_objective
 from plimsoll.algorithm.process_reward import process_loss
-from plimsoll.algorithm.sequences import lengths, sums
+from plimsoll.algorithm.sequences import sums
 from plimsoll.algorithm.value_loss import value_loss
 from plimsoll.config.base import Choice
 from plimsoll.engine.protocol import Engine
@@ -121,13 +121,13 @@ class PreferenceObjective:
         logprobs_L, _ = engine.forward(pack)
         inputs = PreferenceLossInputs(
             logprobs=in_pairs(sums(logprobs_L, pack.cu_loss_tokens)),
-            lengths=in_pairs(lengths(pack.cu_loss_tokens).float()),
+            lengths=in_pairs(pack.cu_loss_tokens.diff().float()),
             pairs=counts.sequences // 2,
         )
         return preference_objective(
             inputs,
             None if stream is None else in_pairs(send_one(stream, logprobs_L.device)),
-            preference_loss(self.preference_loss).compute,
+            preference_loss(self.preference_loss),
             self.nll_weight,
         )
 

@@ -4,8 +4,7 @@
 
 Hinton et al. 2015, https://arxiv.org/abs/1503.02531. Each step the teacher reads the step's rows,
 and the student takes one step on its divergence from the teacher, with the likelihood of the rows
-beside it. Both are means over the learned tokens of the whole step, so no split into packs,
-micro-batches or ranks changes the loss.
+beside it.
 """
 
 from __future__ import annotations

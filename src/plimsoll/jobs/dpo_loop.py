@@ -3,9 +3,8 @@
     plimsoll dpo CONFIG.yaml
 
 Each step draws pairs, scores them with the frozen reference (unless the loss needs none, or all
-pairs were scored before), and takes one step on the loss of the config. The loss is a mean over the
-pairs of the whole step, so no split into packs, micro-batches or ranks changes it. Both responses
-of a pair are in the same pack.
+pairs were scored before), and takes one step on the loss of the config. Both responses of a pair
+are in the same pack.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from plimsoll.algorithm.choice import PreferenceLoss, preference_loss
+from plimsoll.algorithm.choice import preference_loss
 from plimsoll.algorithm.inputs import PairValues, PreferenceLossInputs
 from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.cluster.protocol import Cluster
@@ -44,19 +43,17 @@ They are the same in every evaluation.
 
 def run(spec: RunSpec[DpoConfig], planned: Planned) -> None:
     """Train the policy. `run.resume` decides whether an earlier run goes on."""
-    loss = preference_loss(spec.config.algorithm.loss)
+    preference_loss(spec.config.algorithm.loss)  # a wrong name or option ends the run right here
     with work_on_rows(spec, planned, load_pairs) as work:
         reference = None
-        if loss.needs_reference:
+        if "reference" in spec.roles:
             reference = load_with_reference(
                 work, work.batches_ahead, spec.config.reference_logprobs
             )
         else:
             load_roles(work)
         held_out = None if spec.run.eval_every is None else hold_out(work, reference)
-        learn_from_data(
-            work, partial(learn, work, reference), partial(evaluate, work, loss, held_out)
-        )
+        learn_from_data(work, partial(learn, work, reference), partial(evaluate, work, held_out))
 
 
 def learn(
@@ -64,7 +61,7 @@ def learn(
 ) -> OptimizerStep[Floats | None]:
     """Score a batch of pairs with the reference, and return the policy's optimizer step."""
     algorithm, packs = work.config.algorithm, pack_rows(work.spec, batch, work.cluster)
-    reference_S = None if reference is None else reference.log_probs(batch, packs, "score")
+    reference_S = None if reference is None else reference(batch, packs, "score")
     return OptimizerStep(
         packs,
         BatchCounts.of(samples_of(batch)),
@@ -76,38 +73,29 @@ def learn(
 def hold_out(work: DpoWork, reference: Reference | None) -> ScoredPairs:
     """Pack the held-out pairs and score them with the reference, which does not change."""
     packs = pack_rows(work.spec, work.data.eval, work.cluster)
-    return packs, None if reference is None else reference.log_probs(work.data.eval, packs, "eval")
+    return packs, None if reference is None else reference(work.data.eval, packs, "eval")
 
 
-def evaluate(work: DpoWork, loss: PreferenceLoss, held_out: ScoredPairs | None) -> dict[str, float]:
+def evaluate(work: DpoWork, held_out: ScoredPairs | None) -> dict[str, float]:
     """Return the loss on the held-out pairs and its metrics."""
     assert held_out is not None, "evaluated without run.eval_every"
     packs, reference = held_out
     logprobs = log_probs("actor", packs, work.cluster)
-    return pair_metrics(work.config, loss, work.data.eval, logprobs, reference)
+    return pair_metrics(work.config, work.data.eval, logprobs, reference)
 
 
 def pair_metrics(
-    config: DpoConfig,
-    loss: PreferenceLoss,
-    pairs: Sequence[Pair],
-    logprobs: Floats,
-    reference: Floats | None,
+    config: DpoConfig, pairs: Sequence[Pair], logprobs: Floats, reference: Floats | None
 ) -> dict[str, float]:
     """Return the loss on pairs and its metrics, with the accuracy's 95 % confidence interval.
 
-    Args:
-        config: the settings of the run.
-        loss: the preference loss.
-        pairs: the pairs.
-        logprobs: the actor's log-prob of each sequence (chosen, rejected, chosen, ...).
-        reference: the same of the reference; None if the loss needs none.
+    The log-probs of actor and reference are of each sequence (chosen, rejected, chosen, ...).
     """
     lengths = np.array([s.loss_mask.sum() for s in samples_of(pairs)], dtype=np.float32)
     output = preference_objective(
         PreferenceLossInputs(_in_pairs(logprobs), _in_pairs(lengths), len(pairs)),
         None if reference is None else _in_pairs(reference),
-        loss.compute,
+        preference_loss(config.algorithm.loss),
         config.algorithm.nll_weight,
     )
     return pair_output_metrics(output, pairs)
@@ -118,12 +106,8 @@ def _in_pairs(values: Floats) -> PairValues:
 
 
 def measure(spec: RunSpec[DpoConfig], directory: Path) -> dict[str, float]:
-    """Return the loss on the held-out pairs and its metrics.
-
-    The reference is the config's, or the model that training began with.
-    """
-    loss, roles = preference_loss(spec.config.algorithm.loss), tuple(spec.roles)
-    loaded = load_held_out(spec, load_pairs)
+    """Return the loss on the held-out pairs and its metrics."""
+    roles, loaded = tuple(spec.roles), load_held_out(spec, load_pairs)
 
     def score(cluster: Cluster, pairs: Sequence[Pair]) -> list[Floats]:
         packs = pack_rows(spec, pairs, cluster)
@@ -132,4 +116,4 @@ def measure(spec: RunSpec[DpoConfig], directory: Path) -> dict[str, float]:
     parts = score_in_parts(spec, loaded.items, score, *roles)
     actor, *others = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     reference = others[0] if others else None
-    return pair_metrics(spec.config, loss, loaded.items, actor, reference) | row_counts(loaded)
+    return pair_metrics(spec.config, loaded.items, actor, reference) | row_counts(loaded)

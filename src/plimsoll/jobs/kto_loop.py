@@ -4,8 +4,7 @@
 
 Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306. Each step draws labelled responses,
 measures how far the policy is from the reference on the step's prompts with other responses, and
-takes one step on the loss of the config. The KL is of the whole step, before its update, and the
-loss is a mean over its responses. So no split into packs, micro-batches or ranks changes either.
+takes one step on the loss of the config. The KL is of the whole step, before its update.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def score(
 
     def pack_and_score(samples: Sequence[Sample]) -> ScoredSamples:
         packs = pack_rows(work.spec, samples, work.cluster)
-        return packs, reference.log_probs(samples, packs, phase)
+        return packs, reference(samples, packs, phase)
 
     matched, mismatched = match_and_mismatch(work.spec, rows)
     return pack_and_score(matched), pack_and_score(mismatched)
@@ -173,9 +172,7 @@ def measure(spec: RunSpec[KtoConfig], directory: Path) -> dict[str, float]:
 
     rows = list(zip(*match_and_mismatch(spec, loaded.items), strict=True))
     parts = score_in_parts(spec, rows, log_ratios, "actor", "reference")
-    logratios = np.concatenate(
-        parts
-    )  # alternately of a row, and of its prompt with another response
+    logratios = np.concatenate(parts)  # of a row, then of its prompt with another response, ...
     kl = kl_baseline(torch.from_numpy(logratios[1::2]))
     return response_metrics(spec.config, loaded.items, logratios[::2], kl) | row_counts(loaded)
 

@@ -2,9 +2,7 @@
 
     plimsoll prm CONFIG.yaml
 
-A step's score is read at its last token: the log-odds that the step is right. The loss is a mean
-over the steps of all responses of the optimizer step, so no split into packs, micro-batches or
-ranks changes it.
+A step's score is read at its last token: the log-odds that the step is right.
 """
 
 from __future__ import annotations
@@ -62,13 +60,7 @@ def evaluate(work: PrmWork) -> dict[str, float]:
 def process_metrics(
     scores: Sequence[Floats], rows: Sequence[LabelledSteps], output_svg: Path
 ) -> dict[str, float]:
-    """Return the metrics of steps and of whole solutions, and draw the calibration.
-
-    Args:
-        scores: the scores of each row's steps.
-        rows: the rows with their labels.
-        output_svg: the file of the drawing.
-    """
+    """Return the metrics of steps and of whole solutions, and draw the calibration."""
     flat, labels = np.concatenate(scores), np.concatenate([row.labels for row in rows])
     output = process_loss(torch.from_numpy(flat), torch.from_numpy(labels), counts_of(rows))
     calibration = calibrate(sigmoid(flat), labels)
@@ -105,7 +97,7 @@ def score_steps(
     """Return the scores of each row's steps."""
     packs = pack_rows(spec, rows, cluster)
     by_rank = cluster.each(Worker.values, [("actor", rank_packs, at_marks) for rank_packs in packs])
-    return from_packed(list(chain(*packs)), list(chain(*by_rank)), len(rows))
+    return from_packed(chain(*packs), chain(*by_rank), len(rows))
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:

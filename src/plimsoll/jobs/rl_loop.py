@@ -31,7 +31,7 @@ from plimsoll.engine.objectives import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.records import Floats, Trajectory
 from plimsoll.reward.references import check_references
-from plimsoll.reward.score import OnFailure, Scored, Scorer, open_rewards
+from plimsoll.reward.score import OnFailure, Scored, open_rewards
 from plimsoll.rl.answers import Answering
 from plimsoll.rl.batch import (
     Batch,
@@ -234,10 +234,7 @@ def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:
 def next_kl_coefficient(
     spec: RunSpec[RlConfig], state: RunState, batch: Batch, scores: Scores
 ) -> float:
-    """Return the coefficient of the next step.
-
-    Once the actor learns, an adaptive coefficient moves towards the target KL.
-    """
+    """Return the next step's coefficient: an adaptive one moves once the actor learns."""
     kl = spec.config.algorithm.kl
     adaptive = None if kl is None else kl.adaptive
     if adaptive is None or state.step < spec.config.algorithm.critic_warmup_steps:
@@ -251,30 +248,25 @@ def next_kl_coefficient(
 def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
     """Return the metrics of the held-out prompts, and write the answers to the directory."""
     with open_rewards(spec.config.rewards) as scorer:
-        return measure_with(scorer, spec, directory)
+        spec = _with_fewest_ranks(spec)
+        refuse(check_references(spec.config.rewards, spec.data.eval_sources()))
+        kinds = open_kinds(spec.config.environments)
+        loaded = load_held_out_sets(spec, prompt_loader(spec, scorer.check_reference))
+        environments = set_up(spec, kinds, scorer)
+        held_out = {key: result.items for key, result in loaded.items()}
+        expected = sum(s.responses * len(held_out[s.key]) for s in spec.eval_sets)
+        with (
+            closing(start(spec, [*chain.from_iterable(held_out.values())])) as cluster,
+            counting("answers", expected, sys.stdout) as advance,
+        ):
+            for part in spec.config.scoring_models:
+                load_measured(cluster, spec, scoring_role(part))
 
+            def answering_to(key: str) -> Answering:
+                submit = _count_scored(scorer.of_held_out(key).submit, advance)
+                return Answering(submit, tell, environments, key)
 
-def measure_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
-    """Return the metrics of the held-out prompts with an open scorer, and write the answers."""
-    spec = _with_fewest_ranks(spec)
-    refuse(check_references(spec.config.rewards, spec.data.eval_sources()))
-    kinds = open_kinds(spec.config.environments)
-    loaded = load_held_out_sets(spec, prompt_loader(spec, scorer.check_reference))
-    environments = set_up(spec, kinds, scorer)
-    held_out = {key: result.items for key, result in loaded.items()}
-    expected = sum(s.responses * len(held_out[s.key]) for s in spec.eval_sets)
-    with (
-        closing(start(spec, [*chain.from_iterable(held_out.values())])) as cluster,
-        counting("answers", expected, sys.stdout) as advance,
-    ):
-        for part in spec.config.scoring_models:
-            load_measured(cluster, spec, scoring_role(part))
-
-        def answering_to(key: str) -> Answering:
-            submit = _count_scored(scorer.of_held_out(key).submit, advance)
-            return Answering(submit, tell, environments, key)
-
-        answered = answer_held_out(cluster, spec, held_out, answering_to)
+            answered = answer_held_out(cluster, spec, held_out, answering_to)
     trajectories = [*chain.from_iterable(answered.values())]
     answers = directory / "eval-answers.parquet"
     answers.parent.mkdir(parents=True, exist_ok=True)
@@ -290,8 +282,6 @@ def measure_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> di
 
 
 def _count_scored(submit: Submit, advance: Advance) -> Submit:
-    """Return a `submit` that also counts the trajectories that were scored."""
-
     def submit_counted(trajectories: Sequence[Trajectory], on_failure: OnFailure) -> Future[Scored]:
         scored = submit(trajectories, on_failure)
         scored.add_done_callback(lambda _: advance(len(trajectories)))

@@ -2,9 +2,8 @@
 
     plimsoll rm CONFIG.yaml
 
-A score is read at the token that ends the response, so each sequence is cut there. The loss is a
-mean over the pairs of the whole step, so no split into packs, micro-batches or ranks changes it.
-Both responses of a pair are in the same pack.
+A score is read at the token that ends the response, so each sequence is cut there. Both responses
+of a pair are in the same pack.
 """
 
 from __future__ import annotations
@@ -102,13 +101,8 @@ def score_metrics(
 ) -> dict[str, float]:
     """Return the loss on pairs and its metrics, and draw the calibration.
 
-    The metrics include the accuracy's 95 % confidence interval and the calibration error.
-
-    Args:
-        config: the settings of the run.
-        scores: the score of each sequence (chosen, rejected, chosen, ...).
-        pairs: the pairs.
-        output_svg: the file of the drawing.
+    The metrics include the accuracy's 95 % confidence interval and the calibration error. There is
+    a score for each sequence (chosen, rejected, chosen, ...).
     """
     algorithm = config.algorithm
     by_pair = in_pairs(torch.from_numpy(scores))

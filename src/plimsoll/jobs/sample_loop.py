@@ -22,12 +22,11 @@ from plimsoll.reward.score import Scorer, open_rewards
 from plimsoll.rl.batch import trajectory_metrics
 from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Environments
+from plimsoll.rl.experience import Experience
 from plimsoll.rl.live import sample_step
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Sampled
 from plimsoll.rl.setup import RlWork, load_prompt_data, start
 from plimsoll.run.counting import plural
-from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import write_rows
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
@@ -36,8 +35,7 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state
-from plimsoll.train.saving import is_finished, restore
-from plimsoll.train.session import RunSession
+from plimsoll.train.saving import is_finished, restore, save_checkpoint
 
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
@@ -71,32 +69,27 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
         trajectories = samples.trajectories
         write_trajectories(session.directory.trajectories_path(step), step, trajectories, None)
         state = replace(session.advance(state, samples.prompts), rewards=scorer.state())
-        metrics = trajectory_metrics(trajectories) | samples.metrics
-        metrics |= epoch_metrics(work.data.order, state.data_position)
+        metrics = {
+            **trajectory_metrics(trajectories),
+            **samples.metrics,
+            **epoch_metrics(work.data.order, state.data_position),
+        }
         tokens = sum(len(t.prompt.tokens) + len(t.response_tokens) for t in trajectories)
         session.report(step, metrics, tokens)
         if session.spec.run.keep_checkpoints:
-            _save(session, state)
+            save_checkpoint(session, work.cluster, state)
         session.stop_if_asked(step)
 
 
 def _scored_step(
     work: RlWork, scorer: Scorer, environments: Environments | None, state: RunState
-) -> Sampled:
+) -> Experience:
     spec, cluster = work.spec, work.cluster
     samples = sample_step(work, scorer, environments, state)
     if not spec.roles or spec.config.batch.dynamic_sampling is not None:
         return samples  # no reward models, or each round was scored by itself
     with work.session.phase("score", cluster):
         return replace(samples, trajectories=score_by_models(samples.trajectories, spec, cluster))
-
-
-def _save(session: RunSession, state: RunState) -> None:
-    """Write a checkpoint without weights, which says where the next step goes on."""
-    session.directory.sync_rows()
-    with whole_directory(session.directory.checkpoint_path(state.step)) as partial_path:
-        state.save(partial_path / "state.json")
-    session.directory.prune_checkpoints(session.spec.run.keep_checkpoints)
 
 
 def write_selected(work: RlWork) -> Iterator[str]:
@@ -137,10 +130,7 @@ class Selected:
 
 
 def conversations_of(prompts: Sequence[Prompt]) -> Conversations:
-    """Return the messages of all prompts if one has several turns; else nothing.
-
-    Rows are then whole conversations.
-    """
+    """Return the messages of all prompts, for rows of conversations, if one has several turns."""
     turns = {prompt.index: prompt.messages for prompt in prompts}
     return turns if any(len(messages) > 1 for messages in turns.values()) else {}
 
@@ -149,12 +139,9 @@ def select(steps: Iterable[Sequence[Trajectory]], conversations: Conversations) 
     """Return each group's best response, and pairs of best and worst if their rewards differ.
 
     Of responses with the same reward the first is taken. Responses that were cut off are left out,
-    and so are empty ones: a row's response is learned with an end.
-
-    Args:
-        steps: the trajectories of each step, group by group.
-        conversations: the messages of prompts that no plain text can stand for; their rows have
-            `messages` for prompt and response, and whole conversations as chosen and rejected.
+    and so are empty ones: a row's response is learned with an end. Rows of prompts with
+    `conversations` have `messages` for prompt and response, and whole conversations as chosen and
+    rejected.
     """
     groups = [
         list(group)

@@ -2,8 +2,7 @@
 
     plimsoll sft CONFIG.yaml
 
-The loss is the mean negative log-likelihood over the learned tokens of the whole step, so no split
-into packs, micro-batches or ranks changes it.
+The loss is the mean negative log-likelihood over the learned tokens of the whole step.
 """
 
 from __future__ import annotations

@@ -31,20 +31,13 @@ def load_any(path: str, flags: Sequence[str] = ()) -> RunSpec[Any]:
 
 
 def named_job(text: str) -> str | None:
-    """Return the job that the first line of a config's text names; None if it names none.
-
-    A run's config.yaml has such a line.
-    """
+    """Return the job that the first line of a config's text names; None if it names none."""
     match = re.match(r"#\s*(\w+)", text)
     return match[1] if match and match[1] in JOBS else None
 
 
 def other_job_hint(job: str, path: str) -> str:
-    """Return a hint if the config's first line names another job than the command `job`, else "".
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Return a hint if the config's first line names another job than the command, else ""."""
     named = named_job(read_config_text(path))
     if named in (None, job):
         return ""
@@ -74,7 +67,6 @@ def _find_job(path: str, flags: Sequence[str]) -> str:
 
 
 def _settings_agree(job: str, path: str, flags: Sequence[str]) -> bool:
-    """Return whether the keys make sense together for this job. Conflicts are reported later."""
     try:
         load_spec(JOBS[job], path, flags)
     except ConfigError:

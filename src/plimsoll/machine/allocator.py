@@ -1,11 +1,10 @@
 """Choose how PyTorch's allocator takes memory from a card: in fixed or in growing segments.
 
 A fixed segment serves blocks up to its own size. A forward and backward pass asks for blocks of
-many sizes, so the segments of one phase are too small for the next, which takes new ones: on an
-H200 ranks kept 18 to 40 % more than their tensors needed. A growing segment
-(`expandable_segments:True`) leaves no such gaps. Ranks use growing segments unless the user's
-environment sets something else. vLLM's engines do not: their own pool needs fixed ones
-(device_allocator/cumem.py).
+many sizes, so the segments of one phase are too small for the next, which takes new ones; growing
+segments (`expandable_segments:True`) leave no such gaps (docs/performance.md). Ranks use them
+unless the user's environment sets something else. vLLM's engines do not: their own pool needs fixed
+ones (device_allocator/cumem.py).
 """
 
 from __future__ import annotations

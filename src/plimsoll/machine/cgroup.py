@@ -71,7 +71,6 @@ def oom_kills(
 
 
 def _folders(membership: Path, root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folder of this process's cgroup, then those of its parents."""
     if not membership.is_file():
         return
     for line in membership.read_text().splitlines():

@@ -157,9 +157,8 @@ _OTHER_MAKERS: tuple[tuple[str, re.Pattern[str]], ...] = (
 def find_card(name: str) -> Card:
     """Return the shipped card of a name: `A100-80GB`, `a100 80g`, `NVIDIA H100 80GB HBM3`, `4090`.
 
-    Raises:
-        ConfigError: the name is unknown, fits two cards, or is of another maker than NVIDIA. The
-            message offers the nearest names.
+    Raises ConfigError, with the nearest names, if it is unknown, fits two cards, or is not
+    NVIDIA's.
     """
     matches = _matches(name)
     if len(matches) == 1:
@@ -193,16 +192,11 @@ def known_card(name: str) -> Card | None:
     return matches[0] if len(matches) == 1 else None
 
 
-def card_by_bytes(
-    name: str, usable_bytes: int, capability: tuple[int, int] | None, source: str
-) -> Card:
-    """Return a card of which only the memory is known.
-
-    Its speeds are an A100's. They only order suggestions, and change no byte.
-    """
+def card_by_bytes(name: str, usable_bytes: int, source: str) -> Card:
+    """Return a card of known memory alone, with an A100's speeds, which change no byte."""
     a100 = _BY_NAME["A100-80GB"]
     speeds = a100.bf16_flops, a100.memory_bandwidth, a100.link_bandwidth
-    return Card(name, usable_bytes, usable_bytes, capability, *speeds, source)
+    return Card(name, usable_bytes, usable_bytes, None, *speeds, source)
 
 
 def _matches(name: str) -> list[Card]:
@@ -228,11 +222,7 @@ def _fold(name: str) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the whole bytes of `1TB` (decimal), `512GiB` (binary) or `900e9`, in any case.
-
-    Raises:
-        ConfigError: the text is no amount, or the amount is 0 or more than 1 EiB.
-    """
+    """Return the bytes of `1TB` (decimal), `512GiB` (binary) or `900e9`; ConfigError for others."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([kmgtp]?)(i?)b?", text.strip().lower())
     base = 1024 if match and match[3] else 1000
     size = float(match[1]) * base ** " kmgtp".index(match[2] or " ") if match else 0.0
@@ -247,14 +237,9 @@ def parse_bytes(text: str) -> int:
 def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
     """Return hardware that a user describes. All machines are alike.
 
-    Args:
-        text: the cards of each machine, such as `8xA100-80GB`, `8 H100`, `H100` (one card),
-            `4x24GB` (usable bytes of an unknown card), or `cpu`.
-        nodes: the number of machines.
-        host_memory: bytes of each machine; None if unknown.
-
-    Raises:
-        ConfigError: a card is unknown, or a count is one that no cluster has.
+    `text` has the cards of each machine, such as `8xA100-80GB`, `8 H100`, `H100` (one card),
+    `4x24GB` (usable bytes of an unknown card), or `cpu`. Raises ConfigError if a card is unknown,
+    or a count is one that no cluster has.
     """
     if not 1 <= nodes <= _MOST_NODES:
         raise ConfigError(f"The number of machines is {nodes}; give one from 1 to {_MOST_NODES:,}.")
@@ -266,12 +251,8 @@ def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
 def live_machine() -> Node:
     """Return this machine: the GPUs and the memory that programs of this process may use.
 
-    A cgroup's limit on the memory counts.
-
-    Raises:
-        ConfigError: MIG has divided a GPU into several instances, or the driver does not tell a
-            GPU's bytes.
-        PlimsollError: NVIDIA's driver is installed and fails.
+    A cgroup's limit on the memory counts. Raises ConfigError if MIG has divided a GPU into several
+    instances, or the driver does not tell a GPU's bytes; PlimsollError if the driver fails.
     """
     cards = own_cards()
     divided = next((card for card in cards if card.instances), None)
@@ -335,12 +316,12 @@ def _parse_card(name: str) -> Card:
     size = parse_bytes(name)
     if size not in _CARD_BYTES:
         raise ConfigError(f"{name!r} is {size:,} bytes, which no GPU has. Write such as 24GB.")
-    return card_by_bytes(name, size, None, "given by hand")
+    return card_by_bytes(name, size, "given by hand")
 
 
 def _card_from_driver(live: LiveCard) -> Card:
     """Return a card with the driver's memory, and the shipped card's speeds if it is known."""
-    card = known_card(live.name) or card_by_bytes(live.name, live.usable_bytes, None, "")
+    card = known_card(live.name) or card_by_bytes(live.name, live.usable_bytes, "")
     return replace(
         card,
         name=live.name,

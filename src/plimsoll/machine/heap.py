@@ -1,10 +1,8 @@
 """Run processes that train on CPU with the heap jemalloc, which Ray's wheel for Linux contains.
 
-glibc's heap keeps what tensors free. Before 2.39 it also cannot reuse what it cut off a block to
-align it (its bug 30723). SFT of 28M parameters took 2.02 GB with glibc, more at every step; it
-takes 1.50 GB with jemalloc, in the same time.
-
-The environment chooses the heap before a process begins, so this happens below torch.
+glibc's heap keeps what tensors free, and before 2.39 cannot reuse what it cut off a block to align
+it (its bug 30723); docs/performance.md has figures. The environment chooses the heap before a
+process begins, so this happens below torch.
 """
 
 from __future__ import annotations
@@ -53,10 +51,7 @@ def is_chosen(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def preload_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that make a process begin with jemalloc.
-
-    Empty if there is no jemalloc, or if LD_PRELOAD already names a heap.
-    """
+    """Return the variables for a process with jemalloc; none without it or beside another heap."""
     preloaded, jemalloc = environment.get("LD_PRELOAD", ""), library()
     if jemalloc is None or is_chosen(environment):
         return {}
@@ -78,7 +73,8 @@ def restart_with_jemalloc() -> None:
             os.environ["LD_PRELOAD"] = original
         return
     needed = preload_settings()
-    if needed and not _NVIDIA.exists() and not _is_debugged():
+    is_debugged = sys.gettrace() is not None or "debugpy" in sys.modules
+    if needed and not _NVIDIA.exists() and not is_debugged:
         mark = {_ORIGINAL: os.environ.get("LD_PRELOAD", "")}
         command = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, command, os.environ | needed | mark)
@@ -104,9 +100,4 @@ def release_free_blocks() -> None:
 
 
 def _mallctl() -> Any:
-    """Return jemalloc's mallctl(3); None if another heap is in use."""
     return getattr(ctypes.CDLL(None), "mallctl", None)
-
-
-def _is_debugged() -> bool:
-    return sys.gettrace() is not None or "debugpy" in sys.modules

@@ -15,6 +15,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import oom_kills
 from plimsoll.machine.host import live_host
 from plimsoll.machine.nvidia import LiveCard, live_cards
+from plimsoll.machine.stacks import families
 from plimsoll.run.readings import DividedShare, Footprint, Reading
 
 _SHOWN = 5
@@ -55,13 +56,10 @@ class NodeState:
 def read_node(run: Collection[int]) -> NodeState:
     """Return the state of this node now.
 
-    Args:
-        run: ids of the run's processes on this node. Their child processes count as the run's, too.
-
-    Raises:
-        PlimsollError: NVIDIA's driver is installed and fails.
+    `run` are the ids of the run's processes here. Their child processes count as the run's, too.
+    Raises PlimsollError if NVIDIA's driver is installed and fails.
     """
-    run_pids = _with_children(run)
+    run_pids = frozenset(run) | {process.pid for process in families(run)}
     holders = list(_holders())
     others = sorted((h for h in holders if h.pid not in run_pids), key=lambda h: -h.bytes)
     host = live_host()
@@ -74,14 +72,6 @@ def read_node(run: Collection[int]) -> NodeState:
         live_cards(),
         run_pids,
     )
-
-
-def _with_children(pids: Collection[int]) -> frozenset[int]:
-    parents = {p.pid: p.info["ppid"] for p in psutil.process_iter(["ppid"])}
-    family = frozenset(pids)
-    while children := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= children
-    return family
 
 
 def _holders() -> Iterator[Holder]:

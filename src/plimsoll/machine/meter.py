@@ -25,10 +25,8 @@ def count_as_own(pid: int) -> None:
 def read_host(children: Sequence[int] = ()) -> HostReading:
     """Measure this process with its helpers (`count_as_own`), and reset their peaks.
 
-    Pages that several processes share (libraries) count in each.
-
-    Args:
-        children: ids of further processes that count as part of this one. Ended ones count as 0.
+    `children` are the ids of further processes that count as part of this one. Ended ones count as
+    0. Pages that several processes share (libraries) count in each.
     """
     this_process = _peak_and_now(None)
     others = [_child_peak_and_now(pid) for pid in {*children, *_live_helpers()}]
@@ -80,10 +78,7 @@ def process_peak_bytes(pid: int | None = None) -> int:
 
 
 def reset_process_peak(pid: int | None = None) -> bool:
-    """Set the peak of a process (default: this one) to its present size; return False if it fails.
-
-    If the system does not allow it, the peak stays that of the process's life.
-    """
+    """Set the peak of a process (default: this one) to its size now; return False if it fails."""
     try:
         (_proc(pid) / "clear_refs").write_text(_RESET_PEAK)
     except OSError:

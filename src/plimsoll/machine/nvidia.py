@@ -69,11 +69,7 @@ def card_order() -> dict[str, str]:
 
 
 def live_cards() -> tuple[LiveCard, ...]:
-    """Return all cards of this machine; () if NVIDIA's driver is not installed.
-
-    Raises:
-        PlimsollError: NVML is installed and fails, as the driver does not work.
-    """
+    """Return all cards of this machine, () without a driver; PlimsollError if the driver fails."""
     import pynvml  # slow to import, and needed only here
 
     result: Future[tuple[LiveCard, ...]] = Future()
@@ -123,13 +119,7 @@ class BusyMeter:
     """A meter of how often a card computes. NVML takes a sample about six times a second."""
 
     def __init__(self, nvml: Any, uuid: str, since: int) -> None:
-        """Start the meter of a card.
-
-        Args:
-            nvml: the module pynvml.
-            uuid: the card's UUID.
-            since: microseconds since 1970; earlier samples do not count.
-        """
+        """Start the meter of a card; samples before `since` (microseconds) do not count."""
         self._nvml = nvml
         self._read_to = since
         try:
@@ -172,7 +162,6 @@ def _match_entry(card: LiveCard, word: str) -> LiveCard | None:
 
 
 def _single_instance(card: LiveCard, instances: Sequence[LiveCard]) -> LiveCard:
-    """Return the instance if it is the only one and its bytes are known; else the card."""
     return instances[0] if len(instances) == 1 and instances[0].total_bytes else card
 
 
@@ -204,7 +193,6 @@ def _card(nvml: Any, handle: Any, index: int, driver: str) -> LiveCard:
 
 
 def _instance_handles(nvml: Any, handle: Any) -> Iterator[Any]:
-    """Yield the handles of a card's MIG instances."""
     if (_query(nvml, nvml.nvmlDeviceGetMigMode, handle) or [0])[0]:
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             part = _query(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)

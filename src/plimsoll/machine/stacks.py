@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,10 +15,7 @@ _SIGNAL = signal.SIGUSR1
 
 
 def write_stacks_when_asked() -> None:
-    """Make this process answer `ask_for_stacks` on its standard error.
-
-    It answers even while a thread holds the interpreter's lock.
-    """
+    """Make this process answer `ask_for_stacks` on stderr, even if a thread holds Python's lock."""
     faulthandler.register(_SIGNAL, all_threads=True)
 
 
@@ -28,7 +25,7 @@ def ask_for_stacks(pids: Sequence[int]) -> list[str]:
     Return the processes that cannot, because they are stopped: "4711 (ray::RankActor)".
     """
     stopped = []
-    for process in _families(pids):
+    for process in families(pids):
         with suppress(psutil.Error, OSError):
             if process.status() == psutil.STATUS_STOPPED:
                 stopped.append(f"{process.pid} ({' '.join(process.cmdline())[:40].strip()})")
@@ -39,12 +36,13 @@ def ask_for_stacks(pids: Sequence[int]) -> list[str]:
 
 def end_processes(pids: Sequence[int]) -> None:
     """Kill processes of this machine and their child processes, stopped ones included."""
-    for process in _families(pids):
+    for process in families(pids):
         with suppress(psutil.Error):
             process.kill()
 
 
-def _families(pids: Sequence[int]) -> Iterator[psutil.Process]:
+def families(pids: Collection[int]) -> Iterator[psutil.Process]:
+    """Yield processes of this machine and all below them; those that have ended are left out."""
     for pid in pids:
         with suppress(psutil.Error):
             process = psutil.Process(pid)

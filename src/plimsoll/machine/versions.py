@@ -200,7 +200,6 @@ def package_finding(package: Package, installed: str | None) -> Problem:
 
 
 def _judge(package: Package, installed: str | None) -> tuple[Severity, str] | None:
-    """Return severity and reason for a version that is not taken."""
     if installed is None:
         return "error", "It is not installed."
     try:

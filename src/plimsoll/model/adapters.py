@@ -37,14 +37,8 @@ def add_adapter(
 ) -> None:
     """Put an adapter into the model, in place, and freeze everything else but a value head.
 
-    Args:
-        module: the model.
-        config: the settings of the adapter.
-        base: the path or name of the model, for the saved adapter.
-        seed: the seed of the first weights.
-
-    Raises:
-        ConfigError: a target is no layer of the model.
+    `base` is the model's path or name, for the saved adapter; `seed` draws the first weights.
+    Raises ConfigError if a target is no layer of the model.
     """
     from peft import LoraConfig
 
@@ -88,7 +82,6 @@ def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) ->
 
 
 def _targets(lm: PreTrainedModel, names: tuple[str, ...]) -> list[str]:
-    """Return the last parts of the names of the layers that get adapters."""
     kinds = {
         name.rpartition(".")[2]: type(layer)
         for name, layer in lm.get_decoder().named_modules()
@@ -195,14 +188,8 @@ def save_adapter(
 ) -> None:
     """Write a PEFT directory, whole or not at all, in place of an existing one.
 
-    Args:
-        module: the model with the adapter.
-        state: the trained parameters, whole, by their names in the module.
-        beside: the tokenizer and the generation config to save with it.
-        directory: the path of the directory.
-
-    Raises:
-        PlimsollError: the disk is full or not writable; the message has the path.
+    `state` has the trained parameters, whole, by their names in the module. Raises PlimsollError
+    with the path if the disk is full or not writable.
     """
     config, weights = adapter_bytes(module, state)
     with whole_directory(directory) as partial:
@@ -225,11 +212,7 @@ def adapter_bytes(
 
 
 def read_adapter_config(directory: Path) -> Any:
-    """Return PEFT's config of a saved adapter.
-
-    Raises:
-        ConfigError: it cannot be read, or has a form that cannot be merged.
-    """
+    """Return PEFT's config of a saved adapter; ConfigError if it cannot be read or merged."""
     from peft import PeftConfig
 
     with as_config_error(str(directory), ADAPTER_FILE):
@@ -247,11 +230,7 @@ def read_adapter_config(directory: Path) -> Any:
 
 
 def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path) -> None:
-    """Put a saved adapter into the model that it was trained on.
-
-    Raises:
-        ConfigError: the tensors of the file do not match its config and the model.
-    """
+    """Put a saved adapter into the model that it was trained on; ConfigError if it does not fit."""
     config.inference_mode = False
     config.modules_to_save = None
     inject(module, config)

@@ -261,7 +261,6 @@ def sdpa(pack: Attended) -> Tensor:
 
 
 def _attend_behind(leader: _Sequence, sequence: _Sequence, shared: int, pack: Attended) -> Tensor:
-    """Return the attention of a sequence's own queries, behind `shared` tokens of its leader."""
     query, key, value = sequence
     key, value = (
         torch.cat([begin[:, :, :shared], rest], 2)
@@ -372,7 +371,6 @@ def _varlen(pack: Attended) -> Tensor:
 
 
 def _refuse_unknown(mask: Tensor | None, dropout: float, sinks: Tensor | None) -> None:
-    """Raise ConfigError for inputs that would be ignored and so computed wrongly."""
     if mask is not None or dropout or sinks is not None:
         raise ConfigError(
             "Packed attention cannot compute these inputs: "

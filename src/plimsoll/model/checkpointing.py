@@ -138,10 +138,8 @@ def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
     """Let layers recompute in the backward pass, as the config says, instead of keeping tensors.
 
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174; selective: Korthikanti et al. 2022,
-    https://arxiv.org/abs/2205.05198, section 5.
-
-    Raises:
-        ConfigError: the model's layers are not transformers' checkpointing layers.
+    https://arxiv.org/abs/2205.05198, section 5. Raises ConfigError if the model's layers are not
+    transformers' checkpointing layers.
     """
     if config.gradient_checkpointing is False:
         return
@@ -169,14 +167,11 @@ def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
 def selective_contexts(thin: int) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Return the contexts of a layer's first forward and of its recomputation, for `checkpoint`.
 
-    Attention is kept, and products that cost more than a pass over their result: not an adapter's
+    Attention is kept, and products whose inner dimension is at least `thin`: not an adapter's
     second matrix, whose inner dimension is its rank.
 
     torch's own create_selective_checkpoint_contexts needs the same operations both times. Within a
     layer ZeRO stage 3 gathers weights, and skips that for weights that are present.
-
-    Args:
-        thin: a product with a smaller inner dimension is cheap.
     """
     kept: deque[Any] = deque()
     return _Keep(thin, kept), _Reuse(thin, kept)

@@ -56,11 +56,7 @@ def _mend(path: str) -> str:
 
 
 def read_model_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """Return config.json as transformers reads it.
-
-    Raises:
-        ConfigError: it cannot be read, or describes an encoder or a model of several parts.
-    """
+    """Return config.json; ConfigError if it is unreadable, an encoder's, or of several parts."""
     with as_config_error(path, "config.json"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             path, trust_remote_code=trust_remote_code
@@ -108,11 +104,7 @@ def has_generic_tokenizer(path: str) -> bool:
 
 
 def logit_scale(path: str, config: PreTrainedConfig) -> float:
-    """Return the factor that the model's family multiplies its logits by.
-
-    Raises:
-        ConfigError: the config has another setting that scales logits.
-    """
+    """Return the factor of a family's logits; ConfigError for one that the head does not know."""
     settings = config.to_dict()
     if config.model_type in _MULTIPLIED:
         return float(settings[_MULTIPLIED[config.model_type]])

@@ -5,16 +5,11 @@ Nothing else names these kernels: `use_cpu_kernels` switches a model to them.
 The forward pass of each sequence is PyTorch's own flash kernel. The backward pass is plain products
 over blocks of queries: weights and their gradient in fp32, never kept, made again from queries,
 keys and each query's log-sum-exp (FlashAttention, https://arxiv.org/abs/2205.14135, appendix B.4).
-
-PyTorch's backward pass takes three to five times as long in bfloat16. This one takes 10 % off a
-step (CPU time of SFT of 28M parameters, packs of 2,000 tokens, one thread of an AMD EPYC without
-AMX); with AMX a step took 360 instead of 490 ms.
+PyTorch's backward pass takes three to five times as long in bfloat16.
 
 oneDNN, which computes bfloat16 products on CPUs, compiles a kernel for every new shape: 3 to 15 ms
 each, as long as several products of a small model. Packs hardly ever have equal sizes, so their
-rows are filled with zeros up to a multiple, and the filling is cut off afterwards. With AMX the
-products of a step of SFT of 28M parameters took 487 instead of 683 ms; an AMD EPYC without AMX
-compiles less, and the zeros cost 3 % of a step.
+rows are filled with zeros up to a multiple, and the filling is cut off afterwards.
 
 Short sequences of one shape are computed together. No query sees the filling: it stands behind the
 last key.
@@ -203,10 +198,7 @@ def _queries(rows_HTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) 
 
 
 def _keys(rows_KTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the rows that the sequences see, filled with zeros: [S, kv heads, K, D].
-
-    There is at least one key for each filled query.
-    """
+    """Return the rows that the sequences see, filled with zeros: [S, kv heads, K, D]."""
     heads, _, width = rows_KTD.shape
     made = rows_KTD.new_zeros(len(batch.spans), heads, batch.keys, width, dtype=dtype)
     for rows, span in zip(made, batch.spans, strict=True):
@@ -260,7 +252,6 @@ def _backward(
 
 
 def _blocks(query_HQD: Tensor, keys: int) -> Iterator[slice]:
-    """Return blocks of queries whose scores fit into the cache."""
     heads, queries, _ = query_HQD.shape
     rows = max(1, SCORES // (heads * keys * OF_SEQUENCES)) * OF_SEQUENCES
     return (slice(start, min(start + rows, queries)) for start in range(0, queries, rows))
@@ -273,8 +264,7 @@ OF_PACKS = 64
 def use_cpu_kernels(lm: PreTrainedModel, device: torch.device) -> int:
     """Have a newly loaded model use the kernels for CPUs, in place, if its device is a CPU.
 
-    Returns:
-        The multiple that the head's rows are to be filled up to.
+    Return the multiple that the head's rows are to be filled up to.
     """
     if device.type != "cpu":
         return 1

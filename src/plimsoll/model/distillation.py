@@ -107,7 +107,6 @@ def _distill_chunks(
     form: LogitForm,
     wanted: Wanted,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], HeadGradients]:
-    """Return the outputs and the gradients that `make_ahead` needs."""
     hidden_L_H, weight_VH, bias_V = of
     loss_tokens, hidden_L_H = len(hidden_L_H), fill_rows(hidden_L_H, form.rows)
     gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)

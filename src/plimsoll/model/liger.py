@@ -64,10 +64,7 @@ def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
 
 
 def offset_rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
-    """Return (1 + w) * x / sqrt(mean(x^2) + epsilon), rounded as Gemma in transformers does.
-
-    It is computed in fp32, then rounded to the input's dtype.
-    """
+    """Return (1 + w) * x / sqrt(mean(x^2) + epsilon) in fp32, then rounded, as Gemma does."""
     output_XH: Tensor = LigerRMSNormFunction.apply(input_XH, weight_H, epsilon, 1.0, "gemma", False)
     return output_XH
 

@@ -39,11 +39,7 @@ from plimsoll.spec.kernels import against_varlen
 
 
 def fusions_of(kernels: str) -> tuple[fused.Fusion, ...]:
-    """Return the fusions, by Liger's kernels or by ours.
-
-    Raises:
-        ConfigError: they are Liger's, and liger-kernel cannot be imported.
-    """
+    """Return the fusions, Liger's or ours; ConfigError if Liger's cannot be imported."""
     if kernels == "own":
         return fused.FUSIONS
     assert kernels == "liger", "of a run that is resolved"
@@ -74,26 +70,13 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 def load_policy(
     config: ModelConfig, device: torch.device, temperature: float = 1.0, *, cast: bool = True
 ) -> PolicyModel:
-    """Return a causal language model whose log-probabilities are those at the temperature.
+    """Return a causal language model whose log-probabilities are those at the sampling temperature.
 
     It is prepared for the device, but still in host memory, and in training mode (gradient
-    checkpointing needs it; models with dropout are refused).
-
-    Args:
-        config: the model's settings.
-        device: where the model will run.
-        temperature: the sampling temperature.
-        cast: whether to cast the weights to the config's dtype. Else they stay mapped from the
-            checkpoint's files, in their dtype there, and the caller casts them one by one.
-
-    Raises:
-        ConfigError: before weights are read, for everything in `checks.py`.
+    checkpointing needs it; models with dropout are refused). Without `cast` the weights stay mapped
+    from the checkpoint's files, in their dtype there, and the caller casts them one by one. Raises
+    ConfigError, before weights are read, for everything in `checks.py`.
     """
-    if temperature <= 0:
-        raise ConfigError(
-            f"temperature is {temperature}: greedy sampling has no log-probabilities to train on. "
-            "Sample for training with a temperature above 0."
-        )
     lm, form = _load_causal(config, device, cast)
     return PolicyModel(lm, HeadForm(config.head_chunk, form, temperature))
 
@@ -141,10 +124,7 @@ def load_value(
 
 
 def attention_name(config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device) -> str:
-    """Return the registered attention that `config.attention` names.
-
-    Raises ConfigError for varlen where it cannot compute the model.
-    """
+    """Return the registered attention of the config; ConfigError if varlen cannot compute it."""
     if config.attention == "sdpa":
         return SDPA
     assert config.attention == "varlen", "of a run that is resolved"
@@ -181,10 +161,8 @@ def _load(
     """Check a frame without weights, then map the weights from the checkpoint's files.
 
     Mapping costs page cache, which all ranks of a machine share; only a cast copies weights into
-    memory. `may_be_new` are the only names that the checkpoint may lack.
-
-    Returns:
-        The model, what `prepare_layers` returns, and the names that the checkpoint lacks.
+    memory. `may_be_new` are the only names that the checkpoint may lack. Return the model, what
+    `prepare_layers` returns, and the names that the checkpoint lacks.
     """
     register_packed_attention()
     attention = attention_name(config, hf_config, device)
@@ -228,10 +206,7 @@ def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.devic
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide progress bars and transformers' table of absent names inside the block.
-
-    `check_loaded` judges the names.
-    """
+    """Hide progress bars and transformers' table of absent names inside the block."""
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

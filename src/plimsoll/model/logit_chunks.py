@@ -173,14 +173,8 @@ def make_ahead(
     """Return the outputs of `make`, which also makes their gradients in the forward pass.
 
     The logits exist there; the backward pass only scales the gradients. Differentiable once, and
-    only through the first output.
-
-    Args:
-        hidden_L_H: the hidden states.
-        weight_VH: the head.
-        bias_V: the bias of the head.
-        make: returns the outputs, and the needed gradients of the first (of a number for each row:
-            as if it were their sum).
+    only through the first output: a scalar, or a number for each row, whose gradients `make`
+    returns as if the output were their sum.
     """
     if not torch.is_grad_enabled():
         return make((False, False, False))[0]

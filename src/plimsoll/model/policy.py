@@ -64,11 +64,9 @@ def companions(
 ) -> Companions:
     """Return the companions of a trained model.
 
-    Args:
-        lm: the model.
-        tokenizer: the tokenizer of the model that training began with, newly read.
-        template: Jinja that the model was trained with instead of the tokenizer's own template: the
-            tokenizer gets it, and the token that ends its turns ends what the model generates.
+    `tokenizer` is that of the model that training began with, newly read. `template` is the Jinja
+    that the model was trained with instead of the tokenizer's own: the tokenizer gets it, and the
+    token that ends its turns ends what the model generates.
     """
     generation = deepcopy(lm.generation_config) if lm.can_generate() else None
     if template is not None:
@@ -301,16 +299,10 @@ def save_hf(
 ) -> None:
     """Write a Hugging Face directory, whole or not at all, in place of an existing one.
 
-    Args:
-        config: `model.lm.config`, whose architectures entry names the class of the weights.
-        state: tensors by Hugging Face name, on any device. Of tied tensors (the same storage under
-            several names) only the first is written; transformers ties them again as it loads.
-        tokenizer: the tokenizer to save with it.
-        directory: the path of the directory.
-        generation_config: how the model generates; None for a model that scores.
-
-    Raises:
-        PlimsollError: the disk is full or not writable; the message has the path.
+    `config` is `model.lm.config`, whose architectures entry names the class of the weights. `state`
+    has tensors by Hugging Face name, on any device. Of tied tensors (the same storage under several
+    names) only the first is written; transformers ties them again as it loads. Raises PlimsollError
+    with the path if the disk is full or not writable.
     """
     assert all(t.numel() > 0 for t in state.values()), "a sharded tensor was not gathered"
     tensors = _without_ties(state)
@@ -326,7 +318,6 @@ def save_hf(
 
 
 def _without_ties(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the first name of every tensor, with the tensor."""
     first: dict[tuple[torch.device, int], str] = {}
     for name, tensor in state.items():
         first.setdefault((tensor.device, tensor.data_ptr()), name)
@@ -341,10 +332,8 @@ def published_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield weights by the names and in the pieces of the model's files; some share their memory.
 
-    Args:
-        lm: the model.
-        weights: whole tensors by Hugging Face name; taken out layer by layer, as other pieces are
-            copies.
+    `weights` are whole tensors by Hugging Face name. They are taken out layer by layer, as other
+    pieces are copies.
     """
     for names in _by_layer(weights):
         layer = {name: weights.pop(name) for name in names}

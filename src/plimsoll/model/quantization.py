@@ -1,9 +1,8 @@
 """Linear layers in 4 bits by bitsandbytes: NF4, Dettmers et al. 2023, arXiv 2305.14314.
 
-https://arxiv.org/abs/2305.14314. A quantised weight is a parameter of packed codes beside a
-`quant_state` with the scales of its blocks. The codes are stored *as* the model's dtype (two, or
-four, bytes of codes make one "number"): ZeRO divides and gathers parameters of one floating dtype,
-and would refuse bytes.
+A quantised weight is a parameter of packed codes beside a `quant_state` with the scales of its
+blocks. The codes are stored *as* the model's dtype (two, or four, bytes of codes make one
+"number"): ZeRO divides and gathers parameters of one floating dtype, and would refuse bytes.
 """
 
 from __future__ import annotations
@@ -117,5 +116,4 @@ def plain_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def _scales(parameter: nn.Parameter | None) -> Any:
-    """Return bitsandbytes' `quant_state`; None if the parameter is not quantised."""
     return getattr(parameter, "quant_state", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,6 @@ ALIGNMENT = 16
 """Bytes; each array begins at a multiple, which every dtype and vectorised kernel accepts."""
 
 
-class BufferPlace(NamedTuple):
-    """An array and its start in a buffer of bytes."""
-
-    name: str
-    array: NDArray[Any]
-    start: int
-
-
 def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     """Copy arrays (which may be read-only views of Ray's store) to a device; leave out each None.
 
@@ -34,11 +26,11 @@ def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     present = {name: array for name, array in arrays.items() if array is not None}
     if device.type != "cuda":
         return {name: torch.tensor(array, device=device) for name, array in present.items()}
-    places, size = lay_out(present)
     # `torch.tensor` cannot pin the copy of a NumPy array.
-    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    write(places, buffer)
-    return dict(views(places, buffer.to(device, non_blocking=True)))
+    buffer = torch.empty(buffer_size(present), dtype=torch.uint8, pin_memory=True)
+    for name, view in views(present, buffer):
+        np.copyto(view.numpy(), present[name])
+    return dict(views(present, buffer.to(device, non_blocking=True)))
 
 
 def send_one(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -46,26 +38,19 @@ def send_one(array: NDArray[Any], device: torch.device) -> Tensor:
     return send({"": array}, device)[""]
 
 
-def lay_out(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[BufferPlace], int]:
-    """Place arrays one behind the other; return the places and the bytes that hold them all."""
-    places: list[BufferPlace] = []
-    size = 0
-    for name, array in arrays.items():
-        places.append(BufferPlace(name, array, size))
-        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    return places, size
+def buffer_size(arrays: Mapping[str, NDArray[Any]]) -> int:
+    """Return the bytes that hold all arrays one behind the other."""
+    return sum(map(_aligned_size, arrays.values()))
 
 
-def write(places: list[BufferPlace], buffer: Tensor) -> None:
-    """Copy the arrays to their places in a buffer (uint8) in host memory."""
-    buffer_bytes = buffer.numpy()
-    for _, array, start in places:
-        place = buffer_bytes[start : start + array.nbytes].view(array.dtype)
-        np.copyto(place.reshape(array.shape), array)
-
-
-def views(places: list[BufferPlace], buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
+def views(arrays: Mapping[str, NDArray[Any]], buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield each array's name and the tensor that views its place in a buffer on any device."""
-    for name, array, start in places:
+    start = 0
+    for name, array in arrays.items():
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         yield name, buffer[start : start + array.nbytes].view(dtype).view(array.shape)
+        start += _aligned_size(array)
+
+
+def _aligned_size(array: NDArray[Any]) -> int:
+    return -(-array.nbytes // ALIGNMENT) * ALIGNMENT

@@ -134,10 +134,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
 
 
 def train_chat_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
-    """Return such a tokenizer for conversations, with `CHAT_TEMPLATE`; `<|im_end|>` ends a turn.
-
-    Each of the marks around tool calls and their results is one token.
-    """
+    """Return such a tokenizer for conversations, with `CHAT_TEMPLATE`; `<|im_end|>` ends a turn."""
     tokenizer: Qwen2Tokenizer = Qwen2Tokenizer().train_new_from_iterator(
         texts,
         vocabulary - len(_MARKS),
@@ -159,10 +156,7 @@ def write_scratch_model(
     layers: int,
     seed: int,
 ) -> None:
-    """Write a Qwen2-shaped model with random weights and a tied head, to learn from nothing.
-
-    It has 27.8M parameters with a vocabulary of 8,192, a width of 512 and 8 layers.
-    """
+    """Write a Qwen2-shaped model with random weights and a tied head, to learn from nothing."""
     config = tiny_config(
         "qwen2",
         tied=True,

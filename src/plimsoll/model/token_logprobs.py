@@ -1,14 +1,10 @@
 """Log-probabilities of given tokens from hidden states, without the whole logits.
 
-The head costs chunk * vocabulary * 2 bytes in bfloat16, instead of about 16 bytes for every token *
-vocabulary (see logit_chunks.py).
-
 A head that learns recomputes each chunk's logits in the backward pass, as the weight of a token in
 its gradient depends on the token's log-probability: 4 products with the head. With a frozen head
 the gradient of each token's hidden state is made in the forward pass and scaled in the backward
-pass: 2 products, not 3. The mean of the log-probabilities needs no recomputation either: the weight
-of each token is known beforehand, so all gradients are made in the forward pass: 3 products with
-the head, not 4.
+pass: 2 products. So are all gradients of the mean of the log-probabilities, in which the weight of
+each token is known beforehand: 3 products.
 """
 
 from __future__ import annotations
@@ -64,23 +60,14 @@ def token_logprobs(
     """Return log softmax(form of hidden @ weight.T + bias)[target], and the entropy, in fp32.
 
     Differentiable once, for hidden, weight and bias, through log-probabilities, and through the
-    entropy if it is part of the loss.
-
-    Args:
-        hidden_L_H: the hidden states that predict, shape [L, H]; L may be 0, and then the gradients
-            are zeros, not None, because every rank must give ZeRO a gradient.
-        weight_VH: the head, in the dtype of hidden_L_H.
-        targets_L: token ids, int64, in [0, V).
-        bias_V: the bias of the head, in the same dtype.
-        chunk: rows of logits that exist at once.
-        form: how the logits are computed.
-        entropy: see `Entropy`.
+    entropy if it is part of the loss. L may be 0, and then the gradients are zeros, not None,
+    because every rank must give ZeRO a gradient. Head and bias have the dtype of the hidden states;
+    targets are int64, in [0, V). `chunk` is the number of rows of logits that exist at once.
     """
     assert chunk >= 1 and hidden_L_H.ndim == 2 and targets_L.shape == hidden_L_H.shape[:1]
     learns = weight_VH.requires_grad or (bias_V is not None and bias_V.requires_grad)
-    ahead = hidden_L_H.requires_grad and torch.is_grad_enabled()
     of = (hidden_L_H, weight_VH, bias_V, targets_L)
-    if ahead and not learns and entropy != "loss":
+    if not learns and entropy != "loss":
         each_L = torch.ones_like(targets_L, dtype=torch.float32)
         make = partial(differentiate, of, entropy, each_L, chunk, form)
         logprobs_L, entropy_L = make_ahead(hidden_L_H, weight_VH, bias_V, make)
@@ -99,15 +86,9 @@ def differentiate(
 ) -> tuple[TokenLogprobs, HeadGradients]:
     """Return log-probabilities, and the gradients of a loss that is linear in them.
 
-    Both come from the same logits.
-
-    Args:
-        of: hidden_L_H, weight_VH, bias_V and targets_L, as for `token_logprobs`.
-        entropy: see `Entropy`.
-        grad_logprobs_L: the gradient of the loss.
-        chunk: rows of logits that exist at once.
-        form: how the logits are computed.
-        wanted: the gradients that are needed.
+    Both come from the same logits. `of` are hidden_L_H, weight_VH, bias_V and targets_L, as for
+    `token_logprobs`, and `wanted` the gradients that are needed. `grad_logprobs_L` is the gradient
+    of the loss by the log-probabilities.
     """
     hidden_L_H, weight_VH, bias_V, targets_L = of
     loss_tokens, hidden_L_H = len(hidden_L_H), fill_rows(hidden_L_H, form.rows)
@@ -118,15 +99,14 @@ def differentiate(
             capped_NV = form.cap(block_NV.float())
             logp_NV = form.log_softmax(capped_NV)
             _read(logp_NV, rows, targets_L, output)
-            # The gradient takes the place of the logits: still one chunk.
-            grad_NV = grad_of_logprobs(logp_NV, targets_L[rows], grad_logprobs_L[rows])
-            block_NV.copy_(form.backward(grad_NV, capped_NV))
+            if any(wanted):  # the gradient takes the place of the logits: still one chunk
+                grad_NV = grad_of_logprobs(logp_NV, targets_L[rows], grad_logprobs_L[rows])
+                block_NV.copy_(form.backward(grad_NV, capped_NV))
         gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
     return output, gradients
 
 
 def _empty(targets_L: Tensor, entropy: Entropy) -> TokenLogprobs:
-    """Return uninitialised outputs, for `_read`."""
     logprobs_L = torch.empty_like(targets_L, dtype=torch.float32)
     return TokenLogprobs(logprobs_L, None if entropy == "none" else torch.empty_like(logprobs_L))
 
@@ -248,11 +228,6 @@ def token_nll(
     """
     assert chunk >= 1 and tokens > 0 and len(hidden_L_H) == len(targets_L)
     of = (hidden_L_H, weight_VH, bias_V, targets_L)
-    if not torch.is_grad_enabled():
-        output = token_logprobs(
-            hidden_L_H, weight_VH, targets_L, bias_V=bias_V, chunk=chunk, form=form
-        )
-        return -output.logprobs_L.sum() / tokens
 
     def make(wanted: Wanted) -> tuple[tuple[Tensor], HeadGradients]:
         each_L = torch.full_like(targets_L, -1 / tokens, dtype=torch.float32)

@@ -59,10 +59,7 @@ def answer(runs: Sequence[Watched], name: str, query: Query) -> Any:
 
 
 def freeze_replies(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str, Any]:
-    """Return the replies to all requests of a frozen page, by request.
-
-    `remarks` are sentences about memory.
-    """
+    """Return the replies to all requests of a frozen page; `remarks` are about memory."""
     replies = {
         "progress": answer(runs, "progress", {}),
         "settings": answer(runs, "settings", {}),
@@ -101,17 +98,11 @@ def _samples(run: Watched, place: int) -> dict[str, Any]:
 
 def pictures(run: Watched) -> list[dict[str, str]]:
     """Return the pictures that a run drew itself, as data addresses."""
-    drawn = [
-        ("Calibration: do predicted probabilities come true?", run.run.calibration_path, "svg+xml"),
-    ]
-    return [
-        {
-            "title": title,
-            "source": f"data:image/{kind};base64,{b64encode(path.read_bytes()).decode()}",
-        }
-        for title, path, kind in drawn
-        if path.is_file()
-    ]
+    path, title = run.run.calibration_path, "Calibration: do predicted probabilities come true?"
+    if not path.is_file():
+        return []
+    picture = b64encode(path.read_bytes()).decode()
+    return [{"title": title, "source": f"data:image/svg+xml;base64,{picture}"}]
 
 
 def _curves(runs: Sequence[Watched], query: Query) -> Any:

@@ -72,12 +72,9 @@ class Control:
 def controls(spec: RunSpec[Any], changed: Collection[str] = ()) -> tuple[Control, ...]:
     """Return the controls of a run, in the order of the page.
 
-    There is one for each lever with a field on the page, and for each given key.
-
-    Args:
-        spec: the run.
-        changed: further keys with a control, because answers change them, if their values are
-            numbers or a choice. A text gets no control, because it may name a file.
+    There is one for each lever with a field on the page, for each given key, and for each of the
+    `changed` keys, which answers change, if its values are numbers or a choice. A text gets no
+    control, because it may name a file.
     """
     known = tuple(keys_of(spec.job.config))
     offered = dict.fromkeys(_offered_keys(spec))
@@ -121,7 +118,6 @@ def _offered_keys(spec: RunSpec[Any]) -> Iterator[str]:
 
 
 def _place(spec: RunSpec[Any], key: str) -> tuple[str, str]:
-    """Return the title of a key's group, and its label there."""
     role, label = split_key(spec, key)
     if role is not None:
         return role.key, label
@@ -132,14 +128,12 @@ def _place(spec: RunSpec[Any], key: str) -> tuple[str, str]:
 
 
 def _is_harmless(known: tuple[Key, ...], key: str) -> bool:
-    """Return whether the values of a key are numbers, or words of the schema."""
     described = find_key(known, _path(key))
     words = [] if described is None or described.section else described.kind.split(" | ")
     return bool(words) and not any(map(_OPEN.match, words))
 
 
 def _value(spec: RunSpec[Any], key: str) -> LeverValue:
-    """Return the value of a key; for a reference that the config lacks, its default."""
     role, rest = split_key(spec, key)
     return value_at(spec.config if role is None else role.settings, rest)
 
@@ -161,11 +155,8 @@ def _proposals(spec: RunSpec[Any], key: str) -> tuple[str, ...]:
 def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]:
     """Return the flags for changed texts, with the keys that must be set together with them.
 
-    Args:
-        spec: the run.
-        texts: the texts of controls by key; an empty text unsets the key.
-
-    Raises ConfigError for a key without a control, and for a text that is no value.
+    `texts` are those of controls by key; an empty text unsets the key. Raises ConfigError for a key
+    without a control, and for a text that is no value.
     """
     known = [control.key for control in controls(spec, texts)]
     for key in texts:

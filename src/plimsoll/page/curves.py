@@ -29,10 +29,7 @@ def metric_names(rows: Iterable[JsonRow], prefix: str) -> list[str]:
 
 
 def evaluations(rows: Iterable[JsonRow], best_step: int | None) -> dict[str, JsonRow]:
-    """Return the first, the best and the last evaluation, by a label.
-
-    Equal ones appear once. There is no best one if `best_step` is None.
-    """
+    """Return the first, the best (if known) and the last evaluation by a label, each once."""
     by_step = {row["step"]: row for row in rows if metric_names([row], "eval/")}
     if len(by_step) < 2:
         return {f"step {step}": row for step, row in by_step.items()}
@@ -118,9 +115,8 @@ def curves(
 ) -> list[dict[str, Any]]:
     """Return the panels of a section, each with a table for every run that has data.
 
-    A stacked panel belongs to one run, so each run gets its own.
-
-    `steps` are the first and the last step to include. `buckets` is as `BUCKETS`.
+    A stacked panel belongs to one run, so each run gets its own. `steps` are the first and the last
+    step to include.
     """
     compared = [run.metrics.names for run in runs]
     per_run = [_curves_of(run, section, compared) for run in runs]
@@ -156,7 +152,6 @@ def _curves_of(run: Watched, section: CurveSection, compared: Sequence[JsonRow])
 
 
 def _peaks(run: Watched) -> Curves:
-    """Return the memory peaks by kind of process; nodes only if one runs several processes."""
     steps, peaks = run.ledger.peaks_by_step()
     kinds = {process_kind(row.process) for row in drop_lone_nodes(run.ledger.rows)}
     no_values = np.full(len(steps), np.nan)
@@ -194,7 +189,6 @@ def _series(panels: Sequence[Panel]) -> set[str]:
 
 
 def _is_end(name: str, names: Mapping[str, None]) -> bool:
-    """Return whether the name is an end of the interval of another metric, which has two ends."""
     whole = name.removesuffix("_low").removesuffix("_high")
     return name != whole and {whole, f"{whole}_low", f"{whole}_high"} <= names.keys()
 

@@ -49,13 +49,10 @@ class NewRows:
 def read_on(
     path: Path, place: FilePosition, most: int, schema: pa.Schema | None = None
 ) -> NewRows | None:
-    """Return the next whole rows, or None if there are none.
+    """Return the next whole rows, or None if there are none. A line without its end is left.
 
-    A line without its end is left for the next read.
-
-    At most `most` bytes are read, and the columns of `schema`, or all columns if it is None.
-
-    Raises PlimsollError if a line is no JSON object; the message names file and line.
+    At most `most` bytes are read, and the columns of `schema`, or all columns if it is None. Raises
+    PlimsollError, naming file and line, if a line is no JSON object.
     """
     data = _whole_lines(path, place, most)
     if not data:
@@ -76,7 +73,6 @@ def read_on(
 
 
 def _whole_lines(path: Path, place: FilePosition, most: int) -> bytes:
-    """Return the next whole lines, at least one if there is one."""
     if place.offset >= place.size:
         return b""
     with path.open("rb") as file:

@@ -67,11 +67,8 @@ def render_page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
 
 def join_scripts(view: View) -> str:
     """Join the modules of a view into one script, in one scope."""
-    return "\n".join(_without_imports(_asset(f"{name}.js")) for name in view.modules)
-
-
-def _without_imports(module: str) -> str:
-    return re.sub(r"^export ", "", re.sub(r"^import [^;]*;\n", "", module, flags=re.M), flags=re.M)
+    text = "\n".join(_asset(f"{name}.js") for name in view.modules)
+    return re.sub(r"^import [^;]*;\n|^export ", "", text, flags=re.M)
 
 
 def policy(style: str, scripts: list[str], *, live: bool) -> str:
@@ -95,7 +92,6 @@ def _hash(text: str) -> str:
 
 
 def _to_script_json(data: Mapping[str, Any]) -> str:
-    """Return the data as JSON that cannot end the HTML element around it."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 

@@ -96,7 +96,6 @@ class LedgerSums:
 
 
 def _sum_rows(rows: pa.Table) -> pa.Table:
-    """Return one row for each process and phase, as `_HOW` says."""
     grouped = rows.group_by(["process", "phase"], use_threads=False)
     summed = grouped.aggregate(list(_HOW.items()))
     names = {f"{name}_{how}": name for name, how in _HOW.items()}
@@ -192,11 +191,7 @@ def process_kind(process: str) -> str:
 
 
 def fullest_of_kinds(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """Return the comparisons of the fullest process of each kind in each phase.
-
-    The fullest is the one with the largest last measure: the card's if there is one, else the
-    host's.
-    """
+    """Return the comparisons of the fullest process of each kind in each phase."""
     fullest: dict[tuple[str, str], list[Comparison]] = {}
     for (process, phase), group in groupby(
         comparisons, lambda comparison: (comparison.process, comparison.phase)
@@ -209,12 +204,10 @@ def fullest_of_kinds(comparisons: Iterable[Comparison]) -> list[Comparison]:
 
 
 def nearest_to_line(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
-    """Return the moment at which a card or node was nearest to its load line.
+    """Return the rows of the main process and of the card or node nearest to its load line.
 
-    Of a card, all that it shows as used counts; of a node, only what this run held.
-
-    Returns:
-        The row of the process that held most at that moment, and the row of the card or node.
+    Of a card, all that it shows as used counts; of a node, only what this run held. The main
+    process held most at that moment.
     """
     fullest = max(
         (row for row in rows if is_node(row) or row.measured.device is not None),

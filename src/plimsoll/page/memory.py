@@ -36,7 +36,6 @@ def memory(run: Watched) -> dict[str, Any]:
 
 
 def _plan(run: Watched) -> Mapping[str, Any]:
-    """Return the run's plan.json, or an empty mapping if there is none."""
     try:
         plan = json.loads(run.run.plan_path.read_bytes())
     except (OSError, ValueError):
@@ -56,14 +55,17 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
         name, capacity = cards[0]["device"], cards[0]["capacity_bytes"]
         predicted = items.get(name, ())
         totals = _totals(predicted)
-        matching = (
-            card_rows if len(kinds) == 1 else [row for row in card_rows if _agrees(row, totals)]
-        )
+        matching = [
+            row
+            for row in card_rows
+            if len(kinds) == 1
+            or (row.predicted is not None and row.predicted.device == totals.get(row.phase))
+        ]
         title = name if len(cards) == 1 else f"{name}, and {len(cards) - 1} like it"
-        places.append(describe_place(title, capacity, predicted, _fullest(matching, "device")))
+        places.append(describe_place(title, capacity, predicted, _fullest(matching)))
     if not kinds and card_rows:
         capacity = max(row.line.capacity for row in card_rows)
-        places.append(describe_place("cards", capacity, (), _fullest(card_rows, "device")))
+        places.append(describe_place("cards", capacity, (), _fullest(card_rows)))
     return places
 
 
@@ -128,15 +130,11 @@ def _totals(items: Iterable[PlanItem]) -> dict[str, int]:
     return totals
 
 
-def _agrees(row: LedgerRow, totals: Mapping[str, int]) -> bool:
-    return row.predicted is not None and row.predicted.device == totals.get(row.phase)
-
-
-def _fullest(rows: Iterable[LedgerRow], measure: str) -> list[tuple[LedgerRow, int]]:
-    """Return the row with the largest measure of each phase: a card shows all its processes."""
+def _fullest(rows: Iterable[LedgerRow]) -> list[tuple[LedgerRow, int]]:
+    """Return the fullest row of each phase and its bytes: a card shows all its processes."""
     ordered = sorted(rows, key=lambda row: row.phase)
     return [
-        max(((row, getattr(row.measured, measure)) for row in phase_rows), key=lambda pair: pair[1])
+        max(((row, row.measured.device or 0) for row in phase_rows), key=lambda pair: pair[1])
         for _, phase_rows in groupby(ordered, key=lambda row: row.phase)
     ]
 

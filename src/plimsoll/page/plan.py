@@ -90,7 +90,6 @@ def _decisive(plan: Plan) -> str:
 
 
 def _says(store: Store, plan: Plan) -> str:
-    """Return a sentence with the free or missing bytes of a card or host at its peak."""
     peak, verdict = store.peak, verdict_of(store, plan.band)
     if store.capacity is None:
         held = f"{gigabytes_text(peak.bytes)} in {peak.moment}"

@@ -24,7 +24,7 @@ from plimsoll.page.watched import Watched
 from plimsoll.run.health import due_warnings
 from plimsoll.run.responses import escape_controls
 from plimsoll.run.state import RunState
-from plimsoll.run.step_report import BEFORE_STEPS, Figure, headline
+from plimsoll.run.step_report import BEFORE_STEPS, headline
 
 LOG = "run.log"
 """The file in a run's directory that holds what the run printed."""
@@ -107,30 +107,21 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
 
 
 def _recent_mean(run: Watched, name: str) -> float | None:
-    """Return a metric's mean over the recent steps that have it, or None."""
     values = run.metrics.column(name)[-_RECENT:]
     recent = values[np.isfinite(values) & (run.metrics.column("step")[-_RECENT:] > 0)]
     return float(recent.mean()) if len(recent) else None
 
 
 def _last_held_out(run: Watched) -> dict[str, Any] | None:
-    """Return the figures of the last evaluation with its step, or None before the first."""
     if not run.metrics.evaluated:
         return None
     row = run.metrics.evaluated[-1]
     measured = {n: nan if x is None else x for n, x in row.items() if n.startswith(_HELD_OUT)}
-    texts = {
-        name.removeprefix(_HELD_OUT): " ".join(
-            filter(None, (number_text(figure), _interval(figure)))
-        )
-        for name, figure in headline(measured).items()
+    figures = {
+        name.removeprefix(_HELD_OUT): f"{number_text(x)} ({bounds_text(x)})".removesuffix(" ()")
+        for name, x in headline(measured).items()
     }
-    return {"step": row["step"], "figures": texts}
-
-
-def _interval(figure: Figure) -> str:
-    bounds = bounds_text(figure)
-    return f"({bounds})" if bounds else ""
+    return {"step": row["step"], "figures": figures}
 
 
 def _state(run: Watched) -> str:
@@ -160,7 +151,6 @@ def _written_ago(run: Watched, at: float) -> float | None:
 
 
 def _seconds_per_step(run: Watched) -> float | None:
-    """Return the mean time of the recent steps, without what comes before the first step."""
     names = [n for n in _phases(run) if n not in BEFORE_STEPS]
     steps = run.metrics.column("step")[-_RECENT:]
     if not names or not (steps > 0).any():
@@ -179,7 +169,6 @@ def _total_seconds(run: Watched) -> dict[str, float]:
 
 
 def _warnings(step: int, metrics: dict[str, float]) -> list[dict[str, str]]:
-    """Return the health warnings of the last step."""
     return [
         {
             "metric": warning.metric,
@@ -226,7 +215,6 @@ def held_out(run: Watched) -> dict[str, Any]:
 
 
 def _best_step(run: Watched) -> int | None:
-    """Return the best evaluation's step; None without `run.best` or a checkpoint."""
     latest = run.run.latest_checkpoint()
     if latest is None or value_at(run.settings, ("run", "best")) is None:
         return None

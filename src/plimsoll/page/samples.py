@@ -55,7 +55,7 @@ def group(run: Watched, step: int, number: int) -> dict[str, Any]:
     wanted = next((candidate for candidate in _groups(path) if candidate.number == number), None)
     if wanted is None:
         raise ConfigError(f"Step {step} of {run.name} has no group {number}.")
-    tokenizer = _tokenizer(tuple(map(str, _tokenizer_files(run))))
+    tokenizer = _tokenizer(tuple(_tokenizer_files(run)))
     rows = _rows(path, wanted)
     first = wanted.responses[0]
     return {
@@ -75,7 +75,7 @@ def group(run: Watched, step: int, number: int) -> dict[str, Any]:
 def ends(run: Watched, step: int) -> dict[str, Any]:
     """Return the best and the worst responses of a step in full, of prompts that differ."""
     path = _file(run, step)
-    tokenizer = _tokenizer(tuple(map(str, _tokenizer_files(run))))
+    tokenizer = _tokenizer(tuple(_tokenizer_files(run)))
     by_number = {response.number: response for response in _groups(path)}
     best, worst = best_and_worst(list(by_number.values()), _ENDS)
     rows = {n: _rows(path, by_number[n]) for n in {response.group for response in (*best, *worst)}}
@@ -133,7 +133,6 @@ def _short(group: ResponseGroup) -> dict[str, Any]:
 
 
 def _rows(path: Path, group: ResponseGroup) -> dict[int, Mapping[str, Any]]:
-    """Return the stored rows of a group by their sample index."""
     names = pq.read_schema(path).names
     key = "group" if "group" in names else "prompt_index"
     columns = [name for name in _COLUMNS if name in names]
@@ -190,7 +189,6 @@ def _pieces(row: Mapping[str, Any], span: slice, tokenizer: Tokenizer) -> list[S
 
 
 def _tokenizer_files(run: Watched) -> Iterator[Path]:
-    """Yield the files that the actor's tokenizer may be in on this machine."""
     name = "tokenizer.json"
     yield run.run.model_path / name
     path = value_at(run.settings, ("actor", "model", "path"))
@@ -209,7 +207,6 @@ def _find_in_cache(repository: str, name: str) -> object:
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(files: Sequence[str]) -> Tokenizer | None:
-    """Return the tokenizer of the first file that exists, or None."""
-    path = next((path for path in files if Path(path).is_file()), None)
-    return None if path is None else Tokenizer.from_file(path)
+def _tokenizer(files: tuple[Path, ...]) -> Tokenizer | None:
+    path = next(filter(Path.is_file, files), None)
+    return None if path is None else Tokenizer.from_file(str(path))

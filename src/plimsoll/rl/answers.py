@@ -29,12 +29,7 @@ class FailedGroups:
     """
 
     def __init__(self, note: Note, batch: RlBatch | None = None) -> None:
-        """Begin without failures.
-
-        Args:
-            note: shows a line.
-            batch: says how many groups a step may lose; None: no group may fail.
-        """
+        """Begin without failures; without `batch` no group may fail."""
         self._note = note
         self._batch = batch
         self._allowed = 0 if batch is None else max(1, int(batch.max_failed_groups * batch.prompts))
@@ -46,12 +41,9 @@ class FailedGroups:
         return len(self._first)
 
     def __call__(self, failure: RewardFailure) -> None:
-        """Count a failed try.
+        """Count a failed try; PlimsollError, once, if more groups are lost than may be.
 
-        What fails after the error was raised is not counted, because the run is ending.
-
-        Raises:
-            PlimsollError: more groups are lost than may be; raised once.
+        What fails after that is not counted, because the run is ending.
         """
         if failure.unanswered and failure.reward not in self._noted:
             self._noted.add(failure.reward)
@@ -130,17 +122,9 @@ def answers(
 ) -> Answers:
     """Return responses to each prompt, in the prompts' order, scored side by side as they come.
 
-    Args:
-        cluster: samples the responses.
-        prompts: the prompts to answer.
-        responses: responses to each prompt.
-        sampling: how they are sampled.
-        seed: from which each request's seed is made.
-        answering: how they are scored.
-        on_failure: is called with rewards and environments that fail; what it raises ends the
-            sampling at once.
-        first_group: the number of the first prompt's group; the others follow in the prompts'
-            order.
+    Each request's seed is made from `seed`. `on_failure` is called with rewards and environments
+    that fail; what it raises ends the sampling at once. The first prompt's group has the number
+    `first_group`, and the others follow in the prompts' order.
     """
     if answering.environments is not None:
         scored = play_groups(
@@ -172,7 +156,6 @@ def answers(
 
 
 def _raise_first(ended: Iterable[Future[Scored]]) -> None:
-    """Raise the error of the first future that has one."""
     for future in ended:
         future.result()
 
@@ -185,7 +168,6 @@ def _join(scored: Sequence[Scored]) -> Answers:
 
 
 def _limits(prompts: Sequence[Prompt], sampling: SamplingConfig) -> tuple[int, ...] | None:
-    """Return the longest response to each prompt; None if no prompt has a limit of its own."""
     if all(prompt.max_new_tokens is None for prompt in prompts):
         return None
     return tuple(prompt.max_new_tokens or sampling.max_new_tokens for prompt in prompts)

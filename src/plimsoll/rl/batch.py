@@ -98,12 +98,10 @@ class Learnables:
     Attributes:
         advantages_L: advantages.
         returns_L: returns; None without a critic.
-        kl_L: estimates of the KL from the reference, in nats; None without a reference.
     """
 
     advantages_L: Floats
     returns_L: Floats | None
-    kl_L: Floats | None
 
 
 def pack_batch(
@@ -178,14 +176,8 @@ def train_on(
 ) -> dict[str, float]:
     """Train a role on all epochs and mini-batches; return the means of their metrics.
 
-    Args:
-        batch: the batch to learn from.
-        layout: the layout of the role's ranks.
-        role: the role that learns.
-        ranks: the role's ranks.
-        epochs: how often each mini-batch is learned from.
-        step: makes the optimizer step of a mini-batch.
-        rate: returns the learning rate at an update of the batch, counted from 0.
+    `step` makes the optimizer step of a mini-batch. `rate` returns the learning rate at an update
+    of the batch, counted from 0.
     """
     updates = batch.schedule(layout, epochs)
     return mean_metrics([update(role, ranks, step(mini), rate(n)) for n, mini in updates])
@@ -200,27 +192,21 @@ def estimate_advantages(
 ) -> Learnables:
     """Apply the configured estimator to the rewards of the whole batch.
 
-    To the estimator an episode is one sequence, its branches one after another.
-
-    Args:
-        batch: the batch.
-        scores: its columns.
-        spec: the run.
-        kl_coefficient: the weight of the KL in the reward.
-        greedy: the reward of the greedy response to each group's prompt, if the estimator needs it.
+    To the estimator an episode is one sequence, its branches one after another. `kl_coefficient` is
+    the weight of the KL in the reward, and `greedy` has the reward of the greedy response to each
+    group's prompt, if the estimator needs it.
     """
     algorithm, layout = spec.config.algorithm, batch.layout
     whole, ends_S = _whole(batch)
     ordered = [batch.trajectories[i] for i in whole.trajectory_S[ends_S]]
-    kl_L = _kl(scores, algorithm)
-    shaped = algorithm.kl is not None and algorithm.kl.place == "reward"
+    kl_L = _kl_of_rewards(scores, algorithm)
     inputs = AdvantageInputs(
         parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
         weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
         shaping_L=(
-            -kl_coefficient * torch.from_numpy(layout.move_to(kl_L, whole))
-            if kl_L is not None and shaped
-            else torch.zeros(len(scores.sampler_L))
+            torch.zeros(len(scores.sampler_L))
+            if kl_L is None
+            else -kl_coefficient * torch.from_numpy(layout.move_to(kl_L, whole))
         ),
         cu_loss_tokens=torch.from_numpy(whole.cu_loss_tokens[[0, *(ends_S + 1)]]),
         placed_L=_token_rewards(batch, whole),
@@ -246,7 +232,6 @@ def estimate_advantages(
     return Learnables(
         advantages_L=back(estimates.advantages_L),
         returns_L=None if estimates.returns_L is None else back(estimates.returns_L),
-        kl_L=kl_L,
     )
 
 
@@ -268,10 +253,7 @@ def _whole(batch: Batch) -> tuple[ColumnLayout, Ints]:
 
 
 def _token_rewards(batch: Batch, whole: ColumnLayout) -> torch.Tensor | None:
-    """Return what environments gave for single tokens; None without environments.
-
-    A run has such rewards for all its rows or for none.
-    """
+    """Return what environments gave for single tokens; None without environments."""
     trajectories = batch.trajectories
     rewards = [t.token_rewards[t.loss_mask] for t in trajectories if t.token_rewards is not None]
     return torch.from_numpy(whole.column(rewards)) if rewards else None
@@ -289,8 +271,8 @@ def turn_numbers(episode: Trajectory) -> list[Ints]:
     return by_branch
 
 
-def _kl(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
-    if scores.reference_L is None or algorithm.kl is None:
+def _kl_of_rewards(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
+    if scores.reference_L is None or algorithm.kl is None or algorithm.kl.place != "reward":
         return None
     policy_L, reference_L = map(torch.from_numpy, (scores.policy_L, scores.reference_L))
     kl_L: Floats = kl(policy_L, reference_L, algorithm.kl.estimator).numpy()
@@ -314,11 +296,7 @@ def policy_stream(
 
 
 def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[str, float]:
-    """Return the metrics of the responses and, with a reference, of the KL from it.
-
-    The responses' are rewards, lengths and repetition; with the KL comes its coefficient in this
-    step.
-    """
+    """Return the metrics of the responses and, with a reference, of the KL from it."""
     metrics = trajectory_metrics(batch.episodes)
     if scores.reference_L is not None:
         metrics |= {
@@ -390,7 +368,6 @@ def observed_kl_per_token(batch: Batch, scores: Scores) -> float:
 
 
 def _gaps(batch: Batch, scores: Scores) -> list[Floats]:
-    """Return log policy - log reference at the learned tokens of each trajectory."""
     assert scores.reference_L is not None
     return batch.layout.by_trajectory(scores.policy_L - scores.reference_L)
 
@@ -409,7 +386,6 @@ def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenS
 
 
 def _spread(trajectory: Trajectory, learned: Floats) -> Floats:
-    """Return a number for each response token, 0 if it is not learned."""
     spread = np.zeros(len(trajectory.response_tokens), dtype=np.float32)
     spread[trajectory.loss_mask] = learned
     return spread

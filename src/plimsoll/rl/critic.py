@@ -58,10 +58,7 @@ def train_critic(
 def value_stream(
     batch: Batch, values_L: Floats, returns_L: Floats
 ) -> Callable[[Pack], ValueStream]:
-    """Return a function that gives what the value loss needs beside each pack.
-
-    The columns given are in the batch's layout.
-    """
+    """Return a function that gives what the value loss needs beside each pack."""
     layout = batch.critic_layout
     returns_L, values_L = (batch.layout.move_to(x_L, layout) for x_L in (returns_L, values_L))
     return lambda pack: ValueStream(layout.of_pack(returns_L, pack), layout.of_pack(values_L, pack))

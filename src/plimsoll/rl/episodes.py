@@ -232,16 +232,9 @@ async def _episode(
 ) -> Trajectory | None:
     """Play an episode, and again from its beginning if its environment fails.
 
-    Args:
-        floor: what the episodes share.
-        prompt: its prompt.
-        seed: the seed of its group.
-        number: its number in the group.
-        place: its place among all episodes.
-        note_failure: called after each try that failed, with the number of tries that are left.
-
-    Returns:
-        The episode; None if its last try failed.
+    Return None if the last try fails. `number` is its number in the group, which has the seed, and
+    `place` its place among all episodes. `note_failure` is called after each try that failed, with
+    the number of tries that are left.
     """
     player = floor.environments.player_of(prompt)
     retries = player.rules.config.retries

@@ -37,11 +37,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the figures of all sets, as `eval/<name>`.
 
-    Args:
-        cluster: samples the answers.
-        spec: the run.
-        held_out: the prompts of each set.
-        answering_to: returns how a set's answers are scored, given the set's key.
+    `answering_to` returns how a set's answers are scored, given the set's key.
     """
     answered = answer_held_out(cluster, spec, held_out, answering_to)
     return {f"eval/{name}": value for name, value in evaluation_figures(spec, answered).items()}
@@ -146,10 +142,7 @@ def passing(
 def _chosen(
     rewards: Mapping[str, RewardConfig], part: str, groups: Sequence[Sequence[Trajectory]]
 ) -> list[int | None] | None:
-    """Return for each group which response gives the most frequent answer, if any does.
-
-    Return None if the part takes no answers.
-    """
+    """Return which response of each group gives the most frequent answer; None if none is taken."""
     voting = voting_of(rewards, part)
     if voting is None:
         return None
@@ -166,9 +159,7 @@ def _means(
 ) -> dict[str, float]:
     """Return the mean of each figure, with its confidence interval over prompts if it has one.
 
-    Args:
-        values: for each figure a value for each trajectory.
-        trajectories: the trajectories, which say whose prompt a value is.
+    Each figure has a value for each trajectory, which says whose prompt the value is.
     """
     prompts = [t.prompt.tokens.tobytes() for t in trajectories]
     figures = {}

@@ -28,11 +28,13 @@ class Experience:
 
 
 class Source(Protocol):
-    """Engines that sample (live.py), or a run that stored what its engines sampled (replay.py)."""
+    """Engines that sample (live.py), or a run that stored what its engines sampled (replay.py).
+
+    The defaults are those of a run without engines.
+    """
 
     def begin(self, state: RunState) -> None:
         """Get ready to give what follows a state, whose weights the ranks have."""
-        ...
 
     def draw(self, state: RunState) -> Experience:
         """Return what the step after a state learns from."""
@@ -40,12 +42,12 @@ class Source(Protocol):
 
     def renew(self, step: int) -> Mapping[str, float]:
         """Take what the ranks learned in a step; return the metrics of that."""
-        ...
+        return {}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return the figures of the held-out prompts."""
-        ...
+        """Return the figures of the held-out prompts; the rules refuse them without engines."""
+        return {}
 
     def rewards(self) -> Mapping[str, Mapping[str, float]]:
         """Return the running statistics of rewards, as `RunState` keeps them."""
-        ...
+        return {}

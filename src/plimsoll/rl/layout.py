@@ -86,7 +86,6 @@ class ColumnLayout:
 
     @cached_property
     def _sequence_of(self) -> Ints:
-        """The sequence of each trajectory."""
         return np.argsort(self.trajectory_S)
 
     def _place(self, pack: Pack) -> slice:
@@ -106,13 +105,9 @@ def lay_out(
 ) -> ColumnLayout:
     """Pack the mini-batches.
 
-    Args:
-        trajectories: all trajectories of the step.
-        members: which trajectories each mini-batch holds.
-        ranks: the number of ranks.
-        budget: the most tokens of a pack.
-        beside: a number for each trajectory: those of one number in one micro-batch share the
-            tokens that they begin with alike. None: each is packed whole.
+    `members` says which trajectories each mini-batch holds; `budget` is the most tokens of a pack.
+    `beside` has a number for each trajectory: those of one number in one micro-batch share the
+    tokens that they begin with alike. None: each is packed whole.
     """
     samples = [_sample(t) for t in trajectories]
     minis: list[MiniBatch] = []

@@ -12,7 +12,7 @@ from plimsoll.rl.episodes import Environments
 from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.experience import Experience
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
+from plimsoll.rl.sampling import normalize_rewards, sample
 from plimsoll.rl.setup import RlWork, first_sync, make_room
 from plimsoll.rollout.protocol import RolloutEngine
 from plimsoll.rollout.sync import WeightSync, sync_weights
@@ -95,7 +95,7 @@ class Live:
 
 def sample_step(
     work: RlWork, scorer: Scorer, environments: Environments | None, state: RunState
-) -> Sampled:
+) -> Experience:
     """Sample for the step after a state, and normalise the rewards."""
 
     def draw(first: int, count: int) -> list[Prompt]:

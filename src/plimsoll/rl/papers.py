@@ -34,10 +34,7 @@ def grpo(config: Values) -> Values:
 
 
 def dr_grpo(config: Values) -> Values:
-    """Return the values of Liu et al. 2025, https://arxiv.org/abs/2503.20783: table 6.
-
-    The rest is in the preset.
-    """
+    """Return the values of Liu et al. 2025, https://arxiv.org/abs/2503.20783, table 6."""
     return {"algorithm": {"correction": None}}
 
 
@@ -61,10 +58,7 @@ def rloo(config: Values) -> Values:
 
 
 def gspo(config: Values) -> Values:
-    """Return the values of Zheng et al. 2025, https://arxiv.org/abs/2507.18071.
-
-    Four mini-batches (section 5.1).
-    """
+    """Return the values of Zheng et al. 2025, https://arxiv.org/abs/2507.18071, section 5.1."""
     return {"algorithm": {"mini_batches": 4, "correction": None}}
 
 

@@ -11,7 +11,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Trajectory
-from plimsoll.rl.experience import Experience
+from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.setup import RlData, RlWork, load_prompt_data
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
@@ -23,7 +23,7 @@ from plimsoll.train.session import RunSession
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Source):
     """A `Source` that reads, step by step, what an earlier run sampled.
 
     Attributes:
@@ -41,9 +41,6 @@ class Replay:
         assert path is not None, "only a run that replays has no engines"
         return cls(work, RunDirectory(Path(path)))
 
-    def begin(self, state: RunState) -> None:
-        """Do nothing: stored trajectories need no weights."""
-
     def draw(self, state: RunState) -> Experience:
         """Read and check the stored trajectories of the step after a state."""
         step = state.step + 1
@@ -51,18 +48,6 @@ class Replay:
             trajectories = read_trajectories(self.run.trajectories_path(step))
             _check_step(trajectories, step, self.work.spec)
         return Experience(trajectories, (), self.work.config.batch.prompts, {})
-
-    def renew(self, step: int) -> dict[str, float]:
-        """Return no metrics: no engine samples with the weights."""
-        return {}
-
-    def evaluate(self) -> dict[str, float]:
-        """Return no figures: no engine answers prompts; the rules refuse `run.eval_every`."""
-        return {}
-
-    def rewards(self) -> dict[str, dict[str, float]]:
-        """Return no statistics: stored trajectories have their rewards."""
-        return {}
 
 
 def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:

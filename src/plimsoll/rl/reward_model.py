@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from statistics import fmean
 
 import numpy as np
 
 from plimsoll.algorithm.calibration import sigmoid
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.packing import pack
@@ -38,10 +38,7 @@ _TAKE: dict[str, Callable[[Sequence[float]], float]] = {
 def score_by_models(
     trajectories: Sequence[Trajectory], spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Trajectory]:
-    """Return the trajectories with each reward model's score as a further part.
-
-    Raises as `model_scores`.
-    """
+    """Return the trajectories with each reward model's score as a further part."""
     scored = list(trajectories)
     for name, model in spec.config.scoring_models.items():
         scores = model_scores(scored, name, spec, cluster)
@@ -76,14 +73,10 @@ def model_scores(
 def _scores(
     samples: Sequence[Sample], role: str, spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Floats]:
-    """Return for each sample the scores at its marked tokens."""
     longest = max(len(s.tokens) for s in samples)
     packs = pack(samples, cluster.ranks, max(longest, spec.workload.largest_pack(cluster.ranks)))
     by_rank = cluster.each(Worker.values, [(role, rank_packs, at_marks) for rank_packs in packs])
-    flat = [sequence for rank_packs in packs for sequence in rank_packs]
-    return from_packed(
-        flat, [values for rank_packs in by_rank for values in rank_packs], len(samples)
-    )
+    return from_packed(chain(*packs), chain(*by_rank), len(samples))
 
 
 def of_response(scores: Floats, model: RewardModelConfig) -> float:
@@ -102,7 +95,8 @@ def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlCo
     if model.tokenizer == "actor":
         tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])
         return Sample(tokens, np.arange(len(tokens)) == len(tokens) - 1)
-    template = _template(model.role.model, model.chat_template)
+    of = model.role.model
+    template = _template(of.path, of.trust_remote_code, model.chat_template)
     tokens, marks = conversation_tokens(trajectory, template, model.steps)
     most = model.max_tokens or spec.workload.longest
     tokens, marks = tokens[-most:], marks[-most:]
@@ -113,10 +107,5 @@ def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlCo
 
 
 @cache
-def _template_of(path: str, trust_remote_code: bool, chat_template: str | None) -> Template:
+def _template(path: str, trust_remote_code: bool, chat_template: str | None) -> Template:
     return make_template(load_tokenizer(path, trust_remote_code), chat_template, None)
-
-
-def _template(model: ModelConfig, chat_template: str | None) -> Template:
-    """Return a model's template, which is read once for each model."""
-    return _template_of(model.path, model.trust_remote_code, chat_template)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.rollout import SamplingConfig
 from plimsoll.config.run import DynamicSampling
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, Scorer
 from plimsoll.rl.answers import Answering, Answers, FailedGroups, answers
+from plimsoll.rl.experience import Experience
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
@@ -23,39 +25,7 @@ Draw = Callable[[int, int], Sequence[Prompt]]
 """A function of (first, count) that returns so many of the step's prompts, from the first on."""
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """What a step sampled.
-
-    Attributes:
-        trajectories: those of the groups that the step learns from, group by group.
-        greedy: the greedy response to each group's prompt, if the advantage needs it.
-        prompts: the number of prompts that were drawn.
-        idle: the number of their groups that teach nothing.
-        failed: the number of their groups for which a reward failed; others took their places.
-    """
-
-    trajectories: list[Trajectory]
-    greedy: list[Trajectory]
-    prompts: int
-    idle: int
-    failed: int
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The figures of the step's groups.
-
-        `groups/drawn`: how many were sampled. `groups/idle`: the share of them that teach nothing.
-        `groups/failed`: how many were replaced because a reward failed.
-        """
-        return {
-            "groups/drawn": self.prompts,
-            "groups/idle": self.idle / self.prompts,
-            "groups/failed": self.failed,
-        }
-
-
-def normalize_rewards(sampled: Sampled, scorer: Scorer) -> Sampled:
+def normalize_rewards(sampled: Experience, scorer: Scorer) -> Experience:
     """Return what was sampled with the rewards normalised that the config names.
 
     They are taken less their mean over the run, over their standard deviation, both with what is
@@ -71,39 +41,58 @@ def normalize_rewards(sampled: Sampled, scorer: Scorer) -> Sampled:
 
 def sample(
     cluster: Cluster, spec: RunSpec[RlConfig], draw: Draw, step: int, answering: Answering
-) -> Sampled:
+) -> Experience:
     """Sample groups of responses to a step's prompts, each response scored as it comes.
 
     Groups for which a reward or an environment failed are replaced by further ones, in the order of
     the prompts. With dynamic sampling so are those that teach nothing, until there are enough or
     the step has drawn its most; then they make up the number.
 
+    Metrics: `groups/drawn`, how many were sampled; `groups/idle`, the share of them that teach
+    nothing; `groups/failed`, how many were replaced because a reward failed.
+
     Raises PlimsollError as soon as more groups failed than `batch.max_failed_groups`.
     """
     batch, dynamic = spec.config.batch, spec.config.batch.dynamic_sampling
+    sampling = spec.config.rollout.sampling
+
+    def ask(
+        prompts: Sequence[Prompt],
+        responses: int,
+        sampling: SamplingConfig,
+        first: int,
+        on_failure: OnFailure,
+    ) -> Answers:
+        arguments = (prompts, responses, sampling, _seed(spec, step, first), answering, on_failure)
+        return answers(cluster, *arguments, first_group=first)
+
     kept: list[list[Trajectory]] = []
     idle: list[list[Trajectory]] = []
     failed = FailedGroups(answering.note, batch)
     drawn = 0
     while count := _next_count(batch.prompts, len(kept), len(idle), drawn, dynamic):
-        round_answers = _round(cluster, spec, draw(drawn, count), drawn, step, answering, failed)
-        for group in round_answers.whole_groups():
+        scored = ask(draw(drawn, count), batch.responses, sampling, drawn, failed)
+        if dynamic is not None:  # else all are scored once engines sleep
+            trajectories = score_by_models(scored.trajectories, spec, cluster)
+            scored = replace(scored, trajectories=trajectories)
+        for group in scored.whole_groups():
             (kept if dynamic is None or teaches(group, dynamic) else idle).append(group)
         drawn += count
     groups = sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group)
-    return Sampled(
-        [t for group in groups for t in group],
-        _greedy(cluster, spec, groups, step, answering),
-        drawn,
-        len(idle),
-        len(failed),
-    )
+    greedy: list[Trajectory] = []
+    if "greedy_S" in advantage_needs(spec.config.algorithm.advantage):
+        coldest = sampling.model_copy(update={"temperature": 0.0})
+        prompts = [group[0].prompt for group in groups]
+        replies = ask(prompts, 1, coldest, 0, FailedGroups(answering.note)).trajectories
+        greedy = [replace(t, group=g[0].group) for t, g in zip(replies, groups, strict=True)]
+    metrics = {"groups/drawn": drawn, "groups/idle": len(idle) / drawn}
+    trajectories = [t for group in groups for t in group]
+    return Experience(trajectories, greedy, drawn, metrics | {"groups/failed": len(failed)})
 
 
 def _next_count(
     needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampling | None
 ) -> int:
-    """Return how many prompts to draw next; 0: no more."""
     if dynamic is None:
         return needed - kept
     more = math.ceil((needed - kept) * dynamic.oversampling)
@@ -121,53 +110,7 @@ def teaches(group: Sequence[Trajectory], dynamic: DynamicSampling) -> bool:
     return min(rewards) < max(rewards) and low < fmean(rewards) < high
 
 
-def _round(
-    cluster: Cluster,
-    spec: RunSpec[RlConfig],
-    prompts: Sequence[Prompt],
-    drawn: int,
-    step: int,
-    answering: Answering,
-    on_failure: OnFailure,
-) -> Answers:
-    """Return the responses to further prompts of a step that has drawn some."""
-    responses, sampling = spec.config.batch.responses, spec.config.rollout.sampling
-    seed = _seed(spec, step, drawn)
-    arguments = (prompts, responses, sampling, seed, answering, on_failure)
-    round_answers = answers(cluster, *arguments, first_group=drawn)
-    if spec.config.batch.dynamic_sampling is None:  # then all are scored once engines sleep
-        return round_answers
-    return replace(
-        round_answers, trajectories=score_by_models(round_answers.trajectories, spec, cluster)
-    )
-
-
-def _greedy(
-    cluster: Cluster,
-    spec: RunSpec[RlConfig],
-    groups: Sequence[Sequence[Trajectory]],
-    step: int,
-    answering: Answering,
-) -> list[Trajectory]:
-    """Return the greedy response to each group's prompt, if the advantage needs it."""
-    if "greedy_S" not in advantage_needs(spec.config.algorithm.advantage):
-        return []
-    sampling = spec.config.rollout.sampling.model_copy(update={"temperature": 0.0})
-    prompts = [group[0].prompt for group in groups]
-    arguments = (
-        prompts,
-        1,
-        sampling,
-        _seed(spec, step, 0),
-        answering,
-        FailedGroups(answering.note),
-    )
-    responses = answers(cluster, *arguments).trajectories
-    return [replace(t, group=g[0].group) for t, g in zip(responses, groups, strict=True)]
-
-
 def _seed(spec: RunSpec[RlConfig], step: int, drawn: int) -> int:
-    """Return the seed of the requests of a step that has drawn some prompts."""
     parts = [spec.run.seed, step, drawn] if drawn else [spec.run.seed, step]
     return int(np.random.SeedSequence(parts).generate_state(1)[0])
 

@@ -24,7 +24,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt
 from plimsoll.rl.sampling import probe_sequences
 from plimsoll.rollout.protocol import EngineSpec, rollout_build
-from plimsoll.rollout.sync import WeightRoute, WeightSync, prepare_sync
+from plimsoll.rollout.sync import WeightSync, prepare_sync
 from plimsoll.rollout.text import check_turn_end
 from plimsoll.run.counting import plural
 from plimsoll.spec.engine_rules import rollout_rules
@@ -62,7 +62,6 @@ def load_prompt_data(
 
 
 def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]]) -> None:
-    """Refuse a choice of the best evaluation by a source that no row of its set names."""
     best = spec.run.best
     name = None if best is None else spec.evaluation.reports(best.metric)
     if best is None or name is None or (source := source_in(name, best.metric)) is None:
@@ -77,12 +76,7 @@ def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]
 
 
 def _order_portions(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
-    """Return the order with each source drawn by its prompts' numbers, if they have some.
-
-    Args:
-        order: the order of the portions.
-        prompts: the prompts of all sources, one after another.
-    """
+    """Return the order with each source drawn by its prompts' numbers, if they have some."""
     portions, first = [], 0
     for portion in order.portions:
         numbers = [
@@ -96,12 +90,7 @@ def _order_portions(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
 def prompt_loader(
     spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
 ) -> LoadRows[Prompt]:
-    """Return what reads prompts, of a template whose end of turn ends a response.
-
-    Args:
-        spec: the run.
-        check_reference: as `load_prompts` takes it.
-    """
+    """Return what reads prompts, of a template whose end of turn ends a response."""
     samplings = {eval_set.key: eval_set.sampling for eval_set in spec.eval_sets}
 
     def load(
@@ -116,7 +105,6 @@ def prompt_loader(
 
 
 def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> None:
-    """Raise ConfigError if a source has fewer prompts than a step draws of it."""
     if portion.rows < drawn:
         raise ConfigError(
             f"batch.prompts is {spec.config.batch.prompts}, but {portion.key} has only "
@@ -126,12 +114,7 @@ def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> No
 
 
 def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
-    """Start ranks and, if the run samples, engines.
-
-    Args:
-        spec: the run.
-        prompts: all prompts that are to be answered.
-    """
+    """Start ranks and, if the run samples, engines, for all prompts that are to be answered."""
     if spec.engines is None:
         return start_cluster(spec.cluster, ())
     longest, rollout = longest_sequence(spec, prompts), spec.config.rollout
@@ -168,22 +151,16 @@ def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
 
 def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> WeightSync:
     """Return how weights reach the engines, once the first ones are seen to be the same there."""
+    rollout, budget = spec.config.rollout, spec.workload.largest_pack(cluster.ranks)
+    whole = ActorRoute(cluster, budget, as_published=rollout_build(rollout).as_published)
     merged = spec.actor.adapter is not None and not spec.sends_adapter_alone
     return prepare_sync(
-        _actor_route(cluster, spec),
-        spec.config.rollout.sync,
+        AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole,
+        rollout.sync,
         probe_sequences(data.train, spec),
         send_first=spec.actor.model.quantization != "none",
-        merged_in_bfloat16=merged and spec.config.rollout.dtype == "bfloat16",
+        merged_in_bfloat16=merged and rollout.dtype == "bfloat16",
     )
-
-
-def _actor_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
-    """Return the way of the actor's weights, or of its adapter alone, to the engines."""
-    rollout = spec.config.rollout
-    budget = spec.workload.largest_pack(cluster.ranks)
-    whole = ActorRoute(cluster, budget, as_published=rollout_build(rollout).as_published)
-    return AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole
 
 
 def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:

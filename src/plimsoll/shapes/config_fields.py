@@ -30,11 +30,7 @@ class Fields:
     values: Mapping[str, object]
 
     def size(self, name: str, most: int, least: int = 1) -> int:
-        """Return a whole number.
-
-        Raises:
-            ConfigError: the field is missing, of another type, or out of bounds.
-        """
+        """Return a whole number; ConfigError if it is missing, of another type or out of bounds."""
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.error(name, f"is not a whole number from {least} to {most:,}")

@@ -142,16 +142,12 @@ gemma3 = partial(
 def _gated_linears(
     sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, mlp_bias: bool = False
 ) -> tuple[Linear, ...]:
-    """Return attention and a gated MLP in every layer."""
     gated = mlp(sizes.hidden, sizes.intermediate, sizes.layers, mlp_bias)
     return (*attention(sizes, qkv_bias, out_bias), *gated)
 
 
 def phi(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a Phi: biases everywhere, an MLP of two matrices, layer norms.
-
-    A layer norm has a weight and a bias.
-    """
+    """Return the parts of a Phi: biases everywhere, norms too, and an MLP of two matrices."""
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
     linears = (
         *attention(sizes, qkv_bias=True, out_bias=True, out="dense"),
@@ -179,10 +175,7 @@ def phi3(fields: Fields, sizes: Sizes) -> DecoderParts:
 
 
 def qwen(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a Qwen 1: queries, keys and values in one matrix with a bias.
-
-    Two of its modules are named c_proj.
-    """
+    """Return the parts of a Qwen 1: queries, keys and values in one matrix with a bias."""
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
     inner, bias = sizes.heads * sizes.head_dim, not fields.flag("no_bias")
     linears = (

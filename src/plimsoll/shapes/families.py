@@ -32,23 +32,14 @@ def every_layer(fields: Fields, layers: int) -> int:
     return layers
 
 
-def all_if_used(fields: Fields, layers: int) -> int:
-    """Return all layers if the file says so, else 0."""
-    return layers if fields.flag("use_sliding_window") else 0
-
-
 def upper_layers(fields: Fields, layers: int) -> int:
     """Return the layers above the first max_window_layers."""
-    if not fields.flag("use_sliding_window"):
-        return 0
     full = fields.size("max_window_layers", COUNT, least=0)
     return _by_type(fields, max(0, layers - full))
 
 
 def every_second_lower_layer(fields: Fields, layers: int) -> int:
     """Return every second of the first max_window_layers."""
-    if not fields.flag("use_sliding_window"):
-        return 0
     below = min(layers, fields.size("max_window_layers", COUNT, least=0))
     return _by_type(fields, (below + 1) // 2)
 
@@ -120,7 +111,7 @@ FAMILIES: Mapping[str, FamilyReader] = {
         decoders.qwen2_moe, {"qkv_bias": True, **_MOE, **_QWEN}, every_second_lower_layer
     ),
     "qwen3": FamilyReader(decoders.qwen3, {**_NO_BIAS, **_QWEN, "head_dim": 128}, upper_layers),
-    "qwen3_moe": FamilyReader(decoders.qwen3_moe, {**_NO_BIAS, **_MOE, **_QWEN}, all_if_used),
+    "qwen3_moe": FamilyReader(decoders.qwen3_moe, {**_NO_BIAS, **_MOE, **_QWEN}, every_layer),
     "gemma": FamilyReader(decoders.gemma, _GEMMA),
     "gemma2": FamilyReader(decoders.gemma2, {**_GEMMA, **_WINDOW, **_GEMMA2}, every_second_layer),
     "gemma3_text": FamilyReader(decoders.gemma3, {**_GEMMA, **_WINDOW, **_GEMMA3}, all_but_nth),
@@ -133,13 +124,8 @@ FAMILIES: Mapping[str, FamilyReader] = {
 def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
     """Return the shape that a config.json describes (its text_config, if it has one).
 
-    Args:
-        config: the fields of the file.
-        name: the name of the model, in the shape and in messages.
-
-    Raises:
-        ConfigError: the family is unknown, or fields are missing, of another type, out of bounds or
-            contradictory.
+    Raises ConfigError if the family is unknown, or fields are missing, of another type, out of
+    bounds or contradictory.
     """
     source, config = _text_part(config, f"config.json of {name!r}")
     family_name, family = _family(config, source)
@@ -236,7 +222,7 @@ def _window(
 
     A window of all positions is full attention: (None, 0).
     """
-    if fields.values.get("use_sliding_window") is False:
+    if "use_sliding_window" in fields.values and not fields.flag("use_sliding_window"):
         return None, 0  # whatever the size: transformers saves an unused window as 0, or null
     window = fields.size_or_none("sliding_window", LENGTH)
     if window is None or window >= positions:

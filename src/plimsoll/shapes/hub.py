@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
-from queue import Empty, Queue
 from threading import Thread
 from typing import Literal
 
@@ -60,20 +60,19 @@ def _connection_error() -> str | None:
 
 def _failure(call: Callable[[], object]) -> Exception | None:
     """Return what a call raises, or None; TimeoutError if it takes too long and is abandoned."""
-    raised: Queue[Exception | None] = Queue()
+    raised: Future[Exception | None] = Future()
 
     def run() -> None:
         try:
             call()
+            raised.set_result(None)
         except Exception as error:  # noqa: BLE001 - whatever the hub's HTTP library raises
-            raised.put(error)
-        else:
-            raised.put(None)
+            raised.set_result(error)
 
     Thread(target=run, daemon=True).start()
     try:
-        return raised.get(timeout=_PATIENCE + 0.5)
-    except Empty:
+        return raised.result(timeout=_PATIENCE + 0.5)
+    except TimeoutError:
         return TimeoutError(f"nothing came within {_PATIENCE:g} s")
 
 

@@ -24,30 +24,17 @@ from plimsoll.shapes.shape import ModelShape
 
 
 def read_shape(path: str) -> ModelShape:
-    """Return the shape of the model in a local directory, or of a well-known model by its hub name.
-
-    Raises ConfigError as `read_fields`, and for fields that describe no shape.
-    """
+    """Return the shape of the model in a local directory, or of a well-known model."""
     name, fields = read_fields(path)
-    shipped = fields is known_models().get(name)
-    return _known_shape(name) if shipped else shape_from_config(fields, name)
-
-
-@cache
-def _known_shape(name: str) -> ModelShape:
-    return shape_from_config(known_models()[name], name)
+    return shape_from_config(fields, name)
 
 
 def read_fields(path: str) -> tuple[str, Mapping[str, object]]:
     """Return a model's name and the fields of its config.json that decide its shape.
 
-    Args:
-        path: a local directory, or the name of a well-known model on the hub; it may leave out the
-            organisation, and case does not matter.
-
-    Raises:
-        ConfigError: the directory has no usable config.json, the path does not exist, or the name
-            is unknown; a second line lists the known names.
+    `path` is a local directory, or the name of a well-known model on the hub. The name may leave
+    out the organisation, and case does not matter. Raises ConfigError if neither is there, or the
+    file is unusable.
     """
     directory = Path(path)
     if directory.is_dir():
@@ -61,10 +48,7 @@ def read_fields(path: str) -> tuple[str, Mapping[str, object]]:
 
 
 def has_other_parts(path: str) -> bool:
-    """Return whether the model has more parts than the text decoder of its shape, such as vision.
-
-    Raises ConfigError as `read_fields`.
-    """
+    """Return whether the model has more than the text decoder of its shape, such as vision."""
     name, fields = read_fields(path)
     shipped = (shape["positions"] for shape in _shapes() if shape.get("other_parts"))
     return "text_config" in fields or any(name in names for names in shipped)

@@ -12,11 +12,8 @@ def missing_path(name: str, wanted: str) -> tuple[str, str] | None:
     """Return why nothing can be read at a path, and what to write instead.
 
     The result is None if it may be a name on the hub: `organisation/name` without such a directory
-    here, or a single name that resembles nothing here.
-
-    Args:
-        name: the path or name.
-        wanted: the kind of path that is needed, such as `a model directory`.
+    here, or a single name that resembles nothing here. `wanted` is the kind of path that is needed,
+    such as `a model directory`.
     """
     path = Path(name)
     if path.exists():

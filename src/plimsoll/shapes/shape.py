@@ -128,11 +128,6 @@ class ModelShape:
         return matrix + (self.vocabulary if self.head_bias else 0)
 
     @property
-    def linear_parameters(self) -> int:
-        """The parameters of all linear layers of the decoder."""
-        return sum(linear.parameters for linear in self.linears)
-
-    @property
     def other_parameters(self) -> int:
         """The parameters that are neither linear, embedding nor head."""
         return sum(tensors.parameters for tensors in self.other_tensors)
@@ -140,7 +135,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """The parameters of the causal language model; tied tensors count once."""
-        return self.value_parameters - self.hidden + self.head_parameters
+        return sum(tensors.parameters for tensors in parameter_tensors(self))
 
     @property
     def active_parameters(self) -> float:
@@ -158,8 +153,7 @@ class ModelShape:
     @property
     def value_parameters(self) -> int:
         """The parameters of the decoder with a value (or reward) head of one label as its head."""
-        decoder = self.embedding_parameters + self.linear_parameters + self.other_parameters
-        return decoder + self.hidden
+        return sum(tensors.parameters for tensors in parameter_tensors(self, value=True))
 
     @property
     def adapter_targets(self) -> tuple[str, ...]:
@@ -175,9 +169,7 @@ class ModelShape:
 def parameter_tensors(shape: ModelShape, value: bool = False) -> tuple[ParameterTensors, ...]:
     """Return all parameter tensors of the model as transformers holds them, by size.
 
-    Args:
-        shape: the model's shape.
-        value: whether a value (or reward) head of one label takes the place of the output head.
+    If `value` is set, a value (or reward) head of one label takes the place of the output head.
     """
     table = shape.vocabulary * shape.hidden
     ends = [ParameterTensors(table, table if shape.tied or value else 2 * table)]
@@ -201,14 +193,8 @@ def small_parameters(shape: ModelShape, threshold: int, codes: int = 1, value: b
     """Return the elements of all parameter tensors of at most `threshold` elements: norms, biases.
 
     ZeRO-3 keeps these whole on every rank (`param_persistence_threshold`; DeepSpeed,
-    runtime/zero/parameter_offload.py, mark_persistent_parameters).
-
-    Args:
-        shape: the model's shape.
-        threshold: the size of the largest tensor that counts.
-        codes: how many 4-bit codes of a linear layer share one stored element; 1: no layer is in 4
-            bits.
-        value: as for `parameter_tensors`.
+    runtime/zero/parameter_offload.py, mark_persistent_parameters). `codes` 4-bit codes of a linear
+    layer share one stored element; 1: no layer is in 4 bits. `value` is as for `parameter_tensors`.
     """
     small = sum(t.parameters for t in parameter_tensors(shape, value) if t.elements <= threshold)
     if codes == 1:

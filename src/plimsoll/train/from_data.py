@@ -1,7 +1,8 @@
 """Run jobs: what all of them do before their loop, and the loop of jobs that learn from data.
 
 A job adds its rows, the roles that it loads, one optimizer step on a batch of rows, and its
-evaluation. sft_loop.py is the shortest example.
+evaluation. sft_loop.py is the shortest example. Losses are means over the whole step, so no split
+into packs, micro-batches or ranks changes them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from plimsoll.records import Prompt, Row, samples_of
 from plimsoll.run.readings import Planned
 from plimsoll.spec.job import ConfigT
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.nodes import refuse_smaller_nodes
 from plimsoll.train.run_data import (
     LoadRows,
     RunData,
@@ -85,7 +87,8 @@ def open_work(
         with session.phase("load"):
             cluster = start(data)
         with closing(cluster):
-            session.check_nodes(cluster)
+            if planned.fits:  # else it was forced
+                refuse_smaller_nodes(planned.predicted, cluster.read_memory())
             session.stop_if_asked(session.state.step)
             yield Work(session.spec, session, cluster, data)
 
@@ -109,10 +112,8 @@ def learn_from_data(
 ) -> None:
     """Run the loop: draw, learn, evaluate, report, save; then write the model.
 
-    Args:
-        work: the open job.
-        learn: makes the optimizer step of a batch of rows.
-        evaluate: returns the metrics of the held-out rows, which are written as `eval/<name>`.
+    `learn` makes the optimizer step of a batch of rows. `evaluate` returns the metrics of the
+    held-out rows, which are written as `eval/<name>`.
     """
     spec, session, cluster = work.spec, work.session, work.cluster
     restore(session, cluster)

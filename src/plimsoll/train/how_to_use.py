@@ -25,31 +25,24 @@ def scorer_use(*, steps: bool) -> str:
     )
 
 
-def actor_use(spec: RunSpec[Any], path: Path, *, adapter: bool) -> str:
-    """Return how a run's trained model is used; with `adapter`, only an adapter is written."""
-    if adapter:
-        return f"a plain model of it and its base: `{_merge_command(spec.actor.model, path)}`"
-    if spec.roles["actor"].head == "value":
-        return scorer_use(steps=spec.job.has_steps)
-    return policy_use(path)
+def actor_use(spec: RunSpec[Any], path: Path, *, adapter: bool) -> tuple[str, str]:
+    """Return the word for what a run has trained, and how it is used.
 
-
-def actor_noun(spec: RunSpec[Any], *, adapter: bool) -> str:
-    """Return the word for what a run has trained."""
+    With `adapter` only an adapter is written.
+    """
     if adapter:
-        return "adapter"
+        merging = f"`{_merge_command(spec.actor.model, path)}`"
+        return "adapter", f"a plain model of it and its base: {merging}"
     if spec.roles["actor"].head != "value":
-        return "model"
-    return "process reward model" if spec.job.has_steps else "reward model"
+        return "model", policy_use(path)
+    noun = "process reward model" if spec.job.has_steps else "reward model"
+    return noun, scorer_use(steps=spec.job.has_steps)
 
 
 def trained_text(spec: RunSpec[Any], run: Path, path: Path) -> str:
-    """Return a line on the final model of a run, and one on how to measure it.
-
-    The second line is there if the config has held-out rows.
-    """
+    """Return a line on a run's final model and, with held-out rows, one on how to measure it."""
     adapter = spec.actor.adapter is not None
-    noun, use = actor_noun(spec, adapter=adapter), actor_use(spec, path, adapter=adapter)
+    noun, use = actor_use(spec, path, adapter=adapter)
     lines = [f"the {noun} is in {path}: {use}"]
     if spec.data.eval is not None:
         merged = " --model DIRECTORY" if adapter else ""
@@ -58,7 +51,6 @@ def trained_text(spec: RunSpec[Any], run: Path, path: Path) -> str:
 
 
 def _merge_command(base: ModelConfig, adapter: Path) -> str:
-    """Return the command that merges an adapter into the model that it was trained on."""
     words = f"plimsoll merge {quote(str(adapter))} --out DIRECTORY"
     if base.quantization != "none":
         words += f" --quantization {base.quantization}"

@@ -41,10 +41,7 @@ def score_in_parts(
     score: Callable[[Cluster, Sequence[T]], R],
     *roles: RoleName,
 ) -> list[R]:
-    """Return what `score` gives for each part of the rows, on ranks with these roles alone.
-
-    A progress bar shows how many rows are done.
-    """
+    """Return what `score` gives for each part of the rows, on ranks with these roles alone."""
     results = []
     with closing(start_cluster(spec.cluster, ())) as cluster:
         for role in roles:
@@ -65,10 +62,7 @@ def sum_nll(spec: RunSpec[Any], cluster: Cluster, rows: Sequence[Sample]) -> flo
 
 
 def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) -> dict[str, float]:
-    """Return the held-out rows' mean negative log-likelihood (nats) and perplexity, untrained.
-
-    `name` is the key of the former.
-    """
+    """Return the held-out rows' mean negative log-likelihood (nats, as `name`) and perplexity."""
     loaded = load_held_out(spec, load)
     tokens = BatchCounts.of(loaded.items).tokens
     sums = score_in_parts(spec, loaded.items, lambda *part: sum_nll(spec, *part), "actor")
@@ -104,13 +98,7 @@ PICTURE = "eval-calibration.svg"
 def show_calibration(calibration: Calibration, of_what: str, output_svg: Path) -> dict[str, float]:
     """Draw each bin's observed share over its mean prediction, and its count; return the error.
 
-    Args:
-        calibration: the bins and the calibration error.
-        of_what: the title of the diagram.
-        output_svg: the file to write.
-
-    Raises:
-        PlimsollError: the file cannot be written.
+    `of_what` is the title of the diagram. Raises PlimsollError if the file cannot be written.
     """
     predicted, observed = calibration.predicted_K.tolist(), calibration.observed_K.tolist()
     counts = [f"{count:,}" for count in calibration.counts_K.tolist()]

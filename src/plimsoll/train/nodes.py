@@ -15,12 +15,8 @@ def refuse_smaller_nodes(
 ) -> None:
     """Raise DoesNotFit if a node or card cannot hold what is planned of its processes.
 
-    Args:
-        predicted: the planned footprints by process and phase.
-        readings: the readings of every process, under the same names.
-
-    Raises:
-        DoesNotFit: names each such node and card.
+    The error names each such node and card. The planned footprints are by process and phase, and
+    the readings have the same names.
     """
     too_small = [*_small_nodes(predicted, readings), *_small_cards(predicted, readings)]
     if too_small:

@@ -9,17 +9,16 @@ interrupted scoring goes on where it was.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import xxhash
 from huggingface_hub import snapshot_download
 
-from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.engine import ReferenceLogprobsConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.worker import Worker
@@ -30,8 +29,7 @@ from plimsoll.run.counting import plural
 from plimsoll.run.stored_logprobs import LogprobStore, StoredLogprobs, read_logprobs, sequence_key
 from plimsoll.spec.job import ConfigT
 from plimsoll.train.from_data import RowT, Work
-from plimsoll.train.loading import load_role
-from plimsoll.train.session import RunSession
+from plimsoll.train.loading import load_role, load_roles
 from plimsoll.train.update import Packs, log_probs, pack_rows
 
 ScoringPhase = Literal["score", "eval"]
@@ -42,69 +40,30 @@ together.
 """
 
 
-class Reference(Protocol):
-    """The source of the reference's numbers."""
-
-    def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
-        """Return the log-prob (nats) of the response of each sequence of the rows.
-
-        Args:
-            rows: the rows.
-            packs: the packs with these rows.
-            phase: the phase that the work is counted in.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class LiveReference:
-    """A role beside the actor, which computes the numbers now."""
-
-    session: RunSession
-    cluster: Cluster
-
-    def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
-        """Return the log-probs of rows, computed now."""
-        with self.session.phase(phase, self.cluster):
-            return log_probs("reference", packs, self.cluster)
-
-
-@dataclass(frozen=True)
-class StoredReference:
-    """Numbers that were computed before."""
-
-    logprobs: Mapping[bytes, float]
-    """The log-probs by `sequence_key`."""
-
-    def log_probs(self, rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
-        """Return the stored log-probs of rows."""
-        return np.array([self.logprobs[key] for key in _keys(rows)], dtype=np.float32)
+Reference = Callable[[Sequence[Row], Packs, ScoringPhase], Floats]
+"""Returns the reference's log-prob (nats) of the response of each sequence of the rows, given the
+packs with these rows, and the phase that the work is counted in.
+"""
 
 
 def load_with_reference(
     work: Work[ConfigT, RowT], batches: Batches, logprobs: ReferenceLogprobsConfig
 ) -> Reference:
-    """Load the actor and its reference.
-
-    Args:
-        work: the open job.
-        batches: the batches that the reference will score.
-        logprobs: when the reference scores them, and where the results are kept.
-
-    Raises:
-        ConfigError: the stored log-probs are of another reference.
-    """
+    """Load the actor and its reference; ConfigError for stored log-probs of another reference."""
     session, cluster = work.session, work.cluster
-    reference: Reference = LiveReference(session, cluster)
-    if logprobs.precompute:
-        with session.phase("precompute", cluster):
-            reference = StoredReference(_precompute(work, batches, logprobs.path))
+
+    def score_now(rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
+        with session.phase(phase, cluster):
+            return log_probs("reference", packs, cluster)
+
+    if not logprobs.precompute:
+        load_roles(work)
+        return score_now
+    with session.phase("precompute", cluster):
+        stored = _precompute(work, batches, logprobs.path)
     with session.phase("load", cluster):
         load_role(cluster, work.spec, "actor")
-    if not logprobs.precompute:
-        with session.phase("load", cluster):
-            load_role(cluster, work.spec, "reference")
-    return reference
+    return lambda rows, packs, phase: np.array([stored[k] for k in _keys(rows)], dtype=np.float32)
 
 
 def _precompute(
@@ -131,7 +90,11 @@ def _precompute(
     with store, session.progress.counting("sequences scored", missing) as advance:
         for batch in batches():
             advance(_score(work, batch, store))
-            _stop_if_asked(work, path)
+            if session.stop.requested:
+                raise Interrupted(
+                    f"stopped while the reference scored, as asked; what it scored is in {path}. "
+                    f"To go on: run the same command"
+                )
     work.cluster.all(Worker.release, "reference")
     return store.logprobs
 
@@ -150,20 +113,10 @@ def _score(work: Work[ConfigT, RowT], batch: Sequence[Row], store: LogprobStore)
 
 
 def _keys(rows: Sequence[Row]) -> list[bytes]:
-    """Return the keys under which the log-probs of the rows' sequences are stored."""
     return [sequence_key(sample) for sample in samples_of(rows)]
 
 
-def _stop_if_asked(work: Work[ConfigT, RowT], path: Path) -> None:
-    if work.session.stop.requested:
-        raise Interrupted(
-            f"stopped while the reference scored, as asked; what it scored is in {path}. To go on: "
-            f"run the same command"
-        )
-
-
 def _read_stored(path: Path, model: ModelConfig) -> StoredLogprobs:
-    """Return what the file holds; nothing if it does not exist."""
     fingerprint = model_fingerprint(model)
     if not path.exists():
         return StoredLogprobs(fingerprint, {})
@@ -179,7 +132,6 @@ def _read_stored(path: Path, model: ModelConfig) -> StoredLogprobs:
 
 
 _DECIDING = ("config.json", "*.safetensors")
-_BLOCK = 2**24
 
 
 def model_fingerprint(model: ModelConfig) -> str:
@@ -201,8 +153,5 @@ def model_fingerprint(model: ModelConfig) -> str:
 
 
 def _digest(file: Path) -> str:
-    seen = xxhash.xxh3_128()
     with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            seen.update(block)
-    return seen.hexdigest()
+        return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()

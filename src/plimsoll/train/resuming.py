@@ -48,11 +48,9 @@ def sources_of(spec: RunSpec[Any], items: Items) -> Sources:
 def check_rows(session: RunSession, items: Items, sources: Sources) -> None:
     """Compare the rows that were read with the checkpoint's fingerprints.
 
-    A source is compared if the settings that choose and make its rows are the same.
-
-    Raises:
-        ConfigError: names the sources whose rows were edited. With `run.edited_rows: accept` they
-            are only reported.
+    A source is compared if the settings that choose and make its rows are the same. Raises
+    ConfigError with the sources whose rows were edited; with `run.edited_rows: accept` they are
+    only reported.
     """
     before, spec = session.state.sources or {}, session.spec
     edited = [
@@ -157,12 +155,8 @@ def _settings_hash(spec: RunSpec[Any], source: SourceConfig) -> str:
 def changed_settings(before: str, now: Settings) -> list[str]:
     """Return the keys of two resolved configs that differ, as `key: old -> new`.
 
-    They are in the new config's order. A key that the old one lacks, as an older version wrote it,
-    does not count if it has its default.
-
-    Args:
-        before: YAML, as `dump_config` writes it.
-        now: the new config.
+    The old one is YAML, as `dump_config` writes it. The keys are in the new config's order. A key
+    that the old one lacks, as an older version wrote it, does not count if it has its default.
     """
     old, new = (
         _by_key(read_tree(text, "config.yaml").values) for text in (before, dump_config(now))

@@ -104,21 +104,13 @@ def _load_all(spec: RunSpec[Any], load: LoadRows[T], count_rows: CountRows) -> d
 
 
 def load_held_out(spec: RunSpec[Any], load: LoadRows[T]) -> Loaded[T]:
-    """Read, template and tokenize the held-out rows of a job with one evaluation set.
-
-    Raises:
-        ConfigError: there is no evaluation set.
-    """
+    """Read the held-out rows of a job with one evaluation set; ConfigError if there is none."""
     [loaded] = load_held_out_sets(spec, load).values()
     return loaded
 
 
 def load_held_out_sets(spec: RunSpec[Any], load: LoadRows[T]) -> dict[str, Loaded[T]]:
-    """Read, template and tokenize the held-out rows, by the keys of their sets.
-
-    Raises:
-        ConfigError: there is no evaluation set.
-    """
+    """Read the held-out rows, by the keys of their sets; ConfigError if there are none."""
     if spec.data.eval is None:
         raise ConfigError(
             "data.eval is not given, so there is nothing to measure on. Give data.eval.path and "

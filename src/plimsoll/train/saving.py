@@ -39,22 +39,19 @@ def save_when_due(session: RunSession, cluster: Cluster, state: RunState) -> Non
     if always or session.is_due(session.spec.run.save_every, state.step):
         if session.spec.run.keep_checkpoints:
             with session.phase("save", cluster):
-                _save(session, cluster, state)
+                save_checkpoint(session, cluster, state)
         session.stop_if_asked(state.step)
 
 
-def _save(session: RunSession, cluster: Cluster, state: RunState) -> None:
+def save_checkpoint(session: RunSession, cluster: Cluster, state: RunState) -> None:
+    """Write a checkpoint of the trained roles, if there are any, and remove the oldest."""
     directory = session.directory
     directory.sync_rows()
     with whole_directory(directory.checkpoint_path(state.step)) as partial:
         for role in session.spec.trained:
             ranks_of(cluster, role).all(Worker.save_checkpoint, role, (partial / role).absolute())
         state.save(partial / "state.json")
-    _prune(session, state)
-
-
-def _prune(session: RunSession, state: RunState) -> None:
-    session.directory.prune_checkpoints(session.spec.run.keep_checkpoints, state.best_step)
+    directory.prune_checkpoints(session.spec.run.keep_checkpoints, state.best_step)
 
 
 def restore(session: RunSession, cluster: Cluster) -> None:
@@ -68,7 +65,8 @@ def restore(session: RunSession, cluster: Cluster) -> None:
             )
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
     _keep_settings(session)
-    _prune(session, session.state)  # a run killed while it saved may have one too many
+    # A run that was killed while it saved may have a checkpoint too many.
+    session.directory.prune_checkpoints(session.spec.run.keep_checkpoints, session.state.best_step)
     if session.spec.trained and session.state.step >= session.spec.steps:
         key = "run.steps" if session.spec.run.epochs is None else "run.epochs"
         rest = "only the model is written" if session.spec.run.save_model else "nothing is done"
@@ -120,7 +118,6 @@ def save_model(session: RunSession, cluster: Cluster, state: RunState) -> None:
 
 
 def _no_model_text(session: RunSession) -> str:
-    """Return the last message of a run that writes no model."""
     latest = session.directory.latest_checkpoint()
     text = "no model is written (run.save_model: false)"
     if latest is None:

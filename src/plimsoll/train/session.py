@@ -41,7 +41,6 @@ from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BESIDE_STEPS, StepReport
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.nodes import refuse_smaller_nodes
 from plimsoll.train.tokenizers import check_tokenizers
 
 _RELEASE_HEAP_BEFORE = ("eval", "save")
@@ -80,10 +79,8 @@ class RunSession:
     def with_rows(self, rows: int) -> RunSession:
         """Return the session once the rows to learn from are read.
 
-        If `run.epochs` sets the length of the run, the session now has a number of steps.
-
-        Raises:
-            ConfigError: a setting does not agree with that number.
+        If `run.epochs` sets the length of the run, the session now has a number of steps. Raises
+        ConfigError for a setting that does not agree with that number.
         """
         spec = replace(self.spec, rows=rows)
         if spec.run.epochs is not None:
@@ -127,17 +124,6 @@ class RunSession:
     def step_under_way(self) -> int:
         """The step that is being done; 0 for everything up to the evaluation before training."""
         return self.ledger.step + 1
-
-    def check_nodes(self, cluster: Cluster) -> None:
-        """Check that the nodes can hold what is planned of the processes on them.
-
-        A run that was forced, though its plan does not fit, is not checked.
-
-        Raises:
-            DoesNotFit: a node or card is smaller than what is planned on it.
-        """
-        if self.planned.fits:
-            refuse_smaller_nodes(self.planned.predicted, cluster.read_memory())
 
     def _readings(self, cluster: Cluster | None) -> dict[str, Reading]:
         if cluster is not None:
@@ -228,7 +214,6 @@ class RunSession:
         )
 
     def _describe_loss(self, done: int) -> str:
-        """Return what a run without checkpoints loses if it stops after this step."""
         first = self.state.step
         lost = plural(done - first, "step")
         loss = (
@@ -247,7 +232,9 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
     with ExitStack() as stack:
         directory = stack.enter_context(open_run(run))
         log = stack.enter_context(closing(RunLog(directory.log_path)))
-        log.add(_first_log_line())
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        log.add(f"Plimsoll {__version__}, {process}: {command}")
         stack.enter_context(recording_end(directory, log))
         latest = directory.latest_checkpoint()
         state = _load_state(*latest) if latest else _NEW_RUN
@@ -291,12 +278,6 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             yield session
 
 
-def _first_log_line() -> str:
-    """Return the first line of the log of a run, or of its resumed part."""
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return f"Plimsoll {__version__}, process {os.getpid()} on {socket.gethostname()}: {command}"
-
-
 def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:
     """Return the watch of a run that samples, with its earlier rows; None for other runs."""
     if spec.sampling is None:
@@ -306,15 +287,11 @@ def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWat
 
 
 def evaluates_first(spec: RunSpec[Any], state: RunState) -> bool:
-    """Return whether a run evaluates the model that it starts from, as its step 0.
-
-    Runs that sample do.
-    """
+    """Return whether a run evaluates the model that it starts from, as runs that sample do."""
     return state.step == 0 and spec.run.eval_every is not None and spec.sampling is not None
 
 
 def _load_state(step: int, checkpoint: Path) -> RunState:
-    """Return the state of a checkpoint named after a step."""
     state = RunState.load(checkpoint / "state.json")
     if state.step != step:
         raise ConfigError(
@@ -327,7 +304,6 @@ def _load_state(step: int, checkpoint: Path) -> RunState:
 
 @contextmanager
 def _add_phase_to_errors(phase: TimedPhase, step: int) -> Iterator[None]:
-    """Add the phase and the step to errors that are raised inside the block."""
     try:
         yield
     except OutOfMemory as error:

@@ -65,10 +65,7 @@ def log_probs(role: RoleName, packs: Packs, ranks: Ranks) -> Floats:
 
 
 def in_batch_order(packs: Packs, by_rank: Sequence[Sequence[Floats]]) -> Floats:
-    """Return the values of a batch in its order, from one value per sequence of each rank's packs.
-
-    The values of fillers are dropped.
-    """
+    """Return the values of a batch's sequences in its order, from those of each rank's packs."""
     pairs = [
         (pack.samples_S, values_S)
         for rank_packs, arrays in zip(packs, by_rank, strict=True)

@@ -112,7 +112,7 @@ RAISING = """
 import sys
 
 from plimsoll.algorithm.inputs import DivergenceOutput
-from plimsoll.algorithm.policy_loss.clip import loss
+from plimsoll.errors import ConfigError
 
 def look_up(options):
     return options["beta"]
@@ -131,7 +131,7 @@ def is_interrupted(inputs):
     raise KeyboardInterrupt
 
 def refuses(inputs):
-    return loss(inputs, dual_clip=0.5)
+    raise ConfigError("dual_clip is 0.5")
 """
 
 INPUTS = AdvantageInputs(
@@ -216,10 +216,10 @@ def test_a_new_preference_loss_says_by_its_parameters_whether_it_needs_a_referen
     logprobs = PairValues(torch.tensor([-1.0]), torch.tensor([-3.0]))
     inputs = PreferenceLossInputs(logprobs, PairValues(torch.ones(1), torch.ones(1)), pairs=2)
     free = preference_loss(Choice(name="my_pairs:reference_free", options={"scale": 0.0}))
-    assert not free.needs_reference and free.compute(inputs).loss.item() == pytest.approx(0.3465736)
+    assert free(inputs).loss.item() == pytest.approx(0.3465736)
     compared = preference_loss(Choice(name="my_pairs:compared"))
     reference = PairValues(torch.tensor([-1.0]), torch.tensor([-1.0]))
-    assert compared.needs_reference and compared.compute(inputs, reference).loss == 1
+    assert compared(inputs, reference).loss == 1
     with pytest.raises(ConfigError, match=r"'my_pairs:greedy' .*2 positional arguments"):
         preference_loss(Choice(name="my_pairs:greedy"))
     with pytest.raises(ConfigError, match=r"preference_loss .*'dop'.*'dpo'"):
@@ -350,13 +350,13 @@ def test_a_loss_without_a_gradient_is_refused_if_inputs_have_one(
     with pytest.raises(ConfigError, match=r"^algorithm\.policy_loss: .*without a gradient"):
         of_tokens(policy_inputs())
     assert of_tokens(policy_inputs(learns=False)).loss_L.tolist() == [1, 6]
-    of_pairs = preference_loss(Choice(name="my_pairs:detached")).compute
+    of_pairs = preference_loss(Choice(name="my_pairs:detached"))
     chosen_P = torch.zeros(0, requires_grad=True)
     none = PairValues(torch.zeros(0), torch.zeros(0))
     inputs = PreferenceLossInputs(PairValues(chosen_P, chosen_P), none, pairs=1)
     with pytest.raises(ConfigError, match=r"^algorithm\.loss: 'my_pairs:detached' .*gradient"):
         of_pairs(inputs)
-    free = preference_loss(Choice(name="my_pairs:reference_free")).compute
+    free = preference_loss(Choice(name="my_pairs:reference_free"))
     assert free(inputs).loss.requires_grad
 
 
@@ -377,12 +377,6 @@ def test_the_key_that_chose_it_is_named() -> None:
     wrong = Choice(name="dpo", options={"beat": 0.1})
     with pytest.raises(ConfigError, match=r"^algorithm\.loss: 'dpo' .*'beat'.*'beta'"):
         preference_loss(wrong)
-
-
-def test_a_resolved_loss_crosses_processes() -> None:
-    loss = policy_loss(Choice(name="clip", options={"clip_high": 0.3}))
-    again = pickle.loads(pickle.dumps(loss))  # noqa: S301 - our own bytes
-    assert again(policy_inputs()).loss_L.tolist() == loss(policy_inputs()).loss_L.tolist()
 
 
 def documented(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -428,6 +422,6 @@ def test_the_preference_loss_of_the_documents_works(
     loss = preference_loss(Choice(name=f"{module}:exponential"))
     one = torch.tensor([1.0])
     inputs = PreferenceLossInputs(PairValues(2 * one, -2 * one), PairValues(one, one), pairs=1)
-    output = loss.compute(inputs, PairValues(one, -one))
-    assert loss.needs_reference and output.loss.item() == pytest.approx(math.exp(-0.2))
+    output = loss(inputs, PairValues(one, -one))
+    assert output.loss.item() == pytest.approx(math.exp(-0.2))
     assert output.metrics["accuracy"] == 1

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from plimsoll.algorithm.inputs import PolicyLossInputs
 from plimsoll.algorithm.policy_loss.clip import loss
-from plimsoll.errors import ConfigError
 
 torch.set_num_threads(1)
 
@@ -64,12 +63,6 @@ def test_the_two_sides_clip_by_their_own_bounds() -> None:
     # min(1.5, 1.3) = 1.3 and min(-0.5, -0.9) = -0.9
     output = loss(inputs([1.5, 0.5], [1.0, -1.0]), clip_low=0.1, clip_high=0.3)
     assert output.loss_L.tolist() == pytest.approx([-1.3, 0.9])
-
-
-@pytest.mark.parametrize("dual_clip", [1.0, 0.5, -1.0, float("nan")])
-def test_dual_clip_must_be_over_one(dual_clip: float) -> None:
-    with pytest.raises(ConfigError, match=f"dual_clip is {dual_clip}.*over 1"):
-        loss(inputs([1.0], [1.0]), dual_clip=dual_clip)
 
 
 @given(

@@ -28,7 +28,7 @@ from plimsoll.algorithm.policy_objective import (
 from plimsoll.algorithm.ratios import is_clamped, ratios
 from plimsoll.config.base import Choice
 from plimsoll.records import BatchCounts
-from plimsoll.spec.choices import needs_sampler
+from plimsoll.spec.choices import needs_reference, needs_sampler
 
 torch.set_num_threads(1)
 
@@ -228,8 +228,8 @@ def test_preference_losses_need_no_bound(
     inputs = PreferenceLossInputs(
         PairValues(chosen, rejected), PairValues(lengths_P, lengths_P), len(logprobs)
     )
-    loss = preference_loss(Choice(name=name))
-    reference = [PairValues(*of_reference)] if loss.needs_reference else []
-    output = loss.compute(inputs, *reference)
+    choice = Choice(name=name)
+    reference = [PairValues(*of_reference)] if needs_reference(choice) else []
+    output = preference_loss(choice)(inputs, *reference)
     found = torch.autograd.grad(output.loss, (chosen, rejected))
     assert output.loss.isfinite() and all(x.isfinite().all() for x in found)

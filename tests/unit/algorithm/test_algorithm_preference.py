@@ -50,10 +50,10 @@ def compute(
     **options: OptionValue,
 ) -> LossOutput:
     """The loss of sequences chosen, rejected, chosen, ..."""
-    loss = preference_loss(Choice(name=name, options=options))
+    choice = Choice(name=name, options=options)
     inputs = PreferenceLossInputs(in_pairs(policy_S), in_pairs(lengths_S), pairs)
-    reference = in_pairs(reference_S) if loss.needs_reference else None
-    return preference_objective(inputs, reference, loss.compute, nll_weight=0.0)
+    reference = in_pairs(reference_S) if needs_reference(choice) else None
+    return preference_objective(inputs, reference, preference_loss(choice), nll_weight=0.0)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_nll_term_is_the_mean_per_token_of_the_chosen() -> None:
     loss = preference_loss(Choice(name="dpo"))
     inputs = PreferenceLossInputs(in_pairs(doubles(POLICY)), in_pairs(doubles(LENGTHS)), PAIRS)
     reference = in_pairs(doubles(REFERENCE))
-    plain, held = (preference_objective(inputs, reference, loss.compute, w) for w in (0.0, 0.5))
+    plain, held = (preference_objective(inputs, reference, loss, w) for w in (0.0, 0.5))
     assert held.loss.item() - plain.loss.item() == pytest.approx(0.5 * 4 / PAIRS)
     assert held.metrics["preference_loss"] == plain.loss
 
@@ -213,8 +213,7 @@ def test_the_page_tells_the_options_and_the_reference_of_each_loss() -> None:
     assert sorted(name for name, _, _ in rows) == NAMES
     for name, options, answer in rows:
         loss = vars(import_module(f"{package.__name__}.{name}"))["loss"]
-        compared = preference_loss(Choice(name=name)).needs_reference
-        assert compared == needs_reference(Choice(name=name)) == (answer == "yes")
+        assert needs_reference(Choice(name=name)) == (answer == "yes")
         taken = inspect.signature(loss).parameters.values()
         named = [one.name for one in taken if one.kind is inspect.Parameter.KEYWORD_ONLY]
         assert re.findall(r"`(\w+)`", options) == named

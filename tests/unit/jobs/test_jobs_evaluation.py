@@ -18,7 +18,6 @@ import torch
 from plimsoll.algorithm import feedback_loss as feedback_losses
 from plimsoll.algorithm import preference_loss as preference_losses
 from plimsoll.algorithm import reward_loss as reward_losses
-from plimsoll.algorithm.choice import preference_loss
 from plimsoll.algorithm.figures import (
     mean_interval,
     separation_interval,
@@ -48,6 +47,7 @@ from plimsoll.records import (
     single_turn,
 )
 from plimsoll.rl.evaluate import mean_rewards
+from plimsoll.spec.choices import needs_reference
 
 torch.set_num_threads(1)
 
@@ -89,9 +89,8 @@ def written_names(metrics: dict[str, float]) -> set[str]:
 @pytest.mark.parametrize("name", names_of(preference_losses))
 def test_every_preference_loss_reports_the_names(name: str) -> None:
     config: DpoConfig = config_of("dpo", name)
-    loss = preference_loss(config.algorithm.loss)
-    reference = FOUR - 1 if loss.needs_reference else None
-    metrics = pair_metrics(config, loss, [pair(1), pair(2)], FOUR, reference)
+    reference = FOUR - 1 if needs_reference(config.algorithm.loss) else None
+    metrics = pair_metrics(config, [pair(1), pair(2)], FOUR, reference)
     assert written_names(metrics) == set(spec_of(config).evaluation.written_names)
 
 
@@ -165,9 +164,8 @@ def test_the_accuracys_interval_is_over_prompts_in_every_job(tmp_path: Path) -> 
     expected = share_interval((HARD + 1) / 2, BY_PROMPT)
     assert expected[1] - expected[0] > 1.3 * np.diff(wilson_interval(0.5, 16))
     logprobs = np.stack([HARD, np.zeros(16)], 1).ravel().astype(np.float32)
-    loss = preference_loss(config_of("dpo").algorithm.loss)
     pairs = [pair(prompt) for prompt in BY_PROMPT]
-    dpo = pair_metrics(config_of("dpo"), loss, pairs, logprobs, 0 * logprobs)
+    dpo = pair_metrics(config_of("dpo"), pairs, logprobs, 0 * logprobs)
     rm = score_metrics(config_of("rm"), logprobs, pairs, tmp_path / "rm.svg")
     rows = [solution(1, prompt=prompt) for prompt in BY_PROMPT]
     prm = process_metrics([scores(score) for score in HARD], rows, tmp_path / "prm.svg")

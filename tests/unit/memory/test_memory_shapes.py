@@ -106,7 +106,8 @@ def _check_against_transformers(config: dict[str, Any], shape: ModelShape) -> No
     sizes = [parameter.numel() for parameter in model.parameters()]
     stacks = sum(p.numel() for p in model.parameters() if p.ndim == 3)
     assert shape.parameters == sum(sizes)
-    assert shape.linear_parameters + shape.other_parameters == sum(sizes) - (
+    linears = sum(linear.parameters for linear in shape.linears)
+    assert linears + shape.other_parameters == sum(sizes) - (
         shape.embedding_parameters + shape.head_parameters
     )
     assert _shape_groups(shape) == _linear_groups(model)

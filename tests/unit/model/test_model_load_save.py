@@ -232,12 +232,6 @@ def test_a_model_that_cards_train_is_merged_and_exported_on_the_cpu(model_path: 
     assert isinstance(load_plain(model, is_value=False), PolicyModel)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_no_logprobs_at_temperature_zero(model_path: Path, temperature: float) -> None:
-    with pytest.raises(ConfigError, match="temperature"):
-        load_policy(model_settings(model_path), CPU, temperature)
-
-
 def policy_state(path: Path, **changes: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     model = load_policy(model_settings(path, **changes), CPU)
     names = hf_state_names(model)

@@ -208,8 +208,7 @@ def test_without_a_kl_no_reference_is_asked() -> None:
     settings = config(kl="none")
     batch, scores = scores_of(settings, cluster, trajectories())
     assert cluster.asked == [("values", "critic")] and scores.reference_L is None
-    learnables = estimate_advantages(batch, scores, settings, 0.1, {})
-    assert learnables.kl_L is None and "kl" not in batch_metrics(batch, scores, 0.1)
+    assert "kl" not in batch_metrics(batch, scores, 0.1)
 
 
 def test_an_advantage_that_takes_no_values_asks_no_critic() -> None:
@@ -282,8 +281,6 @@ def test_advantages_by_hand() -> None:
     # k1 is policy - reference: 0.5, -1, 0.5; rewards -0.05, 0.1 + 0 and 2 - 0.05.
     # First: delta 0.1 - 0.5 = -0.4 at the end, before it -0.05 + 0.5 - 1 + 0.5 * -0.4 = -0.75.
     # Second: 1.95 - 4 = -2.05.
-    kl = by_trajectory(batch, learnables.kl_L)
-    np.testing.assert_allclose(np.concatenate(kl), [0.5, -1.0, 0.5])
     advantages = by_trajectory(batch, learnables.advantages_L)
     np.testing.assert_allclose(np.concatenate(advantages), [-0.75, -0.4, -2.05], atol=1e-6)
     returns = by_trajectory(batch, learnables.returns_L)
@@ -516,8 +513,7 @@ def test_branches_have_the_advantages_of_the_whole_episode(
     for own, ranks in ((whole, 1), (pieces, 2)):
         batch, scores = scores_of(settings, PlainCluster(ranks), own)
         learnables = estimate_advantages(batch, scores, settings, 0.1, {})
-        columns = [learnables.advantages_L, learnables.kl_L]
-        columns += [learnables.returns_L] if critic else []
+        columns = [learnables.advantages_L, *([learnables.returns_L] if critic else [])]
         found.append([np.concatenate(by_trajectory(batch, column_L)) for column_L in columns])
         assert len(batch.trajectories) == sum(len(t.branches) for t in own)
         assert observed_kl(batch, scores) == pytest.approx(-0.25 * 18 / 4 + 0.5 * 18 / 4)

@@ -12,7 +12,6 @@ import torch
 from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
 from plimsoll.algorithm.ratios import ratio_metrics, ratios
 from plimsoll.config.base import NonNegativeFloat, OverOne, Probability
-from plimsoll.errors import ConfigError
 
 
 def loss(
@@ -29,15 +28,7 @@ def loss(
     so that a token that became much likelier cannot dominate the batch. Metrics: `clip_fraction`,
     the share of tokens whose clip is active, so that no gradient flows, and those of
     `ratio_metrics`.
-
-    Raises:
-        ConfigError: dual_clip is not over 1.
     """
-    if dual_clip is not None and not dual_clip > 1:
-        raise ConfigError(
-            f"dual_clip is {dual_clip}, and must be over 1: it bounds how much likelier a bad "
-            f"token may have become and still be pushed down in full. 3 is usual; null is off."
-        )
     advantages_L = inputs.advantages_L
     logratio_L = inputs.logprobs_L - inputs.old_logprobs_L
     ratio_L = ratios(logratio_L)

@@ -36,23 +36,6 @@ from plimsoll.timeline.tensors import pinned_block
 _LOG_SUM_EXP = 4  # bytes for each token and head
 
 
-@dataclass(frozen=True)
-class UnownedItem:
-    """An item of memory that no role owns yet; fields as of `Item`."""
-
-    name: str
-    bytes: int
-    formula: str
-    source: str = SOURCE
-    where: Where = "device"
-    kind: Kind = "activations"
-
-    def item(self, role: str) -> Item:
-        """Return the item of a role."""
-        words = self.formula, self.source
-        return Item(role, self.kind, self.name, self.where, "allocated", self.bytes, *words)
-
-
 def _product(*factors: tuple[int, str]) -> tuple[int, str]:
     """Return the product of numbers, each with the name of its unit; and the same in words."""
     return prod(number for number, _ in factors), " x ".join(f"{n:,}{of}" for n, of in factors)
@@ -106,8 +89,8 @@ def activation_items(
     They exist at the instant `forward_backward` if the form is trained, else at `forward`.
     """
     moment = Moment(phase, "forward_backward" if form.trained else "forward")
-    heights = _Heights(Layer(shape, work, form))
-    return _allocations(role, moment, (heights.masks(), *heights.highest()))
+    heights = _Heights(role, Layer(shape, work, form))
+    return _allocations(moment, (heights.masks(), *heights.highest()))
 
 
 @lru_cache(_KEPT)
@@ -117,21 +100,16 @@ def backward_items(
     """Return the tensors of the backward pass in the last of the first `left` layers."""
     if left == 0:
         return ()
-    lower = _Heights(Layer(_lower(shape, left), work, form))
-    masks = _Heights(Layer(shape, work, form)).masks()
-    return _allocations(role, at, (masks, *lower.at_layer()))
+    lower = _Heights(role, Layer(_lower(shape, left), work, form))
+    masks = _Heights(role, Layer(shape, work, form)).masks()
+    return _allocations(at, (masks, *lower.at_layer()))
 
 
-def _allocations(
-    role: str, moment: Moment, items: tuple[UnownedItem, ...]
-) -> tuple[Allocation, ...]:
-    """Return the items of a role, without empty ones."""
-    return tuple(Allocation(item.item(role), frozenset({moment})) for item in items if item.bytes)
+def _allocations(moment: Moment, items: tuple[Item, ...]) -> tuple[Allocation, ...]:
+    return tuple(Allocation(item, frozenset({moment})) for item in items if item.bytes)
 
 
 def _lower(shape: ModelShape, layers: int) -> ModelShape:
-    """Return the shape of the first layers."""
-
     def share(count: int) -> int:
         return count * layers // shape.layers
 
@@ -147,34 +125,46 @@ def _lower(shape: ModelShape, layers: int) -> ModelShape:
 class _Heights:
     """The heights of one micro-batch; each lists all tensors at that point."""
 
+    role: str
     layer: Layer
 
-    def masks(self) -> UnownedItem:
+    def _item(
+        self,
+        name: str,
+        size: int,
+        formula: str,
+        source: str = SOURCE,
+        where: Where = "device",
+        kind: Kind = "activations",
+    ) -> Item:
+        return Item(self.role, kind, name, where, "allocated", size, formula, source)
+
+    def masks(self) -> Item:
         """Return the masks, which exist at every height."""
         tokens, longest = self.layer.tokens, self.layer.work.longest
         words = f"masks of {tokens:,} queries x {longest:,} keys, for all layers"
-        return UnownedItem("attention masks", self.layer.mask_bytes, words, "model/attention.py")
+        return self._item("attention masks", self.layer.mask_bytes, words, "model/attention.py")
 
-    def highest(self) -> tuple[UnownedItem, ...]:
+    def highest(self) -> tuple[Item, ...]:
         """Return all other tensors at the highest point."""
         if self.layer.form.trained:
             heights = (self._at_head(), self.at_layer(), self._at_embedding())
             return max(heights, key=_device_bytes)
         top = scoring_summit(self.layer)
-        working = UnownedItem("working set", top.bytes, f"{top.bytes:,} bytes in {top.where}")
+        working = self._item("working set", top.bytes, f"{top.bytes:,} bytes in {top.where}")
         positions = self._positions()
         return max((positions, working), (positions, *self._head()), key=_device_bytes)
 
-    def _at_head(self) -> tuple[UnownedItem, ...]:
+    def _at_head(self) -> tuple[Item, ...]:
         last, steps = final_norm(self.layer).saved, layer_steps(self.layer)
         words = f"{last:,} of the last norm"
         whole = self._whole
         if whole:
             words = f"{self._saved_words(whole, steps)} + {words}"
-        kept = UnownedItem("activations", whole * saved_bytes(steps) + last, words)
+        kept = self._item("activations", whole * saved_bytes(steps) + last, words)
         return (self._positions(), *self._of_checkpoints(undoing=False), kept, *self._head())
 
-    def at_layer(self) -> tuple[UnownedItem, ...]:
+    def at_layer(self) -> tuple[Item, ...]:
         """Return the tensors in the backward pass of the last layer.
 
         If the last layer keeps everything, no checkpointed layer is higher: it has the same tensors
@@ -183,23 +173,22 @@ class _Heights:
         steps, again = layer_steps(self.layer), self._last_is_checkpointed
         top = summit(recomputed_steps(self.layer) if again else steps)
         others = self._whole if again else self._whole - 1
-        saved = UnownedItem(
+        saved = self._item(
             "recomputed activations" if again else "activations",
             others * saved_bytes(steps) + top.saved,
             f"{self._saved_words(others, steps)} + {top.saved:,} of the last layer",
         )
         stream, words = _stream(self.layer)
         words = f"{top.scratch:,} bytes in {top.where} + {words}"
-        working = UnownedItem("working set", top.scratch + stream, words)
+        working = self._item("working set", top.scratch + stream, words)
         waiting = self._tables(1 if self._tied else 0, "held for the tied embedding")
         words = f"{top.gradient:,} bytes of a weight"
-        flight = UnownedItem("gradients in flight", top.gradient, words, kind="gradients")
+        flight = self._item("gradients in flight", top.gradient, words, kind="gradients")
         kept = self._of_checkpoints(undoing=True)
         return (self._positions(), *kept, saved, working, flight, waiting)
 
     @property
     def _checkpointed(self) -> int:
-        """The number of checkpointed layers."""
         every = self.layer.form.checkpoint_every
         return 0 if every is None else ceil(self.layer.shape.layers / every)
 
@@ -210,30 +199,29 @@ class _Heights:
 
     @property
     def _last_is_checkpointed(self) -> bool:
-        """Whether the backward pass begins with a recomputed layer."""
         every = self.layer.form.checkpoint_every
         return every is not None and (self.layer.shape.layers - 1) % every == 0
 
-    def _of_checkpoints(self, undoing: bool) -> tuple[UnownedItem, ...]:
+    def _of_checkpoints(self, undoing: bool) -> tuple[Item, ...]:
         """Return the tensors of checkpointed layers; `undoing` is in the last layer's backward."""
         again = undoing and self._last_is_checkpointed
         return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
 
-    def _inputs(self) -> tuple[UnownedItem, ...]:
+    def _inputs(self) -> tuple[Item, ...]:
         stream, words = _stream(self.layer)
         all_words = f"{self._checkpointed} checkpoints x {words}"
         source = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
         if not self.layer.form.inputs_on_host:
-            return (UnownedItem("layer inputs", self._checkpointed * stream, all_words, source),)
+            return (self._item("layer inputs", self._checkpointed * stream, all_words, source),)
         on_host = self._checkpointed * pinned_block(stream)
         two = min(2, self._checkpointed)  # one is in use, one is being copied
         all_words += ", pinned blocks rounded up to powers of two"
         return (
-            UnownedItem("layer inputs", two * stream, f"{two} x {words}", source),
-            UnownedItem("layer inputs", on_host, all_words, source, "host"),
+            self._item("layer inputs", two * stream, f"{two} x {words}", source),
+            self._item("layer inputs", on_host, all_words, source, "host"),
         )
 
-    def _products(self, again: bool) -> tuple[UnownedItem, ...]:
+    def _products(self, again: bool) -> tuple[Item, ...]:
         """Return the kept products; if `again`, less those of one layer, which are in use.
 
         The layer's last product counts all the same: nothing reads it.
@@ -246,9 +234,9 @@ class _Heights:
             f"{attention // tokens:,}) bytes + {last:,} of the last linear"
         )
         kept = layers * (linears + attention) + last
-        return (UnownedItem("kept activations", kept, words, "model/checkpointing.py"),)
+        return (self._item("kept activations", kept, words, "model/checkpointing.py"),)
 
-    def _at_embedding(self) -> tuple[UnownedItem, ...]:
+    def _at_embedding(self) -> tuple[Item, ...]:
         """Return the tensors at the end, where autograd sums the embedding's gradients.
 
         A tied head's gradient is added to the embedding's into a third tensor.
@@ -257,7 +245,7 @@ class _Heights:
             return ()
         if self._tied:
             return (self._tables(3, "of the tied embedding, at the end"),)
-        stream = UnownedItem("working set", *_stream(self.layer))
+        stream = self._item("working set", *_stream(self.layer))
         return (stream, self._tables(1, "of the embedding, at the end"))
 
     @property
@@ -265,7 +253,6 @@ class _Heights:
         return self.layer.shape.tied and not isinstance(self.layer.form.head, ScalarHead)
 
     def _saved_words(self, count: int, steps: tuple[LayerStep, ...]) -> str:
-        """Return in words what the steps save, by part."""
         parts: dict[str, int] = {}
         for step in steps:
             parts[step.part] = parts.get(step.part, 0) + step.saved
@@ -274,21 +261,21 @@ class _Heights:
         )
         return f"{count} layers x {self.layer.tokens:,} tokens x ({each}) bytes"
 
-    def _positions(self) -> UnownedItem:
+    def _positions(self) -> Item:
         tokens, element = self.layer.tokens, self.layer.element
         wide = 2 * self.layer.shape.traits.rotary_tables * element * self.layer.shape.head_dim
         numbers = 2 * _INT64 * (tokens + self.layer.work.loss_tokens)
         words = f"{tokens:,} tokens x {wide:,} bytes + {numbers:,} of token ids and positions"
-        return UnownedItem("input ids and rotary tables", tokens * wide + numbers, words)
+        return self._item("input ids and rotary tables", tokens * wide + numbers, words)
 
-    def _tables(self, count: int, what: str) -> UnownedItem:
+    def _tables(self, count: int, what: str) -> Item:
         """Return gradients as large as the embedding."""
         shape, count = self.layer.shape, 0 if self.layer.form.adapter is not None else count
         table = (self.layer.element, " bytes"), (shape.vocabulary, ""), (shape.hidden, f" {what}")
         tables = _product((count, ""), *table)
-        return UnownedItem("embedding gradients in flight", *tables, kind="gradients")
+        return self._item("embedding gradients in flight", *tables, kind="gradients")
 
-    def _head(self) -> tuple[UnownedItem, ...]:
+    def _head(self) -> tuple[Item, ...]:
         """Return the tensors from the last hidden states to the loss, and back if trained."""
         layer, loss_tokens = self.layer, self.layer.work.loss_tokens
         inputs = self._head_inputs(loss_tokens, layer.element)
@@ -306,17 +293,17 @@ class _Heights:
             case NoHead():
                 return (inputs,)
 
-    def _head_inputs(self, rows: int, element: int) -> UnownedItem:
+    def _head_inputs(self, rows: int, element: int) -> Item:
         both, hidden = 2 if self.layer.form.trained else 1, self.layer.shape.hidden
         each = (element, " bytes"), (rows, " tokens"), (hidden, "")
-        return UnownedItem("head inputs", *_product((both, ""), *each))
+        return self._item("head inputs", *_product((both, ""), *each))
 
-    def _chunk(self, head: ChunkedHead) -> UnownedItem:
+    def _chunk(self, head: ChunkedHead) -> Item:
         blocks = 2 + head.entropy + 2 * self.layer.shape.logits_softcapped + head.scaled
         logits, words = self._logits(head.rows, "rows", self.layer.element, blocks)
-        return UnownedItem("logits chunk", logits, words, "model/token_logprobs.py")
+        return self._item("logits chunk", logits, words, "model/token_logprobs.py")
 
-    def _distillation(self, head: TeacherHead) -> tuple[UnownedItem, UnownedItem]:
+    def _distillation(self, head: TeacherHead) -> tuple[Item, Item]:
         """Return both chunks and the teacher's inputs: gradients are made beside the logits."""
         element, blocks = head.element, _TAUGHT_BLOCKS + self.layer.shape.logits_softcapped
         both = self.layer.element + element
@@ -324,8 +311,8 @@ class _Heights:
         source, tokens = "model/distillation.py", (self.layer.work.loss_tokens, " tokens")
         inputs = _product((element, " bytes"), tokens, (head.hidden, ""))
         return (
-            UnownedItem("logits chunks", logits, words, source),
-            UnownedItem("teacher's head inputs", *inputs, source),
+            self._item("logits chunks", logits, words, source),
+            self._item("teacher's head inputs", *inputs, source),
         )
 
     def _logits(self, most: int, of: str, element: int, blocks: int) -> tuple[int, str]:
@@ -339,7 +326,7 @@ class _Heights:
         )
         return (element * rows + blocks * FP32 * block) * vocabulary, words
 
-    def _all_logits(self) -> UnownedItem:
+    def _all_logits(self) -> Item:
         """Return the tensors of unfused logits.
 
         Trained, they are logits, their fp32 copy, log-softmax, its gradient, and the logits'
@@ -349,8 +336,8 @@ class _Heights:
         vocabulary = (self.layer.shape.vocabulary, " of the vocabulary")
         logits = _product((each, " bytes"), (self.layer.tokens, " tokens"), vocabulary)
         source = "transformers' ForCausalLMLoss; 14.6-17.4 bytes by published rows"
-        return UnownedItem("logits", *logits, source)
+        return self._item("logits", *logits, source)
 
 
-def _device_bytes(parts: tuple[UnownedItem, ...]) -> int:
+def _device_bytes(parts: tuple[Item, ...]) -> int:
     return sum(part.bytes for part in parts if part.where == "device")

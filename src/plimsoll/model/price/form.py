@@ -184,11 +184,16 @@ def activation_form(
     if adapter is not None:
         dropout = adapter.dropout > 0
         pair = AdapterForm(adapter.rank, adapter.targets, model.element, dropout, adapter.dora)
+    heads: dict[HeadKind, Head] = {
+        "policy": ChunkedHead(model.head_chunk, entropy, scaled),
+        "value": ScalarHead(),
+        "states": NoHead(),
+    }
     return ActivationForm(
         element=model.element,
         checkpoint_every=model.checkpoint_every if model.gradient_checkpointing else None,
         attention=cast(Attention, model.attention),
-        head=_head(head, ChunkedHead(model.head_chunk, entropy, scaled)),
+        head=heads[head],
         trained=True,
         adapter=pair,
         quantized=model.quantization != "none",
@@ -199,16 +204,6 @@ def activation_form(
         flash=not any(against_varlen(device, capability, model.dtype, False, shape.head_dim)),
         kernels=has_kernels(capability, model.dtype),
     )
-
-
-def _head(kind: HeadKind, policy: ChunkedHead) -> Head:
-    match kind:
-        case "policy":
-            return policy
-        case "value":
-            return ScalarHead()
-        case "states":
-            return NoHead()
 
 
 def has_kernels(capability: Capability | None, dtype: str) -> bool:

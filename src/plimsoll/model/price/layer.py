@@ -79,10 +79,7 @@ class Layer:
 
     @property
     def gathered_keys(self) -> int:
-        """The size of keys and values that a second sequence attends to.
-
-        With a kernel per sequence its queries count too.
-        """
+        """The size of keys and values that a second sequence attends to."""
         if self.has_cpu_kernel:
             return 0
         by_sequence = self.form.attention == "sdpa"
@@ -115,10 +112,7 @@ class Layer:
         return self.fused_block(elements) if self.has_fused_norms else elements
 
     def fused_block(self, elements: int) -> int:
-        """Return how many elements a fused step holds at once, besides its results.
-
-        Our functions hold a block, Liger's none.
-        """
+        """Return the elements that a fused step holds besides its results; 0 with Liger's."""
         in_blocks = self.form.fused == "own"
         return min(elements, BLOCK_ELEMENTS[self.form.device]) if in_blocks else 0
 
@@ -162,10 +156,7 @@ class Layer:
 
     @property
     def aligned_mask_bytes(self) -> int:
-        """The bytes of a card kernel's copy of the masks in a layer, with aligned rows.
-
-        It is the mean over all layers, of which only some may have a window.
-        """
+        """The bytes of a card kernel's aligned copy of the masks, as a mean over all layers."""
         if not self._has_card_kernel or self.form.writes_scores:
             return 0
         masks = self.element * self.tokens * self.work.longest

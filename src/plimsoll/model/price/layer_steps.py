@@ -34,10 +34,7 @@ def layer_steps(layer: Layer) -> tuple[LayerStep, ...]:
 
 
 def recomputed_steps(layer: Layer) -> tuple[LayerStep, ...]:
-    """Return the steps of a checkpointed layer.
-
-    A fused norm saves the input that the checkpoint keeps anyway.
-    """
+    """Return the steps of a checkpointed layer, less the input that its checkpoint keeps."""
     first, *others = layer_steps(layer)
     if layer.has_fused_norms:
         first = replace(first, saved=first.saved - layer.element * layer.hidden)
@@ -73,7 +70,6 @@ def _attention(layer: Layer) -> Iterator[LayerStep]:
 
 
 def _scores(layer: Layer) -> LayerStep:
-    """Return the step of attention itself."""
     element, shape, tokens = layer.element, layer.shape, layer.tokens
     output = element * layer.queries
     by_sequence = layer.form.attention == "sdpa" or shape.softcapped
@@ -126,10 +122,7 @@ def _attention_by_products(
 
 
 def _cpu_batch_bytes(layer: Layer) -> int:
-    """Return the bytes of a batch's backward in model/cpu.py.
-
-    The batch is the longest sequence, or several short ones.
-    """
+    """Return the bytes of the backward of the largest batch in model/cpu.py."""
     shape, work = layer.shape, layer.work
     short = _SCORES * work.sequences // (shape.heads * work.tokens)  # rows of some of mean length
     rows = max(work.longest, min(work.tokens, _ROWS, short))
@@ -149,7 +142,6 @@ def _dense(layer: Layer) -> Iterator[LayerStep]:
 
 
 def _mlp(layer: Layer, width: int) -> Iterator[LayerStep]:
-    """Yield the steps of an MLP that every token passes."""
     element = layer.element
     inner, hidden = layer.tokens * width, layer.hidden + layer.post_norm_gradient
     product = inner if layer.saves_input(DOWN) else 0
@@ -182,10 +174,7 @@ def _gate_gradients(layer: Layer, inner: int) -> int:
 
 
 def _experts(layer: Layer) -> Iterator[LayerStep]:
-    """Yield the norm and the routed MLPs; each token's row is copied for each of its experts.
-
-    With fp32 routing weights, all products with them are fp32.
-    """
+    """Yield the norm and the routed MLPs; each token's row is copied for each of its experts."""
     element, shape, tokens = layer.element, layer.shape, layer.tokens
     pairs = tokens * shape.experts_per_token
     rows, inner = pairs * shape.hidden, pairs * shape.expert_intermediate
@@ -206,18 +195,11 @@ def _experts(layer: Layer) -> Iterator[LayerStep]:
 
 
 def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -> LayerStep:
-    """Return the step of a norm.
+    """Return the step of a norm with `rows` for each token; gradients of `beside` elements wait.
 
     Llama's saves its input in fp32 and, for the weight's gradient, the normalised input in its own
     dtype. Gemma's multiplies by (1 + weight) in fp32. Fused, both save their input unchanged, as
-    Phi's does, which is PyTorch's layer norm.
-
-    Args:
-        layer: the layer.
-        elements: the elements of the input.
-        rows: rows of the input for each token.
-        kept: whether a reader of the output saves it.
-        beside: elements of gradients that wait.
+    Phi's does, which is PyTorch's layer norm. The output is `kept` if a reader of it saves it.
     """
     element = layer.element
     output = element * elements if kept else 0
@@ -281,7 +263,6 @@ def _scoring_mlp(layer: Layer) -> Summit:
 
 
 def _scoring_dense(layer: Layer, width: int) -> int:
-    """Return the bytes of an MLP that every token passes."""
     inner = layer.element * layer.tokens * width
     fused = any(layer.select_linears(("gate_up_proj",)))
     widths = 3 if layer.shape.gated and not fused else _MLP_TENSORS
@@ -297,11 +278,8 @@ def _scoring_dense(layer: Layer, width: int) -> int:
 def linear_step(layer: Layer, names: tuple[str, ...], scratch: int, beside: int = 0) -> LayerStep:
     """Return the step of linears. It has only adapters' savings: the maker of an input counts that.
 
-    Args:
-        layer: the layer.
-        names: the names of the linears.
-        scratch: elements that their backward allocates.
-        beside: elements that the forward holds besides, and saves later.
+    `scratch` are the elements that their backward allocates, and `beside` those that the forward
+    holds besides, and saves later.
     """
     element, adapter = layer.element, layer.form.adapter
     dequantised = layer.dequantised_bytes(names)
