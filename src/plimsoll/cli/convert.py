@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,27 +16,6 @@ if TYPE_CHECKING:
     from plimsoll.interop.convert.launch import Launch
     from plimsoll.interop.convert.trainer import Trainer
     from plimsoll.interop.convert.writer import Converted
-
-
-def from_openrlhf(words: list[str]) -> None:
-    """Run `plimsoll from-openrlhf` with these words."""
-    from plimsoll.interop.convert.openrlhf import TRAINER
-
-    _from(TRAINER, words)
-
-
-def from_trl(words: list[str]) -> None:
-    """Run `plimsoll from-trl` with these words."""
-    from plimsoll.interop.convert.trl import TRAINER
-
-    _from(TRAINER, words)
-
-
-def from_verl(words: list[str]) -> None:
-    """Run `plimsoll from-verl` with these words."""
-    from plimsoll.interop.convert.verl import TRAINER
-
-    _from(TRAINER, words)
 
 
 def _parser(trainer: Trainer) -> Parser:
@@ -68,7 +48,9 @@ def _parser(trainer: Trainer) -> Parser:
     return parser
 
 
-def _from(trainer: Trainer, words: list[str]) -> None:
+def convert_from(system: str, words: list[str]) -> None:
+    """Run `plimsoll from-SYSTEM` with these words."""
+    trainer: Trainer = import_module(f"plimsoll.interop.convert.{system}").TRAINER
     at = words.index("--") if "--" in words else len(words)
     options = _parser(trainer).parse_args(words[:at])
     launch = _launch(trainer, options.script, words[at + 1 :], options.set, options.command)

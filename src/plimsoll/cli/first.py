@@ -24,10 +24,7 @@ _QUESTIONS = {
 
 def init(words: list[str]) -> None:
     """Run `plimsoll init` with these words."""
-    from plimsoll.config.flags import split_flags
-
-    rest, flags = split_flags(words)
-    options = _init_parser().parse_args(rest)
+    options, flags = _init_parser().parse_with_flags(words)
     job = _job(options.job)
     out = Path(options.out or f"{job.name}.yaml")
     if out.exists():
@@ -77,15 +74,12 @@ def _init_parser() -> Parser:
 
 
 def _job(name: str) -> Job[Any]:
-    import difflib
-
+    from plimsoll.config.files import nearest
     from plimsoll.jobs import JOBS
 
     if name in JOBS:
         return JOBS[name]
-    close = difflib.get_close_matches(name, JOBS, n=1)
-    near = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"There is no job {name!r}.{near} Jobs: {', '.join(JOBS)}.")
+    raise ConfigError(f"There is no job {name!r}.{nearest(name, JOBS)} Jobs: {', '.join(JOBS)}.")
 
 
 def _ask(options: Namespace, job: str) -> None:

@@ -72,17 +72,14 @@ def verifiers_tasks(words: list[str]) -> None:
     parser.add_argument(
         "--skip", type=int, default=0, metavar="N", help="leave out the first ones (%(default)s)"
     )
-
-    from plimsoll.config.flags import apply_flags, parse_flags, split_flags
-    from plimsoll.config.yaml_tree import Tree
-
-    rest, flags = split_flags(words)
-    options = parser.parse_args(rest)
-    keys = apply_flags(Tree({}, {}), parse_flags(flags)).values
+    options, flags = parser.parse_with_flags(words)
 
     from plimsoll.commands.found_models import refuse_existing
+    from plimsoll.config.flags import apply_flags, parse_flags
+    from plimsoll.config.yaml_tree import Tree
     from plimsoll.interop.verifiers.setup import write_tasks
 
+    keys = apply_flags(Tree({}, {}), parse_flags(flags)).values
     out = Path(options.out)
     refuse_existing("--out", out)
     show(write_tasks(options.name, keys, options.limit, options.skip, out))
