@@ -13,11 +13,10 @@ from typing import Any
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.environment.adapters import EnvironmentFactory
 from plimsoll.environment.opening import load_functions, open_environment
-from plimsoll.environment.protocol import Reply
+from plimsoll.environment.protocol import Observation, Reply
 from plimsoll.environment.results import (
     EnvironmentFailed,
     EpisodeReward,
-    ResetResult,
     StepResult,
     failure_of,
     method_of,
@@ -93,10 +92,10 @@ class Apart:
     environment: object = None
     _child: Child | None = None
 
-    async def reset(self, row: Mapping[str, Any]) -> ResetResult:
+    async def reset(self, row: Mapping[str, Any]) -> Observation:
         """Take a process, and begin an episode in it."""
         self._child = await in_thread(self.pool.take, self.pool.give_back)
-        result: ResetResult = await self._ask("reset", row)
+        result: Observation = await self._ask("reset", row)
         return result
 
     async def step(self, reply: Reply) -> StepResult:

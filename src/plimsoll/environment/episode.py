@@ -15,6 +15,7 @@ import numpy as np
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig
+from plimsoll.data.continuation import is_rewritten
 from plimsoll.data.pieces import Messages, Tools
 from plimsoll.environment.agents.messages import say_the_same
 from plimsoll.environment.conversation import Conversation, build_trajectory
@@ -189,9 +190,9 @@ class Episode:
             before, reply = chat.messages, messages[len(chat.messages)]
             after = messages[len(before) + 1 :]
             branches = self.rules.config.rewritten == "branch"
-            if not (branches and codec.is_rewritten(before, reply, after)):
+            if not (branches and is_rewritten(codec.template, before, reply, after)):
                 sampled = chat.sample.response_tokens
-                new = codec.encode_rendered_answer(before, reply, after, sampled)
+                new = codec.encode_answer(before, reply, after, sampled)
                 return np.concatenate([chat.prompt, sampled, new]).astype(np.int64), after
         return np.array(codec.encode_prompt(messages), np.int64), messages
 

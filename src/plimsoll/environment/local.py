@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from plimsoll.environment.protocol import Reply
+from plimsoll.environment.protocol import Observation, Reply
 from plimsoll.environment.results import (
     EnvironmentFailed,
     EpisodeReward,
-    ResetResult,
     StepResult,
     failure_of,
     method_of,
@@ -39,7 +38,7 @@ class EpisodeEnvironment(Protocol):
     def environment(self) -> object:
         """The object that the episode is played with; None if it is in another process."""
 
-    async def reset(self, row: Mapping[str, Any]) -> ResetResult:
+    async def reset(self, row: Mapping[str, Any]) -> Observation:
         """Begin."""
         ...
 
@@ -75,7 +74,7 @@ class LocalEnvironment:
         wrapped = self._made
         return wrapped.inner if isinstance(wrapped, ToolEnvironment) else wrapped
 
-    async def reset(self, row: Mapping[str, Any]) -> ResetResult:
+    async def reset(self, row: Mapping[str, Any]) -> Observation:
         """Make the object, and begin an episode with it."""
         self._made = await self._call("__init__", self.make)
         return _or_raise(read_reset(await self._call("reset", self._made.reset, row)))

@@ -32,11 +32,10 @@ from plimsoll.environment.adapters import (
 )
 from plimsoll.environment.protocol import Environment
 from plimsoll.environment.tool_environment import (
+    ToolEnvironment,
     ToolFunction,
-    functions_of,
-    no_tool,
-    tool_environment,
     toolbox,
+    toolbox_of,
 )
 from plimsoll.errors import ConfigError
 
@@ -105,20 +104,16 @@ def _open_target(
     if inspect.isfunction(target) and {*ADDRESS} <= {*inspect.signature(target).parameters}:
         _refuse_functions(name, functions)
         return EpisodeAgent(name, target)
-    if not inspect.isclass(target):
-        if not callable(target):
-            raise ConfigError(
-                f"{name!r} names a {type(target).__name__}. Name a class, or a function that makes "
-                f"an environment."
-            )
-        return EnvironmentFactory(name, _with_tools(target, name, functions))
-    if _is_environment(target, name):
+    if inspect.isclass(target) and _is_environment(target, name):
         _refuse_functions(name, functions)
         return EnvironmentFactory(name, cast(Callable[..., Environment], target))
-    tools = toolbox([*functions, *functions_of(target)])
-    if not tools.schemas:
-        raise no_tool(target)
-    return EnvironmentFactory(name, _with_tools(target, name, functions), tools.schemas)
+    if not callable(target):
+        raise ConfigError(
+            f"{name!r} names a {type(target).__name__}. Name a class, or a function that makes "
+            f"an environment."
+        )
+    schemas = toolbox_of(target, functions).schemas if inspect.isclass(target) else ()
+    return EnvironmentFactory(name, _with_tools(target, name, functions), schemas)
 
 
 def _with_tools(make: Callable[..., Any], name: str, functions: Sequence[ToolFunction]) -> Any:
@@ -130,7 +125,7 @@ def _with_tools(make: Callable[..., Any], name: str, functions: Sequence[ToolFun
         if _is_environment(made, name):
             _refuse_functions(name, functions)
             return cast(Environment, made)
-        return tool_environment(made, functions)
+        return ToolEnvironment(made, functions)
 
     return make_environment
 

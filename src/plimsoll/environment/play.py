@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from plimsoll.data.continuation import is_rewritten
 from plimsoll.environment.episode import (
     CallRefused,
     Episode,
@@ -30,8 +31,8 @@ from plimsoll.environment.episode import (
     row_of,
 )
 from plimsoll.environment.local import EpisodeEnvironment
-from plimsoll.environment.protocol import Message, Reply
-from plimsoll.environment.results import EnvironmentFailed, ResetResult
+from plimsoll.environment.protocol import Message, Observation, Reply
+from plimsoll.environment.results import EnvironmentFailed
 from plimsoll.environment.turn_codec import (
     TurnCodec,
     match_results,
@@ -147,16 +148,19 @@ def _next_prompt(
     They continue the last branch, unless the template writes earlier messages anew and the config
     says `branch`: then they are those of the whole conversation.
     """
-    if episode.rules.config.rewritten == "branch" and all(m.role != "raw" for m in answer):
-        reply_message, after = render_message(reply.message), [*map(render_message, answer)]
-        if codec.is_rewritten(before, reply_message, after):
-            return np.array(codec.encode_prompt([*before, reply_message, *after]), np.int32)
-    new = codec.encode_answer(before, reply, answer, sample.response_tokens)
+    if raw := "".join(message.content for message in answer if message.role == "raw"):
+        new = codec.encode(raw)
+    else:
+        turn, after = render_message(reply.message), [*map(render_message, answer)]
+        branches = episode.rules.config.rewritten == "branch"
+        if branches and is_rewritten(codec.template, before, turn, after):
+            return np.array(codec.encode_prompt([*before, turn, *after]), np.int32)
+        new = codec.encode_answer(before, turn, after, sample.response_tokens)
     return np.concatenate([episode.branches[-1].all_tokens, np.array(new, np.int64)])
 
 
 def _first_prompt(
-    episode: Episode, codec: TurnCodec, begun: ResetResult
+    episode: Episode, codec: TurnCodec, begun: Observation
 ) -> tuple[Rendered, TokenIds]:
     """Return the messages before the first turn, and their tokens.
 

@@ -6,21 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plimsoll.data.pieces import Tools
 from plimsoll.environment.protocol import Message, Observation, Step
 from plimsoll.reward.outcome import Failed, error_outcome, finite, short_repr
 
 EpisodeReward = float | tuple[float, ...] | None
 """The reward of an episode; or of each sampled token; None: the environment gives none."""
-
-
-@dataclass(frozen=True)
-class ResetResult:
-    """What `reset` gave."""
-
-    messages: tuple[Message, ...]
-    tools: Tools = ()
-    """What the policy may call."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +44,12 @@ def failure_of(error: BaseException) -> Failed:
     return given if isinstance(given, Failed) else Failed(given.said, kind=given.kind)
 
 
-def read_reset(given: Any) -> ResetResult | Failed:
+def read_reset(given: Any) -> Observation | Failed:
     """Read what `reset` gave."""
     messages = _read_messages(given, "reset")
     if isinstance(messages, Failed):
         return messages
-    return ResetResult(messages, given.tools if isinstance(given, Observation) else ())
+    return Observation(messages, given.tools if isinstance(given, Observation) else ())
 
 
 def read_step(given: Any) -> StepResult | Failed:

@@ -22,12 +22,6 @@ MAX_CHARACTERS = 200
 """The longest value that a sentence shows."""
 
 
-def function_of(tool: Tool) -> Mapping[str, Any]:
-    """Return the mapping with the name and the parameters."""
-    inner: Mapping[str, Any] = tool.get("function", tool)
-    return inner
-
-
 def tools_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     """Return tools by their names. Raises ConfigError if two have one name."""
     named: dict[str, Tool] = {}
@@ -149,7 +143,7 @@ def _with_null(schema: Any) -> Any:
 
 
 def _parameters(tool: Tool) -> Mapping[str, Any]:
-    parameters: Mapping[str, Any] = function_of(tool).get("parameters", {})
+    parameters: Mapping[str, Any] = tool.get("function", tool).get("parameters", {})
     return parameters
 
 

@@ -52,18 +52,24 @@ class Toolbox:
     schemas: tuple[Tool, ...]
 
 
-def functions_of(kind: type) -> list[ToolFunction]:
-    """Return the methods of a class that the policy may call: all public ones but `RESERVED`."""
-    return [getattr(kind, name) for name in _tool_names(kind)]
+def toolbox_of(owner: object, functions: Sequence[ToolFunction]) -> Toolbox:
+    """Return functions, and the methods of a class or object that the policy may call.
 
-
-def _tool_names(kind: type) -> list[str]:
-    """Return the names of a class's public methods, but for `RESERVED`.
-
-    They come from the class, as an object's properties may do anything.
+    These are all public ones but `RESERVED`. Raises ConfigError as `toolbox`, and if there is no
+    tool at all.
     """
+    kind = owner if inspect.isclass(owner) else type(owner)
+    # The names come from the class, as an object's properties may do anything.
     names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
-    return [name for name in names if name[0] != "_" and name not in RESERVED]
+    methods = [getattr(owner, name) for name in names if name[0] != "_" and name not in RESERVED]
+    tools = toolbox([*functions, *methods])
+    if not tools.functions:
+        raise ConfigError(
+            f"{kind.__name__} has no tool: its public methods, other than {', '.join(RESERVED)}, "
+            f"are what the policy may call, with the functions of `tools`; or it needs a method "
+            f"`step`."
+        )
+    return tools
 
 
 def toolbox(functions: Iterable[ToolFunction]) -> Toolbox:
@@ -114,14 +120,9 @@ class ToolEnvironment:
     get_reward: ToolFunction
     close: ToolFunction
 
-    def __init__(self, inner: Any, tools: Toolbox) -> None:
-        """Wrap an object.
-
-        Args:
-            inner: the object; rewards may read its state.
-            tools: what the policy may call.
-        """
-        self.inner, self._tools = inner, tools
+    def __init__(self, inner: Any, functions: Sequence[ToolFunction] = ()) -> None:
+        """Wrap an object, whose state rewards may read. Raises ConfigError as `toolbox_of`."""
+        self.inner, self._tools = inner, toolbox_of(inner, functions)
         for name in ("get_reward", "close"):
             if callable(method := getattr(inner, name, None)):
                 setattr(self, name, method)
@@ -159,26 +160,6 @@ async def _call(function: ToolFunction, arguments: Mapping[str, Any]) -> Any:
     if error is not None:
         raise error
     return value
-
-
-def tool_environment(inner: Any, functions: Sequence[ToolFunction] = ()) -> ToolEnvironment:
-    """Return the environment of an object with `reset`, with its methods and functions as tools.
-
-    Raises ConfigError as `toolbox` does, and if there is no tool at all.
-    """
-    methods = [getattr(inner, name) for name in _tool_names(type(inner))]
-    tools = toolbox([*functions, *methods])
-    if not tools.functions:
-        raise no_tool(type(inner))
-    return ToolEnvironment(inner, tools)
-
-
-def no_tool(kind: type) -> ConfigError:
-    """Return the error for a class that leaves a policy nothing to call."""
-    return ConfigError(
-        f"{kind.__name__} has no tool: its public methods, other than {', '.join(RESERVED)}, are "
-        f"what the policy may call, with the functions of `tools`; or it needs a method `step`."
-    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll.data.continuation import following, is_rewritten
+from plimsoll.data.continuation import following
 from plimsoll.data.pieces import Messages, Tools
 from plimsoll.data.template import Template
 from plimsoll.environment.protocol import Message, Reply, ToolCall
@@ -57,9 +57,9 @@ class TurnCodec:
         return [int(token) for token in tokens]
 
     def encode_answer(
-        self, before: Messages, reply: Reply, answer: Sequence[Message], sampled: Ints
+        self, before: Messages, reply: Mapping[str, Any], answer: Messages, sampled: Ints
     ) -> list[int]:
-        """Return the tokens that follow a sampled turn.
+        """Return the tokens that follow a sampled turn, for messages as chat templates take them.
 
         They are its end, the environment's answer, and the beginning of the next turn. Raises
         DataError if the template refuses them.
@@ -67,25 +67,10 @@ class TurnCodec:
         Args:
             before: the conversation before the turn.
             reply: the turn.
-            answer: the environment's messages.
+            answer: what is said to the policy.
             sampled: the turn's tokens.
         """
-        raw = "".join(message.content for message in answer if message.role == "raw")
-        if raw:
-            return self.encode(raw)
-        after = [render_message(message) for message in answer]
-        return self.encode_rendered_answer(before, render_message(reply.message), after, sampled)
-
-    def encode_rendered_answer(
-        self, before: Messages, reply: Mapping[str, Any], answer: Messages, sampled: Ints
-    ) -> list[int]:
-        """Return the tokens as `encode_answer` does, for messages as chat templates take them."""
-        tokens = sampled.tolist()
-        return list(following(self.template, before, reply, answer, tokens, self.ends))
-
-    def is_rewritten(self, before: Messages, reply: Mapping[str, Any], answer: Messages) -> bool:
-        """Return whether the template renders earlier messages anew once this answer follows."""
-        return is_rewritten(self.template, before, reply, answer)
+        return [*following(self.template, before, reply, answer, sampled.tolist(), self.ends)]
 
     def shorten(self, message: Message) -> Message:
         """Return the message without the middle of a text beyond `max_observation_tokens`."""
