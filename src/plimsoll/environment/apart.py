@@ -36,7 +36,6 @@ _READ: dict[str, Callable[[Any], object]] = {
     "close": lambda given: None,
 }
 
-
 MethodCall = tuple[str, tuple[Any, ...]]
 """A method of the environment and its arguments; before `reset` a new environment is made."""
 
@@ -57,29 +56,23 @@ def open_in_process(config: EnvironmentConfig) -> Callable[[MethodCall], object]
     """Return what answers in the process: calls of methods, one episode after another."""
     factory = open_environment(config.name, load_functions(config.tools))
     assert isinstance(factory, EnvironmentFactory), "the config was looked at before"
-    return _Keeper(partial(factory.make, **config.options)).answer
+    loop, environment = asyncio.new_event_loop(), None
 
-
-class _Keeper:
-    """The owner of an episode's environment, and of the event loop of its `async` methods."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make, self._environment = make, None
-        self._loop = asyncio.new_event_loop()
-
-    def answer(self, call: MethodCall) -> object:
-        """Return what a method gave, or how it failed."""
+    def answer(call: MethodCall) -> object:
+        nonlocal environment
         name, arguments = call
         try:
             if name == "reset":
-                self._environment = self._make()
-            method = method_of(self._environment, name)
+                environment = factory.make(**config.options)
+            method = method_of(environment, name)
             value = None if method is None else method(*arguments)
             if inspect.isawaitable(value):
-                value = self._loop.run_until_complete(value)
+                value = loop.run_until_complete(value)
         except BaseException as error:  # noqa: BLE001  the user's code may do anything
             return failure_of(error)
         return _READ[name](value)
+
+    return answer
 
 
 @dataclass

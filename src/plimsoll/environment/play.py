@@ -28,7 +28,6 @@ from plimsoll.environment.episode import (
     EpisodePolicy,
     EpisodeRules,
     add_figures,
-    row_of,
 )
 from plimsoll.environment.local import EpisodeEnvironment
 from plimsoll.environment.protocol import Message, Observation, Reply
@@ -67,8 +66,7 @@ async def play(
     try:
         try:
             async with asyncio.timeout(rules.config.episode_seconds):
-                row = row_of(prompt, group_seed, rules.codec)
-                await _play_turns(environment, episode, row, messages)
+                await _play_turns(environment, episode, episode.row(group_seed), messages)
         except TimeoutError:
             episode.reason = "time"
         if not episode.branches:

@@ -20,6 +20,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from plimsoll.environment.protocol import (
@@ -135,38 +136,26 @@ class ToolEnvironment:
 
     async def step(self, reply: Reply) -> Step:
         """Carry the calls out, in their order."""
-        return _step_of(reply, [await self._carry_out(call) for call in reply.tool_calls])
+        results = [await self._carry_out(call) for call in reply.tool_calls]
+        messages = [Message("tool", text, name=name) for name, text, _ in results]
+        if reply.problem is not None:
+            messages = _with_problem(messages, reply.problem)
+        figures = figures_of(reply, sum(failed for _, _, failed in results))
+        return Step(Observation(tuple(messages)), not messages, figures=figures)
 
-    async def _carry_out(self, call: ToolCall) -> _ToolResult:
+    async def _carry_out(self, call: ToolCall) -> tuple[str, str, bool]:
+        """Return the tool's name, its result as text, and whether it raised."""
         try:
             value = await _call(self._tools.functions[call.name], call.arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may do anything
-            text = str(error) or type(error).__name__
-            return _ToolResult(call.name, _limit(f"Error: {text}"), failed=True)
-        return _ToolResult(call.name, result_text(value, call.name))
+            return call.name, _limit(f"Error: {str(error) or type(error).__name__}"), True
+        return call.name, result_text(value, call.name), False
 
 
 async def _call(function: ToolFunction, arguments: Mapping[str, Any]) -> Any:
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
-
-    def attempt() -> tuple[Any, BaseException | None]:
-        try:
-            return function(**arguments), None
-        except BaseException as error:  # noqa: BLE001  it is raised where it is awaited
-            return None, error
-
-    value, error = await in_thread(attempt)
-    if error is not None:
-        raise error
-    return value
-
-
-@dataclass(frozen=True)
-class _ToolResult:
-    name: str
-    text: str
-    failed: bool = False
+    return await in_thread(partial(function, **arguments))
 
 
 def _wanted_columns(reset: ToolFunction, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,14 +173,6 @@ def _first_observation(given: object, tools: Toolbox) -> Observation:
             "None to begin with."
         )
     return Observation((Message("user", text),) if text else (), tools.schemas)
-
-
-def _step_of(reply: Reply, results: Sequence[_ToolResult]) -> Step:
-    messages = [Message("tool", result.text, name=result.name) for result in results]
-    if reply.problem is not None:
-        messages = _with_problem(messages, reply.problem)
-    figures = figures_of(reply, sum(result.failed for result in results))
-    return Step(Observation(tuple(messages)), not messages, figures=figures)
 
 
 def _with_problem(messages: list[Message], problem: str) -> list[Message]:
