@@ -25,7 +25,7 @@ from plimsoll.machine.versions import cards_have_liger, has_cuda_build
 from plimsoll.shapes.heads import head_sizes
 from plimsoll.spec.engine_rules import trainer_rules
 from plimsoll.spec.job import ConfigT
-from plimsoll.spec.kernels import Capability, against_varlen, kernels_on
+from plimsoll.spec.kernels import Capability, against_varlen, choose_kernels
 
 
 @dataclass(frozen=True)
@@ -178,13 +178,7 @@ class _Ground:
     @cached_property
     def kernels(self) -> tuple[DecidedKernels, str]:
         """Whose kernels models compute with, and why."""
-        kernels = kernels_on(self.device, self.capability, cards_have_liger())
-        if kernels == "liger":
-            return kernels, "liger-kernel has them for these GPUs"
-        if self.device == "cpu":
-            return kernels, "Liger's are for GPUs"
-        old = self.capability is not None and self.capability < BFLOAT16_UNITS
-        return kernels, "the cards are older than Liger's" if old else "liger-kernel is not here"
+        return choose_kernels(self.device, self.capability, cards_have_liger())
 
 
 def fast_dtype(cluster: ClusterConfig) -> tuple[DecidedDtype, str]:

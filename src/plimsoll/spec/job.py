@@ -175,13 +175,6 @@ class Loop(Protocol):
         ...
 
 
-Rules = Callable[[ConfigT], Iterator[Problem]]
-
-
-def _nothing(config: Any) -> Iterator[Problem]:
-    return iter(())
-
-
 @dataclass(frozen=True)
 class Job(Generic[ConfigT]):
     """A command that trains.
@@ -218,7 +211,7 @@ class Job(Generic[ConfigT]):
     loop: str
     panels: Sequence[Panel]
     choices: Callable[[ConfigT], Mapping[str, Choice]] = field(default=lambda config: {})
-    rules: Rules[ConfigT] = _nothing
+    rules: Callable[[ConfigT], Iterator[Problem]] = field(default=lambda config: iter(()))
     sampling: Callable[[ConfigT], Sampling | None] = field(default=lambda config: None)
     rows: Callable[[ConfigT], Mapping[str, object]] = field(default=lambda config: {})
     has_steps: bool = False

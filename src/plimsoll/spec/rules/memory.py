@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import Problem, Section
 from plimsoll.spec.run_spec import RunSpec
 
@@ -13,14 +12,10 @@ from plimsoll.spec.run_spec import RunSpec
 def memory_levers(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield what contradicts in the checkpointing of the roles that learn."""
     for name, role in spec.trained.items():
-        yield from _checkpointing(Section(name, role), role)
-
-
-def _checkpointing(at: Section, role: TrainedRole) -> Iterator[Problem]:
-    if role.model.gradient_checkpointing is not False:
-        return
-    for key, unset in (("checkpoint_every", 1), ("activation_offload", "none")):
-        if getattr(role.model, key) != unset:
-            why = f"No layer is checkpointed ({at.key}.model.gradient_checkpointing: false)."
-            fix = f"{at.key}.model.gradient_checkpointing: true, or leave {at.key}.model.{key} out"
-            yield at.conflict(f"model.{key}", why, fix, "checkpointing-off")
+        if role.model.gradient_checkpointing is not False:
+            continue
+        for key, unset in (("checkpoint_every", 1), ("activation_offload", "none")):
+            if getattr(role.model, key) != unset:
+                why = f"No layer is checkpointed ({name}.model.gradient_checkpointing: false)."
+                fix = f"{name}.model.gradient_checkpointing: true, or leave {name}.model.{key} out"
+                yield Section(name, role).conflict(f"model.{key}", why, fix, "checkpointing-off")
