@@ -132,3 +132,12 @@ def method_of(environment: object, name: str) -> Callable[..., Any] | None:
     """Return a method that may be left out; None if the environment has none."""
     method = getattr(environment, name, None)
     return method if callable(method) else None
+
+
+READ: Mapping[str, Callable[[Any], object]] = {
+    "reset": read_reset,
+    "step": read_step,
+    "get_reward": read_reward,
+    "close": lambda given: None,
+}
+"""What reads the results of an environment's methods."""
