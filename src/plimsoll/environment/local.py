@@ -103,10 +103,7 @@ class LocalEnvironment(EpisodeEnvironment):
 async def call_own_code(call: Callable[[], Any], in_loop: bool) -> Any:
     """Return what a user's code gives. Raises EnvironmentFailed for what the code raises.
 
-    Args:
-        call: the code.
-        in_loop: whether it is an `async def`, called in the event loop; other code runs in a
-            thread.
+    With `in_loop`, for an `async def`, it runs in the event loop; otherwise in a thread.
     """
     if in_loop:
         return await _await_own(call())

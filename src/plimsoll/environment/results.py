@@ -24,14 +24,9 @@ class StepResult:
 
 
 class EnvironmentFailed(Exception):
-    """An episode cannot go on."""
+    """An episode cannot go on; the text of `failed` goes on after the environment's name."""
 
     def __init__(self, failed: Failed) -> None:
-        """Keep what came of a call.
-
-        Args:
-            failed: how the call failed; its text goes on after the environment's name.
-        """
         super().__init__(failed.said)
         self.failed = failed
 

@@ -41,12 +41,7 @@ class TurnCodec:
         return replace(self, template=self.template.with_tools(tools)) if tools else self
 
     def decode_reply(self, sampled: Ints, tools: Tools) -> Reply:
-        """Return what the policy said.
-
-        Args:
-            sampled: the turn's tokens.
-            tools: what the policy may call.
-        """
+        """Return what the policy said, which may call the tools."""
         tokens = [token for token in sampled.tolist() if token not in self.ends]
         reply = self.read_reply(self.decode(tokens), tools)
         return replace(reply, text=self.decode(sampled.tolist())) if self.keeps_end else reply
@@ -61,14 +56,8 @@ class TurnCodec:
     ) -> list[int]:
         """Return the tokens that follow a sampled turn, for messages as chat templates take them.
 
-        They are its end, the environment's answer, and the beginning of the next turn. Raises
-        DataError if the template refuses them.
-
-        Args:
-            before: the conversation before the turn.
-            reply: the turn.
-            answer: what is said to the policy.
-            sampled: the turn's tokens.
+        They are its end, the environment's answer, and the beginning of the next turn; `before` is
+        the conversation before it. Raises DataError if the template refuses them.
         """
         return [*following(self.template, before, reply, answer, sampled.tolist(), self.ends)]
 

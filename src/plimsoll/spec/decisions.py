@@ -184,9 +184,7 @@ class _Ground:
 def fast_dtype(cluster: ClusterConfig) -> tuple[DecidedDtype, str]:
     """Return the dtype that the hardware of a run computes fast in, and why it is that one.
 
-    Raises:
-        ConfigError: as `decide`.
-        PlimsollError: as `decide`.
+    Raises as `decide`.
     """
     return _Ground(cluster).dtype
 

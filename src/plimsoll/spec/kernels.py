@@ -23,10 +23,7 @@ def choose_kernels(
 ) -> tuple[DecidedKernels, str]:
     """Return whose norms, gated MLPs and rotary embeddings are used, and why.
 
-    Args:
-        device: cuda or cpu.
-        capability: the card's, or the lowest of several; None if unknown.
-        has_liger: whether liger-kernel is installed.
+    `capability` is the card's, or the lowest of several; None if unknown.
     """
     if device == "cpu":
         return "own", "Liger's are for GPUs"
@@ -42,12 +39,8 @@ def against_varlen(
 ) -> Iterator[str]:
     """Yield every reason why varlen_attn cannot compute a model.
 
-    Args:
-        device: cuda or another.
-        capability: the card's; None if unknown.
-        dtype: the model's dtype.
-        softcapped: whether the family bounds its attention scores.
-        head_dim: the width of a head; 0 if unknown.
+    `capability` is None, and `head_dim` 0, if unknown; `softcapped` says whether the family bounds
+    its attention scores.
     """
     if device != "cuda":
         yield f"it runs on CUDA, and this is {device}"

@@ -214,8 +214,6 @@ def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
 def resolve_changed(spec: RunSpec[ConfigT], sections: Mapping[str, object]) -> RunSpec[ConfigT]:
     """Return the run that has other sections in its config; what is left to `auto` is decided anew.
 
-    Raises:
-        ConfigError: as `resolve`.
-        PlimsollError: as `resolve`.
+    Raises as `resolve`.
     """
     return resolve(spec.job, spec.written.model_copy(update=sections))
