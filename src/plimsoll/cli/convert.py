@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from os.path import expanduser
@@ -53,7 +54,7 @@ def convert_from(system: str, words: list[str]) -> None:
     trainer: Trainer = import_module(f"plimsoll.interop.convert.{system}").TRAINER
     at = words.index("--") if "--" in words else len(words)
     options = _parser(trainer).parse_args(words[:at])
-    launch = _launch(trainer, options.script, words[at + 1 :], options.set, options.command)
+    launch = _launch(trainer, options, words[at + 1 :])
 
     from plimsoll.interop.convert.output import config_text, table_text
     from plimsoll.run.files import write_whole
@@ -101,14 +102,9 @@ def _next_step(out: str | None, job: str) -> str:
     return f"{out} is written: `plimsoll {job} {out} --dry-run` checks it with its files."
 
 
-def _launch(
-    trainer: Trainer,
-    script: str | None,
-    command: Sequence[str],
-    given: Sequence[str],
-    number: int | None,
-) -> Launch:
+def _launch(trainer: Trainer, options: Namespace, command: Sequence[str]) -> Launch:
     """Return the one command that trains. Raises ConfigError if there is none, or several."""
+    script: str | None = options.script
     from plimsoll.interop.convert.launch import find_launches, script_launches
 
     if script is not None and command:
@@ -126,14 +122,14 @@ def _launch(
     if script is None:
         launches, where = find_launches(command, trainer.programs), "The command"
     else:
-        variables = {**trainer.variables, **_variables(given)}
+        variables = {**trainer.variables, **_variables(options.set)}
         launches, where = script_launches(script, variables, trainer.programs), script
     if not launches:
         raise ConfigError(
             f"{where} starts no program of {trainer.name}'s: {trainer.missing}. What it sources or "
             "calls is not read: give that."
         )
-    return _choose(trainer, launches, where, number)
+    return _choose(trainer, launches, where, options.command)
 
 
 def _choose(trainer: Trainer, launches: Sequence[Launch], where: str, number: int | None) -> Launch:
