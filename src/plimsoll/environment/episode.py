@@ -15,7 +15,7 @@ import numpy as np
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.data.continuation import is_rewritten
+from plimsoll.data.continuation import following, is_rewritten
 from plimsoll.data.pieces import Messages, Tools
 from plimsoll.environment.agents.messages import say_the_same
 from plimsoll.environment.conversation import Conversation, build_trajectory
@@ -199,7 +199,8 @@ class Episode:
             branches = self.rules.config.rewritten == "branch"
             if not (branches and is_rewritten(codec.template, before, reply, after)):
                 sampled = chat.sample.response_tokens
-                new = codec.encode_answer(before, reply, after, sampled)
+                tokens = sampled.tolist()
+                new = following(codec.template, before, reply, after, tokens, codec.ends)
                 return np.concatenate([chat.prompt, sampled, new]).astype(np.int64), after
         return np.array(codec.encode_prompt(messages), np.int64), messages
 

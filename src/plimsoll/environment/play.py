@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from plimsoll.data.continuation import is_rewritten
+from plimsoll.data.continuation import following, is_rewritten
 from plimsoll.environment.episode import (
     CallRefused,
     Episode,
@@ -146,6 +146,7 @@ def _next_prompt(
     They continue the last branch, unless the template writes earlier messages anew and the config
     says `branch`: then they are those of the whole conversation.
     """
+    new: Sequence[int] | TokenIds
     if raw := "".join(message.content for message in answer if message.role == "raw"):
         new = codec.encode(raw)
     else:
@@ -153,7 +154,8 @@ def _next_prompt(
         branches = episode.rules.config.rewritten == "branch"
         if branches and is_rewritten(codec.template, before, turn, after):
             return np.array(codec.encode_prompt([*before, turn, *after]), np.int32)
-        new = codec.encode_answer(before, turn, after, sample.response_tokens)
+        sampled = sample.response_tokens.tolist()
+        new = following(codec.template, before, turn, after, sampled, codec.ends)
     return np.concatenate([episode.branches[-1].all_tokens, np.array(new, np.int64)])
 
 

@@ -131,8 +131,14 @@ class ToolEnvironment:
     async def reset(self, row: Mapping[str, Any]) -> Observation:
         """Return what the object's `reset` gives, and the tools."""
         reset = self.inner.reset
-        given = await _call(reset, _wanted_columns(reset, row))
-        return _first_observation(await await_if_needed(given), self._tools)
+        given = await await_if_needed(await _call(reset, _wanted_columns(reset, row)))
+        text = given or "" if isinstance(given, str | None) else _block_text(given, "reset")
+        if text is None:
+            raise ConfigError(
+                f"reset gave {short_repr(given)} ({type(given).__name__}), not text or "
+                "None to begin with."
+            )
+        return Observation((Message("user", text),) if text else (), self._tools.schemas)
 
     async def step(self, reply: Reply) -> Step:
         """Carry the calls out, in their order."""
@@ -163,16 +169,6 @@ def _wanted_columns(reset: ToolFunction, row: Mapping[str, Any]) -> dict[str, An
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return dict(row)
     return {p.name: row[p.name] for p in parameters if p.name in row}
-
-
-def _first_observation(given: object, tools: Toolbox) -> Observation:
-    text = "" if given is None else given if isinstance(given, str) else _block_text(given, "reset")
-    if text is None:
-        raise ConfigError(
-            f"reset gave {short_repr(given)} ({type(given).__name__}), not text or "
-            "None to begin with."
-        )
-    return Observation((Message("user", text),) if text else (), tools.schemas)
 
 
 def _with_problem(messages: list[Message], problem: str) -> list[Message]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll.data.continuation import following
 from plimsoll.data.pieces import Messages, Tools
 from plimsoll.data.template import Template
 from plimsoll.environment.protocol import Message, Reply, ToolCall
@@ -50,16 +49,6 @@ class TurnCodec:
         """Return the tokens of a whole prompt. Raises DataError if the template refuses it."""
         [(tokens, _)] = self.template.tokenize([self.template.render_prompt([*messages])])
         return [int(token) for token in tokens]
-
-    def encode_answer(
-        self, before: Messages, reply: Mapping[str, Any], answer: Messages, sampled: Ints
-    ) -> list[int]:
-        """Return the tokens that follow a sampled turn, for messages as chat templates take them.
-
-        They are its end, the environment's answer, and the beginning of the next turn; `before` is
-        the conversation before it. Raises DataError if the template refuses them.
-        """
-        return [*following(self.template, before, reply, answer, sampled.tolist(), self.ends)]
 
     def shorten(self, message: Message) -> Message:
         """Return the message without the middle of a text beyond `max_observation_tokens`."""

@@ -53,20 +53,20 @@ def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
     ground = _Ground(config.cluster)
     decisions: dict[Decision, None] = {}
 
-    def keep(key: str, value: str, why: str) -> None:
-        decisions[Decision(key, value, why)] = None
-
     def change(settings: Settings) -> Settings:
+        made: dict[str, tuple[str, str]]
         match settings:
             case ClusterConfig(device="auto"):
-                keep("device", ground.device, ground.why_device)
-                return settings.model_copy(update={"device": ground.device})
+                made = {"device": (ground.device, ground.why_device)}
             case ModelConfig():
-                return _decide_model(settings, ground, keep)
+                made = _decide_model(settings, ground)
             case TrainedRole(engine_names=(_,)):  # the rules refuse several
-                rules = trainer_rules(settings)
-                return settings.with_engine(rules.decide(settings))
-        return settings
+                return settings.with_engine(trainer_rules(settings).decide(settings))
+            case _:
+                return settings
+        decisions.update({Decision(key, *chosen): None for key, chosen in made.items()})
+        values = {key: value for key, (value, _) in made.items()}
+        return settings.model_copy(update=values) if made else settings
 
     decided: ConfigT = _change_each(config, change)
     return _decide_rollout(decided), tuple(decisions)
@@ -81,21 +81,17 @@ def _decide_rollout(config: ConfigT) -> ConfigT:
     return config.model_copy(update={"rollout": rollout.model_copy(update={"dtype": dtype})})
 
 
-def _decide_model(
-    model: ModelConfig, ground: _Ground, keep: Callable[[str, str, str], None]
-) -> ModelConfig:
-    made: dict[str, str] = {}
+def _decide_model(model: ModelConfig, ground: _Ground) -> dict[str, tuple[str, str]]:
+    """Return the value of each key that is left to `auto`, and why."""
+    made: dict[str, tuple[str, str]] = {}
     if model.dtype == AUTO:
-        made["dtype"], why = ground.dtype
-        keep("dtype", made["dtype"], why)
+        made["dtype"] = ground.dtype
     if model.kernels == AUTO:
-        made["kernels"], why = ground.kernels
-        keep("kernels", made["kernels"], why)
+        made["kernels"] = ground.kernels
     if model.attention == AUTO:
-        dtype = made.get("dtype", model.dtype)
-        made["attention"], why = _attention(model.path, dtype, ground)
-        keep("attention", made["attention"], why)
-    return model.model_copy(update=made) if made else model
+        dtype = made["dtype"][0] if "dtype" in made else model.dtype
+        made["attention"] = _attention(model.path, dtype, ground)
+    return made
 
 
 def _attention(path: str, dtype: str, ground: _Ground) -> tuple[str, str]:
