@@ -57,28 +57,27 @@ def convert_from(system: str, words: list[str]) -> None:
     launch = _launch(trainer, options, words[at + 1 :])
 
     from plimsoll.interop.convert.output import config_text, table_text
+    from plimsoll.machine.hardware import parse_cluster
     from plimsoll.run.files import write_whole
 
-    converted = trainer.convert(launch, options.version, _cards(options.cluster))
+    cards = None
+    if options.cluster is not None:
+        cards = len(parse_cluster(options.cluster, 1, None).nodes[0].cards) or None
+    converted = trainer.convert(launch, options.version, cards)
     planned = options.plan or options.suggest
     if planned and options.cluster is None:
         _check_cards_here(converted)
     text = config_text(converted)
-    if options.out is not None:
-        write_whole(Path(options.out), text)
+    job, out = converted.job, options.out
+    if out is not None:
+        write_whole(Path(out), text)
+        remark = f"{out} is written: `plimsoll {job} {out} --dry-run` checks it with its files."
     else:
         show(text.removesuffix("\n"))
-    print(f"{table_text(converted)}\n\n{_next_step(options.out, converted.job)}", file=sys.stderr)
+        remark = f"-o FILE writes the config; then `plimsoll {job} FILE --dry-run`."
+    print(f"{table_text(converted)}\n\n{remark}", file=sys.stderr)
     if planned:
-        flags = {"--cluster": options.cluster, "--host-memory": options.host_memory}
-        _plan(text, options.out, flags, options.suggest)
-
-
-def _cards(cluster: str | None) -> int | None:
-    """Return the cards of a machine, or None if nothing says it."""
-    from plimsoll.machine.hardware import parse_cluster
-
-    return None if cluster is None else len(parse_cluster(cluster, 1, None).nodes[0].cards) or None
+        _plan(text, options)
 
 
 def _check_cards_here(converted: Converted) -> None:
@@ -94,12 +93,6 @@ def _check_cards_here(converted: Converted) -> None:
             f"machine, and this machine has {here or 'none'}. Give the cards of the command's "
             f"machines, such as --cluster {needed}xA100-80GB."
         )
-
-
-def _next_step(out: str | None, job: str) -> str:
-    if out is None:
-        return f"-o FILE writes the config; then `plimsoll {job} FILE --dry-run`."
-    return f"{out} is written: `plimsoll {job} {out} --dry-run` checks it with its files."
 
 
 def _launch(trainer: Trainer, options: Namespace, command: Sequence[str]) -> Launch:
@@ -158,16 +151,17 @@ def _variables(given: Sequence[str]) -> Mapping[str, str]:
     return variables
 
 
-def _plan(text: str, out: str | None, stand_for: Mapping[str, object], suggest: bool) -> None:
+def _plan(text: str, options: Namespace) -> None:
     """Print the plan of the config, as `plimsoll plan` does."""
     from tempfile import TemporaryDirectory
 
     from plimsoll.cli.tools import plan
 
-    words = [word for flag, value in stand_for.items() if value for word in (flag, str(value))]
-    words += ["--suggest"] if suggest else []
-    if out is not None:
-        plan([out, *words])
+    given = {"--cluster": options.cluster, "--host-memory": options.host_memory}
+    words = [word for flag, value in given.items() if value for word in (flag, value)]
+    words += ["--suggest"] if options.suggest else []
+    if options.out is not None:
+        plan([options.out, *words])
         return
     with TemporaryDirectory() as folder:
         file = Path(folder, "config.yaml")

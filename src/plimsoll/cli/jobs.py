@@ -148,18 +148,13 @@ def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:
     from plimsoll.commands.placement import placement
     from plimsoll.commands.planning import render_short_plan
     from plimsoll.config.keys import dump_config
-
-    memory = plan if isinstance(plan, str) else render_short_plan(plan)
-    return (
-        f"{dump_config(spec.config)}\n{placement(spec)}\n{_preset(spec)}Memory\n{memory}\n\n"
-        "Dry run: nothing was started."
-    )
-
-
-def _preset(spec: RunSpec[Any]) -> str:
-    """Return what the preset of a run set, as text; "" without a preset."""
     from plimsoll.config.presets import KEY, render_preset
 
     values = spec.config.model_dump(mode="json")
     name = values.get(KEY)
-    return "" if name is None else f"{render_preset(name, spec.job.presets, values)}\n\n"
+    preset = "" if name is None else f"{render_preset(name, spec.job.presets, values)}\n\n"
+    memory = plan if isinstance(plan, str) else render_short_plan(plan)
+    return (
+        f"{dump_config(spec.config)}\n{placement(spec)}\n{preset}Memory\n{memory}\n\n"
+        "Dry run: nothing was started."
+    )

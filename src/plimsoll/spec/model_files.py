@@ -84,16 +84,15 @@ def _template_file(key: str, given: str | None) -> Iterator[Problem]:
 
 
 def lacks_template(path: str) -> bool:
-    """Return whether a local directory holds a tokenizer without a chat template."""
+    """Return whether a local directory holds a tokenizer without a chat template.
+
+    The template is looked for where transformers looks for it.
+    """
     model = Path(path)
-    return model.is_dir() and has_tokenizer(path) and not _has_template(model)
-
-
-def _has_template(path: Path) -> bool:
-    """Return whether a tokenizer's files hold a chat template, where transformers looks for one."""
-    if any((path / name).exists() for name in _TEMPLATES):
-        return True
-    return bool(_read_object(path / "tokenizer_config.json").get("chat_template"))
+    files = any((model / name).exists() for name in _TEMPLATES)
+    if files or not (model.is_dir() and has_tokenizer(path)):
+        return False
+    return not _read_object(model / "tokenizer_config.json").get("chat_template")
 
 
 def read_model_json(path: str) -> dict[str, Any]:
