@@ -232,16 +232,12 @@ def _show_unexpected(
 
 
 _ADVANTAGES = ("reinforce", "reinforce_pp_baseline", "remax", "gdpo", "batch_mean")
-"""Files of algorithm/advantage/ that are no preset."""
-_POLICY_LOSSES = ("sapo", "dppo_tv")
-"""Files of algorithm/policy_loss/ that are no preset."""
-_LOSSES = ("orpo", "simpo", "ipo", "cpo")
-"""Files of algorithm/preference_loss/."""
 _PARTS = {
     **dict.fromkeys(_ADVANTAGES, ("an advantage", "rl", "algorithm.advantage.name")),
-    **dict.fromkeys(_POLICY_LOSSES, ("a policy loss", "rl", "algorithm.policy_loss.name")),
-    **dict.fromkeys(_LOSSES, ("a loss", "dpo", "algorithm.loss.name")),
+    **dict.fromkeys(("sapo", "dppo_tv"), ("a policy loss", "rl", "algorithm.policy_loss.name")),
+    **dict.fromkeys(("orpo", "simpo", "ipo", "cpo"), ("a loss", "dpo", "algorithm.loss.name")),
 }
+"""Files of algorithm/ that are no preset: what each is, and the job and the key that take it."""
 
 
 def hint_about(word: str) -> str | None:
