@@ -12,7 +12,6 @@ from plimsoll.config.problems import Problem, Section, conflict, find, invalid, 
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.engine_rules import all_rules
 from plimsoll.spec.rules.adapters import check_adapter
-from plimsoll.spec.rules.memory import memory_levers
 from plimsoll.spec.rules.progress import check_evaluations, check_length, check_schedule
 from plimsoll.spec.run_spec import RunSpec
 
@@ -119,6 +118,17 @@ def _roles(spec: RunSpec[Any]) -> Iterator[Problem]:
                 yield at.invalid(f"optimizer.{beta}", why, fix, "optimizer-value")
 
 
+def _checkpointing(spec: RunSpec[Any]) -> Iterator[Problem]:
+    for name, role in spec.trained.items():
+        if role.model.gradient_checkpointing is not False:
+            continue
+        for key, unset in (("checkpoint_every", 1), ("activation_offload", "none")):
+            if getattr(role.model, key) != unset:
+                why = f"No layer is checkpointed ({name}.model.gradient_checkpointing: false)."
+                fix = f"{name}.model.gradient_checkpointing: true, or leave {name}.model.{key} out"
+                yield Section(name, role).conflict(f"model.{key}", why, fix, "checkpointing-off")
+
+
 def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
     for key, source in spec.data.sources().items():
         yield from spec.job.columns(key, source)
@@ -163,7 +173,7 @@ SETTINGS_RULES = (
     _processes,
     _cluster,
     check_evaluations,
-    memory_levers,
+    _checkpointing,
     _engines,
     _unread,
     _roles,
@@ -175,11 +185,6 @@ SETTINGS_RULES = (
 def check_agreement(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
     """Raise one error with all settings that contradict one another; return if there are none.
 
-    `origins` says where each key was written, as `read_spec` gives them.
-
-    Raises:
-        ConfigError: (exit code 2) a value can never work.
-        SettingsConflict: (exit code 4) every problem is between settings that are right by
-            themselves.
+    `origins` says where each key was written, as `read_spec` gives them. Raises as `refuse`.
     """
     refuse(find(SETTINGS_RULES, spec), origins)
