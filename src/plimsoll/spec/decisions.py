@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -208,18 +208,13 @@ def _change_each(value: Any, change: Callable[[Settings], Settings]) -> Any:
     It is the same object if nothing changed.
     """
     if isinstance(value, Settings):
-        fields = _change_values(
-            {name: getattr(value, name) for name in type(value).model_fields}, change
-        )
-        return change(value.model_copy(update=fields) if fields else value)
+        old = {name: getattr(value, name) for name in type(value).model_fields}
+    elif isinstance(value, dict):
+        old = value
+    else:
+        return value
+    new = {name: _change_each(inner, change) for name, inner in old.items()}
+    new = {name: inner for name, inner in new.items() if inner is not old[name]}
     if isinstance(value, dict):
-        entries = _change_values(value, change)
-        return {**value, **entries} if entries else value
-    return value
-
-
-def _change_values(
-    values: Mapping[str, Any], change: Callable[[Settings], Settings]
-) -> dict[str, Any]:
-    new_values = {name: _change_each(value, change) for name, value in values.items()}
-    return {name: value for name, value in new_values.items() if value is not values[name]}
+        return {**value, **new} if new else value
+    return change(value.model_copy(update=new) if new else value)
