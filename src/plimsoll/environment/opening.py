@@ -45,12 +45,9 @@ def open_environment(
 ) -> EnvironmentFactory | EpisodeAgent:
     """Return what plays the episodes of the environment that a config names so.
 
+    The names are those of the table above; `functions` are tools beside the environment's own.
     Raises ConfigError for an unknown name, for what cannot be imported or loaded, and for a class
     that is not an environment.
-
-    Args:
-        name: see the table above.
-        functions: tools beside the environment's own.
     """
     if (adapter := find_adapter(name)) is not None:
         _refuse_functions(name, functions)
@@ -104,8 +101,7 @@ def _open_target(
     if inspect.isfunction(target) and {*ADDRESS} <= {*inspect.signature(target).parameters}:
         _refuse_functions(name, functions)
         return EpisodeAgent(name, target)
-    if inspect.isclass(target) and _is_environment(target, name):
-        _refuse_functions(name, functions)
+    if inspect.isclass(target) and _is_environment(target, name, functions):
         return EnvironmentFactory(name, cast(Callable[..., Environment], target))
     if not callable(target):
         raise ConfigError(
@@ -122,18 +118,17 @@ def _with_tools(make: Callable[..., Any], name: str, functions: Sequence[ToolFun
     @wraps(make)
     def make_environment(**options: Any) -> Environment:
         made = make(**options)
-        if _is_environment(made, name):
-            _refuse_functions(name, functions)
+        if _is_environment(made, name, functions):
             return cast(Environment, made)
         return ToolEnvironment(made, functions)
 
     return make_environment
 
 
-def _is_environment(target: object, name: str) -> bool:
+def _is_environment(target: object, name: str, functions: Sequence[ToolFunction]) -> bool:
     """Return whether a class or object has `step`; otherwise its methods are tools.
 
-    Raises ConfigError if it has no `reset`.
+    Raises ConfigError if it has no `reset`, and for functions beside `step`.
     """
     reset, step = (callable(getattr(target, method, None)) for method in ("reset", "step"))
     if not reset:
@@ -142,6 +137,8 @@ def _is_environment(target: object, name: str) -> bool:
             f"{name!r}: {kind} has no method `reset`. An environment has `reset` and `step`; or "
             f"`reset` and further public methods, which are the policy's tools."
         )
+    if step:
+        _refuse_functions(name, functions)
     return step
 
 
