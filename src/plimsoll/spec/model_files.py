@@ -89,10 +89,12 @@ def lacks_template(path: str) -> bool:
     The template is looked for where transformers looks for it.
     """
     model = Path(path)
-    files = any((model / name).exists() for name in _TEMPLATES)
-    if files or not (model.is_dir() and has_tokenizer(path)):
+    if not (model.is_dir() and has_tokenizer(path)):
         return False
-    return not _read_object(model / "tokenizer_config.json").get("chat_template")
+    settings = _read_object(model / "tokenizer_config.json")
+    return not (
+        settings.get("chat_template") or any((model / name).exists() for name in _TEMPLATES)
+    )
 
 
 def read_model_json(path: str) -> dict[str, Any]:
