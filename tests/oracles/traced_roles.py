@@ -114,7 +114,7 @@ def _hf_config(path: str) -> PreTrainedConfig:
 def _forms(spec: RunSpec[Any]) -> dict[RoleName, TraceForm]:
     sampling = spec.sampling
     temperature = 1.0 if sampling is None else sampling.rollout.sampling.temperature
-    policy, imitates = sampling is not None, spec.job.imitates
+    policy, imitates = sampling is not None, spec.job.name == "sft"
     trained = {
         name: TraceForm(
             role.model, role.adapter, spec.roles[name].head, True, policy, temperature, imitates

@@ -9,7 +9,6 @@ adds the traceback.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import os
 import re
@@ -17,29 +16,17 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import TextIOWrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
-from plimsoll.cli.convert import from_openrlhf, from_trl, from_verl
-from plimsoll.cli.first import completion, init, setup_verifiers, setup_vllm, verifiers_tasks
+from plimsoll.cli import first, tools
+from plimsoll.cli.convert import convert_from
 from plimsoll.cli.jobs import run_job
 from plimsoll.cli.options import ReaderGone, show
-from plimsoll.cli.tools import (
-    calibrate,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    merge,
-    plan,
-    report,
-    rollouts,
-    serve_reward,
-    watch,
-)
-from plimsoll.config.files import usable_paths
+from plimsoll.config.files import nearest, usable_paths
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import restart_with_jemalloc
 from plimsoll.machine.host import thread_wait_settings
@@ -161,7 +148,9 @@ def _dispatch(words: list[str]) -> None:
     elif words[0] == "--version":
         show(f"plimsoll {__version__}")
     elif words[0] == "complete":
-        _complete(words[1:])
+        from plimsoll.commands.completion import candidates
+
+        print(*candidates(words[1:], _commands(), _options), sep="\n")
     elif words[0] in _TOOLS:
         _TOOLS[words[0]](words[1:])
     elif words[0] in _jobs():
@@ -171,8 +160,7 @@ def _dispatch(words: list[str]) -> None:
     else:
         commands = _commands()
         what = "option" if words[0].startswith("-") else "command"
-        close = difflib.get_close_matches(words[0], [*commands, "--help", "--version"], n=1)
-        near = f" Did you mean {close[0]!r}?" if close else ""
+        near = nearest(words[0], [*commands, "--help", "--version"])
         raise ConfigError(
             f"There is no {what} {words[0]!r}.{near} Commands: {', '.join(commands)}."
         )
@@ -188,13 +176,6 @@ def _commands() -> list[str]:
     return list(dict.fromkeys(["demo", "init", *_jobs(), *_TOOLS]))
 
 
-def _complete(words: list[str]) -> None:
-    """Print candidates for the last word, a line each, for the scripts of `plimsoll completion`."""
-    from plimsoll.commands.completion import candidates
-
-    print(*candidates(words, _commands(), _options), sep="\n")
-
-
 def _options(command: str) -> list[str]:
     """Return the options that the help of a command shows."""
     printed = io.StringIO()
@@ -204,25 +185,23 @@ def _options(command: str) -> list[str]:
 
 
 _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
-    "demo": demo,
-    "init": init,
-    "eval": evaluate,
-    "plan": plan,
-    "report": report,
-    "rollouts": rollouts,
-    "calibrate": calibrate,
-    "doctor": doctor,
-    "merge": merge,
-    "export": export,
-    "serve-reward": serve_reward,
-    "from-openrlhf": from_openrlhf,
-    "from-trl": from_trl,
-    "from-verl": from_verl,
-    "setup-vllm": setup_vllm,
-    "setup-verifiers": setup_verifiers,
-    "verifiers-tasks": verifiers_tasks,
-    "watch": watch,
-    "completion": completion,
+    "demo": tools.demo,
+    "init": first.init,
+    "eval": tools.evaluate,
+    "plan": tools.plan,
+    "report": tools.report,
+    "rollouts": tools.rollouts,
+    "calibrate": tools.calibrate,
+    "doctor": tools.doctor,
+    "merge": tools.merge,
+    "export": tools.export,
+    "serve-reward": tools.serve_reward,
+    **{f"from-{name}": partial(convert_from, name) for name in ("openrlhf", "trl", "verl")},
+    "setup-vllm": first.setup_vllm,
+    "setup-verifiers": first.setup_verifiers,
+    "verifiers-tasks": first.verifiers_tasks,
+    "watch": tools.watch,
+    "completion": first.completion,
 }
 _LIGHT = {
     *("plan", "report", "rollouts", "calibrate", "doctor", "watch"),
@@ -253,16 +232,12 @@ def _show_unexpected(
 
 
 _ADVANTAGES = ("reinforce", "reinforce_pp_baseline", "remax", "gdpo", "batch_mean")
-"""Files of algorithm/advantage/ that are no preset."""
-_POLICY_LOSSES = ("sapo", "dppo_tv")
-"""Files of algorithm/policy_loss/ that are no preset."""
-_LOSSES = ("orpo", "simpo", "ipo", "cpo")
-"""Files of algorithm/preference_loss/."""
 _PARTS = {
     **dict.fromkeys(_ADVANTAGES, ("an advantage", "rl", "algorithm.advantage.name")),
-    **dict.fromkeys(_POLICY_LOSSES, ("a policy loss", "rl", "algorithm.policy_loss.name")),
-    **dict.fromkeys(_LOSSES, ("a loss", "dpo", "algorithm.loss.name")),
+    **dict.fromkeys(("sapo", "dppo_tv"), ("a policy loss", "rl", "algorithm.policy_loss.name")),
+    **dict.fromkeys(("orpo", "simpo", "ipo", "cpo"), ("a loss", "dpo", "algorithm.loss.name")),
 }
+"""Files of algorithm/ that are no preset: what each is, and the job and the key that take it."""
 
 
 def hint_about(word: str) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,27 +16,6 @@ from plimsoll.errors import ConfigError
 if TYPE_CHECKING:
     from plimsoll.interop.convert.launch import Launch, Trainer
     from plimsoll.interop.convert.writer import Converted
-
-
-def from_openrlhf(words: list[str]) -> None:
-    """Run `plimsoll from-openrlhf` with these words."""
-    from plimsoll.interop.convert.openrlhf import TRAINER
-
-    _from(TRAINER, words)
-
-
-def from_trl(words: list[str]) -> None:
-    """Run `plimsoll from-trl` with these words."""
-    from plimsoll.interop.convert.trl import TRAINER
-
-    _from(TRAINER, words)
-
-
-def from_verl(words: list[str]) -> None:
-    """Run `plimsoll from-verl` with these words."""
-    from plimsoll.interop.convert.verl import TRAINER
-
-    _from(TRAINER, words)
 
 
 def _parser(trainer: Trainer) -> Parser:
@@ -67,34 +48,35 @@ def _parser(trainer: Trainer) -> Parser:
     return parser
 
 
-def _from(trainer: Trainer, words: list[str]) -> None:
+def convert_from(system: str, words: list[str]) -> None:
+    """Run `plimsoll from-SYSTEM` with these words."""
+    trainer: Trainer = import_module(f"plimsoll.interop.convert.{system}").TRAINER
     at = words.index("--") if "--" in words else len(words)
     options = _parser(trainer).parse_args(words[:at])
-    launch = _launch(trainer, options.script, words[at + 1 :], options.set, options.command)
+    launch = _launch(trainer, options, words[at + 1 :])
 
     from plimsoll.interop.convert.output import config_text, table_text
+    from plimsoll.machine.hardware import parse_cluster
     from plimsoll.run.files import write_whole
 
-    converted = trainer.convert(launch, options.version, _cards(options.cluster))
+    cards = None
+    if options.cluster is not None:
+        cards = len(parse_cluster(options.cluster, 1, None).nodes[0].cards) or None
+    converted = trainer.convert(launch, options.version, cards)
     planned = options.plan or options.suggest
     if planned and options.cluster is None:
         _check_cards_here(converted)
     text = config_text(converted)
-    if options.out is not None:
-        write_whole(Path(options.out), text)
+    job, out = converted.job, options.out
+    if out is not None:
+        write_whole(Path(out), text)
+        remark = f"{out} is written: `plimsoll {job} {out} --dry-run` checks it with its files."
     else:
         show(text.removesuffix("\n"))
-    print(f"{table_text(converted)}\n\n{_next_step(options.out, converted.job)}", file=sys.stderr)
+        remark = f"-o FILE writes the config; then `plimsoll {job} FILE --dry-run`."
+    print(f"{table_text(converted)}\n\n{remark}", file=sys.stderr)
     if planned:
-        flags = {"--cluster": options.cluster, "--host-memory": options.host_memory}
-        _plan(text, options.out, flags, options.suggest)
-
-
-def _cards(cluster: str | None) -> int | None:
-    """Return the cards of a machine, or None if nothing says it."""
-    from plimsoll.machine.hardware import parse_cluster
-
-    return None if cluster is None else len(parse_cluster(cluster, 1, None).nodes[0].cards) or None
+        _plan(text, options)
 
 
 def _check_cards_here(converted: Converted) -> None:
@@ -112,20 +94,9 @@ def _check_cards_here(converted: Converted) -> None:
         )
 
 
-def _next_step(out: str | None, job: str) -> str:
-    if out is None:
-        return f"-o FILE writes the config; then `plimsoll {job} FILE --dry-run`."
-    return f"{out} is written: `plimsoll {job} {out} --dry-run` checks it with its files."
-
-
-def _launch(
-    trainer: Trainer,
-    script: str | None,
-    command: Sequence[str],
-    given: Sequence[str],
-    number: int | None,
-) -> Launch:
+def _launch(trainer: Trainer, options: Namespace, command: Sequence[str]) -> Launch:
     """Return the one command that trains. Raises ConfigError if there is none, or several."""
+    script: str | None = options.script
     from plimsoll.interop.convert.launch import find_launches, script_launches
 
     if script is not None and command:
@@ -143,14 +114,14 @@ def _launch(
     if script is None:
         launches, where = find_launches(command, trainer.programs), "The command"
     else:
-        variables = {**trainer.variables, **_variables(given)}
+        variables = {**trainer.variables, **_variables(options.set)}
         launches, where = script_launches(script, variables, trainer.programs), script
     if not launches:
         raise ConfigError(
             f"{where} starts no program of {trainer.name}'s: {trainer.missing}. What it sources or "
             "calls is not read: give that."
         )
-    return _choose(trainer, launches, where, number)
+    return _choose(trainer, launches, where, options.command)
 
 
 def _choose(trainer: Trainer, launches: Sequence[Launch], where: str, number: int | None) -> Launch:
@@ -179,16 +150,17 @@ def _variables(given: Sequence[str]) -> Mapping[str, str]:
     return variables
 
 
-def _plan(text: str, out: str | None, stand_for: Mapping[str, object], suggest: bool) -> None:
+def _plan(text: str, options: Namespace) -> None:
     """Print the plan of the config, as `plimsoll plan` does."""
     from tempfile import TemporaryDirectory
 
     from plimsoll.cli.tools import plan
 
-    words = [word for flag, value in stand_for.items() if value for word in (flag, str(value))]
-    words += ["--suggest"] if suggest else []
-    if out is not None:
-        plan([out, *words])
+    given = {"--cluster": options.cluster, "--host-memory": options.host_memory}
+    words = [word for flag, value in given.items() if value for word in (flag, value)]
+    words += ["--suggest"] if options.suggest else []
+    if options.out is not None:
+        plan([options.out, *words])
         return
     with TemporaryDirectory() as folder:
         file = Path(folder, "config.yaml")

@@ -25,10 +25,7 @@ _QUESTIONS = {
 
 def init(words: list[str]) -> None:
     """Run `plimsoll init` with these words."""
-    from plimsoll.config.flags import split_flags
-
-    rest, flags = split_flags(words)
-    options = _init_parser().parse_args(rest)
+    options, flags = _init_parser().parse_with_flags(words)
     job = _job(options.job)
     out = Path(options.out or f"{job.name}.yaml")
     if out.exists():
@@ -78,15 +75,12 @@ def _init_parser() -> Parser:
 
 
 def _job(name: str) -> Job[Any]:
-    import difflib
-
+    from plimsoll.config.files import nearest
     from plimsoll.jobs import JOBS
 
     if name in JOBS:
         return JOBS[name]
-    close = difflib.get_close_matches(name, JOBS, n=1)
-    near = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"There is no job {name!r}.{near} Jobs: {', '.join(JOBS)}.")
+    raise ConfigError(f"There is no job {name!r}.{nearest(name, JOBS)} Jobs: {', '.join(JOBS)}.")
 
 
 def _ask(options: Namespace, job: str) -> None:
@@ -209,17 +203,14 @@ def verifiers_tasks(words: list[str]) -> None:
     parser.add_argument(
         "--skip", type=int, default=0, metavar="N", help="leave out the first ones (%(default)s)"
     )
-
-    from plimsoll.config.flags import apply_flags, parse_flags, split_flags
-    from plimsoll.config.yaml_tree import Tree
-
-    rest, flags = split_flags(words)
-    options = parser.parse_args(rest)
-    keys = apply_flags(Tree({}, {}), parse_flags(flags)).values
+    options, flags = parser.parse_with_flags(words)
 
     from plimsoll.commands.found_models import refuse_existing
+    from plimsoll.config.flags import apply_flags, parse_flags
+    from plimsoll.config.yaml_tree import Tree
     from plimsoll.interop.verifiers.setup import write_tasks
 
+    keys = apply_flags(Tree({}, {}), parse_flags(flags)).values
     out = Path(options.out)
     refuse_existing("--out", out)
     show(write_tasks(options.name, keys, options.limit, options.skip, out))

@@ -15,7 +15,6 @@ from plimsoll.cli.options import REPLAY_FLAG, Parser, flags_of, show
 from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from plimsoll.config.base import Settings
     from plimsoll.memory.weigh import Plan
     from plimsoll.spec.job import Job
     from plimsoll.spec.run_spec import RunSpec
@@ -38,9 +37,8 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
     from plimsoll.jobs.which import other_job_hint
     from plimsoll.spec.load import read_spec
 
-    name, model = job.name, job.config
     rest, flags = split_flags(words)
-    options = _job_options(name, model, rest)
+    options = _job_options(job, rest)
     if options.help is not None:
         show(_job_help(job, options.help))
         return None
@@ -48,7 +46,7 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
     try:
         spec, origins = read_spec(job, options.config, flags)
     except ConfigError as error:
-        raise ConfigError(f"{error}{other_job_hint(name, options.config)}") from error
+        raise ConfigError(f"{error}{other_job_hint(job.name, options.config)}") from error
 
     from plimsoll.commands.preflight import check_inputs, check_rows
 
@@ -72,8 +70,8 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
     return spec, plan
 
 
-def _job_options(name: str, model: type[Settings], words: list[str]) -> argparse.Namespace:
-    parser = Parser(name, add_help=False)
+def _job_options(job: Job[Any], words: list[str]) -> argparse.Namespace:
+    parser = Parser(job.name, add_help=False)
     parser.add_argument("config", nargs="?")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--force", action="store_true")
@@ -81,26 +79,26 @@ def _job_options(name: str, model: type[Settings], words: list[str]) -> argparse
     parser.add_argument("-h", "--help", nargs="?", const="")
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        raise ConfigError(_unknown_option(name, model, unknown[0]))
+        raise ConfigError(_unknown_option(job, unknown[0]))
     if options.config is None and options.help is None:
-        raise ConfigError(f"No config file is given. Write `plimsoll {name} CONFIG.yaml`.")
+        raise ConfigError(f"No config file is given. Write `plimsoll {job.name} CONFIG.yaml`.")
     return options
 
 
-def _unknown_option(name: str, model: type[Settings], word: str) -> str:
+def _unknown_option(job: Job[Any], word: str) -> str:
     from plimsoll.config.keys import keys_of
 
     if not word.startswith("-"):
         return f"One config file is needed, and {word!r} is given too. Flags are --section.key."
     short = word.partition("=")[0].lstrip("-").replace("-", "_")
-    keys = [key for key in keys_of(model) if len(key.path) > 1]  # a section has no value
+    keys = [key for key in keys_of(job.config) if len(key.path) > 1]  # a section has no value
     flags = [f"--{key.name}" for key in keys if key.path[-1] == short]
     close = difflib.get_close_matches(
         word, ["--dry-run", "--force", "--replay", "--debug", "--help"], n=1
     )
     near = " or ".join([*close, *flags])
     return f"There is no option {word!r}. " + (
-        f"Did you mean {near}?" if near else f"`plimsoll {name} --help` lists all of them."
+        f"Did you mean {near}?" if near else f"`plimsoll {job.name} --help` lists all of them."
     )
 
 
@@ -150,18 +148,13 @@ def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:
     from plimsoll.commands.placement import placement
     from plimsoll.commands.planning import render_short_plan
     from plimsoll.config.keys import dump_config
-
-    memory = plan if isinstance(plan, str) else render_short_plan(plan)
-    return (
-        f"{dump_config(spec.config)}\n{placement(spec)}\n{_preset(spec)}Memory\n{memory}\n\n"
-        "Dry run: nothing was started."
-    )
-
-
-def _preset(spec: RunSpec[Any]) -> str:
-    """Return what the preset of a run set, as text; "" without a preset."""
     from plimsoll.config.load import KEY, render_preset
 
     values = spec.config.model_dump(mode="json")
     name = values.get(KEY)
-    return "" if name is None else f"{render_preset(name, spec.job.presets, values)}\n\n"
+    preset = "" if name is None else f"{render_preset(name, spec.job.presets, values)}\n\n"
+    memory = plan if isinstance(plan, str) else render_short_plan(plan)
+    return (
+        f"{dump_config(spec.config)}\n{placement(spec)}\n{preset}Memory\n{memory}\n\n"
+        "Dry run: nothing was started."
+    )

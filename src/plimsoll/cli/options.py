@@ -21,6 +21,13 @@ class Parser(argparse.ArgumentParser):
         """Raise ConfigError with the message."""
         raise ConfigError(f"{message}. `{self.prog} --help` shows what there is.")
 
+    def parse_with_flags(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Return the options among the words, and the dotted flags with their values."""
+        from plimsoll.config.flags import split_flags
+
+        rest, flags = split_flags(words)
+        return self.parse_args(rest), flags
+
     def print_help(self, file: object = None) -> None:
         """Print the help."""
         show(self.format_help())

@@ -105,10 +105,7 @@ def _plan_parser() -> Parser:
 
 def plan(words: list[str]) -> None:
     """Run `plimsoll plan` with these words."""
-    from plimsoll.config.flags import split_flags
-
-    rest, flags = split_flags(words)
-    options = _plan_parser().parse_args(rest)
+    options, flags = _plan_parser().parse_with_flags(words)
 
     from plimsoll.commands.planning import (
         advise_job,
@@ -375,11 +372,7 @@ def evaluate(words: list[str]) -> None:
         metavar="DIRECTORY",
         help="where to write; default: the run.directory",
     )
-
-    from plimsoll.config.flags import split_flags
-
-    rest, flags = split_flags(words)
-    options = parser.parse_args(rest)
+    options, flags = parser.parse_with_flags(words)
 
     from plimsoll.commands.found_models import find_model
 
@@ -402,11 +395,7 @@ def serve_reward(words: list[str]) -> None:
     parser.add_argument("--reward", metavar="NAME", help="serve only this one")
     parser.add_argument("--host", default="127.0.0.1", help="who may ask (%(default)s: this host)")
     parser.add_argument("--port", type=int, default=8000, help="0: a free one (%(default)s)")
-
-    from plimsoll.config.flags import split_flags
-
-    rest, flags = split_flags(words)
-    options = parser.parse_args(rest)
+    options, flags = parser.parse_with_flags(words)
 
     from plimsoll.commands.serve_reward import choose_rewards, serve
     from plimsoll.page.serve import require_server

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.environment.adapters import EnvironmentFactory
+from plimsoll.environment.local import EpisodeEnvironment
 from plimsoll.environment.opening import load_functions, open_environment
-from plimsoll.environment.protocol import Reply
-from plimsoll.environment.results import (
-    EnvironmentFailed,
-    EpisodeReward,
-    ResetResult,
-    StepResult,
-    failure_of,
-    method_of,
-    read_reset,
-    read_reward,
-    read_step,
-)
+from plimsoll.environment.results import READ, EnvironmentFailed, failure_of, method_of
 from plimsoll.process.child import Child, ChildEnded, Pool, Program
 from plimsoll.process.threads import in_thread
 from plimsoll.reward.outcome import Failed
-
-_READ: dict[str, Callable[[Any], object]] = {
-    "reset": read_reset,
-    "step": read_step,
-    "get_reward": read_reward,
-    "close": lambda given: None,
-}
-
 
 MethodCall = tuple[str, tuple[Any, ...]]
 """A method of the environment and its arguments; before `reset` a new environment is made."""
@@ -57,74 +38,41 @@ def open_in_process(config: EnvironmentConfig) -> Callable[[MethodCall], object]
     """Return what answers in the process: calls of methods, one episode after another."""
     factory = open_environment(config.name, load_functions(config.tools))
     assert isinstance(factory, EnvironmentFactory), "the config was looked at before"
-    return _Keeper(partial(factory.make, **config.options)).answer
+    loop, environment = asyncio.new_event_loop(), None
 
-
-class _Keeper:
-    """The owner of an episode's environment, and of the event loop of its `async` methods."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make, self._environment = make, None
-        self._loop = asyncio.new_event_loop()
-
-    def answer(self, call: MethodCall) -> object:
-        """Return what a method gave, or how it failed."""
+    def answer(call: MethodCall) -> object:
+        nonlocal environment
         name, arguments = call
         try:
             if name == "reset":
-                self._environment = self._make()
-            method = method_of(self._environment, name)
+                environment = factory.make(**config.options)
+            method = method_of(environment, name)
             value = None if method is None else method(*arguments)
             if inspect.isawaitable(value):
-                value = self._loop.run_until_complete(value)
+                value = loop.run_until_complete(value)
         except BaseException as error:  # noqa: BLE001  the user's code may do anything
             return failure_of(error)
-        return _READ[name](value)
+        return READ[name](value)
+
+    return answer
 
 
 @dataclass
-class Apart:
-    """An `EpisodeEnvironment` in a process, held from the first call until it is closed."""
+class Apart(EpisodeEnvironment):
+    """An environment in a process, held from the first call until it is closed."""
 
     pool: Pool
     seconds: float
     """How long one call may take."""
-    environment: object = None
     _child: Child | None = None
 
-    async def reset(self, row: Mapping[str, Any]) -> ResetResult:
-        """Take a process, and begin an episode in it."""
-        self._child = await in_thread(self.pool.take, self.pool.give_back)
-        result: ResetResult = await self._ask("reset", row)
-        return result
-
-    async def step(self, reply: Reply) -> StepResult:
-        """Answer a reply."""
-        result: StepResult = await self._ask("step", reply)
-        return result
-
-    async def reward(self) -> EpisodeReward:
-        """Return the reward of the whole episode."""
-        reward: EpisodeReward = await self._ask("get_reward")
-        return reward
-
-    async def close(self) -> None:
-        """Give the process back, after the environment's own `close`."""
-        if self._child is None:
-            return
-        try:
-            if self._child.is_idle:
-                with suppress(EnvironmentFailed):  # the episode is over: nothing depends on this
-                    await self._ask("close")
-        finally:
-            self.pool.give_back(self._child)
-            self._child = None
-
-    async def _ask(self, method: str, *arguments: object) -> Any:
+    async def call(self, method: str, *arguments: object) -> Any:
+        """Return what a method gave in the process; before `reset` one is taken."""
+        if method == "reset":
+            self._child = await in_thread(self.pool.take, self.pool.give_back)
         assert self._child is not None, "reset comes first"
         try:
-            call = (method, arguments)
-            answer = await in_thread(partial(self._child.ask, call, self.seconds))
+            answer = await in_thread(partial(self._child.ask, (method, arguments), self.seconds))
         except TimeoutError:
             why = f"'s {method} took longer than call_seconds, which is {self.seconds:g}"
             why += "; its process was ended"
@@ -134,3 +82,14 @@ class Apart:
         if isinstance(answer, Failed):
             raise EnvironmentFailed(answer)
         return answer
+
+    async def close(self) -> None:
+        """Give the process back, after the environment's own `close`."""
+        if self._child is None:
+            return
+        try:
+            if self._child.is_idle:
+                await super().close()
+        finally:
+            self.pool.give_back(self._child)
+            self._child = None

@@ -41,12 +41,7 @@ class Conversation:
         return np.concatenate([self.prompt.tokens, self.tokens], dtype=np.int64)
 
     def add_sampled(self, sample: Trajectory, problem: str = "") -> Conversation:
-        """Append a turn of the policy.
-
-        Args:
-            sample: the turn.
-            problem: what is wrong with its tool calls.
-        """
+        """Append a turn of the policy; `problem` says what is wrong with its tool calls."""
         tokens = np.asarray(sample.response_tokens, np.int64)
         turn = self._turn("assistant", tokens, sample.response_text, problem)
         logprobs, versions = sample.sampler_logprobs.tolist(), sample.weight_versions.tolist()

@@ -15,6 +15,7 @@ import numpy as np
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig
+from plimsoll.data.continuation import following, is_rewritten
 from plimsoll.data.pieces import Messages, Tools
 from plimsoll.environment.agents.messages import say_the_same
 from plimsoll.environment.conversation import Conversation, build_trajectory
@@ -50,16 +51,9 @@ class EpisodePolicy:
     """The seed from which each turn's is made."""
 
     async def sample_turn(
-        self, prompt: Prompt, turn: int, max_tokens: int, stop: Sequence[str] = ()
+        self, prompt: Prompt, turn: int, max_tokens: int, stop: Sequence[str]
     ) -> Trajectory:
-        """Return a turn of the policy.
-
-        Args:
-            prompt: the prompt that the turn is sampled after.
-            turn: its number in the episode, from which its seed is made.
-            max_tokens: the most tokens of the turn.
-            stop: strings that end it beside the run's own.
-        """
+        """Return the turn of this number after a prompt; `stop` ends it beside the run's own."""
         seed = int(np.random.SeedSequence([self.seed, turn]).generate_state(1)[0])
         sampling = self.sampling
         if stop:
@@ -108,6 +102,20 @@ class Episode:
         """The number of turns that were sampled."""
         self._over = False
         self._chats: list[EpisodeMessage] = []
+
+    def row(self, seed: int) -> dict[str, Any]:
+        """Return the row that it is about; the data's own columns win over the others."""
+        prompt = self.prompt
+        return {
+            "prompt": prompt.text,
+            "prompt_text": self.rules.codec.decode(prompt.tokens.tolist()),
+            "messages": [*prompt.messages],
+            "reference": prompt.reference,
+            "reference_value": prompt.given_reference,
+            "source": prompt.source,
+            "seed": seed,
+            **prompt.columns,
+        }
 
     def end(self) -> None:
         """Refuse further calls."""
@@ -189,9 +197,10 @@ class Episode:
             before, reply = chat.messages, messages[len(chat.messages)]
             after = messages[len(before) + 1 :]
             branches = self.rules.config.rewritten == "branch"
-            if not (branches and codec.is_rewritten(before, reply, after)):
+            if not (branches and is_rewritten(codec.template, before, reply, after)):
                 sampled = chat.sample.response_tokens
-                new = codec.encode_rendered_answer(before, reply, after, sampled)
+                tokens = sampled.tolist()
+                new = following(codec.template, before, reply, after, tokens, codec.ends)
                 return np.concatenate([chat.prompt, sampled, new]).astype(np.int64), after
         return np.array(codec.encode_prompt(messages), np.int64), messages
 
@@ -200,12 +209,8 @@ class Episode:
     ) -> None:
         """Add a turn to the longest branch that its prompt continues, or to a new branch.
 
-        Args:
-            prompt: the tokens that the turn was sampled after.
-            sample: the turn.
-            role: who said what is new in the prompt.
-            text: what is new in the prompt; None: its tokens' text.
-            problem: what is wrong with the turn's tool calls.
+        `role` said what is new in the prompt, `text`; None: its tokens' text. `problem` says what
+        is wrong with the turn's tool calls.
         """
         continued = [branch for branch in self.branches if _begins(prompt, branch.all_tokens)]
         branch = max(continued, key=lambda branch: len(branch.all_tokens), default=None)
@@ -223,13 +228,7 @@ class Episode:
     def trajectory(
         self, sample_index: int, reward: EpisodeReward, figures: Mapping[str, float]
     ) -> Trajectory:
-        """Return the episode, which has a turn, as `build_trajectory`.
-
-        Args:
-            sample_index: as of `Trajectory`.
-            reward: as of `build_trajectory`.
-            figures: further figures beside the sums over all calls.
-        """
+        """Return the episode, which has a turn, with figures beside the sums over all calls."""
         figures = {**self.figures, **figures}
         return build_trajectory(self.branches, sample_index, self.reason, reward, figures)
 
@@ -246,17 +245,3 @@ def _continues(messages: Messages, tools: Tools, chat: EpisodeMessage) -> bool:
         and [*tools] == [*chat.tools]
         and all(map(say_the_same, messages, (*chat.messages, reply)))
     )
-
-
-def row_of(prompt: Prompt, seed: int, codec: TurnCodec) -> dict[str, Any]:
-    """Return the row that an episode is about; the data's own columns win over the others."""
-    return {
-        "prompt": prompt.text,
-        "prompt_text": codec.decode(prompt.tokens.tolist()),
-        "messages": [*prompt.messages],
-        "reference": prompt.reference,
-        "reference_value": prompt.given_reference,
-        "source": prompt.source,
-        "seed": seed,
-        **prompt.columns,
-    }

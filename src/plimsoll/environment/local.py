@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from plimsoll.environment.protocol import Reply
+from plimsoll.environment.protocol import Observation, Reply
 from plimsoll.environment.results import (
+    READ,
     EnvironmentFailed,
     EpisodeReward,
-    ResetResult,
     StepResult,
     failure_of,
     method_of,
-    read_reset,
-    read_reward,
-    read_step,
 )
 from plimsoll.environment.tool_environment import ToolEnvironment
 from plimsoll.process.threads import in_thread
@@ -29,7 +27,7 @@ from plimsoll.reward.outcome import Failed
 T = TypeVar("T")
 
 
-class EpisodeEnvironment(Protocol):
+class EpisodeEnvironment(ABC):
     """One episode's environment, wherever it is.
 
     Each call raises EnvironmentFailed if it fails or takes too long.
@@ -38,27 +36,36 @@ class EpisodeEnvironment(Protocol):
     @property
     def environment(self) -> object:
         """The object that the episode is played with; None if it is in another process."""
+        return None
 
-    async def reset(self, row: Mapping[str, Any]) -> ResetResult:
-        """Begin."""
-        ...
+    @abstractmethod
+    async def call(self, method: str, *arguments: object) -> Any:
+        """Return what a method gave, read by `READ`; before `reset` a new object is made."""
+
+    async def reset(self, row: Mapping[str, Any]) -> Observation:
+        """Begin an episode about a row."""
+        observation: Observation = await self.call("reset", row)
+        return observation
 
     async def step(self, reply: Reply) -> StepResult:
         """Answer a reply."""
-        ...
+        result: StepResult = await self.call("step", reply)
+        return result
 
     async def reward(self) -> EpisodeReward:
-        """Return the reward of the whole episode."""
-        ...
+        """Return the reward of the whole episode; None if the object has no `get_reward`."""
+        reward: EpisodeReward = await self.call("get_reward")
+        return reward
 
     async def close(self) -> None:
-        """Release what the environment holds; raises nothing."""
-        ...
+        """Call the object's `close`, if it has one; what that raises is dropped."""
+        with suppress(EnvironmentFailed):  # the episode is over: nothing depends on this any more
+            await self.call("close")
 
 
 @dataclass
-class LocalEnvironment:
-    """An `EpisodeEnvironment` in this process.
+class LocalEnvironment(EpisodeEnvironment):
+    """An environment in this process.
 
     Plain methods are called in threads, `async` ones in the event loop.
     """
@@ -75,29 +82,13 @@ class LocalEnvironment:
         wrapped = self._made
         return wrapped.inner if isinstance(wrapped, ToolEnvironment) else wrapped
 
-    async def reset(self, row: Mapping[str, Any]) -> ResetResult:
-        """Make the object, and begin an episode with it."""
-        self._made = await self._call("__init__", self.make)
-        return _or_raise(read_reset(await self._call("reset", self._made.reset, row)))
-
-    async def step(self, reply: Reply) -> StepResult:
-        """Answer a reply."""
-        return _or_raise(read_step(await self._call("step", self._made.step, reply)))
-
-    async def reward(self) -> EpisodeReward:
-        """Return the reward of the whole episode; None if the object has no `get_reward`."""
-        get_reward = method_of(self._made, "get_reward")
-        if get_reward is None:
-            return None
-        return _or_raise(read_reward(await self._call("get_reward", get_reward)))
-
-    async def close(self) -> None:
-        """Call the object's `close`, if it has one; what that raises is dropped."""
-        close = method_of(self._made, "close")
-        if close is None:
-            return
-        with suppress(EnvironmentFailed):  # the episode is over: nothing depends on this any more
-            await self._call("close", close)
+    async def call(self, method: str, *arguments: object) -> Any:
+        """Return what a method gave."""
+        if method == "reset":
+            self._made = await self._call("__init__", self.make)
+        own = method_of(self._made, method)
+        given = None if own is None else await self._call(method, own, *arguments)
+        return _or_raise(READ[method](given))
 
     async def _call(self, name: str, method: Callable[..., Any], *arguments: object) -> Any:
         call, in_loop = partial(method, *arguments), inspect.iscoroutinefunction(method)
@@ -112,10 +103,7 @@ class LocalEnvironment:
 async def call_own_code(call: Callable[[], Any], in_loop: bool) -> Any:
     """Return what a user's code gives. Raises EnvironmentFailed for what the code raises.
 
-    Args:
-        call: the code.
-        in_loop: whether it is an `async def`, called in the event loop; other code runs in a
-            thread.
+    With `in_loop`, for an `async def`, it runs in the event loop; otherwise in a thread.
     """
     if in_loop:
         return await _await_own(call())

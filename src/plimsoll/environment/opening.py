@@ -31,11 +31,10 @@ from plimsoll.environment.adapters import (
 )
 from plimsoll.environment.protocol import Environment
 from plimsoll.environment.tool_environment import (
+    ToolEnvironment,
     ToolFunction,
-    functions_of,
-    no_tool,
-    tool_environment,
     toolbox,
+    toolbox_of,
 )
 from plimsoll.errors import ConfigError
 
@@ -45,12 +44,9 @@ def open_environment(
 ) -> EnvironmentFactory | EpisodeAgent:
     """Return what plays the episodes of the environment that a config names so.
 
+    The names are those of the table above; `functions` are tools beside the environment's own.
     Raises ConfigError for an unknown name, for what cannot be imported or loaded, and for a class
     that is not an environment.
-
-    Args:
-        name: see the table above.
-        functions: tools beside the environment's own.
     """
     if (adapter := find_adapter(name)) is not None:
         _refuse_functions(name, functions)
@@ -104,20 +100,15 @@ def _open_target(
     if inspect.isfunction(target) and {*ADDRESS} <= {*inspect.signature(target).parameters}:
         _refuse_functions(name, functions)
         return EpisodeAgent(name, target)
-    if not inspect.isclass(target):
-        if not callable(target):
-            raise ConfigError(
-                f"{name!r} names a {type(target).__name__}. Name a class, or a function that makes "
-                f"an environment."
-            )
-        return EnvironmentFactory(name, _with_tools(target, name, functions))
-    if _is_environment(target, name):
-        _refuse_functions(name, functions)
+    if inspect.isclass(target) and _is_environment(target, name, functions):
         return EnvironmentFactory(name, cast(Callable[..., Environment], target))
-    tools = toolbox([*functions, *functions_of(target)])
-    if not tools.schemas:
-        raise no_tool(target)
-    return EnvironmentFactory(name, _with_tools(target, name, functions), tools.schemas)
+    if not callable(target):
+        raise ConfigError(
+            f"{name!r} names a {type(target).__name__}. Name a class, or a function that makes "
+            f"an environment."
+        )
+    schemas = toolbox_of(target, functions).schemas if inspect.isclass(target) else ()
+    return EnvironmentFactory(name, _with_tools(target, name, functions), schemas)
 
 
 def _with_tools(make: Callable[..., Any], name: str, functions: Sequence[ToolFunction]) -> Any:
@@ -126,18 +117,17 @@ def _with_tools(make: Callable[..., Any], name: str, functions: Sequence[ToolFun
     @wraps(make)
     def make_environment(**options: Any) -> Environment:
         made = make(**options)
-        if _is_environment(made, name):
-            _refuse_functions(name, functions)
+        if _is_environment(made, name, functions):
             return cast(Environment, made)
-        return tool_environment(made, functions)
+        return ToolEnvironment(made, functions)
 
     return make_environment
 
 
-def _is_environment(target: object, name: str) -> bool:
+def _is_environment(target: object, name: str, functions: Sequence[ToolFunction]) -> bool:
     """Return whether a class or object has `step`; otherwise its methods are tools.
 
-    Raises ConfigError if it has no `reset`.
+    Raises ConfigError if it has no `reset`, and for functions beside `step`.
     """
     reset, step = (callable(getattr(target, method, None)) for method in ("reset", "step"))
     if not reset:
@@ -146,6 +136,8 @@ def _is_environment(target: object, name: str) -> bool:
             f"{name!r}: {kind} has no method `reset`. An environment has `reset` and `step`; or "
             f"`reset` and further public methods, which are the policy's tools."
         )
+    if step:
+        _refuse_functions(name, functions)
     return step
 
 

@@ -21,17 +21,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from plimsoll.data.continuation import following, is_rewritten
 from plimsoll.environment.episode import (
     CallRefused,
     Episode,
     EpisodePolicy,
     EpisodeRules,
     add_figures,
-    row_of,
 )
 from plimsoll.environment.local import EpisodeEnvironment
-from plimsoll.environment.protocol import Message, Reply
-from plimsoll.environment.results import EnvironmentFailed, ResetResult
+from plimsoll.environment.protocol import Message, Observation, Reply
+from plimsoll.environment.results import EnvironmentFailed
 from plimsoll.environment.turn_codec import (
     TurnCodec,
     match_results,
@@ -66,8 +66,7 @@ async def play(
     try:
         try:
             async with asyncio.timeout(rules.config.episode_seconds):
-                row = row_of(prompt, group_seed, rules.codec)
-                await _play_turns(environment, episode, row, messages)
+                await _play_turns(environment, episode, episode.row(group_seed), messages)
         except TimeoutError:
             episode.reason = "time"
         if not episode.branches:
@@ -147,16 +146,21 @@ def _next_prompt(
     They continue the last branch, unless the template writes earlier messages anew and the config
     says `branch`: then they are those of the whole conversation.
     """
-    if episode.rules.config.rewritten == "branch" and all(m.role != "raw" for m in answer):
-        reply_message, after = render_message(reply.message), [*map(render_message, answer)]
-        if codec.is_rewritten(before, reply_message, after):
-            return np.array(codec.encode_prompt([*before, reply_message, *after]), np.int32)
-    new = codec.encode_answer(before, reply, answer, sample.response_tokens)
+    new: Sequence[int] | TokenIds
+    if raw := "".join(message.content for message in answer if message.role == "raw"):
+        new = codec.encode(raw)
+    else:
+        turn, after = render_message(reply.message), [*map(render_message, answer)]
+        branches = episode.rules.config.rewritten == "branch"
+        if branches and is_rewritten(codec.template, before, turn, after):
+            return np.array(codec.encode_prompt([*before, turn, *after]), np.int32)
+        sampled = sample.response_tokens.tolist()
+        new = following(codec.template, before, turn, after, sampled, codec.ends)
     return np.concatenate([episode.branches[-1].all_tokens, np.array(new, np.int64)])
 
 
 def _first_prompt(
-    episode: Episode, codec: TurnCodec, begun: ResetResult
+    episode: Episode, codec: TurnCodec, begun: Observation
 ) -> tuple[Rendered, TokenIds]:
     """Return the messages before the first turn, and their tokens.
 

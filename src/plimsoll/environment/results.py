@@ -6,21 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plimsoll.data.pieces import Tools
 from plimsoll.environment.protocol import Message, Observation, Step
 from plimsoll.reward.outcome import Failed, error_outcome, finite, short_repr
 
 EpisodeReward = float | tuple[float, ...] | None
 """The reward of an episode; or of each sampled token; None: the environment gives none."""
-
-
-@dataclass(frozen=True)
-class ResetResult:
-    """What `reset` gave."""
-
-    messages: tuple[Message, ...]
-    tools: Tools = ()
-    """What the policy may call."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +24,9 @@ class StepResult:
 
 
 class EnvironmentFailed(Exception):
-    """An episode cannot go on."""
+    """An episode cannot go on; the text of `failed` goes on after the environment's name."""
 
     def __init__(self, failed: Failed) -> None:
-        """Keep what came of a call.
-
-        Args:
-            failed: how the call failed; its text goes on after the environment's name.
-        """
         super().__init__(failed.said)
         self.failed = failed
 
@@ -54,12 +39,12 @@ def failure_of(error: BaseException) -> Failed:
     return given if isinstance(given, Failed) else Failed(given.said, kind=given.kind)
 
 
-def read_reset(given: Any) -> ResetResult | Failed:
+def read_reset(given: Any) -> Observation | Failed:
     """Read what `reset` gave."""
     messages = _read_messages(given, "reset")
     if isinstance(messages, Failed):
         return messages
-    return ResetResult(messages, given.tools if isinstance(given, Observation) else ())
+    return Observation(messages, given.tools if isinstance(given, Observation) else ())
 
 
 def read_step(given: Any) -> StepResult | Failed:
@@ -142,3 +127,12 @@ def method_of(environment: object, name: str) -> Callable[..., Any] | None:
     """Return a method that may be left out; None if the environment has none."""
     method = getattr(environment, name, None)
     return method if callable(method) else None
+
+
+READ: Mapping[str, Callable[[Any], object]] = {
+    "reset": read_reset,
+    "step": read_step,
+    "get_reward": read_reward,
+    "close": lambda given: None,
+}
+"""What reads the results of an environment's methods."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -20,12 +20,6 @@ Tool = Mapping[str, Any]
 
 MAX_CHARACTERS = 200
 """The longest value that a sentence shows."""
-
-
-def function_of(tool: Tool) -> Mapping[str, Any]:
-    """Return the mapping with the name and the parameters."""
-    inner: Mapping[str, Any] = tool.get("function", tool)
-    return inner
 
 
 def tools_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
@@ -65,52 +59,16 @@ def _type_name(schema: object) -> str:
     return f"{name}{inner}{' or null' if schema.get('nullable') else ''}"
 
 
-def check_tool(tool: object) -> None:
-    """Raise ConfigError if calls cannot be checked against a tool's schema."""
-    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
-        raise ConfigError(
-            f"{show_value(tool)} is not a tool: a JSON schema of a function is needed, with a "
-            f"name, a description and parameters."
-        )
-    parameters = inner.get("parameters", {})
-    if not isinstance(parameters, Mapping):
-        raise ConfigError(f"The parameters of the tool {inner['name']!r} are not a JSON schema.")
+def check_tool(tool: Tool) -> None:
+    """Raise ConfigError if calls cannot be checked against a tool's parameters."""
     try:
-        Draft202012Validator.check_schema(parameters)
+        Draft202012Validator.check_schema(_parameters(tool))
     except SchemaError as error:
         where = "/".join(map(str, error.absolute_path)) or "its top"
         raise ConfigError(
-            f"The parameters of the tool {inner['name']!r} are not a JSON schema: at {where}, "
+            f"The parameters of the tool {tool_name(tool)!r} are not a JSON schema: at {where}, "
             f"{_cut(error.message)}."
         ) from error
-    for reference in _references(parameters):
-        if not _is_in(parameters, reference):
-            raise ConfigError(
-                f"The parameters of the tool {inner['name']!r} refer to {reference!r}, which is not"
-                f" in them: write it into their `$defs`."
-            )
-
-
-def _references(schema: object) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"]
-        for value in schema.values():
-            yield from _references(value)
-    elif isinstance(schema, list | tuple):
-        for value in schema:
-            yield from _references(value)
-
-
-def _is_in(parameters: Mapping[str, Any], reference: str) -> bool:
-    place: Any = parameters
-    root, *keys = reference.split("/")
-    for key in keys:
-        if not isinstance(place, Mapping) or key not in place:
-            return False
-        place = place[key]
-    return root == "#"
 
 
 def wrong_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
@@ -149,7 +107,7 @@ def _with_null(schema: Any) -> Any:
 
 
 def _parameters(tool: Tool) -> Mapping[str, Any]:
-    parameters: Mapping[str, Any] = function_of(tool).get("parameters", {})
+    parameters: Mapping[str, Any] = tool.get("function", tool).get("parameters", {})
     return parameters
 
 

@@ -193,12 +193,7 @@ def _excerpt(text: str, begin: int) -> str:
 
 
 def figures_of(reply: Reply, failed: int = 0) -> dict[str, float]:
-    """Return the figures of a turn with tools.
-
-    Args:
-        reply: the turn.
-        failed: the number of calls that raised.
-    """
+    """Return the figures of a turn with tools; `failed` of its calls raised."""
     return {
         "tool_calls": float(len(reply.tool_calls)),
         "tool_calls_failed": float(failed),

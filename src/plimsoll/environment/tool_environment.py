@@ -20,6 +20,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from plimsoll.environment.protocol import (
@@ -52,18 +53,24 @@ class Toolbox:
     schemas: tuple[Tool, ...]
 
 
-def functions_of(kind: type) -> list[ToolFunction]:
-    """Return the methods of a class that the policy may call: all public ones but `RESERVED`."""
-    return [getattr(kind, name) for name in _tool_names(kind)]
+def toolbox_of(owner: object, functions: Sequence[ToolFunction]) -> Toolbox:
+    """Return functions, and the methods of a class or object that the policy may call.
 
-
-def _tool_names(kind: type) -> list[str]:
-    """Return the names of a class's public methods, but for `RESERVED`.
-
-    They come from the class, as an object's properties may do anything.
+    These are all public ones but `RESERVED`. Raises ConfigError as `toolbox`, and if there is no
+    tool at all.
     """
+    kind = owner if inspect.isclass(owner) else type(owner)
+    # The names come from the class, as an object's properties may do anything.
     names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
-    return [name for name in names if name[0] != "_" and name not in RESERVED]
+    methods = [getattr(owner, name) for name in names if name[0] != "_" and name not in RESERVED]
+    tools = toolbox([*functions, *methods])
+    if not tools.functions:
+        raise ConfigError(
+            f"{kind.__name__} has no tool: its public methods, other than {', '.join(RESERVED)}, "
+            f"are what the policy may call, with the functions of `tools`; or it needs a method "
+            f"`step`."
+        )
+    return tools
 
 
 def toolbox(functions: Iterable[ToolFunction]) -> Toolbox:
@@ -114,14 +121,9 @@ class ToolEnvironment:
     get_reward: ToolFunction
     close: ToolFunction
 
-    def __init__(self, inner: Any, tools: Toolbox) -> None:
-        """Wrap an object.
-
-        Args:
-            inner: the object; rewards may read its state.
-            tools: what the policy may call.
-        """
-        self.inner, self._tools = inner, tools
+    def __init__(self, inner: Any, functions: Sequence[ToolFunction] = ()) -> None:
+        """Wrap an object, whose state rewards may read. Raises ConfigError as `toolbox_of`."""
+        self.inner, self._tools = inner, toolbox_of(inner, functions)
         for name in ("get_reward", "close"):
             if callable(method := getattr(inner, name, None)):
                 setattr(self, name, method)
@@ -129,63 +131,37 @@ class ToolEnvironment:
     async def reset(self, row: Mapping[str, Any]) -> Observation:
         """Return what the object's `reset` gives, and the tools."""
         reset = self.inner.reset
-        given = await _call(reset, _wanted_columns(reset, row))
-        return _first_observation(await await_if_needed(given), self._tools)
+        given = await await_if_needed(await _call(reset, _wanted_columns(reset, row)))
+        text = given or "" if isinstance(given, str | None) else _block_text(given, "reset")
+        if text is None:
+            raise ConfigError(
+                f"reset gave {short_repr(given)} ({type(given).__name__}), not text or "
+                "None to begin with."
+            )
+        return Observation((Message("user", text),) if text else (), self._tools.schemas)
 
     async def step(self, reply: Reply) -> Step:
         """Carry the calls out, in their order."""
-        return _step_of(reply, [await self._carry_out(call) for call in reply.tool_calls])
+        results = [await self._carry_out(call) for call in reply.tool_calls]
+        messages = [Message("tool", text, name=name) for name, text, _ in results]
+        if reply.problem is not None:
+            messages = _with_problem(messages, reply.problem)
+        figures = figures_of(reply, sum(failed for _, _, failed in results))
+        return Step(Observation(tuple(messages)), not messages, figures=figures)
 
-    async def _carry_out(self, call: ToolCall) -> _ToolResult:
+    async def _carry_out(self, call: ToolCall) -> tuple[str, str, bool]:
+        """Return the tool's name, its result as text, and whether it raised."""
         try:
             value = await _call(self._tools.functions[call.name], call.arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may do anything
-            text = str(error) or type(error).__name__
-            return _ToolResult(call.name, _limit(f"Error: {text}"), failed=True)
-        return _ToolResult(call.name, result_text(value, call.name))
+            return call.name, _limit(f"Error: {str(error) or type(error).__name__}"), True
+        return call.name, result_text(value, call.name), False
 
 
 async def _call(function: ToolFunction, arguments: Mapping[str, Any]) -> Any:
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
-
-    def attempt() -> tuple[Any, BaseException | None]:
-        try:
-            return function(**arguments), None
-        except BaseException as error:  # noqa: BLE001  it is raised where it is awaited
-            return None, error
-
-    value, error = await in_thread(attempt)
-    if error is not None:
-        raise error
-    return value
-
-
-def tool_environment(inner: Any, functions: Sequence[ToolFunction] = ()) -> ToolEnvironment:
-    """Return the environment of an object with `reset`, with its methods and functions as tools.
-
-    Raises ConfigError as `toolbox` does, and if there is no tool at all.
-    """
-    methods = [getattr(inner, name) for name in _tool_names(type(inner))]
-    tools = toolbox([*functions, *methods])
-    if not tools.functions:
-        raise no_tool(type(inner))
-    return ToolEnvironment(inner, tools)
-
-
-def no_tool(kind: type) -> ConfigError:
-    """Return the error for a class that leaves a policy nothing to call."""
-    return ConfigError(
-        f"{kind.__name__} has no tool: its public methods, other than {', '.join(RESERVED)}, are "
-        f"what the policy may call, with the functions of `tools`; or it needs a method `step`."
-    )
-
-
-@dataclass(frozen=True)
-class _ToolResult:
-    name: str
-    text: str
-    failed: bool = False
+    return await in_thread(partial(function, **arguments))
 
 
 def _wanted_columns(reset: ToolFunction, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,24 +169,6 @@ def _wanted_columns(reset: ToolFunction, row: Mapping[str, Any]) -> dict[str, An
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return dict(row)
     return {p.name: row[p.name] for p in parameters if p.name in row}
-
-
-def _first_observation(given: object, tools: Toolbox) -> Observation:
-    text = "" if given is None else given if isinstance(given, str) else _block_text(given, "reset")
-    if text is None:
-        raise ConfigError(
-            f"reset gave {short_repr(given)} ({type(given).__name__}), not text or "
-            "None to begin with."
-        )
-    return Observation((Message("user", text),) if text else (), tools.schemas)
-
-
-def _step_of(reply: Reply, results: Sequence[_ToolResult]) -> Step:
-    messages = [Message("tool", result.text, name=result.name) for result in results]
-    if reply.problem is not None:
-        messages = _with_problem(messages, reply.problem)
-    figures = figures_of(reply, sum(result.failed for result in results))
-    return Step(Observation(tuple(messages)), not messages, figures=figures)
 
 
 def _with_problem(messages: list[Message], problem: str) -> list[Message]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll.data.continuation import following, is_rewritten
 from plimsoll.data.pieces import Messages, Tools
 from plimsoll.data.template import Template
 from plimsoll.environment.protocol import Message, Reply, ToolCall
@@ -41,12 +40,7 @@ class TurnCodec:
         return replace(self, template=self.template.with_tools(tools)) if tools else self
 
     def decode_reply(self, sampled: Ints, tools: Tools) -> Reply:
-        """Return what the policy said.
-
-        Args:
-            sampled: the turn's tokens.
-            tools: what the policy may call.
-        """
+        """Return what the policy said, which may call the tools."""
         tokens = [token for token in sampled.tolist() if token not in self.ends]
         reply = self.read_reply(self.decode(tokens), tools)
         return replace(reply, text=self.decode(sampled.tolist())) if self.keeps_end else reply
@@ -55,37 +49,6 @@ class TurnCodec:
         """Return the tokens of a whole prompt. Raises DataError if the template refuses it."""
         [(tokens, _)] = self.template.tokenize([self.template.render_prompt([*messages])])
         return [int(token) for token in tokens]
-
-    def encode_answer(
-        self, before: Messages, reply: Reply, answer: Sequence[Message], sampled: Ints
-    ) -> list[int]:
-        """Return the tokens that follow a sampled turn.
-
-        They are its end, the environment's answer, and the beginning of the next turn. Raises
-        DataError if the template refuses them.
-
-        Args:
-            before: the conversation before the turn.
-            reply: the turn.
-            answer: the environment's messages.
-            sampled: the turn's tokens.
-        """
-        raw = "".join(message.content for message in answer if message.role == "raw")
-        if raw:
-            return self.encode(raw)
-        after = [render_message(message) for message in answer]
-        return self.encode_rendered_answer(before, render_message(reply.message), after, sampled)
-
-    def encode_rendered_answer(
-        self, before: Messages, reply: Mapping[str, Any], answer: Messages, sampled: Ints
-    ) -> list[int]:
-        """Return the tokens as `encode_answer` does, for messages as chat templates take them."""
-        tokens = sampled.tolist()
-        return list(following(self.template, before, reply, answer, tokens, self.ends))
-
-    def is_rewritten(self, before: Messages, reply: Mapping[str, Any], answer: Messages) -> bool:
-        """Return whether the template renders earlier messages anew once this answer follows."""
-        return is_rewritten(self.template, before, reply, answer)
 
     def shorten(self, message: Message) -> Message:
         """Return the message without the middle of a text beyond `max_observation_tokens`."""

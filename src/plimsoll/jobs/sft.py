@@ -46,7 +46,6 @@ JOB = Job(
     evaluation=lambda config: Evaluation({"loss": "lowest", "perplexity": "lowest"}),
     loop="plimsoll.jobs.sft_loop",
     rows=lambda config: {"learned": config.algorithm.learned_tokens},
-    imitates=True,
     start={"actor.optimizer.learning_rate": 1e-5, "actor.optimizer.schedule": "cosine"},
     panels=(both("Loss", "nats per token", "loss"),),
 )

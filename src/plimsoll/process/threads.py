@@ -6,9 +6,9 @@ import asyncio
 from asyncio import AbstractEventLoop, run_coroutine_threadsafe
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 _T = TypeVar("_T")
 
@@ -21,22 +21,25 @@ async def in_thread(
     If this is cancelled the thread goes on, as nothing can end a thread, and `unused` gets what the
     function returns; the process does not wait for the thread when it exits.
     """
-    future: Future[_T] = Future()
+    outcome: Future[tuple[_T | None, BaseException | None]] = Future()
 
     def run() -> None:
+        result, error = None, None
         try:
             result = function()
-        except BaseException as error:  # noqa: BLE001  it is raised again where it is awaited
-            with suppress(InvalidStateError):
-                future.set_exception(error)
-            return
+        except BaseException as raised:  # noqa: BLE001  a future takes no StopIteration itself
+            error = raised
         try:
-            future.set_result(result)
+            outcome.set_result((result, error))
         except InvalidStateError:  # cancelled
-            unused(result)
+            if error is None:
+                unused(cast(_T, result))
 
     Thread(target=run, name="waits", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    result, error = await asyncio.wrap_future(outcome)
+    if error is not None:
+        raise error
+    return cast(_T, result)
 
 
 R = TypeVar("R")

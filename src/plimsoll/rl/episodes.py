@@ -26,13 +26,10 @@ from plimsoll.rollout.protocol import Ask, Request, derive_seeds
 
 @dataclass(frozen=True)
 class _WaitingTurn:
+    stop: tuple[str, ...]
     episode: int
     request: Request
     answer: asyncio.Future[list[Trajectory]]
-
-    @property
-    def stop(self) -> tuple[str, ...]:
-        return self.request.sampling.stop
 
 
 class Rounds:
@@ -67,7 +64,7 @@ class Rounds:
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
         """Answer as an `Ask`."""
         answer: asyncio.Future[list[Trajectory]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_WaitingTurn(episode, request, answer))
+        self._waiting.append(_WaitingTurn(request.sampling.stop, episode, request, answer))
         self._begin_round()
         try:
             return await answer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from plimsoll.machine.versions import cards_have_liger, has_cuda_build
 from plimsoll.shapes.known_models import head_sizes
 from plimsoll.spec.engine_rules import trainer_rules
 from plimsoll.spec.job import ConfigT
-from plimsoll.spec.kernels import Capability, against_varlen, kernels_on
+from plimsoll.spec.kernels import Capability, against_varlen, choose_kernels
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,20 @@ def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
     ground = _Ground(config.cluster)
     decisions: dict[Decision, None] = {}
 
-    def keep(key: str, value: str, why: str) -> None:
-        decisions[Decision(key, value, why)] = None
-
     def change(settings: Settings) -> Settings:
+        made: dict[str, tuple[str, str]]
         match settings:
             case ClusterConfig(device="auto"):
-                keep("device", ground.device, ground.why_device)
-                return settings.model_copy(update={"device": ground.device})
+                made = {"device": (ground.device, ground.why_device)}
             case ModelConfig():
-                return _decide_model(settings, ground, keep)
+                made = _decide_model(settings, ground)
             case TrainedRole(engine_names=(_,)):  # the rules refuse several
-                rules = trainer_rules(settings)
-                return settings.with_engine(rules.decide(settings))
-        return settings
+                return settings.with_engine(trainer_rules(settings).decide(settings))
+            case _:
+                return settings
+        decisions.update({Decision(key, *chosen): None for key, chosen in made.items()})
+        values = {key: value for key, (value, _) in made.items()}
+        return settings.model_copy(update=values) if made else settings
 
     decided: ConfigT = _change_each(config, change)
     return _decide_rollout(decided), tuple(decisions)
@@ -81,21 +81,17 @@ def _decide_rollout(config: ConfigT) -> ConfigT:
     return config.model_copy(update={"rollout": rollout.model_copy(update={"dtype": dtype})})
 
 
-def _decide_model(
-    model: ModelConfig, ground: _Ground, keep: Callable[[str, str, str], None]
-) -> ModelConfig:
-    made: dict[str, str] = {}
+def _decide_model(model: ModelConfig, ground: _Ground) -> dict[str, tuple[str, str]]:
+    """Return the value of each key that is left to `auto`, and why."""
+    made: dict[str, tuple[str, str]] = {}
     if model.dtype == AUTO:
-        made["dtype"], why = ground.dtype
-        keep("dtype", made["dtype"], why)
+        made["dtype"] = ground.dtype
     if model.kernels == AUTO:
-        made["kernels"], why = ground.kernels
-        keep("kernels", made["kernels"], why)
+        made["kernels"] = ground.kernels
     if model.attention == AUTO:
-        dtype = made.get("dtype", model.dtype)
-        made["attention"], why = _attention(model.path, dtype, ground)
-        keep("attention", made["attention"], why)
-    return model.model_copy(update=made) if made else model
+        dtype = made["dtype"][0] if "dtype" in made else model.dtype
+        made["attention"] = _attention(model.path, dtype, ground)
+    return made
 
 
 def _attention(path: str, dtype: str, ground: _Ground) -> tuple[str, str]:
@@ -178,21 +174,13 @@ class _Ground:
     @cached_property
     def kernels(self) -> tuple[DecidedKernels, str]:
         """Whose kernels models compute with, and why."""
-        kernels = kernels_on(self.device, self.capability, cards_have_liger())
-        if kernels == "liger":
-            return kernels, "liger-kernel has them for these GPUs"
-        if self.device == "cpu":
-            return kernels, "Liger's are for GPUs"
-        old = self.capability is not None and self.capability < BFLOAT16_UNITS
-        return kernels, "the cards are older than Liger's" if old else "liger-kernel is not here"
+        return choose_kernels(self.device, self.capability, cards_have_liger())
 
 
 def fast_dtype(cluster: ClusterConfig) -> tuple[DecidedDtype, str]:
     """Return the dtype that the hardware of a run computes fast in, and why it is that one.
 
-    Raises:
-        ConfigError: as `decide`.
-        PlimsollError: as `decide`.
+    Raises as `decide`.
     """
     return _Ground(cluster).dtype
 
@@ -220,18 +208,13 @@ def _change_each(value: Any, change: Callable[[Settings], Settings]) -> Any:
     It is the same object if nothing changed.
     """
     if isinstance(value, Settings):
-        fields = _change_values(
-            {name: getattr(value, name) for name in type(value).model_fields}, change
-        )
-        return change(value.model_copy(update=fields) if fields else value)
+        old = {name: getattr(value, name) for name in type(value).model_fields}
+    elif isinstance(value, dict):
+        old = value
+    else:
+        return value
+    new = {name: _change_each(inner, change) for name, inner in old.items()}
+    new = {name: inner for name, inner in new.items() if inner is not old[name]}
     if isinstance(value, dict):
-        entries = _change_values(value, change)
-        return {**value, **entries} if entries else value
-    return value
-
-
-def _change_values(
-    values: Mapping[str, Any], change: Callable[[Settings], Settings]
-) -> dict[str, Any]:
-    new_values = {name: _change_each(value, change) for name, value in values.items()}
-    return {name: value for name, value in new_values.items() if value is not values[name]}
+        return {**value, **new} if new else value
+    return change(value.model_copy(update=new) if new else value)

@@ -67,10 +67,12 @@ def eval_sets(config: RlConfig) -> tuple[EvalSet, ...]:
 
 
 def _eval_set(config: RlConfig, key: str, source: EvalSource) -> EvalSet:
-    sections = {f"{key}.sampling": source.sampling, "eval_sampling": config.eval_sampling}
-    given = {name: sampling for name, sampling in sections.items() if sampling is not None}
-    chosen = given or {TRAINING_SAMPLING: config.rollout.sampling}
-    sampling_key, sampling = next(iter(chosen.items()))
+    sections = {
+        f"{key}.sampling": source.sampling,
+        "eval_sampling": config.eval_sampling,
+        TRAINING_SAMPLING: config.rollout.sampling,
+    }
+    sampling_key, sampling = next((k, given) for k, given in sections.items() if given is not None)
     return EvalSet(
         key,
         source.responses,

@@ -175,13 +175,6 @@ class Loop(Protocol):
         ...
 
 
-Rules = Callable[[ConfigT], Iterator[Problem]]
-
-
-def _nothing(config: Any) -> Iterator[Problem]:
-    return iter(())
-
-
 @dataclass(frozen=True)
 class Job(Generic[ConfigT]):
     """A command that trains.
@@ -201,7 +194,6 @@ class Job(Generic[ConfigT]):
         sampling: what its engines do; None if it learns from data.
         rows: settings besides those of `data` that decide what is made of a row.
         has_steps: whether its rows have steps, with a separator.
-        imitates: whether the loss is computed in the head, without log-probs.
         start: what a first config says besides data and model, by dotted key; MODEL stands for the
             model's path.
         presets: those that its config may name.
@@ -218,11 +210,10 @@ class Job(Generic[ConfigT]):
     loop: str
     panels: Sequence[Panel]
     choices: Callable[[ConfigT], Mapping[str, Choice]] = field(default=lambda config: {})
-    rules: Rules[ConfigT] = _nothing
+    rules: Callable[[ConfigT], Iterator[Problem]] = field(default=lambda config: iter(()))
     sampling: Callable[[ConfigT], Sampling | None] = field(default=lambda config: None)
     rows: Callable[[ConfigT], Mapping[str, object]] = field(default=lambda config: {})
     has_steps: bool = False
-    imitates: bool = False
     start: Mapping[str, object] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
     preset: str | None = None

@@ -18,18 +18,20 @@ _HEAD_STEP = 8
 """A head's width must be a multiple of this for varlen_attn; scaled_dot_product_attention pads."""
 
 
-def kernels_on(device: str, capability: Capability | None, has_liger: bool) -> DecidedKernels:
-    """Return whose norms, gated MLPs and rotary embeddings are used.
+def choose_kernels(
+    device: str, capability: Capability | None, has_liger: bool
+) -> tuple[DecidedKernels, str]:
+    """Return whose norms, gated MLPs and rotary embeddings are used, and why.
 
-    Liger's kernels need a card with units for bfloat16: Triton compiles no bfloat16 for others.
-
-    Args:
-        device: cuda or another.
-        capability: the card's, or the lowest of several; None if unknown.
-        has_liger: whether liger-kernel is installed.
+    `capability` is the card's, or the lowest of several; None if unknown.
     """
-    able = capability is None or capability >= BFLOAT16_UNITS
-    return "liger" if device == "cuda" and able and has_liger else "own"
+    if device == "cpu":
+        return "own", "Liger's are for GPUs"
+    if capability is not None and capability < BFLOAT16_UNITS:  # Triton has no bfloat16 for them
+        return "own", "the cards are older than Liger's"
+    if not has_liger:
+        return "own", "liger-kernel is not here"
+    return "liger", "liger-kernel has them for these GPUs"
 
 
 def against_varlen(
@@ -37,12 +39,8 @@ def against_varlen(
 ) -> Iterator[str]:
     """Yield every reason why varlen_attn cannot compute a model.
 
-    Args:
-        device: cuda or another.
-        capability: the card's; None if unknown.
-        dtype: the model's dtype.
-        softcapped: whether the family bounds its attention scores.
-        head_dim: the width of a head; 0 if unknown.
+    `capability` is None, and `head_dim` 0, if unknown; `softcapped` says whether the family bounds
+    its attention scores.
     """
     if device != "cuda":
         yield f"it runs on CUDA, and this is {device}"

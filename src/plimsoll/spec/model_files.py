@@ -15,6 +15,10 @@ from plimsoll.shapes.missing_path import missing_path, no_model
 from plimsoll.spec.run_spec import RunSpec
 
 _INDEX = "model.safetensors.index.json"
+_NO_TOKENIZER = (
+    f"The directory has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.",
+    "copy the tokenizer's files of the model that it was made from into it",
+)
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
@@ -39,7 +43,7 @@ def check_model(key: str, given: str, *, tokenizer: bool) -> Iterator[Problem]:
             yield problem
         return
     alone = _no_config(path)  # without a config, the other files are missing too
-    rest = [_no_weights(path), _no_tokenizer(path) if tokenizer else None]
+    rest = [_no_weights(path), _NO_TOKENIZER if tokenizer and not has_tokenizer(given) else None]
     for why, instead in filter(None, [alone] if alone else rest):
         yield invalid(key, show(given), why, instead)
 
@@ -49,7 +53,7 @@ def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
 
     A name on the hub is not looked at. `key` gives the model's path; `scores` says which is needed.
     """
-    saved_as = "".join(_config_of(path).get("architectures") or [])
+    saved_as = "".join(_read_object(Path(path, "config.json")).get("architectures") or [])
     if scores and saved_as.endswith("ForCausalLM"):
         why = f"It is a language model ({saved_as}), which has no head that gives scores."
         yield invalid(key, show(path), why, "a reward model, such as `plimsoll rm` makes")
@@ -80,35 +84,32 @@ def _template_file(key: str, given: str | None) -> Iterator[Problem]:
 
 
 def lacks_template(path: str) -> bool:
-    """Return whether a local directory holds a tokenizer without a chat template."""
+    """Return whether a local directory holds a tokenizer without a chat template.
+
+    The template is looked for where transformers looks for it.
+    """
     model = Path(path)
-    return model.is_dir() and has_tokenizer(path) and not _has_template(model)
-
-
-def _has_template(path: Path) -> bool:
-    """Return whether a tokenizer's files hold a chat template, where transformers looks for one."""
-    if any((path / name).exists() for name in _TEMPLATES):
-        return True
-    try:
-        settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not (model.is_dir() and has_tokenizer(path)):
         return False
-    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+    settings = _read_object(model / "tokenizer_config.json")
+    return not (
+        settings.get("chat_template") or any((model / name).exists() for name in _TEMPLATES)
+    )
 
 
 def read_model_json(path: str) -> dict[str, Any]:
     """Return a local model's config.json (its text part, if it has several); {} if unreadable."""
-    config = _config_of(path)
+    config = _read_object(Path(path, "config.json"))
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
 
-def _config_of(path: str) -> dict[str, Any]:
+def _read_object(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # `check_model` says why
-    return config if isinstance(config, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def has_tokenizer(path: str) -> bool:
@@ -134,15 +135,6 @@ def _no_config(path: Path) -> tuple[str, str] | None:
     if not isinstance(config, dict) or "model_type" not in config:
         return "Its config.json names no model_type.", "copy the model again"
     return None
-
-
-def _no_tokenizer(path: Path) -> tuple[str, str] | None:
-    if has_tokenizer(str(path)):
-        return None
-    return (
-        f"The directory has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.",
-        "copy the tokenizer's files of the model that it was made from into it",
-    )
 
 
 def _no_weights(path: Path) -> tuple[str, str] | None:

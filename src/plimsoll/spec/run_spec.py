@@ -197,13 +197,12 @@ def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
     """
     written = config
     config, decisions = decide(written)
-    roles = {role.name: role for role in job.roles(config)}
-    ordered = {name: roles[name] for name in sorted(roles, key=load_order)}
+    roles = sorted(job.roles(config), key=lambda role: load_order(role.name))
     return RunSpec(
         job,
         config,
         written,
-        ordered,
+        {role.name: role for role in roles},
         job.workload(config),
         job.sampling(config),
         job.evaluation(config),
@@ -214,8 +213,6 @@ def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
 def resolve_changed(spec: RunSpec[ConfigT], sections: Mapping[str, object]) -> RunSpec[ConfigT]:
     """Return the run that has other sections in its config; what is left to `auto` is decided anew.
 
-    Raises:
-        ConfigError: as `resolve`.
-        PlimsollError: as `resolve`.
+    Raises as `resolve`.
     """
     return resolve(spec.job, spec.written.model_copy(update=sections))

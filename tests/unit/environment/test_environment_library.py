@@ -13,7 +13,7 @@ from plimsoll.environment.library.calculator import Calculator, evaluate, format
 from plimsoll.environment.library.guess_number import GuessNumber, draw_number, read_guess
 from plimsoll.environment.library.self_correction import SelfCorrection, is_same, read_answer
 from plimsoll.environment.protocol import Message, Reply
-from plimsoll.environment.tool_environment import tool_environment
+from plimsoll.environment.tool_environment import ToolEnvironment
 from plimsoll.errors import ConfigError, DataError
 
 
@@ -84,7 +84,7 @@ def test_nested_parentheses_and_signs_end() -> None:
 
 
 def test_the_calculator_is_a_tool() -> None:
-    environment = tool_environment(Calculator())
+    environment = ToolEnvironment(Calculator())
     begun = asyncio.run(environment.reset({"prompt": "What is 12 * 7?", "reference": "84"}))
     assert begun.messages == ()
     (tool,) = begun.tools

@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll.environment.local import LocalEnvironment
 from plimsoll.environment.protocol import Message, Observation, Reply, Step
-from plimsoll.environment.results import EnvironmentFailed, ResetResult, StepResult
+from plimsoll.environment.results import EnvironmentFailed, StepResult
 
 REPLY = Reply("7", Message("assistant", "7"), (), None)
 
@@ -55,14 +55,14 @@ def test_plain_methods_are_called_in_a_thread() -> None:
             return super().step(reply)
 
     begun, answer, reward = asyncio.run(_play(Noted))
-    assert begun == ResetResult((Message("user", "How much is 3+4?"),))
+    assert begun == Observation((Message("user", "How much is 3+4?"),))
     assert answer == StepResult((Message("user", "Yes."),), done=True)
     assert reward == 0.5
 
 
 def test_async_methods_are_awaited() -> None:
     begun, answer, reward = asyncio.run(_play(Awaited))
-    assert begun == ResetResult(())
+    assert begun == Observation(())
     assert answer == StepResult((Message("tool", "8", name="add"),), False, 0.25, {"calls": 1.0})
     assert reward == (0.5, 1.0)
 

@@ -220,24 +220,10 @@ def test_two_tools_of_one_name_are_refused() -> None:
         read_reply("x", (NOW, NOW))
 
 
-@pytest.mark.parametrize(
-    ("tool", "why"),
-    [
-        ("calculate", "is not a tool"),
-        ({"type": "function"}, "is not a tool"),
-        ({"name": "a", "parameters": []}, "not a JSON schema"),
-        (
-            {"name": "a", "parameters": {"properties": {"b": {"type": "image"}}}},
-            "properties/b/type",
-        ),
-        ({"name": "a", "parameters": {"$ref": "https://x.org/y.json"}}, "refer to 'https:"),
-        ({"name": "a", "parameters": {"$ref": "#/$defs/b"}}, "'#/$defs/b'"),
-    ],
-)
-def test_a_tool_that_no_call_could_be_checked_against(tool: object, why: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_tool(tool)
-    assert why in str(caught.value)
+def test_a_tool_that_no_call_could_be_checked_against() -> None:
+    """An image among the arguments, as transformers describes it."""
+    with pytest.raises(ConfigError, match="properties/b/type"):
+        check_tool({"name": "a", "parameters": {"properties": {"b": {"type": "image"}}}})
 
 
 def test_schemas_of_others() -> None:

@@ -23,7 +23,6 @@ from plimsoll.environment.tool_environment import (
     MAX_CHARACTERS,
     ToolEnvironment,
     result_text,
-    tool_environment,
 )
 from plimsoll.errors import ConfigError
 
@@ -96,7 +95,7 @@ def calls(*written: tuple[str, dict[str, Any]], problem: str | None = None) -> R
 
 def counter(target: int = 4) -> tuple[ToolEnvironment, CounterEnv, Observation]:
     inner = CounterEnv()
-    environment = tool_environment(inner)
+    environment = ToolEnvironment(inner)
     begun = reset(environment, {"target": target, "other": "column"})
     return environment, inner, begun
 
@@ -175,7 +174,7 @@ def test_properties_are_not_looked_at() -> None:
         def depth(self) -> int:
             raise RuntimeError("not before the first call")
 
-    environment = tool_environment(Shy())
+    environment = ToolEnvironment(Shy())
     assert len(reset(environment, {"target": 1}).tools) == 1
 
 
@@ -186,13 +185,13 @@ def test_close_is_the_objects() -> None:
 
 
 def test_what_an_object_lacks_is_not_there() -> None:
-    environment = tool_environment(LookupEnv())
+    environment = ToolEnvironment(LookupEnv())
     assert not hasattr(environment, "get_reward") and not hasattr(environment, "close")
 
 
 def test_async_tools_are_awaited() -> None:
     async def play() -> tuple[Observation, Step]:
-        environment = tool_environment(LookupEnv())
+        environment = ToolEnvironment(LookupEnv())
         begun = await environment.reset({"prompt": "?"})
         asked = calls(("look_up", {"word": "keel"}), ("count_letters", {"word": "keel"}))
         return begun, await environment.step(asked)
@@ -212,7 +211,7 @@ def test_plain_tools_run_in_threads_and_keep_the_event_loop_free() -> None:
             """Block."""
             return threading.current_thread().name
 
-    environment = tool_environment(Blocking())
+    environment = ToolEnvironment(Blocking())
     [(_, _, thread)] = results_of(step_of(environment, calls(("block", {}))))
     assert thread != threading.main_thread().name
 
@@ -226,7 +225,7 @@ def test_an_episodes_time_limit_reaches_through_a_tool() -> None:
             await asyncio.sleep(60)
 
     async def play() -> None:
-        environment = tool_environment(Slow())
+        environment = ToolEnvironment(Slow())
         async with asyncio.timeout(0.05):
             await environment.step(calls(("wait", {})))
 
@@ -245,11 +244,11 @@ def add(a: float, b: float) -> float:
 
 
 def test_functions_alone_and_beside_methods() -> None:
-    alone = tool_environment(Functions(), [add])
+    alone = ToolEnvironment(Functions(), [add])
     assert results_of(step_of(alone, calls(("add", {"a": 1, "b": 0.5})))) == [
         ("tool", "add", "1.5")
     ]
-    both = tool_environment(CounterEnv(), [add])
+    both = ToolEnvironment(CounterEnv(), [add])
     for environment, names in ((alone, ["add"]), (both, ["add", "increment"])):
         begun = reset(environment, {"target": 1})
         assert [tool["function"]["name"] for tool in begun.tools] == names
@@ -261,7 +260,7 @@ def test_reset_without_keywords_gets_what_it_takes() -> None:
             self.target = target
 
     inner = Small()
-    reset(tool_environment(inner), {"target": 3, "prompt": "?", "source": ""})
+    reset(ToolEnvironment(inner), {"target": 3, "prompt": "?", "source": ""})
     assert inner.target == 3
 
 
@@ -286,7 +285,7 @@ def undocumented(a: int) -> int:
 @pytest.mark.parametrize("function", [undescribed, untyped, undocumented])
 def test_a_function_that_cannot_be_a_tool_is_refused(function: Callable[..., int]) -> None:
     with pytest.raises(ConfigError, match=f"{function.__name__} cannot be a tool: .*docstring"):
-        tool_environment(Functions(), [function])
+        ToolEnvironment(Functions(), [function])
 
 
 def test_an_object_without_tools_is_refused() -> None:
@@ -294,7 +293,7 @@ def test_an_object_without_tools_is_refused() -> None:
         def reset(self) -> None: ...
 
     with pytest.raises(ConfigError, match="Idle has no tool"):
-        tool_environment(Idle())
+        ToolEnvironment(Idle())
 
 
 def test_reset_that_gives_no_text_is_refused() -> None:
@@ -303,7 +302,7 @@ def test_reset_that_gives_no_text_is_refused() -> None:
             return 7
 
     with pytest.raises(ConfigError, match=r"reset gave 7 \(int\)"):
-        reset(tool_environment(Wrong()), {"target": 1})
+        reset(ToolEnvironment(Wrong()), {"target": 1})
 
 
 def test_a_tool_that_leaves_the_process_does_not() -> None:
@@ -312,7 +311,7 @@ def test_a_tool_that_leaves_the_process_does_not() -> None:
             """Leave."""
             raise SystemExit(3)
 
-    environment = tool_environment(Leaving())
+    environment = ToolEnvironment(Leaving())
     assert results_of(step_of(environment, calls(("leave", {})))) == [("tool", "leave", "Error: 3")]
 
 

@@ -15,7 +15,7 @@ import pytest
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError
-from plimsoll.interop.rewards.trl import adapt, recognises
+from plimsoll.interop.rewards.trl import ADAPTER, adapt
 from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
 from plimsoll.reward.functions import takes_many
 from plimsoll.reward.references import check_rewards
@@ -34,7 +34,7 @@ EPISODES = [episode(3, level=1), episode(4, level=2, extra="x")]
 
 
 def scored(function: Callable[..., Any]) -> Any:
-    assert recognises(inspect.signature(function).parameters)
+    assert ADAPTER.recognises(inspect.signature(function).parameters)
     reward = adapt(function)
     assert takes_many(partial(reward))
     given = reward(EPISODES)

@@ -25,7 +25,7 @@ from plimsoll.model.price.layer_steps import layer_steps
 from plimsoll.shapes.families import shape_from_config
 from plimsoll.shapes.known_models import known_models, read_shape
 from plimsoll.shapes.shape import MicroBatch
-from plimsoll.spec.kernels import Capability, kernels_on
+from plimsoll.spec.kernels import Capability, choose_kernels
 from plimsoll.timeline.items import Moment
 
 LLAMA = read_shape("meta-llama/Llama-2-7b-hf")
@@ -145,7 +145,7 @@ def test_layer_norms_are_not_fused(whose: Fused) -> None:
 def test_whose_norms_serve(
     device: str, capability: Capability | None, has_liger: bool, whose: Fused
 ) -> None:
-    assert kernels_on(device, capability, has_liger) == whose
+    assert choose_kernels(device, capability, has_liger)[0] == whose
 
 
 def test_a_checkpoint_for_every_second_layer_leaves_the_others_whole() -> None:

@@ -197,3 +197,8 @@ def test_a_child_that_comes_too_late_is_given_back(program: Program) -> None:
 
     asyncio.run(main())
     pool.close()
+
+
+def test_a_thread_hands_on_the_exception_that_a_future_refuses() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(in_thread(lambda: next(iter(()))))

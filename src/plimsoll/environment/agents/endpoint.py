@@ -149,7 +149,8 @@ async def _chat(episode: Episode, body: Mapping[str, Any]) -> Response:
 
 async def _generate(episode: Episode, body: Mapping[str, Any]) -> Response:
     tokens = body.get("prompt_token_ids")
-    if not isinstance(tokens, list) or not tokens or not all(map(_is_token, tokens)):
+    valid = isinstance(tokens, list) and all(type(token) is int and token >= 0 for token in tokens)
+    if not valid or not tokens:
         raise DataError(f"prompt_token_ids is {short_repr(tokens)}, not a list of tokens.")
     sample = await episode.sample(tokens, read_max_tokens(body), read_stop(body))
     return _json(
@@ -181,10 +182,6 @@ async def _read_body(request: Request) -> Mapping[str, Any]:
     if not isinstance(body, Mapping):
         raise DataError(f"The request is {short_repr(body)}, and a JSON object is needed.")
     return body
-
-
-def _is_token(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _completion(

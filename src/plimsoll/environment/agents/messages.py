@@ -14,9 +14,6 @@ from plimsoll.environment.protocol import Reply
 from plimsoll.errors import DataError
 from plimsoll.reward.outcome import short_repr
 
-_ROLES = {"developer": "system"}
-"""Names that other models have for a role of chat templates."""
-
 
 def read_messages(given: object) -> Messages:
     """Return messages as chat templates take them.
@@ -34,7 +31,7 @@ def _read_message(given: object, where: str) -> Mapping[str, Any]:
         raise DataError(f"{where} is {short_repr(given)}, and needs a role.")
     role = given["role"]
     message: dict[str, Any] = {
-        "role": _ROLES.get(role, role),
+        "role": "system" if role == "developer" else role,  # newer models call it so
         "content": _read_text(given.get("content"), f"{where}.content"),
     }
     message |= {key: given[key] for key in ("name", "tool_call_id") if given.get(key)}

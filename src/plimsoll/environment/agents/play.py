@@ -15,7 +15,7 @@ from typing import Any
 
 from plimsoll.environment.adapters import EpisodeAgent
 from plimsoll.environment.agents.endpoint import Endpoint
-from plimsoll.environment.episode import Episode, EpisodePolicy, EpisodeRules, row_of
+from plimsoll.environment.episode import Episode, EpisodePolicy, EpisodeRules
 from plimsoll.environment.local import call_own_code
 from plimsoll.environment.results import EnvironmentFailed, EpisodeReward, read_reward
 from plimsoll.records import Prompt, Trajectory, Transcript
@@ -72,7 +72,7 @@ async def play_agent(
     episode, result = Episode(rules, prompt, policy), AgentResult(None)
     try:
         async with asyncio.timeout(rules.config.episode_seconds):
-            result = await agent.play(episode, row_of(prompt, group_seed, rules.codec))
+            result = await agent.play(episode, episode.row(group_seed))
     except TimeoutError:
         episode.reason = "time"
     except EnvironmentFailed:

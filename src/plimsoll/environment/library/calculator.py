@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, TypeGuard
+from typing import Any
 
 MAX_CHARACTERS = 200
 """The longest expression."""
@@ -66,8 +66,9 @@ def evaluate(expression: str) -> Fraction:
 
 
 def _value(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.Constant) and _is_number(node.value):
-        return _check_digits(_exact(node.value))
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return _check_digits(_exact(number))
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _UNARY[type(node.op)](_value(node.operand))
     if isinstance(node, ast.BinOp):
@@ -80,10 +81,6 @@ def _value(node: ast.expr) -> Fraction:
             except ZeroDivisionError as error:
                 raise ValueError("division by zero") from error
     raise ValueError(f"{ast.unparse(node)[:100]!r} is no arithmetic")
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _exact(number: int | float) -> Fraction:

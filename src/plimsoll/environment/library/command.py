@@ -24,12 +24,7 @@ async def command(
     The command finds the policy as OpenAI's clients do, by OPENAI_BASE_URL and OPENAI_API_KEY, and
     reads the row as one line of JSON from its standard input. The last line that it writes may be
     `{"reward": 1.0}`. Raises PlimsollError if it ends with another exit code than 0.
-
-    Args:
-        row: what the episode is about.
-        base_url: the policy's endpoint.
-        api_key: the episode's key.
-        command: the program and its arguments, as a shell writes them.
+    `command` is the program and its arguments, as a shell writes them.
     """
     address = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
     streams = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}

@@ -15,7 +15,7 @@ nothing. They are given what they name of what TRL's `GRPOTrainer` hands over (1
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.errors import ConfigError
@@ -27,11 +27,6 @@ if TYPE_CHECKING:  # plans look at rewards, too, and need no NumPy
 
 ENVIRONMENTS = "environments"
 _PARAMETERS = {"prompts", "completions", "completion_ids", ENVIRONMENTS}
-
-
-def recognises(names: Collection[str]) -> bool:
-    """Return whether a parameter has one of TRL's names."""
-    return not _PARAMETERS.isdisjoint(names)
 
 
 def adapt(function: Callable[..., Any]) -> RewardFunction:
@@ -97,4 +92,6 @@ def _is_text(trajectory: Trajectory) -> bool:
     return trajectory.prompt.is_text and trajectory.transcript is None
 
 
-ADAPTER = RewardAdapter("trl_function", "reward_func", recognises, adapt)
+ADAPTER = RewardAdapter(
+    "trl_function", "reward_func", lambda names: not _PARAMETERS.isdisjoint(names), adapt
+)

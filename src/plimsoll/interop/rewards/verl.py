@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from plimsoll.environment.protocol import await_if_needed
 from plimsoll.reward.adapters import RewardAdapter, RewardFunction
 
 if TYPE_CHECKING:
@@ -32,14 +33,10 @@ def adapt(function: Callable[..., Any]) -> RewardFunction:
             extra_info=prompt.columns.get("extra_info"),
         )
         if inspect.isawaitable(given):
-            given = asyncio.run(_wait_for(given))
+            given = asyncio.run(await_if_needed(given))
         return given.get("score") if isinstance(given, Mapping) else given
 
     return reward
-
-
-async def _wait_for(given: Awaitable[Any]) -> Any:
-    return await given
 
 
 ADAPTER = RewardAdapter(

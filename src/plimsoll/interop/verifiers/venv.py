@@ -96,12 +96,7 @@ def player_command(task: str) -> list[str]:
 
 
 def opening_line(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first line that the player reads.
-
-    Args:
-        name: TASKSET, or ENVIRONMENT+TASKSET, as verifiers shows them.
-        options: keys of the environment's config.
-    """
+    """Return the first line that the player reads; `name` is TASKSET, or ENVIRONMENT+TASKSET."""
     environment, _, taskset = name.rpartition("+")
     return {"taskset": taskset, "environment": environment, "options": dict(options)}
 

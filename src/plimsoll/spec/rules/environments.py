@@ -18,8 +18,7 @@ def check_environments(config: RlConfig) -> Iterator[Problem]:
         return
     yield from _templates(config)
     for name in config.environments:
-        yield from _lengths(name, config)
-        yield from _memory(name, config)
+        yield from _environment(name, config)
     if ENVIRONMENT in config.rewards or ENVIRONMENT in config.scoring_models:
         why = "What an environment gives is shown under this name."
         fix = "another name for this part of the reward"
@@ -51,15 +50,7 @@ def _templates(config: RlConfig) -> Iterator[Problem]:
             yield Section(key, source).conflict("chat_template", why, fix, "environment-template")
 
 
-def _memory(name: str, config: RlConfig) -> Iterator[Problem]:
-    environment, key = config.environments[name], f"environments.{name}"
-    if environment.memory_gib is not None and not environment.process:
-        why = "The memory of an environment is limited only in a process of its own."
-        fix = f"{key}.process: true, or leave {key}.memory_gib out"
-        yield Section(key, environment).conflict("memory_gib", why, fix, "environment-memory")
-
-
-def _lengths(name: str, config: RlConfig) -> Iterator[Problem]:
+def _environment(name: str, config: RlConfig) -> Iterator[Problem]:
     environment, key = config.environments[name], f"environments.{name}"
     at, turn = Section(key, environment), config.rollout.sampling.max_new_tokens
     if environment.max_tokens < turn:
@@ -72,3 +63,7 @@ def _lengths(name: str, config: RlConfig) -> Iterator[Problem]:
         why += f"{_LEAST} tokens at least."
         fix = f"at least {least}, or fewer {key}.max_turns"
         yield at.conflict("max_tokens", why, fix, "environment-length")
+    if environment.memory_gib is not None and not environment.process:
+        why = "The memory of an environment is limited only in a process of its own."
+        fix = f"{key}.process: true, or leave {key}.memory_gib out"
+        yield at.conflict("memory_gib", why, fix, "environment-memory")

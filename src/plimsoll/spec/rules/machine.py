@@ -8,20 +8,18 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 from plimsoll.config.problems import Problem, find, invalid, show
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.machine.tools import (
-    how_to_install,
-    system_tools,
-)
+from plimsoll.machine.tools import how_to_install, system_tools
 from plimsoll.machine.versions import PACKAGES, check_version
 from plimsoll.spec.engine_rules import (
     PackageNeed,
-    ToolNeed,
+    RolloutRules,
+    TrainerRules,
     all_rules,
     engine_rules,
     other_engines,
@@ -43,14 +41,14 @@ def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
     yield from _missing(_of_roles(spec))
     yield from _missing_loggers(spec)
     if spec.cluster.address is None:
-        yield from _lacking(_role_tools(spec))
+        yield from _lacking(spec, trainers_of(spec))
 
 
 def missing_for_processes(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield what Ray and engines need and is missing: all that a run and `plimsoll eval` share."""
     yield from _missing(_of_processes(spec))
     if spec.cluster.address is None:  # other machines of a cluster are not seen from here
-        yield from _lacking(_engine_tools(spec))
+        yield from _lacking(spec, engine_rules(spec))
         yield from _path_for_ray(spec)
 
 
@@ -98,16 +96,6 @@ def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
             yield invalid("run.loggers", given, why, fix, code="package-missing")
 
 
-def _engine_tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
-    for rules in engine_rules(spec):
-        yield from rules.tools(spec)
-
-
-def _role_tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
-    for rules in trainers_of(spec):
-        yield from rules.tools(spec)
-
-
 def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield a problem if Python's path has characters that a shell would not take as they are.
 
@@ -120,8 +108,11 @@ def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield invalid("cluster.where", "ray", why, fix)
 
 
-def _lacking(compiled: Iterator[ToolNeed]) -> Iterator[Problem]:
-    for needed, key, value, what, alternative in compiled:
+def _lacking(
+    spec: RunSpec[Any], engines: Iterable[TrainerRules | RolloutRules]
+) -> Iterator[Problem]:
+    needs = (need for rules in engines for need in rules.tools(spec))
+    for needed, key, value, what, alternative in needs:
         tools = system_tools()
         if missing := [tool for tool in needed if tools[tool] is None]:
             why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
@@ -136,19 +127,15 @@ def local_host_rules(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Yield problems of the installed packages that the job imports, but not of missing ones."""
-    needed = {need.package for need in chain(_of_processes(spec), _of_roles(spec))}
-    needed |= {*_ALWAYS, *(["accelerate"] if _quantized_roles(spec) else [])}
+    needed = {need.package for need in chain(_of_processes(spec), _of_roles(spec))} | {*_ALWAYS}
+    if any(model.quantization == "nf4" for model in spec.models.values()):
+        needed.add("accelerate")
     engines = (package for rules in all_rules(spec) for package in rules.packages)
     for package in (*(package for package in PACKAGES if package.name in needed), *engines):
         version = host.versions.get(package.name)
         problem = None if version is None else check_version(package, version)
         if problem is not None:
             yield problem
-
-
-def _quantized_roles(spec: RunSpec[Any]) -> list[str]:
-    """Return the roles in 4 bits."""
-    return [name for name, model in spec.models.items() if model.quantization == "nf4"]
 
 
 def _engines(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:

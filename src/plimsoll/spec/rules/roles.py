@@ -1,15 +1,13 @@
-"""What must agree within one role: adapters, quantised models, activations, and a reference."""
+"""What must agree within one role: adapters, quantised models and a reference."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
 from plimsoll.config.problems import Problem, Section, conflict
-from plimsoll.spec.run_spec import RunSpec
 
 
 def check_adapter(name: str, role: TrainedRole) -> Iterator[Problem]:
@@ -34,22 +32,6 @@ def check_steadiness(name: str, role: TrainedRole) -> Iterator[Problem]:
         why += "would be noise."
         fix = f"{name}.adapter.dropout: 0; dropout is for sft and dpo"
         yield Section(name, role).conflict("adapter.dropout", why, fix, "adapter-dropout")
-
-
-def memory_levers(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what contradicts in the checkpointing of the roles that learn."""
-    for name, role in spec.trained.items():
-        yield from _checkpointing(Section(name, role), role)
-
-
-def _checkpointing(at: Section, role: TrainedRole) -> Iterator[Problem]:
-    if role.model.gradient_checkpointing is not False:
-        return
-    for key, unset in (("checkpoint_every", 1), ("activation_offload", "none")):
-        if getattr(role.model, key) != unset:
-            why = f"No layer is checkpointed ({at.key}.model.gradient_checkpointing: false)."
-            fix = f"{at.key}.model.gradient_checkpointing: true, or leave {at.key}.model.{key} out"
-            yield at.conflict(f"model.{key}", why, fix, "checkpointing-off")
 
 
 SUFFIX = ".parquet"

@@ -7,13 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from plimsoll.config.data import EVALUATED, DataConfig, EvalSource, set_name
-from plimsoll.config.engine import TrainedRole
 from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.engine_rules import all_rules
 from plimsoll.spec.rules.progress import check_evaluations, check_length, check_schedule
-from plimsoll.spec.rules.roles import check_adapter, memory_levers
+from plimsoll.spec.rules.roles import check_adapter
 from plimsoll.spec.run_spec import RunSpec
 
 MOST_PROCESSES = 100_000
@@ -102,10 +101,28 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def _roles(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield what contradicts in each role that learns."""
-    steps = spec.known_steps
     for name, role in spec.trained.items():
-        learning = None if steps is None else max(0, steps - spec.roles[name].begins)
-        yield from _role(name, role, None if learning is None else learning * spec.workload.updates)
+        steps, at = spec.known_steps, Section(name, role)
+        if steps is not None:
+            steps = max(0, steps - spec.roles[name].begins) * spec.workload.updates
+        yield from check_adapter(name, role)
+        yield from check_schedule(name, role, steps)
+        for beta, value in (("beta1", role.optimizer.beta1), ("beta2", role.optimizer.beta2)):
+            if value >= 1:
+                why = "Adam's moving averages forget nothing at 1, and grow without bound above it."
+                fix = "a number below 1, such as 0.9"
+                yield at.invalid(f"optimizer.{beta}", why, fix, "optimizer-value")
+
+
+def _checkpointing(spec: RunSpec[Any]) -> Iterator[Problem]:
+    for name, role in spec.trained.items():
+        if role.model.gradient_checkpointing is not False:
+            continue
+        for key, unset in (("checkpoint_every", 1), ("activation_offload", "none")):
+            if getattr(role.model, key) != unset:
+                why = f"No layer is checkpointed ({name}.model.gradient_checkpointing: false)."
+                fix = f"{name}.model.gradient_checkpointing: true, or leave {name}.model.{key} out"
+                yield Section(name, role).conflict(f"model.{key}", why, fix, "checkpointing-off")
 
 
 def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -114,25 +131,10 @@ def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
     yield from spec.job.rules(spec.config)
 
 
-def _role(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
-    """Yield problems of one trained role.
-
-    `updates` are the optimizer steps of the whole run, or None if unknown.
-    """
-    at = Section(name, role)
-    yield from check_adapter(name, role)
-    yield from check_schedule(name, role, updates)
-    for beta, value in (("beta1", role.optimizer.beta1), ("beta2", role.optimizer.beta2)):
-        if value >= 1:
-            why = "Adam's moving averages forget nothing at 1, and grow without bound above it."
-            fix = "a number below 1, such as 0.9"
-            yield at.invalid(f"optimizer.{beta}", why, fix, "optimizer-value")
-
-
 def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
     at = Section("", spec.config)
     work = spec.workload
-    longest, why = work.together * work.longest, work.length_keys
+    longest, why = work.least_budget, work.length_keys
     if work.unit == "pair":
         why = f"two sequences of {work.length_keys} each, which stay together"
     if longest > work.budget:
@@ -167,7 +169,7 @@ SETTINGS_RULES = (
     _processes,
     _cluster,
     check_evaluations,
-    memory_levers,
+    _checkpointing,
     _engines,
     _unread,
     _roles,
@@ -179,11 +181,6 @@ SETTINGS_RULES = (
 def check_agreement(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
     """Raise one error with all settings that contradict one another; return if there are none.
 
-    `origins` says where each key was written, as `read_spec` gives them.
-
-    Raises:
-        ConfigError: (exit code 2) a value can never work.
-        SettingsConflict: (exit code 4) every problem is between settings that are right by
-            themselves.
+    `origins` says where each key was written, as `read_spec` gives them. Raises as `refuse`.
     """
     refuse(find(SETTINGS_RULES, spec), origins)
