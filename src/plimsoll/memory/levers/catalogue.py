@@ -64,7 +64,7 @@ def in_section(spec: RunSpec[Any], role: RoleName, move: Move) -> Move:
 
     Args:
         spec: the run.
-        role: the role in whose section the keys are; "" for keys of the config.
+        role: the role in whose section the keys are; "" if they are full keys already.
         move: the move with keys of the section.
     """
     if not role:
@@ -76,9 +76,9 @@ def in_section(spec: RunSpec[Any], role: RoleName, move: Move) -> Move:
 
 
 def _reference_model(spec: RunSpec[Any]) -> Mapping[str, Any]:
-    """Return the keys of a reference's model that the config leaves to its default, the actor's.
+    """Return the settings of the actor's model as keys of the reference's model.
 
-    The config needs them as soon as it has another key of the reference.
+    They are its defaults, but must be written as soon as the config sets another reference key.
     """
     left_out = {"gradient_checkpointing", "checkpoint_every", "activation_offload"}  # of learning
     if spec.actor.model.dtype == fast_dtype(spec.cluster)[0]:  # as it is decided for the reference
