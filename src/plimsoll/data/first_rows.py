@@ -100,7 +100,7 @@ class FirstColumns:
     file: str
     """The file or directory that shows them."""
     all: bool
-    """Whether no row has any other column."""
+    """Whether `names` has every column of every row."""
 
 
 def first_columns(source: SourceConfig) -> FirstColumns | None:

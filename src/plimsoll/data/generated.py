@@ -82,7 +82,7 @@ def _row(path: str, line: int, entry: dict[str, Any]) -> RawRow | BadRow:
 
 
 def _refusal(generate: GenerateConfig) -> str:
-    """Return what the library says of tasks and options that it does not take; "" if it does."""
+    """Return the library's error about the tasks or their options; "" if it accepts them."""
     with closing(_process(generate.model_copy(update={"size": 1}))) as process:
         try:
             process.take()
@@ -103,7 +103,7 @@ def _process(generate: GenerateConfig) -> Pool:
 
 
 def open_generator(setup: dict[str, Any]) -> Any:
-    """Return what answers in the process: an index to the rows there, one of each task."""
+    """Return the child's function: it takes an index and returns a row of each task."""
     from plimsoll.data.generator import rows_at  # the library takes seconds
 
     return rows_at(setup)

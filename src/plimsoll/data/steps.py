@@ -32,7 +32,7 @@ def steps_of(row: RawRow, column: str) -> list[str]:
 
 
 def labels_of(row: RawRow, column: str, steps_column: str) -> Floats:
-    """Return the label of each step, from 0 (wrong) to 1 (right)."""
+    """Return the label of each step of the response, 0 (wrong) to 1 (right); shape [steps]."""
     labels = list_of(row.values, column, "labels")
     steps = len(list_of(row.values, steps_column, "texts"))
     if len(labels) != steps:
