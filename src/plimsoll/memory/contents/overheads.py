@@ -61,7 +61,7 @@ class Constants:
     Attributes:
         cuda_context: CUDA context of a process on a card, with kernels loaded.
         nccl_communicator: bytes on a card for each communicator of more than one rank.
-        allocator_gap: reserved over allocated device bytes, as a share of the allocated ones.
+        allocator_gap: reserved but unallocated device bytes, as a share of the allocated bytes.
         worker_process: resident memory of a training rank without tensors.
         cuda_libraries: host memory that CUDA adds to a process on a card.
         cuda_build: memory that torch's build for CUDA adds to a process that uses no card.

@@ -1,7 +1,7 @@
 """The list of all memory levers, and the settings that each of them may write in a run.
 
-A new lever is a value in the list of the file of its settings. The levers of an engine are in the
-`levers.py` of its folder. Refusals, the suggestions of `plimsoll plan --suggest`,
+A new lever is one more entry in `LEVERS` of the file for its settings. The levers of an engine are
+in the `levers.py` of its folder. Refusals, the suggestions of `plimsoll plan --suggest`,
 the report of a run out of memory and the page of a plan offer all LEVERS.
 """
 
