@@ -22,7 +22,7 @@ from plimsoll.process.child import ChildEnded, Pool, Program, our_environment
 LIBRARY = "reasoning_gym"
 COLUMNS = ("question", "answer", "task", LIBRARY)
 """The columns of every row: `question` and `answer` are texts, `task` is the task's name, and
-`reasoning_gym` is what the library's reward scores by.
+`reasoning_gym` is the value by which the library scores.
 """
 INSTALL = "pip install 'reasoning-gym>=0.1.25,<0.2'"
 _ROW_SECONDS = 1e6  # some tasks search for long

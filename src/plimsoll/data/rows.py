@@ -1,4 +1,4 @@
-"""Read what a row must hold: check its columns and turn them into messages.
+"""Check the columns of a row, and turn them into messages and other values.
 
 Every check raises `RowProblem` with the column's name as the config writes it. Which columns a job
 reads is decided before (spec/columns.py).

@@ -1,8 +1,8 @@
 """Read a row of labelled steps: a prompt, the steps of a response, and a label for each step.
 
-The prompt is one piece of text and each step another. So a step's tokens never depend on what comes
-after it, and an unfinished response is scored as the finished one will be. The score of a step is
-read at its last token.
+The prompt is one piece of text and each step another. So a step's tokens never depend on later
+text, and the steps of an unfinished response get the same scores as in the finished response. The
+score of a step is read at its last token.
 
 Every check raises `RowProblem` with the column's name as the config writes it.
 """

@@ -6,7 +6,7 @@ tokenized at once. The ranges come from one of three places:
 - any other chat template is rendered turn by turn: an assistant turn is the text between the
   generation prompt before the turn and the end of the turn;
 - without a chat template (`none`), contents are joined as they are, and each assistant turn is
-  tokenized by itself, with the boundary that sampling has, too.
+  tokenized by itself, so that its boundary is the same as in sampling.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read a column's turns as messages, in OpenAI's form, ShareGPT's, and what libraries add to them.
+"""Read a column's turns as messages, in OpenAI's form, ShareGPT's and variants of libraries.
 
 A message has `role`, `content` as text, and the other keys of its turn, for the template. Two
 things always get the same form, whatever the row writes:
