@@ -53,8 +53,7 @@ class KlConfig(Settings):
     """Adapt the coefficient; default: it stays."""
     ratio_corrected: bool = False
     """In the loss: multiply each token's KL by its importance ratio w. Its gradient is then
-    w (log policy - log reference), that of the KL, with every estimator and in every update of a
-    step."""
+    the KL's, w (log policy - log reference), with every estimator and in every update of a step."""
 
 
 def _none(value: object) -> object:
@@ -74,8 +73,8 @@ class RlAlgorithm(Settings):
     policy_loss: Choice = Choice(name="clip")
     """The policy loss: a file of algorithm/policy_loss/, or a function of one's own."""
     aggregation: Literal["tokens", "sequences", "constant"] = "tokens"
-    """tokens: the mean over all action tokens of a step; sequences: the mean over sequences of each
-    one's mean; constant: the sum, over aggregation_tokens for each sequence."""
+    """tokens: the mean of all action tokens of a step; sequences: the mean of the sequences' means;
+    constant: the sum, divided by aggregation_tokens times the number of sequences."""
     aggregation_tokens: PositiveInt | None = None
     """The divisor of `aggregation: constant`; default: rollout.sampling.max_new_tokens."""
     correction: Choice | None = Choice(name="truncate", options={"level": "token", "high": 2.0})

@@ -49,9 +49,9 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _complete_choices(cls, values: object) -> object:
-        """Lay the options of a `Choice` without a name over its default's name and options.
+        """Return the values; a `Choice` without a name gets its default's name and options.
 
-        If a name is given, that function's own defaults hold.
+        Options that are given replace the default's. With a name, that function's defaults hold.
         """
         if not isinstance(values, dict):
             return values
@@ -60,7 +60,7 @@ class Settings(BaseModel):
 
 
 class Choice(Settings):
-    """A pluggable pure function: by the name of a file of Plimsoll's, or one of one's own.
+    """A pluggable pure function: a file of Plimsoll's by its name, or a function of one's own.
 
     Its options are the function's keyword-only parameters; unknown ones are refused.
     """
@@ -69,12 +69,12 @@ class Choice(Settings):
     """The file's name (such as `clip`); or `path/to/file.py:my_function`, or
     `my.module:my_function`."""
     options: dict[str, OptionValue] = {}
-    """Keyword arguments of the function. Given without a name, they are laid over the default's."""
+    """Keyword arguments of the function. Without a name, they replace those of the default."""
 
 
 @cache
 def _choices(settings: type[Settings]) -> Mapping[str, Choice]:
-    """Return the defaults of the fields that are choices, by field."""
+    """Return the default of each field that is a choice, by the field's name."""
     defaults = {name: field.default for name, field in settings.model_fields.items()}
     return {name: default for name, default in defaults.items() if isinstance(default, Choice)}
 

@@ -1,4 +1,4 @@
-"""From a `Choice` in the config to the function that it names, with its options bound.
+"""Find the function that a `Choice` of the config names, and bind its options.
 
 A name is a file of a package of Plimsoll's; a name with a colon is one's own function, in a module
 or a file (files.py). Nothing is registered anywhere: a new loss, advantage or reward is one new
@@ -46,8 +46,8 @@ def resolve_choice(
         function: the name of the one function that each of its files defines, such as `loss`.
         arguments: how many arguments it is called with, by position.
         awaited: whether one's own function may be an `async def`.
-        adapted: makes a function of these arguments of one's own function, which may have another
-            form.
+        adapted: wraps one's own function, which may have another form, into a function of these
+            arguments.
 
     Raises:
         ConfigError: a name, an option or an option's value cannot be used, or the function cannot
@@ -109,7 +109,7 @@ def positional_parameters(choice: Choice, package: str, function: str) -> tuple[
 
 @dataclass(frozen=True)
 class _Signature:
-    """A function's positional parameters, its options, and where the names of their types are."""
+    """A function's positional parameters, its options, and the namespace of their types."""
 
     arguments: tuple[str, ...]
     options: Mapping[str, inspect.Parameter]
@@ -212,9 +212,9 @@ def _checked_options(choice: Choice, function: _Signature) -> dict[str, Any]:
 
 
 def _hints(name: str, function: _Signature) -> dict[str, Any]:
-    """Return the types of the options alone.
+    """Return the type of each option by name.
 
-    The other annotations may name what only a type checker imports.
+    Annotations of other parameters are not read: they may name what only a type checker imports.
     """
     annotations = {
         option: Any if p.annotation is inspect.Parameter.empty else p.annotation

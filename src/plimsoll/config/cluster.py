@@ -40,9 +40,9 @@ class ClusterConfig(Settings):
     """Seconds that nodes may take to join, and processes to start."""
     hang_timeout: NonNegativeFloat | None = None
     """Seconds without an answer after which a rank or engine counts as hanging, and is ended; the
-    same holds for a run in which nobody works. 0: never. Default: 5 times the longest silence of
-    this kind of work so far in the run, at least 60; 600 for what is done for the first time, for
-    loading and for saving."""
+    same holds for a run in which no process works. 0: never. Default: 5 times the longest silence
+    of this kind of work so far in the run, at least 60; 600 for what is done for the first time,
+    for loading and for saving."""
 
     @property
     def all_ranks(self) -> int:

@@ -23,7 +23,7 @@ LearnedTokens = Literal["assistant", "all"]
 
 
 class GenerateConfig(Settings):
-    """Rows that a library of tasks generates; the same ones whenever it is asked."""
+    """Rows that a library of tasks generates; the same settings always give the same rows."""
 
     tasks: tuple[str, ...] | dict[str, dict[str, OptionValue | tuple[OptionValue, ...]]]
     """The names of its tasks, such as `[chain_sum, gcd]`; or each name with the task's own options
@@ -65,7 +65,7 @@ class SourceConfig(Settings):
     response: str | None = None
     """Column with the response: text, or a list of turns (SFT, distillation, KTO)."""
     text: str | None = None
-    """Column with a document of plain text, to learn whole (SFT): continued pretraining. No
+    """Column with a document of plain text, learned in full (SFT): continued pretraining. No
     template is put around it; the end-of-sequence token comes after it."""
     chosen: str | None = None
     """Column with the better response: text or turns beside a prompt column, or the whole
@@ -89,8 +89,8 @@ class SourceConfig(Settings):
     """Column with the reference answer that rewards compare with (PPO): text or a number; or, for
     functions that get it as it is, true or false, a list or an object."""
     source: str | None = None
-    """Column with the name of the source that a row is of, such as verl's `data_source`, by which
-    rewards and evaluations tell rows apart (PPO); default: the name in the config."""
+    """Column with the name of each row's source, such as verl's `data_source`, by which rewards and
+    evaluations tell rows apart (PPO); default: the name in the config."""
     max_new_tokens: str | None = None
     """Column with the longest response to each prompt, in tokens: a whole number, at most
     `rollout.sampling.max_new_tokens` (PPO)."""
@@ -104,7 +104,7 @@ class SourceConfig(Settings):
     """The chat template of these rows, in the forms of `data.chat_template`; default: that
     template."""
     limit: PositiveInt | None = None
-    """Use only the first rows, this many."""
+    """Use only this many rows, the first ones."""
 
     def columns(self) -> frozenset[str]:
         """Return the columns that the source names."""
@@ -128,19 +128,19 @@ class EvalSource(SourceConfig):
     """Held-out rows: those of `data.eval`, or one of several sets under a name of its own (PPO)."""
 
     responses: PositiveInt = 1
-    """Responses to each prompt (PPO). From several pass@k and maj@k are estimated, too."""
+    """Responses to each prompt (PPO). If there are several, pass@k and maj@k are estimated, too."""
     pass_by: str | None = None
     """The part of the reward by which a response passes, for pass@k and maj@k (PPO); default: the
     part of `rewards` with the greatest weight, the first of several such."""
     pass_threshold: float | None = None
-    """A response passes where that part is at least this (PPO); default: 1."""
+    """A response passes if that part of the reward is at least this (PPO); default: 1."""
     sampling: SamplingConfig | None = None
     """How its prompts are answered (PPO). Keys that are left out have their defaults. Default: as
     `eval_sampling` says."""
 
 
 EVALUATED = tuple(n for n in EvalSource.model_fields if n not in SourceConfig.model_fields)
-"""The settings of held-out rows that say how they are answered, and choose none of them."""
+"""The settings of held-out rows that say how the rows are answered, not which rows they are."""
 
 
 def _form(value: object, keys: Collection[str]) -> str:
@@ -186,8 +186,8 @@ class DataConfig(Settings):
     """stop: refuse the data with file, line and field; skip: count and list them in the
     run directory."""
     over_long: Literal["refuse", "truncate"] = "refuse"
-    """Whether a sequence over max_tokens is a bad row, or is cut: at its end, but PPO's prompts at
-    their beginning. A document of plain text is cut into pieces, and nothing is lost."""
+    """Whether a sequence longer than max_tokens is a bad row, or is cut: at its end, but PPO's
+    prompts at their beginning. A document of plain text is cut into pieces, and nothing is lost."""
     max_tokens: PositiveInt = 2048
     """The longest sequence, or in PPO the longest prompt, in tokens."""
     step_separator: str = "\n"
@@ -203,7 +203,7 @@ class DataConfig(Settings):
 
     @property
     def rendered_by(self) -> str | None:
-        """The chat template as written; `none` if no row is of a conversation."""
+        """The chat template as written; `none` if no row has a conversation."""
         return "none" if self.only_text else self.chat_template
 
     def template_of(self, source: SourceConfig) -> str | None:

@@ -39,18 +39,18 @@ class AdapterConfig(Settings):
     rslora: bool = False
     """Scale by the root of the rank; Kalajdzievski 2023, https://arxiv.org/abs/2312.03732."""
     dora: bool = False
-    """Learn magnitudes beside directions; Liu et al. 2024, https://arxiv.org/abs/2402.09353."""
+    """Learn magnitudes apart from directions; Liu et al. 2024, https://arxiv.org/abs/2402.09353."""
 
 
 class ReferenceLogprobsConfig(Settings):
-    """The reference's log-probs: computed batch by batch beside the actor, or once before it."""
+    """The reference's log-probs: computed batch by batch, or once before the actor is loaded."""
 
     precompute: bool = False
-    """Score everything that the run will see before the actor is loaded, and keep the numbers: the
+    """Before the actor is loaded, score everything that the run will see, and keep the numbers. The
     reference is then never in memory beside the actor and its optimizer."""
     path: WrittenPath | None = None
     """The Parquet file with the numbers; default: reference-logprobs.parquet in the run directory.
-    An existing file must be of the same reference; only what it lacks is scored, and added."""
+    An existing file must be of the same reference; missing numbers are computed and added."""
 
 
 class OptimizerConfig(Settings):
@@ -66,7 +66,7 @@ class OptimizerConfig(Settings):
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps over which the rate rises linearly to the peak."""
     warmup_ratio: Probability = 0.0
-    """The same as a share of the run's optimizer steps, rounded up; beside warmup_steps: 0."""
+    """The same as a share of the run's optimizer steps, rounded up. Give this or warmup_steps."""
     decay_steps: PositiveInt | None = None
     """wsd: optimizer steps over which the rate falls; default: a tenth of the run's."""
     final_ratio: NonNegativeFloat = 0.0
@@ -93,7 +93,7 @@ class OptimizerConfig(Settings):
 
 
 class EmaConfig(Settings):
-    """An exponential moving average of the weights, in fp32, beside the masters."""
+    """An exponential moving average of the weights, kept in fp32 in addition to the masters."""
 
     decay: PositiveFloat = 0.999
     """The share of the average that stays at each step; it rises to this value over the first

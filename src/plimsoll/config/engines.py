@@ -2,7 +2,7 @@
 
 An engine is a folder. Its `config.py` holds the settings of the engine; TRAINED and FROZEN (of a
 trainer engine) or SAMPLING (of a rollout engine) name them. In a config they stand under the
-engine's name, so that what one engine alone knows cannot be said of another.
+engine's name, so that a setting of one engine cannot be given for another.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RolloutEngineConfig(Settings):
 
     @property
     def has_front(self) -> bool:
-        """Whether another process than the engine's parts on cards takes the requests."""
+        """Whether a process besides the engine's parts on cards takes the requests."""
         return False
 
     def stage_of(self, part: int) -> int:
@@ -51,12 +51,12 @@ class RolloutEngineConfig(Settings):
 
     @property
     def sleep_key(self) -> str | None:
-        """The key by which the engine gives memory up while the ranks train; None: it does not."""
+        """The key that makes the engine free memory while the ranks train; None if none does."""
         return None
 
     @property
     def sleeps(self) -> bool:
-        """Whether the engine gives memory up while the ranks train."""
+        """Whether the engine frees memory while the ranks train."""
         return self.sleep_key is not None
 
     @property
@@ -112,7 +112,7 @@ class HasEngine(Settings):
         return settings
 
     def with_engine(self, settings: Settings) -> Self:
-        """Return the section with these settings of an engine in place of its own."""
+        """Return a copy of the section with the engine that has these settings, and no other."""
         chosen = {
             name: settings if type(settings) is kind else None
             for name, kind in self.engine_types.items()
@@ -130,9 +130,9 @@ def name_of(package: str) -> str:
 
 
 def folder_value(package: str, file: str) -> Any:
-    """Return the value of a file in an engine's folder: RULES of rules.py, PRICE of price.py.
+    """Return the constant of a file in an engine's folder, such as RULES of rules.py.
 
-    The callers say of which type the value is.
+    The constant has the name of the file. Callers declare its type.
     """
     return getattr(import_module(f"{package}.{file}"), file.upper())
 

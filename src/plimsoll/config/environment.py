@@ -38,20 +38,20 @@ class EnvironmentConfig(Choice):
     """Tokens of an episode after its first prompt, sampled ones and answers together. A turn has at
     most `rollout.sampling.max_new_tokens` of them."""
     max_observation_tokens: PositiveInt = 512
-    """Tokens of what the environment says at once; the middle of a longer answer is left out."""
+    """The most tokens of one answer of the environment; a longer answer loses its middle."""
     tool_format: ToolFormat = "hermes"
     """How the model writes tool calls. hermes: `<tool_call>{...}</tool_call>`, as Qwen does; none:
     it calls no tools, and the environment reads its text."""
     describe_tools: bool = True
     """Have the chat template describe the tools in the prompt; false where the prompts do."""
     rewritten: Literal["refuse", "keep", "branch"] = "refuse"
-    """What to do where the chat template writes earlier turns anew as a conversation goes on, as
-    those do that drop earlier thoughts. keep: go on after what was sampled, as it was sampled.
-    branch: go on after what the template writes, as a further sample of the same episode."""
+    """What to do if the chat template changes earlier turns as a conversation goes on, such as by
+    dropping earlier thoughts. keep: go on after the tokens as they were sampled. branch: go on
+    after the text that the template writes, as a further sample of the same episode."""
     call_seconds: PositiveFloat = 60.0
-    """For one answer of the environment."""
+    """The most seconds for one answer of the environment."""
     episode_seconds: PositiveFloat = 600.0
-    """For a whole episode; one that takes longer ends where it is, with what it has."""
+    """The most seconds for an episode; a longer one ends where it is, with what it has."""
     retries: NonNegativeInt = 1
     """Further tries of an episode whose environment failed, from its beginning."""
     process: bool = False
@@ -59,7 +59,7 @@ class EnvironmentConfig(Choice):
     much memory is ended and replaced, which costs its episode alone. Else plain methods are called
     in threads."""
     memory_gib: PositiveFloat | None = None
-    """What it may take in its own process, beyond what that has once it is loaded."""
+    """GiB that it may take in its own process, besides what the loaded process holds."""
     at_once: PositiveInt | None = None
-    """Episodes in flight. Default: as many as the engines work on at once, and half as many again
-    that wait for their environments; in processes 4 for each core."""
+    """Episodes in flight. Default: 1.5 times as many as the engines work on at once, because
+    some wait for their environments; in processes 4 for each core."""

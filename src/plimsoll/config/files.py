@@ -1,4 +1,4 @@
-"""Python files by their path, as modules; names in a module or a file; and errors of paths.
+"""Load Python files by path, and names of a module or a file; report wrong paths.
 
 A name is `my.module:NAME` or `path/to/file.py:NAME`. A relative path is seen from the directory in
 which the command was started; a run's processes work there too (cluster/ray_actors.py).
@@ -31,7 +31,7 @@ _AGAINST_A_PATH = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR,
 def usable_paths() -> Iterator[None]:
     """Turn errors of the system about a path inside the block into ConfigError.
 
-    Its name may be too long, or its folder hidden.
+    For example, a name may be too long, or a folder not accessible.
     """
     try:
         yield
@@ -44,7 +44,7 @@ def usable_paths() -> Iterator[None]:
 
 
 def load_named(name: str) -> object:
-    """Return what a module or a file has by the name after the colon.
+    """Return the object that `my.module:NAME` or `path/to/file.py:NAME` names.
 
     Like a module, a file runs once in a process.
 
@@ -82,7 +82,7 @@ def _import(module: str, member: str, name: str) -> ModuleType:
 
 
 def _where_it_is(module: str, member: str, error: BaseException) -> str:
-    """Offer the file of a module that was not found, if the file is in the current folder."""
+    """Return a hint at the file of a module that was not found; "" if it is not in this folder."""
     file = Path(module.replace(".", "/") + ".py")
     if not isinstance(error, ModuleNotFoundError) or not file.is_file():
         return ""
@@ -112,13 +112,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> ModuleType:
-    """Return the module that a file makes; each call runs it anew.
+    """Run a Python file, anew at each call, and return it as a module.
 
-    It stays in `sys.modules` under a name of its own, which dataclasses and pickles need.
+    The module stays in `sys.modules` under a name of its own, which dataclasses and pickles need.
 
     Args:
-        path: of the file.
-        stand_ins: modules that it finds by their names while it runs, whatever is installed.
+        path: the path of the file.
+        stand_ins: modules by name, which the file imports in place of installed ones.
 
     Raises:
         ConfigError: there is no such file, or it raises an error.
@@ -146,7 +146,7 @@ def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> M
 
 @contextmanager
 def _replacing_modules(stand_ins: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Have imports of these names inside the block give these modules."""
+    """Inside the block, let imports of these names give these modules; then restore the others."""
     with _LOCK:
         before = {name: sys.modules.get(name) for name in stand_ins}
         sys.modules.update(stand_ins)

@@ -1,7 +1,7 @@
 """Dotted flags: `--section.key value` sets one key of the config.
 
 Two forms: `--section.key value` and `--section.key=value` (for a value that begins with `--`).
-A flag's value is read as YAML would read it, but stands for itself: `#` begins no comment.
+A flag's value is read as a value of YAML, except that `#` begins no comment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Flag:
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into what is no dotted flag, and the dotted flags with their values."""
+    """Return the other arguments of a command line, and its dotted flags with their values."""
     rest: list[str] = []
     flags: list[str] = []
     for piece in _pieces(arguments):
@@ -61,7 +61,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[Flag, ...]:
 
 
 def apply_flags(tree: Tree, flags: Sequence[Flag]) -> Tree:
-    """Return the tree with the flags' values over it; the tree given is not changed."""
+    """Return a copy of the tree in which the flags' values replace the tree's."""
     values: dict[str, object] = tree.values
     origins = dict(tree.origins)
     for flag in flags:

@@ -1,6 +1,6 @@
-"""All keys of a job's config, with type, default and meaning, read off the models themselves.
+"""All keys of a job's config, with type, default and meaning, from the config's models.
 
-Also as help text, and a config as YAML.
+The keys are also written as help text, and a config as YAML.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Key:
 
     Attributes:
         path: the names from the top of the config.
-        kind: what may be written, in words.
+        kind: which values may be written, in words.
         doc: what the key means.
         default: as YAML; None if the key is required or is a section.
         required: whether a config without the key is refused.
@@ -103,9 +103,9 @@ def _keys_of_field(path: Path, field: FieldInfo) -> Iterator[Key]:
 
 
 def _forms(annotation: Any) -> tuple[type[Settings], Any] | None:
-    """Return the two forms of a section that is one of something, or several by name; else None.
+    """Return both types of a section that holds one entry or several by name; None for others.
 
-    They are the model of the one, and the annotation of an entry of several.
+    The first is the model of a single entry; the second annotates an entry of several.
     """
     # Beside null pydantic leaves the discriminator around the union.
     union = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
@@ -136,9 +136,9 @@ def _default_of_section(field: FieldInfo) -> str:
 
 
 def _without_null(annotation: Any) -> tuple[bool, Any]:
-    """Return whether the value may be null, and the annotation without that.
+    """Return whether the value may be null, and the annotation without null.
 
-    A union of several types stays whole.
+    A union of several types is returned as it is, with False.
     """
     members = [a for a in get_args(annotation) if a is not NoneType]
     if get_origin(annotation) in (Union, UnionType) and len(members) == 1:
@@ -147,7 +147,7 @@ def _without_null(annotation: Any) -> tuple[bool, Any]:
 
 
 def _words(annotation: Any, bounds: tuple[object, ...]) -> str:
-    """Return what may be written, such as `integer >= 1`."""
+    """Return in words which values may be written, such as `integer >= 1`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner = [

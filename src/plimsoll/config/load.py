@@ -1,8 +1,8 @@
-"""From a YAML file and dotted flags to a config that is known to be right, without torch.
+"""Make a checked config from a YAML file and dotted flags, without torch.
 
 Every wrong, unknown and missing key is named in one error. Relative paths in a config are
-relative to the current directory, not to the file that names them. A config may be laid over a
-preset: a named set of values.
+relative to the current directory, not to the file that names them. A config may have a
+preset: a named set of values, which those of the config override.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def read_tree_of(path: str, flags: Sequence[str]) -> Tree:
-    """Return the file's values with the flags' over them, as they are written.
+    """Return the values of a config file, overridden by those of the flags, unchecked.
 
     `flags` are arguments such as `["--run.steps", "10"]`.
     """
@@ -35,7 +35,7 @@ def read_tree_of(path: str, flags: Sequence[str]) -> Tree:
 
 
 def validate(model: type[SettingsT], tree: Tree) -> SettingsT:
-    """Return the model of a tree of values, such as SftConfig.
+    """Return the config, such as an SftConfig, that holds a tree of values.
 
     Agreement between keys is not checked.
 
@@ -60,7 +60,7 @@ def read_config_text(path: str) -> str:
     """Return the file's text.
 
     Raises:
-        ConfigError: there is no such file, or its text holds what no file can be called.
+        ConfigError: the file cannot be read, or has characters that no file name can have here.
     """
     try:
         text = FilePath(path).read_text(encoding="utf-8")
@@ -120,7 +120,7 @@ def _missing(path: Path, keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]
 
 
 def _meant(key: Key, path: Path, tree: Tree) -> str:
-    """Return a hint for a key that lacks under a name of the user's: a similar name that has it."""
+    """Return a hint if a key is missing under a user's name and a similar name has it; else ""."""
     if key.path[-2:-1] != (ANY,):
         return ""
     *section, name, last = path
@@ -178,7 +178,10 @@ def _such_as(section: Path, value: object, keys: tuple[Key, ...]) -> str:
 
 
 def _bools_as_numbers(keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
-    """Yield each `true` in the place of one of a few numbers: for Python and pydantic it is 1."""
+    """Yield a problem for each boolean where only certain numbers are allowed.
+
+    Python and pydantic take `true` for 1.
+    """
     for key in keys:
         value = value_at(tree.values, key.path)
         if isinstance(value, bool) and value in key.choices:
@@ -201,7 +204,7 @@ KEY = "preset"
 """The key of a preset's name, at the top of a config."""
 
 VARIANT, PAPER = "variant", "paper"
-"""The key beside it, and the value that asks for what a preset's paper sets."""
+"""The key of a preset's variant, and its value for the settings of the preset's paper."""
 
 Values = Mapping[str, Any]
 """Values by key, nested as in a config file."""
@@ -217,10 +220,10 @@ class Preset:
     Attributes:
         name: also the name of its command.
         summary: its line in the help.
-        values: what it sets.
-        start: what a first config says besides, by dotted key.
-        paper: returns what the method's paper sets beside these values or in their place, given a
-            config's own; None if there is no other setting.
+        values: the values that it sets.
+        start: further values for a first config, by dotted key.
+        paper: takes a config's values and returns those of the method's paper, which override
+            `values`; None if there are no others.
     """
 
     name: str
@@ -231,7 +234,9 @@ class Preset:
 
 
 def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) -> Tree:
-    """Return the tree over the values of the preset that it names, or that the command is.
+    """Return the tree, with a preset's values for the keys that the tree does not set.
+
+    The preset is the one that the tree names, or the command itself.
 
     Raises:
         ConfigError: there is no preset of that name, or tree and command name two.
@@ -258,7 +263,7 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
 
 
 def render_preset(name: str, presets: Mapping[str, Preset], resolved: Values) -> str:
-    """Return what a preset sets, a key a line, and where the resolved config says otherwise."""
+    """Return the keys that a preset sets, one a line, each marked if the config overrides it."""
     set_here = leaves(_values(name, presets, resolved))
     width = max(len(".".join(path)) for path in set_here)
     lines = [f"Preset {name}" + (f", {VARIANT} {PAPER}" if resolved[VARIANT] == PAPER else "")]
@@ -280,7 +285,7 @@ def leaves(values: Values, above: Path = ()) -> dict[Path, object]:
 
 
 def _values(name: str, presets: Mapping[str, Preset], config: Values) -> Values:
-    """Return the values of a preset in the variant that a config asks for, or of one's own file."""
+    """Return the values of a preset, or a preset file, in the variant that the config sets."""
     in_paper = config.get(VARIANT) == PAPER
     if name in presets and not in_paper:
         return presets[name].values
@@ -311,10 +316,10 @@ def _with_papers(presets: Mapping[str, Preset]) -> str:
 
 
 def _over(base: Values, values: Values) -> dict[str, Any]:
-    """Return the values over those of a base.
+    """Return `base` with `values` in it, which replace the base's values at all levels.
 
-    The values' keys come first: of the parts of the reward, the first one counts. A named function
-    takes the place of another whole: its options are its own.
+    Keys of `values` come first, because the first of the reward's parts counts. A function of
+    another name replaces the base's with all its options.
     """
     renamed = "name" in values and values["name"] != base.get("name", values["name"])
     if renamed:

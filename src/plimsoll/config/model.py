@@ -44,7 +44,7 @@ class ModelConfig(Settings):
     """Layers whose activations are computed again in the backward pass. `true`: all but the layer's
     input, for about a third more compute; `selective`: all but matrix products and attention."""
     checkpoint_every: PositiveInt = 1
-    """Checkpoint the first layer of every this many; the others keep their activations."""
+    """Checkpoint the first of every this many layers; the others keep their activations."""
     activation_offload: Literal["none", "cpu"] = "none"
     """`cpu` keeps the inputs of checkpointed layers in host memory until the backward pass."""
     head_chunk: PositiveInt = 1024

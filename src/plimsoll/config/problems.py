@@ -1,4 +1,4 @@
-"""One form for what is wrong: with settings, a plan, the inputs of a run, or a machine.
+"""The common form of problems: of settings, a plan, the inputs of a run, or a machine.
 
 Every rule has a stable code; docs/rules.md explains each. A code names what is wrong, whichever
 rule finds it: several rules may share one.
@@ -135,7 +135,7 @@ UNSTARTED: frozenset[Code] = frozenset({"vllm-cache", "vllm-share"})
 UNPLACED: frozenset[Code] = frozenset({"more-ranks-than-gpus"})
 """Codes of ranks and engines that no card is left for."""
 CROWDED: frozenset[Code] = frozenset({"vllm-share-beside-training"})
-"""Codes of engines and ranks that are too much together on a card which holds either."""
+"""Codes of a card that would hold the engine or the ranks, but not both."""
 
 
 _LONGEST_VALUE = 120
@@ -148,17 +148,17 @@ Facts = ParamSpec("Facts")
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong; or of severity `ok`, one that was checked and is right.
+    """One thing that is wrong; or, with severity `ok`, a check that passed.
 
     Attributes:
         code: the code of the rule, if it has one: docs/rules.md says more of it.
-        severity: an `error` does not work.
+        severity: `error` if it does not work.
         what: the value of the key as `show` gives it ("" if the key is missing), or the figures.
         why: what is wrong with it and why.
         fix: what to write or do instead.
         key: the subject, if the figures do not say it: a dotted key, or a part of the machine.
         where: the line or the flag that set the value, if known.
-        invalid: whatever else the config says, the value cannot work (exit code 2).
+        invalid: whether the value can never work, whatever else is set (exit code 2).
     """
 
     code: Code | None
@@ -172,15 +172,15 @@ class Problem:
 
     @property
     def is_conflict(self) -> bool:
-        """Whether it is an error that more memory would not solve (exit code 4, not 3).
+        """Whether settings cannot work together (exit code 4).
 
-        Settings then cannot work together.
+        These are the errors that other hardware would not solve, and that depend on other keys.
         """
         mended = self.invalid or self.code is None or self.code in _ROOM
         return self.severity == "error" and not mended
 
     def __str__(self) -> str:
-        """Return the text of one of several problems of settings."""
+        """Return the problem as an entry in a list of problems of settings."""
         setting = f"{self.key}: {self.what}" if self.what else self.key
         place = f"   ({self.where})" if self.where else ""
         code = f"[{self.code}] " if self.code else ""
@@ -198,15 +198,15 @@ def invalid(
 
 
 def conflict(key: str, value: str, why: str, fix: str, code: Code) -> Problem:
-    """Return the problem of a setting that is right by itself, but not beside another one."""
+    """Return the problem of a setting that is valid by itself, but not with another setting."""
     return Problem(code, "error", value, why, fix, key)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Settings, and the dotted key that they are written under, "" for a whole config.
+    """Settings, and the dotted key that they are written under ("" for a whole config).
 
-    Its problems have the value of their key.
+    Its methods make problems of a key, and fill in the key's value.
     """
 
     key: str
@@ -254,7 +254,7 @@ def refuse(problems: Iterable[Problem], origins: Origins = MappingProxyType({}))
 
     Raises:
         SettingsConflict: (exit code 4) all of them are conflicts.
-        ConfigError: (exit code 2) any is not.
+        ConfigError: (exit code 2) at least one is not.
     """
     located = [replace(p, where=p.where or _where(p, origins)) for p in problems]
     if not located:
@@ -265,9 +265,9 @@ def refuse(problems: Iterable[Problem], origins: Origins = MappingProxyType({}))
 
 
 def _where(problem: Problem, origins: Origins) -> str:
-    """Return where the first key that the problem names was written.
+    """Return where the first key that the problem names was written; "" if unknown.
 
-    That may be another key than the problem's own: a default can be wrong only beside something
+    That may be another key than the problem's: a default can only be wrong together with a key
     that was written.
     """
     path = tuple(problem.key.split("."))

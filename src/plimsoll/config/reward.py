@@ -16,15 +16,15 @@ from plimsoll.config.engine import FrozenRole
 
 
 class HttpReward(Settings):
-    """Servers that score over HTTP, each as good as any other."""
+    """Servers that score over HTTP; each of them can take any request."""
 
     urls: tuple[str, ...]
     """Their addresses, such as `http://host:8000/score`. A request goes to the least busy one; one
     that does not answer is left alone for a while."""
     format: Literal["plimsoll", "openrlhf", "vllm"] = "plimsoll"
-    """What they are asked: as `plimsoll serve-reward` is, with references and columns; as OpenRLHF
-    asks, with query, prompts and labels; or as vLLM's `/classify`, with tokens, where it serves a
-    reward model."""
+    """The form of requests. plimsoll: as to `plimsoll serve-reward`, with references and columns;
+    openrlhf: as OpenRLHF sends them, with query, prompts and labels; vllm: as to `/classify` of a
+    vLLM that serves a reward model, with tokens."""
     tokenizer: str | None = None
     """For `openrlhf`: the model whose tokenizer writes the texts as the actor saw them, with the
     chat template; default: the prompt's text, followed by the response. For `vllm`: the reward
@@ -39,8 +39,8 @@ class HttpReward(Settings):
     time_limit: PositiveFloat = 60.0
     """Seconds for the answer to one request."""
     retries: NonNegativeInt = 8
-    """Further tries after a request that failed, 0.5 s after the first one, then after twice as
-    long each time, up to 30 s: by default over more than a minute."""
+    """Further tries after a failed request. The first comes after 0.5 s; each further wait is twice
+    as long, up to 30 s: by default more than a minute in all."""
 
 
 class JudgeReward(Settings):
@@ -51,8 +51,8 @@ class JudgeReward(Settings):
     model: str
     """The model's name there."""
     prompt: str
-    """What it is asked: text in which `{prompt}`, `{response}`, `{reference}` and the names of
-    further columns of the row stand for theirs; `{{` and `}}` are plain braces."""
+    """The question: text in which `{prompt}`, `{response}`, `{reference}` and the names of further
+    columns are replaced by the row's values; `{{` and `}}` are plain braces."""
     system: str | None = None
     """A system message before it."""
     pattern: str = r"(?i)score[^\d-]{0,10}(-?\d+(?:\.\d+)?)"
@@ -60,13 +60,13 @@ class JudgeReward(Settings):
     low: float = 0.0
     """The lowest score that it may give; this is worth 0."""
     high: float = 10.0
-    """The highest one; this is worth 1."""
+    """The highest score that it may give; this is worth 1."""
     api_key: str | None = None
     """The environment variable that holds the key; never the key itself."""
     max_tokens: PositiveInt = 1024
-    """The length of its answer."""
+    """The longest answer, in tokens."""
     temperature: NonNegativeFloat = 0.0
-    """How it samples."""
+    """The judge's sampling temperature."""
     at_once: PositiveInt = 16
     """Requests at the same time."""
     time_limit: PositiveFloat = 120.0
@@ -97,26 +97,25 @@ class RewardConfig(Choice):
     time_limit: PositiveFloat = 60.0
     """Seconds for one call of the function."""
     retries: NonNegativeInt = 2
-    """Further calls after one that failed, 0.1 s after the first one, then after twice as long each
-    time. A call keeps its place among `at_once` until its last one."""
+    """Further calls after a failed call. The first comes after 0.1 s; each further wait is twice as
+    long. A call keeps its place among `at_once` until its last try."""
     process: bool = False
     """Call the function in processes of their own: one that hangs, crashes or takes too much memory
     is ended and replaced, which costs its trajectory (of a batch function, its batch) alone."""
     memory_gib: PositiveFloat | None = None
-    """What the function may take in its own process, beyond what that has once it is loaded."""
+    """GiB that the function may take in its own process, besides what the loaded process holds."""
     at_once: PositiveInt | None = None
-    """Calls at the same time: of a plain function in threads (default 1, as it may not be safe
-    there), in processes, or of a rule that asks some (one per core, up to 8), of an `async def`
-    (64)."""
+    """Calls at the same time. Default: 1 for a plain function, which may not be safe in threads; in
+    processes, or for a rule that uses some, one per core, up to 8; 64 for an `async def`."""
     clip: tuple[float, float] | None = None
-    """The lowest and the highest value: what is outside counts as the nearer one. Before
+    """The lowest and the highest value: a value outside becomes the nearer one, before
     `normalize`."""
     normalize: bool = False
     """Subtract the mean of all values that the run learned from so far, this step's among them, and
     divide by their standard deviation; in training only."""
     truncated_factor: NonNegativeFloat | None = None
-    """What the value is multiplied by where the response was cut at the longest length (ProRL's
-    stop_properly_penalty_coef); default: nothing."""
+    """The value is multiplied by this if the response was cut at the longest length (ProRL's
+    stop_properly_penalty_coef); default: it stays."""
 
 
 class StepsConfig(Settings):
@@ -125,7 +124,7 @@ class StepsConfig(Settings):
     separator: str = "\n\n"
     """What stands between two steps, as in the data that the model learned from."""
     take: Literal["min", "mean", "product", "last"] = "min"
-    """Which of the steps' scores is taken; each is a probability of being right."""
+    """How the steps' scores become one; each is a probability of being right."""
 
 
 class RewardModelConfig(Settings):
@@ -145,4 +144,4 @@ class RewardModelConfig(Settings):
     """Tokens of its own tokenizer; a longer conversation is cut at its beginning. Default: as many
     as the actor's longest sequence."""
     steps: StepsConfig | None = None
-    """It is a process reward model, which scores steps; default: whole responses."""
+    """For a process reward model, which scores steps; default: the model scores responses."""

@@ -1,4 +1,4 @@
-"""The config of PPO, and what a response is worth."""
+"""The config of PPO, with the parts of its reward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RlConfig(JobConfig):
     """Reinforcement learning from sampled responses and their rewards."""
 
     preset: str | None = None
-    """Values under those of this file: the name of a preset, or a YAML file of one's own."""
+    """Values that those of this file override: a preset's name, or a YAML file of one's own."""
 
     variant: Literal["paper"] | None = None
     """paper: the preset's values as the method's paper has them; default: as most train it today.

@@ -61,7 +61,7 @@ class SyncConfig(Settings):
 
 
 class ServeConfig(Settings):
-    """Where agents find the policy (environments that play by calls of their own)."""
+    """The endpoint at which agents, environments that call the policy themselves, find it."""
 
     host: str = "127.0.0.1"
     """The address to listen at; each episode has a key of its own."""

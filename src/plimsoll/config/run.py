@@ -46,7 +46,7 @@ class KtoBatch(Settings):
 
     sequences: Annotated[int, Field(ge=2)] = 32
     """Responses per optimizer step, over all ranks. The KL is measured on their prompts with other
-    responses of the same step, so there must be two."""
+    responses of the same step, so at least two are needed."""
     micro_batch_tokens: PositiveInt = 4096
     """The token budget of one forward on one rank; no pack exceeds it."""
 
@@ -59,14 +59,14 @@ class DynamicSampling(Settings):
     """
 
     by: str | None = None
-    """The part of the reward that decides, by its name, such as the one that says whether an answer
-    is right; default: the weighted sum of all parts."""
+    """The name of the part of the reward that decides, such as one that says whether an answer is
+    right; default: the weighted sum of all parts."""
     low: float | None = None
     """The lower bound of a group's mean reward; default: none."""
     high: float | None = None
     """The upper bound; default: none."""
     oversampling: Annotated[float, Field(ge=1)] = 1.0
-    """Prompts that are sampled at once, as a multiple of those that are still needed."""
+    """Prompts that are sampled at once, as a multiple of the prompts that are still needed."""
     max_drawn: Annotated[float, Field(ge=1)] = 4.0
     """The most prompts that a step draws in all, as a multiple of batch.prompts; after them, groups
     that teach nothing fill the batch."""
@@ -113,7 +113,7 @@ class BestConfig(Settings):
     """Early stopping: end the run after this many evaluations in a row without a better one;
     default: never."""
     final_model: Literal["best", "last"] = "best"
-    """The checkpoint of the final model: the best evaluation's, or that of the last step."""
+    """The checkpoint of the final model: the best evaluation's, or the last step's."""
 
 
 class RunConfig(Settings):
@@ -133,14 +133,14 @@ class RunConfig(Settings):
     """Steps of the run: optimizer steps, or in PPO rollout-and-train rounds. Give this, or
     `epochs`."""
     epochs: PositiveFloat | None = None
-    """How often the run goes over its rows; with several sources, over as many rows as all of them
-    have. The number of steps is rounded up, and is known once the rows are read."""
+    """How often the run uses all its rows; with several sources, it uses as many rows as they have
+    together. The number of steps is rounded up, and is known once the rows are read."""
     save_every: PositiveInt | None = None
     """Write a checkpoint every this many steps; there is always one at the end and on Ctrl-C."""
     keep_checkpoints: NonNegativeInt = 2
     """How many of the last checkpoints are kept (0: none is written). Older checkpoints are
     removed. With 0 the run cannot be resumed, whatever `save_every` says; checkpoints of an earlier
-    part stay."""
+    part of the run stay."""
     save_model: bool = True
     """Whether the final model is written; false is for trials."""
     eval_every: PositiveInt | None = None
@@ -168,7 +168,7 @@ if TYPE_CHECKING:
 class JobConfig(Settings):
     """The base of all jobs' configs.
 
-    Each has the sections `data` and `actor` too, and says what they are there.
+    Each job's config also has the sections `data` and `actor`, and describes them.
     """
 
     run: RunConfig

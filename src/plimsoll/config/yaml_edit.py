@@ -1,7 +1,7 @@
-"""Edits of keys in YAML text: comments, order and layout of everything else stay.
+"""Edit keys in YAML text. Comments, order and layout of everything else stay.
 
-Edits are made where PyYAML's nodes say that values are. An alias stays as long as its section has
-what the anchor's has; then its keys are written out.
+PyYAML's nodes say where values are. An alias stays if it still equals its anchor; otherwise its
+keys are written out.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def _exact(value: object) -> str:
 
 @dataclass(frozen=True)
 class _Editor:
-    """Walks the nodes of a document beside the values that they hold and shall hold.
+    """Compares the values in a document with the wanted values, and yields the edits.
 
     Attributes:
         text: the document.
-        aliases: where each begins and ends.
-        anchored: what anchored nodes shall hold, by their ids.
+        aliases: start and end of each alias in the text.
+        anchored: wanted values of nodes, by the id of the node.
     """
 
     text: str

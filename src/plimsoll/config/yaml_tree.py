@@ -1,4 +1,4 @@
-"""YAML text <-> plain values, with the line that each key was written on.
+"""Read YAML text as plain values with the line of each key, and write such values.
 
 Plain words are read as YAML 1.2 does (its core schema), because YAML 1.1 surprises: there
 `1e-5` is text, `no` is false, `010` is 8, `12:30` is 750 and a date is no text. Anchors and
@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """The safe dumper, which quotes what YAML 1.1 or 1.2 would not read as text."""
+    """The safe dumper, which quotes text that YAML 1.1 or 1.2 would not read as text."""
 
 
 for _name, (_pattern, _first) in _PLAIN_WORDS.items():
@@ -125,10 +125,10 @@ def read_tree(text: str, name: str) -> Tree:
 
 
 def read_value(text: str) -> object:
-    """Return the value of a flag's text.
+    """Return the value that the text of a flag stands for.
 
-    That is a quoted text, a list or a mapping in YAML's flow style, or else one plain word or text
-    as it stands (`#` and `: ` mean nothing in it).
+    Text in quotes, lists and mappings are read as YAML's flow style. Anything else is one plain
+    word or text, in which `#` and `: ` mean nothing.
 
     Raises:
         yaml.YAMLError: quotes or brackets are not closed.

@@ -1,4 +1,4 @@
-"""Convert values of Arrow's columns to what the same rows in JSON would hold.
+"""Convert values of Arrow's columns to the values that the same rows would have in JSON.
 
 Arrow gives every object of a column the keys of all objects, and fills missing keys with null.
 Within turns and tools such a null is padding and is dropped, as a chat template writes every key

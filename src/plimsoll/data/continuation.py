@@ -49,8 +49,8 @@ def following(
     """Return the tokens between a sampled reply and the next reply; shape [n].
 
     These are the rest of the reply's turn, without the end token if it was sampled; the new
-    messages; and the beginning of the assistant's turn. If another end token was sampled than the
-    template writes, the template's follows it. In plain text only the contents follow.
+    messages; and the beginning of the assistant's turn. If the sampled end token is not the
+    template's, the template's end token follows it. In plain text only the contents follow.
 
     Args:
         template: the template of the run.
@@ -112,8 +112,8 @@ def is_rewritten(template: Template, before: Messages, reply: ChatTurn, after: M
 def most_calls(template: Template) -> int:
     """Return how many tool calls one turn may have with this template: 0, 1 or 2 (or more).
 
-    The calls that are tried have objects as arguments. 0 means that the template refuses calls, or
-    leaves out calls or results. Plain text gives 2, as the calls are in the sampled text.
+    It is tried with calls whose arguments are objects. 0 means that the template refuses calls, or
+    leaves out calls or results. Plain text gives 2, because the calls are in the sampled text.
     """
     if template.jinja is None:
         return 2
@@ -265,10 +265,10 @@ def _behind(template: Template, reply: _MarkedText, ends: Collection[int], end: 
 
 
 def _turn_end(template: Template, reply: _MarkedText, ends: Collection[int]) -> str:
-    """Return how the template ends the reply's turn when nothing follows; "" if it does not.
+    """Return the text that ends the reply's turn when nothing follows; "" if there is none.
 
-    Calls were sampled, so their text is no end of the turn: the end is then that of a reply without
-    calls, or else the text from the last end token on.
+    The text of calls was sampled, so it is not part of the end. For a reply with calls, this is the
+    end of a reply without calls, or else the text from the last end token on.
     """
     *before, turn = reply.turns
     if not turn.get("tool_calls"):
@@ -285,7 +285,10 @@ def _turn_end(template: Template, reply: _MarkedText, ends: Collection[int]) -> 
 def _find_change(
     template: Template, before: Messages, reply: ChatTurn, after: Messages
 ) -> str | None:
-    """Describe what changes in prompt and reply once the conversation goes on; None if nothing."""
+    """Return a sentence on what changes in prompt and reply as the conversation goes on.
+
+    None if nothing changes.
+    """
     rendered = _render_reply(template, before, reply, after)
     [piece] = template.render_prompt(template.with_system(before))
     prompt, until = piece.text, rendered.until_on
@@ -336,7 +339,7 @@ _Probe = tuple[Template, Messages, ChatTurn, Messages]
 
 
 def _probes(template: Template, tools: Tools) -> Iterator[tuple[str, list[_Probe]]]:
-    """Yield circumstances in which a template may change turns, each with conversations to try."""
+    """Yield each circumstance in which a template may change turns, and conversations to try it."""
     thoughts = ({"content": _REASONED}, {"reasoning_content": "Twice two."})
     thinking = [{**_ANSWERED, **thought} for thought in thoughts]
     yield "always", [(template, [_ASKED], _ANSWERED, [_AGAIN])]

@@ -67,8 +67,8 @@ def load_samples(
         source: one of `data.train`, or `data.eval`.
         template: the template that renders the messages.
         count_rows: called with the number of rows after each batch of rows.
-        learned: which tokens of a conversation are learned. Documents of plain text are learned
-            whole.
+        learned: which tokens of a conversation are learned. In documents of plain text, all
+            are.
 
     Raises:
         DataError: there are bad rows and `on_bad_row` is `stop`, or no good row is left.
@@ -101,11 +101,10 @@ def _render(
     turns: Messages,
     field: str,
 ) -> tuple[tuple[TextPiece, ...], bool]:
-    """Render turns, and check that the template leaves nothing out.
+    """Return the rendered pieces of turns, and whether the template left reasoning out of them.
 
-    `render` makes the pieces of the turns, and `field` is the column that errors name. Return the
-    pieces, and whether the template leaves out reasoning of turns that are not learned. Raise
-    RowProblem if it leaves out anything else.
+    The template may leave out only reasoning of turns that are not learned; else raise RowProblem.
+    `render` makes the pieces of the turns, and `field` is the column that errors name.
     """
 
     def check(pieces: Sequence[TextPiece]) -> bool:

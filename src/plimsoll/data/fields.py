@@ -18,17 +18,17 @@ _LARGEST_EXACT = 2**53
 
 
 def text_of(values: Mapping[str, object], column: str) -> str:
-    """Return a column's text, which is not empty."""
+    """Return a column's text; it must not be empty."""
     return checked_text(present(values, column), column)
 
 
 def list_of(values: Mapping[str, object], column: str, what: str) -> list[object]:
-    """Return a column's list, which is not empty.
+    """Return a column's list; it must not be empty.
 
     Args:
         values: the row's values.
         column: the column's name.
-        what: what the list holds, for messages.
+        what: the word for the items of the list in error messages.
     """
     value = present(values, column)
     if not isinstance(value, list):
@@ -44,7 +44,7 @@ def number_of(values: Mapping[str, object], column: str, what: str) -> int | flo
     Args:
         values: the row's values.
         column: the column's name.
-        what: what the number is, for messages.
+        what: the words for the number in error messages.
     """
     value = present(values, column)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -53,7 +53,7 @@ def number_of(values: Mapping[str, object], column: str, what: str) -> int | flo
 
 
 def present(values: Mapping[str, object], name: str, place: str = "") -> object:
-    """Return a value that is not null.
+    """Return the value of this name; it must not be missing or null.
 
     Args:
         values: the values of a row, or of an object within it.
@@ -67,7 +67,7 @@ def present(values: Mapping[str, object], name: str, place: str = "") -> object:
 
 
 def checked_text(value: object, field: str) -> str:
-    """Return the value, which is text with more than white space, and valid Unicode."""
+    """Return the value; it must be text with more than white space, and valid Unicode."""
     if not isinstance(value, str):
         raise RowProblem(field, f"must be text, but is {kind_of(value)}")
     if not value.strip():
@@ -99,7 +99,7 @@ def is_plain(value: object) -> bool:
 def reference_text(value: object) -> str:
     """Return a reference as the text that rewards compare.
 
-    A number gives its digits, a list or an object its JSON. A whole number gets no fraction, as
+    Text stays as it is; any other value becomes JSON. A whole number gets no fraction, because
     columnar data write 72 as 72.0 if some rows have no value.
     """
     if isinstance(value, str):

@@ -1,8 +1,8 @@
 """Read the columns and the first rows of a source before anything is loaded.
 
-The hub is not asked: what its data sets hold is seen when they are read. Columns of a row are read
-as the jobs do, before a template renders them. Only the run itself checks what needs a template or
-a tokenizer.
+The hub is not asked: its data sets are checked when they are loaded. Columns of a row are read as
+jobs read them, before a template renders them. Checks that need a template or a tokenizer happen
+only in the run.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ class FirstColumns:
     file: str
     """The file or directory that shows them."""
     all: bool
-    """Whether no row has any other column."""
+    """Whether `names` has every column of every row."""
 
 
 def first_columns(source: SourceConfig) -> FirstColumns | None:
-    """Return what is known of a source's columns; None if nothing is known.
+    """Return the known column names of a source; None if none are known.
 
     A source that cannot be read gives None, too: whoever reads its rows reports the error.
     """

@@ -22,7 +22,7 @@ from plimsoll.process.child import ChildEnded, Pool, Program, our_environment
 LIBRARY = "reasoning_gym"
 COLUMNS = ("question", "answer", "task", LIBRARY)
 """The columns of every row: `question` and `answer` are texts, `task` is the task's name, and
-`reasoning_gym` is what the library's reward scores by.
+`reasoning_gym` is the value by which the library scores.
 """
 INSTALL = "pip install 'reasoning-gym>=0.1.25,<0.2'"
 _ROW_SECONDS = 1e6  # some tasks search for long
@@ -82,7 +82,7 @@ def _row(path: str, line: int, entry: dict[str, Any]) -> RawRow | BadRow:
 
 
 def _refusal(generate: GenerateConfig) -> str:
-    """Return what the library says of tasks and options that it does not take; "" if it does."""
+    """Return the library's error about the tasks or their options; "" if it accepts them."""
     with closing(_process(generate.model_copy(update={"size": 1}))) as process:
         try:
             process.take()
@@ -103,7 +103,7 @@ def _process(generate: GenerateConfig) -> Pool:
 
 
 def open_generator(setup: dict[str, Any]) -> Any:
-    """Return what answers in the process: an index to the rows there, one of each task."""
+    """Return the child's function: it takes an index and returns a row of each task."""
     from plimsoll.data.generator import rows_at  # the library takes seconds
 
     return rows_at(setup)

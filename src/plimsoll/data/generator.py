@@ -1,4 +1,4 @@
-"""Generate rows of reasoning-gym's tasks: what runs in the child of generated.py."""
+"""Generate rows of reasoning-gym's tasks, in the child process of generated.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GeneratedEntry = dict[str, Any]
 
 
 def rows_at(setup: Mapping[str, Any]) -> Callable[[int], list[GeneratedEntry]]:
-    """Return what generates the rows of an index, one of each task.
+    """Return a function that takes an index and generates the row there of each task.
 
     Args:
         setup: {"tasks": {name: options}, "size": rows of each task, "seed": ...}.

@@ -107,7 +107,7 @@ def _read_array(path: Path) -> Iterator[RawRow | BadRow]:
 
 
 class _ArrayText:
-    """The text of an array's file that was read and not yet used, and the position within it."""
+    """A reader of an array's file: the text that is read but not yet parsed, and the position."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -128,7 +128,7 @@ class _ArrayText:
                 return ""
 
     def skip(self, character: str) -> None:
-        """Move behind this character. Raise ConfigError if it is not the next."""
+        """Move past this character. Raise ConfigError if the next character is another one."""
         actual = self.next_character()
         if actual != character:
             raise self.broken(f"expecting {character!r}, found {actual!r}" if actual else "it ends")

@@ -99,7 +99,7 @@ class MixedOrder:
     shuffle: bool
 
     def share(self, portion: Portion) -> float:
-        """Return the part of all draws that a source has."""
+        """Return the share of all draws that come from a source, from 0 to 1."""
         return portion.weight / sum(p.weight for p in self.portions)
 
     def indices(self, start: int, count: int) -> Ints:
@@ -117,7 +117,7 @@ class MixedOrder:
         return indices
 
     def epochs(self, position: int) -> dict[str, float]:
-        """Return how often the rows of each source, by name, were seen before a position."""
+        """Return the number of epochs (a float) of each source before a position, by its name."""
         first, sources = self._sources(position, position)
         draws_before = self._draws_before(position, first, sources)
         return {p.name: n / p.rows for p, n in zip(self.portions, draws_before, strict=True)}
@@ -126,9 +126,9 @@ class MixedOrder:
         """Compute the source of every position around start, ..., stop.
 
         Returns:
-            How many draws of each source come before the first of these positions, and the sources.
-                The first position is the sum of the former; it is at most `start`, and the last is
-                at least `stop`.
+            The number of draws of each source before the first of these positions, and the source
+                of each position from there on. The first position is the sum of these numbers, at
+                most `start`; the last position is at least `stop`.
         """
         shares = np.array([self.share(portion) for portion in self.portions])
         slack = len(shares)
@@ -163,10 +163,10 @@ def _permutation(rows: int, seed: int, epoch: int, source: int) -> Ints:
 
 @lru_cache(maxsize=32)
 def _sort_rows(by: Ascending, permutation: tuple[int, int, int, int] | None) -> Ints:
-    """Return the rows sorted by their numbers. Rows with equal numbers keep their order before.
+    """Return the row indices sorted by `by`. Rows with equal numbers keep their earlier order.
 
-    `permutation` holds the arguments of `_permutation` that give that order; None: rows as they
-    are.
+    `permutation` has the arguments of `_permutation` for the earlier order; None: ascending
+    indices.
     """
     before = np.arange(len(by.numbers)) if permutation is None else _permutation(*permutation)
     order: Ints = before[np.argsort(by.numbers[before], kind="stable")]

@@ -1,4 +1,4 @@
-"""Pack samples into micro-batches: no padding, a token budget, as many packs on every rank.
+"""Pack samples into micro-batches: no padding, a token budget, equally many on each rank.
 
 Groups of samples stay together: single samples, pairs, or responses to one prompt. The samples of a
 group may begin alike: the pack then holds their prompt once (see `Pack.shared_S`).
@@ -41,7 +41,7 @@ def sequence_cost(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def pack(samples: Sequence[Sample], ranks: int, budget: int) -> list[list[Pack]]:
-    """Return one list of packs per rank, equal in number. Every sample is in exactly one pack.
+    """Return a list of packs for each rank, all equally long. Each sample is in exactly one pack.
 
     The k-th packs of all ranks run at the same time, so they cost about the same. If there are
     fewer samples than packs, fillers (see `Pack.samples_S`) make up the number. The result depends
@@ -88,8 +88,8 @@ def pack_groups(
 ) -> list[list[Pack]]:
     """Pack samples as `pack` does, with the prompt of each group once.
 
-    The samples of a group stay together. A group that is over the budget, or over a rank's share of
-    all tokens, is divided into parts, each with the prompt.
+    The samples of a group stay together. A group with more tokens than the budget, or than an equal
+    share of all tokens for each rank, is divided into parts, each with the prompt.
 
     Args:
         samples: the samples to pack.
@@ -136,9 +136,9 @@ class _Bunch:
 def shared_tokens(group: Sequence[Sample]) -> list[int]:
     """Return how many tokens at the beginning of each sample the pack need not repeat.
 
-    They are equal to the beginning of the nearest earlier sample that shares none (see
-    `Pack.shared_S`). The sample itself learns none of them, and both samples have at least one
-    token after them.
+    These tokens equal the beginning of the nearest earlier sample that itself shares none (see
+    `Pack.shared_S`). The sample learns none of them, and both samples have at least one token after
+    them.
     """
     leader, shared = group[0], [0]
     for sample in group[1:]:
@@ -160,7 +160,7 @@ def _pack(
     budget: int,
     group_name: str = "Sample",
 ) -> list[list[Pack]]:
-    """Return packs of whole groups, one list per rank. `group_name` is a group's word in errors."""
+    """Return packs of undivided groups, a list per rank. Errors call a group `group_name`."""
     assert samples and ranks > 0
     lengths, costs = _sizes(samples, groups)
     _check_budget(lengths, budget, group_name)
@@ -214,9 +214,10 @@ def _check_budget(lengths: Ints, budget: int, group_name: str) -> None:
 
 
 def _bins(lengths: Ints, costs: NDArray[np.float64], ranks: int, budget: int) -> Bins:
-    """Choose the groups of each pack: as few packs as first-fit needs, in a multiple of `ranks`.
+    """Return the group numbers of each pack, as few packs as first-fit needs.
 
-    A pack without groups becomes a filler. `lengths` and `costs` have one value per group.
+    The number of packs is rounded up to a multiple of `ranks`. A pack without groups becomes a
+    filler. `lengths` and `costs` have one value per group.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     fitted = _first_fit(longest_first, lengths, budget)
@@ -226,7 +227,7 @@ def _bins(lengths: Ints, costs: NDArray[np.float64], ranks: int, budget: int) ->
 
 
 def _first_fit(order: Ints, lengths: Ints, budget: int) -> Bins:
-    """Put each group into the first bin with room for it. If none has room, open a bin."""
+    """Return bins, each group in the first bin with room for it. If none has room, open a bin."""
     room = np.full(len(order), budget, dtype=np.int64)
     bins: Bins = []
     for i in order.tolist():
@@ -241,7 +242,7 @@ def _first_fit(order: Ints, lengths: Ints, budget: int) -> Bins:
 def _spread(
     order: Ints, lengths: Ints, costs: NDArray[np.float64], count: int, budget: int
 ) -> Bins | None:
-    """Put each group into the cheapest of `count` bins with room; return None if none has room."""
+    """Return `count` bins, each group in the cheapest bin with room; None if none has room."""
     bins: Bins = [[] for _ in range(count)]
     room = np.full(count, budget, dtype=np.int64)
     load = np.zeros(count)
@@ -256,7 +257,10 @@ def _spread(
 
 
 def _deal(bins: Bins, costs: NDArray[np.float64], ranks: int) -> list[Bins]:
-    """Deal the bins out in rounds of like cost. The rank with the least load gets the dearest."""
+    """Return the bins of each rank, dealt out in rounds of bins of similar cost.
+
+    In each round the rank with the least load gets the dearest bin.
+    """
     cost = [float(costs[members].sum()) for members in bins]
     dearest_first = sorted(range(len(bins)), key=lambda b: -cost[b])
     by_rank: list[Bins] = [[] for _ in range(ranks)]

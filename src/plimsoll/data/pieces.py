@@ -18,7 +18,7 @@ ChatTurn = Mapping[str, Any]
 Messages = Sequence[ChatTurn]
 
 UNLEARNED: Mapping[str, bool] = MappingProxyType({"train": False})
-"""The key of an assistant's turn that is not learned."""
+"""The key and value that mark an assistant's turn as not to be learned."""
 
 Tools = Sequence[Mapping[str, Any]]
 """JSON schemas of functions, with a `name` at the top or under `function`."""
@@ -46,7 +46,7 @@ def is_learned(turn: ChatTurn) -> bool:
 
 
 def mark_unlearned(messages: Messages) -> Messages:
-    """Return the messages with every turn marked as not to be learned."""
+    """Return the messages with every assistant turn marked as not to be learned."""
     return [{**turn, **UNLEARNED} if is_learned(turn) else turn for turn in messages]
 
 
@@ -153,7 +153,7 @@ def without_tail(text: str, turn: TextSpan, specials: tuple[str, ...]) -> TextSp
 
 
 def with_end(text: str, marked: TextSpan, specials: tuple[str, ...]) -> TextSpan:
-    """Extend a marked range to the token that ends the turn."""
+    """Return a marked range, extended by the special token that ends the turn if one follows."""
     start, end = without_tail(text, marked, specials)
     if text[start:end].endswith(specials):
         return start, end

@@ -41,7 +41,7 @@ class BadRow:
     line: int
     """The line from 1 of a JSON lines file, or the row number of another source."""
     field: str
-    """The column, and the place within it, in the data's own words; empty for the whole row."""
+    """The column and the place in it, such as `messages[2].role`; empty for the whole row."""
     problem: str
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class RowProblem(Exception):
 def settle(
     source: str, read: int, rows: Sequence[BadRow], on_bad_row: Literal["stop", "skip"]
 ) -> None:
-    """Check the bad rows of a source after all rows were read.
+    """Raise DataError if a source's bad rows stop the run; call it after all rows were read.
 
     Args:
         source: the path of the source.
@@ -70,7 +70,7 @@ def settle(
         on_bad_row: the setting `data.on_bad_row`.
 
     Raises:
-        DataError: there are bad rows and the setting is `stop`; or no good row is left.
+        DataError: there are bad rows and the setting is `stop`; or there is no good row.
     """
     if read == 0:
         raise DataError(f"{source} holds no rows: point `path` at data with rows in it.")
@@ -89,6 +89,6 @@ def settle(
 
 
 def nearest_file(path: Path) -> str:
-    """Return a sentence that offers the files with names close to that of a missing file."""
+    """Return a sentence that offers the file with the name closest to a missing one's, or ""."""
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     return nearest(path.name, (file.name for file in beside))

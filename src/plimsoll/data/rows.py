@@ -1,4 +1,4 @@
-"""Read what a row must hold: check its columns and turn them into messages.
+"""Check the columns of a row, and turn them into messages and other values.
 
 Every check raises `RowProblem` with the column's name as the config writes it. Which columns a job
 reads is decided before (spec/columns.py).
@@ -101,7 +101,7 @@ def check_unmarked(messages: Messages, field: str) -> None:
 
 
 def prompt_of(row: RawRow, source: SourceConfig) -> Messages:
-    """Return the messages of an RL row. The last is the user's (or a tool's)."""
+    """Return the prompt of a row as messages. The last is the user's (or a tool's)."""
     if source.messages is None:
         assert source.prompt is not None
         return prompt_turns(row, source.prompt)
@@ -225,7 +225,7 @@ def environment_of(row: RawRow, column: str | None, known: Collection[str]) -> s
 
 
 def further_columns(row: RawRow, source: SourceConfig) -> Mapping[str, object]:
-    """Return the columns that the source does not name, where JSON can hold their value.
+    """Return the values of columns that the source does not name, if JSON can hold them.
 
     Dates, bytes and the like are left out, as a run keeps all its rows in memory.
     """

@@ -54,7 +54,7 @@ class Columns:
         return cls(source.columns(), frozenset(name for name in turns if name), whole)
 
     def among(self, present: list[str]) -> list[str]:
-        """Return the columns to read; all if a named one is missing, for the error message."""
+        """Return the present columns to read; all if a named one is missing, for error messages."""
         tops = {top_of(column, present) for column in self.named}
         if self.whole or not tops or None in tops:
             return present
@@ -77,7 +77,7 @@ def read_rows(source: SourceConfig, *, whole: bool = False) -> Iterator[RawRow |
 
 
 def add_nested(rows: Iterable[RawRow | BadRow], columns: Columns) -> Iterator[RawRow | BadRow]:
-    """Yield the rows, with the nested columns that the source names."""
+    """Yield the rows, with values for nested columns that the source names, such as `a.b`."""
     for row in rows:
         if isinstance(row, RawRow):
             values = with_nested(row.values, columns.named)
@@ -157,7 +157,7 @@ def files_of(path: Path, split: str) -> list[Path]:
 def _files_of_split(path: Path, files: list[Path], split: str) -> list[Path]:
     """Return all files; if files are named after splits (`train.jsonl`), those of the split.
 
-    So nobody trains on the test set by accident.
+    This keeps a run from training on the test set by accident.
     """
     words = {file: re.split(r"[-_.]", file.name)[0] for file in files}
     split_files = [file for file in files if words[file] == split]
@@ -275,7 +275,7 @@ def with_nested(values: Mapping[str, object], columns: Collection[str]) -> Mappi
 
 
 def top_of(column: str, present: Collection[str]) -> str | None:
-    """Return the present column that a name means, or that the name lies within; None if none."""
+    """Return the present column that a dotted name means or is nested in; None if there is none."""
     beginnings = (head for head, _ in _splits_at_dots(column))
     return next((name for name in (column, *beginnings) if name in present), None)
 

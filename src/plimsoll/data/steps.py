@@ -1,8 +1,8 @@
 """Read a row of labelled steps: a prompt, the steps of a response, and a label for each step.
 
-The prompt is one piece of text and each step another. So a step's tokens never depend on what comes
-after it, and an unfinished response is scored as the finished one will be. The score of a step is
-read at its last token.
+The prompt is one piece of text and each step another. So a step's tokens never depend on later
+text, and the steps of an unfinished response get the same scores as in the finished response. The
+score of a step is read at its last token.
 
 Every check raises `RowProblem` with the column's name as the config writes it.
 """
@@ -32,7 +32,7 @@ def steps_of(row: RawRow, column: str) -> list[str]:
 
 
 def labels_of(row: RawRow, column: str, steps_column: str) -> Floats:
-    """Return the label of each step, from 0 (wrong) to 1 (right)."""
+    """Return the label of each step of the response, 0 (wrong) to 1 (right); shape [steps]."""
     labels = list_of(row.values, column, "labels")
     steps = len(list_of(row.values, steps_column, "texts"))
     if len(labels) != steps:

@@ -6,7 +6,7 @@ tokenized at once. The ranges come from one of three places:
 - any other chat template is rendered turn by turn: an assistant turn is the text between the
   generation prompt before the turn and the end of the turn;
 - without a chat template (`none`), contents are joined as they are, and each assistant turn is
-  tokenized by itself, with the boundary that sampling has, too.
+  tokenized by itself, so that its boundary is the same as in sampling.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Template:
         return (TextPiece(text, tuple(self._assistant_turns(turns, text))),)
 
     def render_whole(self, messages: Messages) -> tuple[TextPiece, ...]:
-        """Return the pieces of a conversation, with all text learned, the template's too."""
+        """Return the pieces of a conversation; all text is learned, also what the template adds."""
         turns = self.with_system(messages)
         if self.jinja is None:
             return close_last(tuple(map(learn_whole, join_plain(turns))))
@@ -139,7 +139,7 @@ class Template:
         return make_template(self.tokenizer, "none", None, self.vocabulary)
 
     def render_answer(self, prompt: Messages, answer: Messages) -> tuple[TextPiece, ...]:
-        """Return the pieces of a prompt and its answer. Of the prompt nothing is learned."""
+        """Return the pieces of a prompt, which is not learned, and of its answer."""
         return self.render_conversation([*mark_unlearned(prompt), *answer])
 
     def tokenize(self, rendered: Sequence[tuple[TextPiece, ...]]) -> list[Tokenized]:
@@ -162,7 +162,7 @@ class Template:
         return max(filter(after.startswith, self.specials), key=len, default=None)
 
     def with_system(self, messages: Messages) -> Messages:
-        """Return the messages, after the system message of the settings if they have none."""
+        """Return the messages. If they have no system message, that of the settings comes first."""
         if self.system is None or any(turn["role"] == "system" for turn in messages):
             return messages
         return [{"role": "system", "content": self.system}, *messages]

@@ -1,7 +1,7 @@
-"""Read a column's turns as messages, in OpenAI's form, ShareGPT's, and what libraries add to them.
+"""Read a column's turns as messages, in OpenAI's form, ShareGPT's and variants of libraries.
 
-A message has `role`, `content` as text, and what else its turn holds for the template. Two things
-have one form here, whatever the row writes:
+A message has `role`, `content` as text, and the other keys of its turn, for the template. Two
+things always get the same form, whatever the row writes:
 - tool calls are `tool_calls`. OpenAI's older key `function_call` becomes one, as do the turns
   `function_call` and `tool_call` of LLaMA-Factory and ms-swift, which hold a call as JSON.
 - a turn that its row marks as not to be learned (`MARKS`) has `train: False`. Other turns lack the

@@ -36,7 +36,7 @@ _BESIDE: Mapping[Effect, tuple[Effect, ...]] = {
     "machines": ("same",),
     "shorter": (),
 }
-"""The effects that an answer of a kind may have besides its own."""
+"""The milder effects that the levers of an answer may have, by the effect of the answer."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Suggestion:
     """Changes that make a config fit."""
 
     changes: tuple[Change, ...]
-    """The changes, by key."""
+    """The changes, sorted by key."""
     levers: tuple[Lever, ...]
     """The levers that make them, the cheapest first."""
     verdict: Verdict
@@ -122,7 +122,7 @@ def _of_each_kind(trials: Trials) -> Iterator[Suggestion]:
 
 
 def _drop_extensions(suggestions: Sequence[Suggestion]) -> Iterator[Suggestion]:
-    """Yield the suggestions without those that change all keys of a more welcome one."""
+    """Yield each suggestion that does not change all the keys which an earlier one changes."""
     for place, suggestion in enumerate(suggestions):
         keys = {change.key for change in suggestion.changes}
         if not any({c.key for c in before.changes} <= keys for before in suggestions[:place]):
@@ -153,7 +153,7 @@ def _at_most(rank: int) -> Callable[[Trial], bool]:
 
 
 def _end_of(way: Descent, first: Lever | None, kept: Lever | None) -> Turned:
-    """Return the needed levers at the end of a descent; none if the config fits no better there."""
+    """Return the levers that a descent needs; empty if its verdict is no better than as written."""
     turned = way.descend(first)
     rank = _rank(way.trials, turned)
     if rank >= way.trials.root.rank:
@@ -229,7 +229,7 @@ def answers_text(advice: Advice, plan: Plan) -> str:
 
 
 def _table(lines: Sequence[_Line]) -> Iterator[str]:
-    """Yield the lines of a table; a label that is too long is wrapped, a key after a dot."""
+    """Yield the lines of a table; long labels are wrapped, and keys only after a dot."""
     columns = zip(*(cells for _, cells in lines), strict=True)
     widths = [2 + max(map(len, column)) for column in columns]
     room = WIDTH - sum(widths)
@@ -276,7 +276,7 @@ def _settings(answers: Sequence[Suggestion], plan: Plan) -> Iterator[_Line]:
 
 
 def _repeats(change: Change) -> bool:
-    """Return whether a change only writes out the reference's model, which is the actor's.
+    """Return whether a change only copies a key of the actor's model to the reference.
 
     The config needs these keys as soon as it has another key of the reference.
     """

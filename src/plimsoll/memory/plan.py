@@ -1,6 +1,6 @@
-"""The plan of a run: its memory, its problems and the ways out; as text of 80 columns and as JSON.
+"""Make the plan of a run, and render it as text of 80 columns or as JSON values.
 
-As text it has tables, bars, verdict and problems, or a short form of these.
+The text has tables, bars, problems and the verdict; a short form fits one screen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from plimsoll.timeline.items import KINDS, Item, Kind
 
 
 def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
-    """Return the plan of a run, with ways out if something does not fit. Raises as `weigh`."""
+    """Return the plan of a run; its shortages name the settings that end them.
+
+    Raises ConfigError if the shape of a model is unknown.
+    """
     plan = weigh(spec, ground)
     close = find_close(plan.stores, plan.band)
     problems = (*problems_besides(plan), *with_ways_out(plan, ground), *close)
@@ -40,10 +43,10 @@ _OF_PROBLEMS = ("code", "severity", "what", "why", "fix")
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
-    """Return the plan with every card and host by itself.
+    """Return the plan as JSON values, with an entry for each single card and host.
 
-    The items of a card (or host) and phase are those of the phase's fullest instant: they add up to
-    its bytes.
+    Items are given for the fullest instant of each phase: for each card and host, they add up to
+    the bytes held at that instant.
     """
     return {
         "verdict": plan.verdict,
@@ -68,7 +71,7 @@ def _slot_name(slot: Slot) -> str:
 
 
 def _devices(store: Store) -> Iterator[dict[str, Any]]:
-    """Yield each card with its peak: what torch and the driver would show at the same instant."""
+    """Yield each card with its capacity, and its peak as torch and the driver would report it."""
     use = store.peak
     sizes = {"allocated_bytes": use.allocated, "reserved_bytes": use.reserved}
     peak = {"phase": use.moment.phase, **sizes, "device_bytes": use.bytes}
@@ -125,7 +128,7 @@ _ASCII = "#=+-%*o."
 
 
 def plan_text(plan: Plan, *, unicode: bool) -> str:
-    """Return a table and bars for each kind of card and host, and the verdict."""
+    """Return a table and bars for each group of equal cards or hosts, and the verdict."""
     parts = [f"{store_table(store)}\n  {_store_verdict(store, plan)}" for store in plan.stores]
     parts += [draw_bars(store, unicode=unicode) for store in plan.stores]
     return "\n\n".join([*parts, verdict_text(plan, sources=True)])
@@ -134,8 +137,8 @@ def plan_text(plan: Plan, *, unicode: bool) -> str:
 def short_text(plan: Plan) -> str:
     """Return the plan on one screen.
 
-    It has a short table of each store that does not surely fit, or else of the fullest card (host,
-    if there are no cards); a line for each other store; and the verdict.
+    Stores that are risky or do not fit get a short table. If there are none, the fullest card gets
+    it (without cards, the fullest host). Every other store gets a line; the verdict comes last.
     """
     unsure = [store for store in plan.stores if verdict_of(store, plan.band) != "fits"]
     tabled = unsure or [max(plan.devices or plan.hosts, key=lambda store: _fullness(store, plan))]
@@ -150,7 +153,10 @@ def _fullness(store: Store, plan: Plan) -> float:
 
 
 def verdict_text(plan: Plan, *, sources: bool = False) -> str:
-    """Return the disk, the problems and the verdict, with the source of the band if asked."""
+    """Return the lines on the disk, the error band, the problems and the verdict.
+
+    `sources` adds the source of the error band.
+    """
     saved = " and ".join(dict.fromkeys(item.name for item in plan.disk))
     disk = (
         f"disk: {gigabytes(plan.disk_bytes)} GB of {saved}" if saved else "disk: nothing is saved"
@@ -169,7 +175,7 @@ def verdict_text(plan: Plan, *, sources: bool = False) -> str:
 
 
 def _unknown_hosts(plan: Plan) -> list[str]:
-    """Return a line for hosts of unknown memory, which have no verdict."""
+    """Return a line with the need of hosts of unknown memory, which have no verdict; or no line."""
     needs = [store.peak.bytes for store in plan.hosts if store.capacity is None]
     if not needs:
         return []
@@ -204,16 +210,17 @@ def _store_line(store: Store, plan: Plan) -> str:
 
 
 def wrap_lines(text: str, indent: str, width: int = WIDTH) -> str:
-    """Return the text in lines of at most `width` columns, later ones indented; words whole."""
+    """Wrap the text to `width` columns between words; begin lines after the first with `indent`."""
     return textwrap.fill(
         text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
 
 
 def store_table(store: Store, most: int | None = None) -> str:
-    """Return a table of items, the largest first, over phases at their fullest instant, in GB.
+    """Return a table in GB: a row for each item, the largest first, and a column for each phase.
 
-    `most` is the number of items with a row of their own; None for all but small ones.
+    A column shows the fullest instant of its phase. `most` limits the rows (None: all but small
+    items); the items without a row are added up in one.
     """
     uses = store.phases
     phases = [use.moment.phase for use in uses]
@@ -256,7 +263,7 @@ def _line(name: str, sizes: Mapping[Phase, int], phases: Sequence[Phase], label:
 
 
 def draw_bars(store: Store, *, unicode: bool) -> str:
-    """Return a bar per phase in 80 columns, of blocks or ASCII, with the load line."""
+    """Return a bar for each phase with a line at the capacity, and a legend, in 80 columns."""
     signs = dict(zip(KINDS, _UNICODE if unicode else _ASCII, strict=True))
     largest = max(store.peak.bytes, store.capacity or 0)
     limit = None if store.capacity is None else round(_BAR * store.capacity / largest)

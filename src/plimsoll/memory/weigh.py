@@ -56,7 +56,7 @@ class Ground:
     """The possible error of predictions."""
 
     def under(self, spec: RunSpec[Any]) -> Ground:
-        """Return the ground with as many machines of its kind as the config has nodes."""
+        """Return this ground with `cluster.nodes` machines, all like its first one."""
         nodes = self.hardware.nodes[:1] * spec.cluster.nodes
         return replace(self, hardware=replace(self.hardware, nodes=nodes))
 
@@ -72,11 +72,11 @@ class Plan:
     hosts: tuple[Store, ...]
     """Hosts; equal ones are one store."""
     disk: tuple[Item, ...]
-    """The most that the run directory holds."""
+    """The files in the run directory when it holds the most."""
     free_disk: int | None
-    """Bytes; None unless it is the disk of this machine."""
+    """Free bytes of the disk; None if unknown."""
     unstarted: tuple[Shortage, ...]
-    """The shortages for which the run would not start, whatever its stores hold."""
+    """The shortages that keep the run from starting, such as too few cards."""
     problems: tuple[Problem, ...]
 
     @property
@@ -108,9 +108,9 @@ def _worst(stores: Sequence[Store], band: Band, problems: Sequence[Problem]) -> 
 
 
 def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
-    """Return the plan of a run, without ways out if something does not fit.
+    """Return the plan of a run; overfull cards and hosts are not yet among its problems.
 
-    Only the config.json of a model, or a shipped shape, is read.
+    The shape of a model is read from its config.json, or is a shipped one. No weights are read.
 
     Raises ConfigError if the shape of a model is unknown.
     """
@@ -137,13 +137,13 @@ def shortages_of(plan: Plan) -> tuple[Shortage, ...]:
 
 
 def has_shortage(plan: Plan) -> bool:
-    """Return whether a weighed plan has any shortage, without its reason."""
+    """Return whether a weighed plan has any shortage, without computing the reasons."""
     overfull = any(verdict_of(store, plan.band) == "does not fit" for store in plan.stores)
     return overfull or bool(plan.unstarted)
 
 
 def problems_besides(plan: Plan) -> tuple[Problem, ...]:
-    """Return the problems of a weighed plan that are no shortages."""
+    """Return the problems of a weighed plan that are not shortages."""
     codes = {shortage.problem.code for shortage in plan.unstarted}
     return tuple(problem for problem in plan.problems if problem.code not in codes)
 
@@ -153,7 +153,7 @@ def _stores(
     contents: Mapping[ContentsKey, tuple[Allocation, ...]],
     where: Literal["device", "host"],
 ) -> Iterator[Store]:
-    """Yield all cards, or all hosts; those with equal contents are one store."""
+    """Yield a store for each group of cards (or hosts) with the same hardware and contents."""
     slots_of: dict[object, list[Slot]] = {}
     keys_of: dict[object, list[ContentsKey]] = {}
     for slot, processes in sorted(_by_slot(job.layout.processes, where).items()):

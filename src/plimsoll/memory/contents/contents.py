@@ -87,7 +87,7 @@ class PlannedJob:
 
     @cached_property
     def steps(self) -> frozenset[Moment]:
-        """The moments after loading, without those of a reference that scores before the steps."""
+        """The moments after loading, except those of the phase `precompute` before the steps."""
         return frozenset(moment for moment in self.computing if moment.phase != "precompute")
 
     @cached_property
@@ -166,9 +166,9 @@ def _contents(job: PlannedJob, process: Process) -> Iterator[Allocation]:
 
 
 def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
-    """Yield the contents of a process without its roles and its engine.
+    """Yield everything that a process holds besides its roles and its engine.
 
-    For Ray's own processes that includes the object store of the node.
+    For Ray's own processes this includes the weights in the node's object store.
     """
     cluster, sampler = job.spec.cluster, job.sampler
     parts = sampler.rollout.parts if sampler else 1
@@ -228,7 +228,7 @@ def roles_in(job: PlannedJob, process: Process) -> Iterator[RoleName]:
 
 
 def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...]:
-    """Return the contents of a role on a rank of its group.
+    """Return everything that one rank holds for a role.
 
     `first` says whether this rank collects the actor's weights before they are sent or saved.
     """
@@ -263,7 +263,7 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
 
 
 def _sync_bucket(job: PlannedJob) -> int:
-    """Return the bytes of a bucket of new weights on its way to the engines.
+    """Return the bytes of the largest bucket in which new weights are sent to the engines.
 
     An adapter that is sent alone is sent in one piece (cluster/route.py).
     """
@@ -274,7 +274,7 @@ def _sync_bucket(job: PlannedJob) -> int:
 
 
 def _two_buckets(job: PlannedJob) -> int:
-    """Return the bytes that engines receive and that are gathered meanwhile.
+    """Return the bytes of the bucket that engines receive and of the next one.
 
     See cluster/ray.py, `hand_over`.
     """
@@ -288,7 +288,8 @@ def _two_buckets(job: PlannedJob) -> int:
 def _bucket_bytes(spec: RunSpec[Any], shape: ModelShape) -> int:
     """Return the bytes of the largest bucket of full weights; 0 without engines.
 
-    One tensor may be larger than the configured bucket. A tied head is sent beside the embedding.
+    One tensor may be larger than the configured bucket. The embedding and a head tied to it are
+    both sent.
     """
     if spec.engines is None:
         return 0
@@ -300,9 +301,9 @@ def _bucket_bytes(spec: RunSpec[Any], shape: ModelShape) -> int:
 
 
 def micro_batch(work: Workload, ranks: int) -> MicroBatch:
-    """Return the largest pack of a rank.
+    """Return the size of the largest micro-batch of a rank.
 
-    If prompts are shared, a response may be one token long, and its prompt almost the whole
+    If prompts are shared, a response may have one token, and its prompt may fill the rest of the
     micro-batch.
     """
     tokens = work.largest_pack(ranks)
@@ -350,11 +351,11 @@ def _engine(job: PlannedJob, process: Process) -> Iterator[Allocation]:
 def _one_at_a_time(
     held: Sequence[Allocation], moment: Moment, steps: frozenset[Moment]
 ) -> Iterator[Allocation]:
-    """Yield the allocations, with a moment left to the one role that temporarily needs most then.
+    """Yield the allocations; of the temporary ones, only the largest role's exist at the moment.
 
-    Roles score one after another, and their states are written one after another. So of the
-    allocations that exist only meanwhile, those of the largest role count. An allocation that
-    exists at all moments of the steps always counts.
+    Roles score one after another, and their states are written one after another. So the temporary
+    allocations of all other roles lose this moment. An allocation that exists at all moments of the
+    steps is not temporary, and keeps it.
     """
     temporary = [moment in a.moments and not steps <= a.moments for a in held]
     role_bytes: dict[str, int] = {}

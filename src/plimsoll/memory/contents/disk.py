@@ -38,10 +38,10 @@ def disk_items(job: PlannedJob) -> tuple[Item, ...]:
 
 
 def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
-    """Yield the stored log-probs of the reference, at most.
+    """Yield an item with the most bytes that the stored log-probs of the reference take.
 
-    Rows may come several times. KTO scores each prompt with two responses. For a run in epochs
-    nothing is known before its rows are read.
+    Rows that come several times are counted each time. KTO scores each prompt with two responses.
+    Nothing is yielded for a run in epochs: its steps are unknown before its rows are read.
     """
     steps = spec.known_steps
     if spec.precomputes and steps is not None:
@@ -60,9 +60,9 @@ def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
 
 
 def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> Item:
-    """Return the checkpoints of a role: masters, moments, and a moving average.
+    """Return the item of a role's checkpoints: masters, moments, and a moving average.
 
-    The weights are not saved: they are the masters, rounded.
+    The weights are not saved, because they are the rounded masters.
     """
     saved = trainer_price(role).saved(role)
     return _item(

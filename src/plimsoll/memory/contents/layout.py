@@ -1,7 +1,7 @@
-"""The places of a run's processes: ranks, engines, the run's own and Ray's on nodes and cards.
+"""The node, and the card if any, on which each process of a run is placed.
 
-Ranks fill the nodes card by card: the actor's group first, then the critic's own, if it has one,
-then the engines, whose cards must be of one node each. With `rollout.placement: shared` engines
+Ranks fill the nodes card by card: first the actor's group, then the critic's group if it has one.
+Engines follow; all cards of an engine are on one node. With `rollout.placement: shared` engines
 begin again at the first rank's card, and use only ranks' cards.
 """
 
@@ -70,7 +70,7 @@ class Layout:
 
 
 def lay_out(spec: RunSpec[Any], cards: Sequence[int]) -> Layout:
-    """Place a run's processes; `cards` is the number of cards of each node (all 0 on CPU)."""
+    """Return the places of a run's processes; `cards` counts the cards of each node (0 on CPU)."""
     cluster = spec.cluster
     rollout = spec.engines
     if cluster.where == "local":

@@ -1,7 +1,7 @@
 """Memory of a process besides tensors, and the allocator's gap.
 
-That is the interpreter and libraries, the CUDA context, communicators and Ray. These numbers depend
-on versions and machines, and are all that a calibration may change.
+This memory is the interpreter and libraries, the CUDA context, communicators and Ray. Its constants
+depend on versions and machines; a calibration changes nothing else.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SOURCES = {
 FIXED_SEGMENTS_GAP = 0.29
 """The allocator's gap with fixed segments.
 
-It is the middle of the 18 to 40 % that four runs on an H200 reserved over their live tensors.
+It is the middle of the 18 to 40 % that four runs on an H200 reserved beyond their live tensors.
 """
 
 
@@ -61,19 +61,19 @@ class Constants:
     Attributes:
         cuda_context: CUDA context of a process on a card, with kernels loaded.
         nccl_communicator: bytes on a card for each communicator of more than one rank.
-        allocator_gap: reserved over allocated device bytes, as a share of the allocated ones.
+        allocator_gap: reserved but unallocated device bytes, as a share of the allocated bytes.
         worker_process: resident memory of a training rank without tensors.
-        cuda_libraries: addition of CUDA to a process on a card.
-        cuda_build: addition of torch's build for CUDA to each process that uses no card.
+        cuda_libraries: host memory that CUDA adds to a process on a card.
+        cuda_build: memory that torch's build for CUDA adds to a process that uses no card.
         controller_process: resident memory of the process that runs the loop, without tensors.
         kernel_cache: kernels that a process keeps if it computes on CPU (`kernel_limits` in
             engine/process_group.py).
-        adapter_libraries: addition of PEFT and bitsandbytes to a process that trains an adapter.
+        adapter_libraries: memory that PEFT and bitsandbytes add where an adapter is trained.
         trajectory_libraries: pandas, which pyarrow imports to make a table, in the process that
             writes the trajectories.
-        engine_process: an engine's front, its core, and each further worker, without weights and
-            KV cache.
-        ray_actor: addition of Ray to each worker.
+        engine_process: resident memory of each process of an engine (front, core, further workers)
+            without weights and KV cache.
+        ray_actor: memory that Ray adds to each worker.
         ray_node: Ray's own processes on a node, without the contents of the object store.
         sources: the source of each number, by name.
     """
@@ -101,7 +101,7 @@ class Constants:
         return replace(self, **values, sources=MappingProxyType(merged))  # type: ignore[arg-type]
 
     def calibrations(self) -> dict[str, list[str]]:
-        """Return the names of the numbers that are not the shipped ones, by their source."""
+        """Return the names of the calibrated constants, grouped by source."""
         names: dict[str, list[str]] = {}
         for name in NUMBERS:
             if self.sources[name] != _SOURCES[name]:
@@ -150,9 +150,9 @@ def _constants(stored: Mapping[str, Any]) -> Constants:
 
 
 def write_constants(constants: Constants, path: Path) -> None:
-    """Write the numbers that are not the shipped ones as JSON, each with its source.
+    """Write the calibrated constants as JSON, each with its source.
 
-    The file is written whole or not at all.
+    The file is written completely or not at all.
     """
     values = constant_values(constants)
     names = (name for names in constants.calibrations().values() for name in names)
@@ -161,7 +161,7 @@ def write_constants(constants: Constants, path: Path) -> None:
 
 
 def constant_values(constants: Constants) -> dict[str, dict[str, float | str]]:
-    """Return each number with its source, by name."""
+    """Return a dict from the name of each constant to its value and source."""
     return {
         name: {"value": getattr(constants, name), "source": constants.sources[name]}
         for name in NUMBERS
@@ -208,9 +208,9 @@ def process_items(
     Args:
         process: the process.
         device: the device on which the run computes.
-        group: the number of processes that its communicator joins; for an engine's front, those
-            of its workers' communicator.
-        libraries: the constant for the libraries of a process of a sampling engine.
+        group: the number of processes in its communicator; for an engine's front, in the
+            communicator of its workers.
+        libraries: the name of the constant for the libraries of an engine's processes.
         cuda_build: whether the node has torch's build for CUDA, as in `Node`.
         constants: the constants.
     """
@@ -231,15 +231,15 @@ def process_items(
 
 
 def _process_count(process: Process, device: Device, group: int) -> int:
-    """Return 2 for an engine's front with its core beside it, else 1.
+    """Return 2 for an engine's front whose core is a second process, else 1.
 
-    With one card the core is the worker's own process (vLLM: v1/executor/uniproc_executor.py).
+    With one card, core and worker are one process (vLLM: v1/executor/uniproc_executor.py).
     """
     return 2 if process.kind == "engine" and (device == "cpu" or group > 1) else 1
 
 
 def _resident(process: Process, libraries: str) -> tuple[str, ...]:
-    """Return the constants of a process's host memory that does not depend on its work."""
+    """Return the names of the constants that a process of this kind always holds on its host."""
     match process.kind:
         case "local":
             return ("worker_process",)

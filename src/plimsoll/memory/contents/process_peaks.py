@@ -15,12 +15,12 @@ from plimsoll.timeline.items import Allocation, Where
 
 
 def process_peaks(job: PlannedJob) -> dict[str, Footprints]:
-    """Return the largest of each number over the instants, by the ledger's process name and phase.
+    """Return a dict from process (by its name in the ledger) and phase to the planned peaks.
 
-    An engine is its front and its workers together, on the fullest of their cards. `device`
-    counts the whole card, with the shares of other processes. `eval` is the phase of the plan that
-    does the same work: sampling, or else scoring. Ray's own processes are left out, because they
-    are not measured.
+    Each number is the largest of all instants of the phase. The front and the workers of an engine
+    are one process: host bytes are summed, and the fullest card counts. `device` includes other
+    processes on the card. `eval` repeats the phase that does the same work: sampling, or else
+    scoring. Ray's own processes are left out, because they are not measured.
     """
     read = [process for process in job.layout.processes if process.kind != "ray"]
     return {
@@ -30,7 +30,7 @@ def process_peaks(job: PlannedJob) -> dict[str, Footprints]:
 
 
 def reading_name(process: Process) -> str:
-    """Return the name of a process in the ledger's readings."""
+    """Return the name of a process in the ledger's readings; a worker has its engine's name."""
     return f"engine {process.index}" if process.kind == "engine worker" else process.name
 
 

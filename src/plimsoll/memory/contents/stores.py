@@ -41,7 +41,7 @@ class Use:
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """The items, equal ones merged, and the allocator's gap; the largest first."""
+        """The items, merged by role and name, and the allocator's gap; the largest first."""
         merged = merge(item for item in self.held if item.bytes)
         gap = [_gap_item(self.allocated, self.gap)] if self.gap and self.allocated else []
         return tuple(sorted([*merged, *gap], key=lambda item: -item.bytes))
@@ -75,11 +75,11 @@ class Use:
 
 
 def uses_of(held: Iterable[Allocation], gap: float = 0.0) -> tuple[Use, ...]:
-    """Return the use at every moment that any of these allocations names.
+    """Return what is held at each moment of these allocations, sorted by phase and instant.
 
     Args:
         held: the allocations.
-        gap: the allocator's reserved bytes above its allocated ones, as a share of the latter.
+        gap: bytes that the allocator reserves beyond the allocated bytes, as a share of these.
     """
     by_life: dict[frozenset[Moment], list[Item]] = {}
     for allocation in held:  # few different lifetimes among hundreds of items
@@ -103,7 +103,7 @@ def phase_peaks(uses: Iterable[Use]) -> tuple[Use, ...]:
 
 
 def fullest(uses: Iterable[Use]) -> Use:
-    """Return the use with the most bytes; the first of equals."""
+    """Return the use with the most bytes; if several have as many, the first of them."""
     return max(uses, key=lambda use: use.bytes)
 
 
@@ -121,7 +121,7 @@ def _gap_item(allocated: int, gap: float) -> Item:
 
 
 def merge(items: Iterable[Item]) -> list[Item]:
-    """Return one item for all items of the same role, name and level, over all processes."""
+    """Merge the items of all processes: return one item for each role, name and level."""
     groups: dict[tuple[str, str, Level], list[Item]] = {}
     for item in items:
         groups.setdefault((item.role, item.name, item.level), []).append(item)
@@ -188,10 +188,10 @@ class Store:
 
 
 def verdict_of(store: Store, band: Band) -> Verdict:
-    """Return whether a store holds its peak.
+    """Return whether a store holds its peak: it fits, is risky, or does not fit.
 
-    A peak over the capacity does not fit. It is risky if the peak and the band together are over
-    the capacity. vLLM's share of a card is set, not predicted, so it gets no band. A host of
+    A peak above the capacity does not fit. It is risky if the peak plus the error band is above the
+    capacity. vLLM's share of a card is set, not predicted, so it gets no band. A host of
     unknown memory always fits.
     """
     peak = store.peak
@@ -203,7 +203,7 @@ def verdict_of(store: Store, band: Band) -> Verdict:
 
 
 def likely_worst(use: Use, band: Band) -> float:
-    """Return the bytes of a use if its predictions are too low by the whole band."""
+    """Return the bytes of a use if all its predictions are too low by the error band."""
     exact = sum(item.bytes for item in use.held if item.role == "rollout")
     return use.bytes + band.share * (use.bytes - exact)
 

@@ -45,7 +45,7 @@ class Explanation:
     phase: str
     """The phase of the run."""
     role: str
-    """The role whose memory it was, or the roles that it may have been."""
+    """The role that ran out of memory, or the roles that it may have been."""
     predicted: Footprint | None
     """The planned bytes of the process in that phase; None in phases without a plan."""
     measured: Footprint | None
@@ -59,7 +59,7 @@ class Explanation:
     findings: tuple[Finding, Finding, Finding, Finding]
     """The answers to the four questions."""
     room: int
-    """The most bytes that the plan may need so that the run would have fitted."""
+    """The largest planned peak, in bytes, with which the run would have fitted."""
     change: Suggestion | None
     """The smallest change that fits in this room; None if nothing was found."""
 
@@ -72,13 +72,13 @@ class Explanation:
 def explain(
     spec: RunSpec[Any], hardware: Hardware, constants: Constants, incident: Incident, phase: str
 ) -> Explanation:
-    """Explain an incident that the cluster has seen, in a phase of the run.
+    """Return why a process ran out of memory, and the smallest change that would have fitted.
 
     Args:
         spec: the run.
         hardware: the machines of the plan that the run was started with.
         constants: the constants of that plan.
-        incident: the incident.
+        incident: the incident, as the cluster saw it.
         phase: the phase in which it happened.
 
     Raises ConfigError for a model whose shape cannot be known.
@@ -104,7 +104,7 @@ def explain(
 def scene_of(
     spec: RunSpec[Any], hardware: Hardware, constants: Constants, incident: Incident, phase: str
 ) -> Scene:
-    """Return the plan of the place where memory ran out. Parameters and errors as in `explain`."""
+    """Return the card or host where memory ran out. Parameters and errors as in `explain`."""
     assert incident.seen is not None
     plan = weigh(spec, Ground(hardware, constants))
     job = plan.job
@@ -118,23 +118,24 @@ def scene_of(
 
 
 def role_of(scene: Scene, phase: str) -> str:
-    """Return the role whose memory it was, from the process or the phase, or all possible roles."""
+    """Return the role that ran out of memory, or all possible roles joined by "or"."""
     known = scene.incident.role or _ROLES.get(phase)
     return known or " or ".join(models_of(scene.job, _processes(scene.job, scene.seen.process)))
 
 
 def room_needed(scene: Scene) -> int:
-    """Return the most bytes that a plan may need so that it would have fitted.
+    """Return the largest planned peak, in bytes, with which the run would have fitted.
 
-    The result is at most the need of this plan, which was too much. If the process held more than
-    was predicted, the result is less than the room by the same factor.
+    This is the room of the card or host, divided by the ratio of measured to predicted bytes if
+    the process held too much. It is at most the peak of this plan, and equal to it if the room is
+    unknown.
     """
     need, room = scene.store.peak.bytes, room_of(scene)
     return need if room is None else max(1, min(need, int(room / _excess(scene))))
 
 
 def _excess(scene: Scene) -> float:
-    """Return the measured bytes over the largest predicted ones; at least 1."""
+    """Return the measured bytes divided by the largest predicted bytes; at least 1."""
 
     def size(footprint: Footprint) -> int:
         return footprint.host if scene.store.where == "host" else footprint.fullest
@@ -150,7 +151,7 @@ def _measured(scene: Scene) -> Footprint | None:
 
 
 def _on(slot: Slot, where: Where) -> Slot:
-    """Return the card, or its node alone."""
+    """Return the slot itself for a device, or its node's slot for a host."""
     return slot if where == "device" else Slot(slot.node)
 
 
@@ -166,7 +167,7 @@ def _use(store: Store, phase: str) -> Use:
 
 
 def _with_room(hardware: Hardware, store: Store, room: int) -> Hardware:
-    """Return the hardware with so much room on its hosts, or at most so much on its cards."""
+    """Return the hardware with `room` bytes on each host, or at most `room` on each card."""
 
     def smaller(node: Node) -> Node:
         if store.where == "host":
@@ -186,7 +187,7 @@ _NAMES = {
 
 
 def explanation_text(explanation: Explanation) -> str:
-    """Return the whole explanation as a block."""
+    """Return the explanation as text of several lines."""
     return "\n".join(
         [
             *_where(explanation),

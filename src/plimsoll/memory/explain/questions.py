@@ -18,9 +18,9 @@ from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import DividedShare
 
 _UNEVEN = 1.1
-"""A rank that holds more than this times its share was not divided as asked."""
+"""If a rank holds more than this times an equal share, the partitioning did not take effect."""
 _MUCH = 0.05
-"""The share of the capacity from which on other processes hold much."""
+"""Other processes hold much if they hold more than this share of the capacity."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Scene:
 
 
 def answer_questions(scene: Scene) -> tuple[Finding, Finding, Finding, Finding]:
-    """Answer the four questions, in the order in which to ask them."""
+    """Return the answers to the four questions, in the order in which to ask them."""
     return (
         _ask_free_memory(scene),
         _ask_partitioning(scene),
@@ -62,9 +62,9 @@ def answer_questions(scene: Scene) -> tuple[Finding, Finding, Finding, Finding]:
 
 
 def room_of(scene: Scene) -> int | None:
-    """Return the bytes that were available to the run when it began, or else now; None if unknown.
+    """Return the bytes that the run could use on the card or host; None if unknown.
 
-    Bytes that other processes hold are not available.
+    They are the bytes when the run began, or else now, without those that other processes hold.
     """
     state = scene.seen.before or scene.seen.after
     if state is None:
@@ -156,7 +156,7 @@ def _here(scene: Scene) -> Sequence[Process]:
 
 
 def models_of(job: PlannedJob, processes: Sequence[Process]) -> list[str]:
-    """Return the roles that live in these processes."""
+    """Return the roles in these processes, with "rollout" for an engine."""
     roles: dict[str, None] = {}
     for process in processes:
         roles |= dict.fromkeys(roles_in(job, process))
@@ -198,7 +198,7 @@ def _others_finding(question: str, held: int, capacity: int, named: Sequence[str
 
 
 def _card(seen: Sighting, state: NodeState) -> LiveCard | None:
-    """Return the card of the process; None too if the driver does not report its bytes."""
+    """Return the card of the process; None if it was not seen or the driver reports no bytes."""
     cards = (card for card in state.cards if card.index == seen.card)
     return next((card for card in cards if card.total_bytes), None)
 

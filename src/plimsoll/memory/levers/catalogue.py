@@ -1,7 +1,7 @@
 """The list of all memory levers, and the settings that each of them may write in a run.
 
-A new lever is a value in the list of the file of its settings. The levers of an engine are in the
-`levers.py` of its folder. Refusals, the suggestions of `plimsoll plan --suggest`,
+A new lever is one more entry in `LEVERS` of the file for its settings. The levers of an engine are
+in the `levers.py` of its folder. Refusals, the suggestions of `plimsoll plan --suggest`,
 the report of a run out of memory and the page of a plan offer all LEVERS.
 """
 
@@ -64,7 +64,7 @@ def in_section(spec: RunSpec[Any], role: RoleName, move: Move) -> Move:
 
     Args:
         spec: the run.
-        role: the role in whose section the keys are; "" for keys of the config.
+        role: the role in whose section the keys are; "" if they are full keys already.
         move: the move with keys of the section.
     """
     if not role:
@@ -76,9 +76,9 @@ def in_section(spec: RunSpec[Any], role: RoleName, move: Move) -> Move:
 
 
 def _reference_model(spec: RunSpec[Any]) -> Mapping[str, Any]:
-    """Return the keys of a reference's model that the config leaves to its default, the actor's.
+    """Return the settings of the actor's model as keys of the reference's model.
 
-    The config needs them as soon as it has another key of the reference.
+    They are its defaults, but must be written as soon as the config sets another reference key.
     """
     left_out = {"gradient_checkpointing", "checkpoint_every", "activation_offload"}  # of learning
     if spec.actor.model.dtype == fast_dtype(spec.cluster)[0]:  # as it is decided for the reference

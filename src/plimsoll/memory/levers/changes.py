@@ -1,4 +1,4 @@
-"""Changes to a config: as a diff, as flags; and the config that comes of them."""
+"""Changes to a config, shown as a diff or as flags, and the run that they result in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from plimsoll.timeline.levers import LeverValue
 
 @dataclass(frozen=True)
 class Change:
-    """A key of the config with another value."""
+    """A new value for a key of the config."""
 
     key: str
     before: LeverValue
@@ -41,20 +41,20 @@ class Change:
 
 
 def changes_between(spec: RunSpec[Any], values: Mapping[str, LeverValue]) -> tuple[Change, ...]:
-    """Return the changes that set keys to these values; keys with these values are left out."""
+    """Return the changes that set keys to these values, without keys that have them already."""
     made = (Change(key, value_at(spec.config, key), after) for key, after in values.items())
     return tuple(change for change in made if change.before != change.after)
 
 
 def flags_of(changes: Iterable[Change]) -> list[Flag]:
-    """Return the flags that make the changes, in values or in the text of a config."""
+    """Return a flag for each change, to apply to values or to the text of a config."""
     return [Flag(tuple(change.key.split(".")), change.after) for change in changes]
 
 
 def apply_changes(spec: RunSpec[Any], changes: Iterable[Change]) -> RunSpec[Any] | None:
-    """Return the run with changes in its written config; None if settings then conflict.
+    """Return the run after changes to its written config; None if settings then conflict.
 
-    Sections without a change have been checked already, and are kept.
+    Sections without a change are not checked again.
     """
     flags = flags_of(changes)
     sections = spec.written.model_dump(include={flag.path[0] for flag in flags})
@@ -68,7 +68,7 @@ def apply_changes(spec: RunSpec[Any], changes: Iterable[Change]) -> RunSpec[Any]
 
 
 def split_key(spec: RunSpec[Any], key: str) -> tuple[Role | None, str]:
-    """Return the role in whose section a key is, and the key there; for others None and the key."""
+    """Split a key into the role whose section it is in, or None, and the rest of the key."""
     for role in spec.roles.values():
         if key.startswith(f"{role.key}."):
             return role, key.removeprefix(f"{role.key}.")

@@ -1,7 +1,7 @@
 """The descent to a config that fits, and the ways out of a plan that does not.
 
-The cheapest lever that helps is turned, again and again until the config fits. Then every lever is
-taken back that is not needed. Each way out was planned as a whole, and has no shortage.
+The cheapest lever that helps is turned, again and again until the config fits. Then levers
+that are not needed are taken back. Each way out was planned with all its changes together.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Descent:
         return trial is not None and self.enough(trial)
 
     def descend(self, first: Lever | None = None) -> Turned:
-        """Turn levers until that is enough, or until no lever helps; return the turned levers.
+        """Turn levers until the trial is enough or no lever helps; return the turned levers.
 
         Args:
             first: the lever that is turned before all others, if it helps.
@@ -81,9 +81,10 @@ class Descent:
         return turned
 
     def _turn_next(self, turned: Turned, levers: Sequence[Lever]) -> Turned | None:
-        """Return the levers with one more turned, or with one turned further; None if none helps.
+        """Return the levers with one more turned, or turned further; None if no lever helps.
 
-        It is the first lever with a move after which less is lacking, with the strongest such move.
+        This is the first lever that has a move after which less is lacking. It makes the strongest
+        of these moves.
         """
         trial = self.trials.of(move_of(turned))
         assert trial is not None, "turned to what contradicts the rest"
@@ -96,12 +97,12 @@ class Descent:
         return None
 
     def _offers(self, others: Turned, lever: Lever) -> Sequence[Move]:
-        """Return the moves of a lever beside those of other levers."""
+        """Return the moves that a lever still offers when the other levers are turned."""
         trial = self.trials.of(move_of(others))
         return [] if trial is None else moves_of(lever, trial.situation)
 
     def take_back(self, turned: Turned, kept: Lever | None = None) -> Turned:
-        """Return fewer levers that are enough too, each with its mildest move that is enough.
+        """Return as few levers as are still enough, each with its mildest move that is enough.
 
         No lever is dearer than before. Keys that are not needed are left out.
 
@@ -177,11 +178,11 @@ class Descent:
 
 
 def first_enough(moves: Sequence[Move], is_enough: Callable[[Move], bool]) -> Move | None:
-    """Return the first move that is enough; None if none is, or the last of many is not.
+    """Return the mildest move that is enough; None if no move is.
 
     Args:
-        moves: the mildest first. Among many, every move after one that is enough is assumed to be
-            enough too.
+        moves: the mildest first. If there are more than 8, every move after one that is enough is
+            assumed to be enough too.
         is_enough: returns whether a move is enough.
     """
     if len(moves) <= _FEW:
@@ -202,11 +203,11 @@ _NOTHING = (
 
 
 def with_ways_out(plan: Plan, ground: Ground) -> Iterator[Problem]:
-    """Yield the shortages of a plan as problems, each with the settings that end all shortages.
+    """Yield a problem for each shortage of a plan; its fix has settings that end all shortages.
 
-    These are moves of single levers. If none of them leaves the result of training the same, a move
-    of several levers together comes first. If there are none, the fix has moves that mend this
-    problem alone.
+    The fix has moves of single levers. If all of them change the result of training, a move of
+    several levers together comes first. If nothing ends all shortages, the fix has moves that end
+    this shortage alone.
     """
     shortages = shortages_of(plan)
     trials = Trials(plan.job.spec, ground, {frozenset(): Trial(frozenset(), plan)})

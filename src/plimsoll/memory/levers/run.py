@@ -31,15 +31,15 @@ _STEP = 64
 
 
 def _smaller_micro_batches(at: Situation) -> Sequence[Move]:
-    """Return half the budget, a quarter and so on, down to the longest sequence (or pair)."""
+    """Return moves to 1/2, 1/4, ... of the token budget, down to the longest sequence (or pair)."""
     work = at.spec.workload
     return [{_MICRO_BATCH: tokens} for tokens in halves(work.budget, work.least_budget)]
 
 
 def _free_cards(at: Situation, nodes: int) -> int:
-    """Return the number of free cards on so many nodes; negative if there are too few cards.
+    """Return how many cards of `nodes` nodes are free; negative if there are too few cards.
 
-    Engines that share cards take none.
+    Engines that share the ranks' cards take none. On CPU the number is 0.
     """
     cards = nodes * len(at.hardware.nodes[0].cards)
     taken = at.spec.cluster.all_ranks + _cards_of_engines(at.spec)
@@ -55,7 +55,7 @@ def _cards_of_engines(spec: RunSpec[Any]) -> int:
 def _ranks_on_free_cards(at: Situation) -> Move:
     """Return the move to ranks on all free cards, as far as each rank gets a sequence (or pair).
 
-    Nothing if the critic has ranks of its own.
+    The move is empty if no rank can be added, or if the critic has its own ranks.
     """
     cluster = at.spec.cluster
     ranks = min(cluster.ranks + _free_cards(at, cluster.nodes), at.spec.workload.units)
@@ -106,9 +106,9 @@ def _nodes_for(at: Situation, ranks: int) -> int:
 
 
 def _ranks_of_critic(at: Situation) -> int:
-    """Return the number of ranks that a critic could get of its own.
+    """Return how many ranks of its own the critic could get.
 
-    0 if it has its own already, or cannot have them.
+    0 if the critic has its own ranks already, or cannot have them.
     """
     cluster = at.spec.cluster
     return cluster.ranks if _could_part(at.spec) and cluster.critic_ranks is None else 0

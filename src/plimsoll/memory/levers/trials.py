@@ -1,4 +1,4 @@
-"""Configs with changes, each planned once, with their shortages as levers see them."""
+"""Trials: configs with changes, each planned once, and which levers may help them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Trial:
 
     @cached_property
     def lacking(self) -> float:
-        """A measure of what is lacking, for comparisons of trials.
+        """The amount that is lacking, as a number to compare trials by; 0 if nothing is.
 
-        It adds up the shares by which each phase of each store is over the capacity. A process
-        without a card counts 1, an error more than everything else.
+        For each phase of each store it adds the bytes above the capacity divided by the capacity.
+        A process without a card adds 1. An error counts more than everything else.
         """
         errors = sum(problem.severity == "error" for problem in self.plan.problems)
         over = sum(share for _, _, share in self._overfull)
@@ -49,7 +49,7 @@ class Trial:
 
     @cached_property
     def _overfull(self) -> Sequence[tuple[Store, Use, float]]:
-        """Each card or host in each phase in which it is over its capacity, with the share."""
+        """The stores in the phases that may exceed their capacity, and by which share of it."""
         return [
             (store, use, share)
             for store in self.plan.stores
@@ -100,7 +100,10 @@ def _has_ranks(store: Store) -> bool:
 
 
 def _room(store: Store, band: Band, unwanted: Callable[[Item], bool]) -> Room | None:
-    """Return the bytes of a store besides the unwanted items; None if its capacity is unknown."""
+    """Return a store's capacity and bytes by phase, without the unwanted items.
+
+    None if its capacity is unknown.
+    """
     if store.capacity is None:
         return None
     uses = store.without(unwanted).phases
@@ -121,7 +124,7 @@ class Trials:
 
     @property
     def root(self) -> Trial:
-        """The config as written."""
+        """The trial of the config as written."""
         root = self.of({})
         assert root is not None, "a config whose settings contradict one another"
         return root

@@ -1,6 +1,6 @@
-"""The errors of too little room, with amount and reason. Levers give the ways out.
+"""Find what lacks memory, disk or cards, with amount and reason. Levers give the ways out.
 
-The top consumer of a plan is the items that break it: without them the rest would fit.
+The top consumer of an overfull store is the group of items without which the rest would fit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plimsoll.timeline.items import Item, Kind, Where
 
 @dataclass(frozen=True)
 class _TopConsumer:
-    """Items of a peak that could go together, the largest first."""
+    """The items of a role at a peak, all or of one kind, the largest first."""
 
     role: RoleName
     """The owner of the items."""
@@ -70,10 +70,10 @@ _OPTIONAL: tuple[Kind | None, ...] = (
 
 
 def find_top_consumer(store: Store, spec: RunSpec[Any]) -> _TopConsumer:
-    """Return the items that break an overfull store.
+    """Return the group of items that makes a store overfull.
 
-    Among the kinds without which the rest fits, this is the most optional, and the largest of that
-    kind. If there is no such kind, it is the largest of all.
+    Of the groups without which the rest fits, this is the most optional kind's largest group. If
+    there is no such group, it is the largest group of a role and kind.
     """
     kinds = sorted(_kinds(store), key=lambda consumer: -consumer.bytes)
     alone = [consumer for consumer in [*kinds, *_roles(store, spec)] if consumer.alone]
@@ -110,14 +110,14 @@ class Shortage:
     problem: Problem
     """The error, without its fix."""
     top: _TopConsumer | None = None
-    """The items on which a card or host breaks; None for processes that cannot start."""
+    """The items that make a card or host overfull; None for processes that cannot start."""
 
 
 _TOO_SMALL: Mapping[str, Code] = {"device": "device-memory", "host": "host-memory"}
 
 
 def find_missing(job: PlannedJob, disk: Sequence[Item], free_disk: int | None) -> Iterator[Problem]:
-    """Yield the errors of no card at all and of too little disk.
+    """Yield an error if CUDA is set but there is no card, and one if the disk is too small.
 
     Args:
         job: the run.
