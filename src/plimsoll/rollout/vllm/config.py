@@ -45,7 +45,7 @@ class VllmConfig(RolloutEngineConfig):
 
     @property
     def degrees(self) -> Mapping[str, int]:
-        """Over how many GPUs (or CPU processes) an engine is divided, by the keys that say so."""
+        """The numbers of GPUs (or CPU processes) that divide an engine, by their config keys."""
         return {
             "tensor_parallel": self.tensor_parallel,
             "pipeline_parallel": self.pipeline_parallel,
@@ -53,7 +53,7 @@ class VllmConfig(RolloutEngineConfig):
 
     @property
     def has_front(self) -> bool:
-        """Whether the engine's parts on cards are other processes than the one that is asked."""
+        """Whether requests go to another process than the processes on the cards."""
         return True
 
     def stage_of(self, part: int) -> int:
@@ -79,5 +79,5 @@ SAMPLING = VllmConfig
 
 
 def vllm_of(section: HasEngine) -> VllmConfig:
-    """Return the settings of vLLM of a section that has it as its engine."""
+    """Return the vLLM settings of a section, whose engine must be vLLM."""
     return section.settings_of(VllmConfig)
