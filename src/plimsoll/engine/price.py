@@ -61,7 +61,7 @@ class RoleWork:
 
 @dataclass(frozen=True)
 class TrainedTensors:
-    """What a trainer engine holds on one rank for a role that learns.
+    """The tensors of a role that learns, on one rank.
 
     Attributes:
         tensors: Weights, states, gradients, buffers, and copies on the way in and out.
@@ -277,7 +277,7 @@ def teacher_items(
     *,
     has_head: bool,
 ) -> Iterator[Allocation]:
-    """Yield what a teacher leaves for its student on a rank: hidden states, and its head.
+    """Yield the memory that a student needs of its teacher: hidden states, and the head.
 
     Args:
         teacher: The teacher's config.

@@ -36,8 +36,8 @@ each. Packs hardly ever have the same shape twice, and each library would keep 1
 sequences of one pack have about a hundred shapes."""
 
 _PATIENCE = timedelta(minutes=30)
-"""How long a rank waits for the others in a collective. NCCL's own 10 minutes are short where one
-of them reads a large model from a slow disk."""
+"""How long a rank waits for the others in a collective. NCCL's own 10 minutes are too short if a
+rank reads a large model from a slow disk."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def interface_to(address: str, port: int) -> str | None:
 
 
 def prepare_environment(place: Place) -> None:
-    """Set what DeepSpeed and PyTorch read from the environment; call before importing DeepSpeed."""
+    """Set environment variables for DeepSpeed and PyTorch; call it before importing DeepSpeed."""
     os.environ |= {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.ranks),
@@ -170,7 +170,7 @@ def join(place: Place) -> torch.device:
             world_size=place.ranks,
             timeout=_PATIENCE,
         )
-    # DeepSpeed 0.19.8 calls what torch 2.13 says is deprecated.
+    # DeepSpeed 0.19.8 calls functions that torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     import deepspeed
 
@@ -197,9 +197,9 @@ def ask_cuda_for_free_memory(accelerator: Any) -> None:
 def count_ranks_as_cards(accelerator: Any, ranks_per_node: int) -> None:
     """Tell DeepSpeed how many ranks share a node.
 
-    DeepSpeed 0.19.8 takes the cards that a process sees for those of its node (utils/groups.py,
-    coalesced_collectives.py, zero/stage3.py), and a rank sees one: each would be a node of its own,
-    and gradients that are quantised between nodes would be quantised within them.
+    DeepSpeed 0.19.8 counts the cards that a process sees as the cards of its node (utils/groups.py,
+    coalesced_collectives.py, zero/stage3.py), and a rank sees one card. So each rank would be a
+    node, and gradients that are quantised between nodes would be quantised within them.
     """
     accelerator.device_count = lambda: ranks_per_node
 

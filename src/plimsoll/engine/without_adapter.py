@@ -37,4 +37,4 @@ class WithoutAdapter:
         return self._adapted.gather(names)
 
     def share(self, role: str) -> None:
-        """Return None: the actor's engine counts what is divided."""
+        """Return None, because the actor's engine counts the divided tensors."""

@@ -80,13 +80,13 @@ class ZeroEngine:
             yield
         self._engine.train()
         if self._zero.stage == 3:
-            # After training, DeepSpeed keeps up to stage3_max_reuse_distance weights whole for a
-            # backward pass, and scoring has none.
+            # Once it has trained, DeepSpeed keeps up to stage3_max_reuse_distance weights gathered
+            # for a backward pass, and scoring has none.
             self._engine.optimizer.empty_partition_cache()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this micro-batch's share of the global mean loss."""
-        # DeepSpeed averages gradients over the ranks; shares of a global mean must be added.
+        # DeepSpeed averages gradients over the ranks, but shares of a global mean must be added.
         self._engine.backward(loss * self._place.ranks, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> float:

@@ -1,4 +1,4 @@
-"""The memory levers of ZeRO: what ranks divide, what waits in host memory, and in which numbers."""
+"""The memory levers of ZeRO: tensors are divided over ranks, moved to the host, or narrowed."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _stage_3(names: dict[int, str], optimizer: Any, rank: int) -> Masters:
         optimizer.checkpoint_event_prologue()  # no weight may be gathered meanwhile
         for i in range(len(tensors)):
             optimizer._reassign_or_swap_out_partitioned_parameters(i)
-        optimizer.checkpoint_event_epilogue()  # gathers the small ones, which stay whole
+        optimizer.checkpoint_event_epilogue()  # gathers small weights, which stay gathered
 
     parts = [
         part

@@ -40,7 +40,7 @@ def parameter_groups(module: nn.Module, settings: OptimizerConfig) -> list[dict[
 
 
 def _parts(parameters: Sequence[nn.Parameter], most: float) -> list[list[nn.Parameter]]:
-    """Split parameters into parts of at most so many elements; a larger parameter is alone."""
+    """Split parameters into parts of at most `most` elements; a larger parameter is alone."""
     parts: list[list[nn.Parameter]] = []
     room = 0.0
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""What ZeRO requires of a config and of a machine, and the messages that say so."""
+"""ZeRO's requirements on a config and on a machine, and the messages about them."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _lost_updates(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
-    """Yield what DeepSpeed compiles with; on CPUs ZeRO++ is refused whatever is installed."""
+    """Yield the tools that DeepSpeed compiles with; on CPUs none for ZeRO++, which is refused."""
     for name, (_, zero) in _trained_roles(spec).items():
         if zero.optimizer_offload == "cpu" and not is_adam_built():
             key = f"{name}.zero.optimizer_offload"

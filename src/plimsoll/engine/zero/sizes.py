@@ -13,7 +13,7 @@ from plimsoll.shapes.shape import ModelShape, parameter_tensors, small_parameter
 from plimsoll.spec.roles import HeadKind
 
 _NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
-_NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales, and fp32 ones of blocks of 256 of them
+_NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales; an fp32 scale for each 256 of these
 _MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / 256)}  # both; 8 bits: fp32 scales of 256
 
 
@@ -53,8 +53,8 @@ class Counts:
     """Elements of one role's parameters, and their bytes.
 
     Attributes:
-        trained: Parameters with gradients, without those in 4 bits.
-        frozen: Parameters without gradients, without those in 4 bits.
+        trained: Parameters with gradients; parameters in 4 bits do not count.
+        frozen: Parameters without gradients; parameters in 4 bits do not count.
         largest: Elements of the largest trained tensor.
         element: Bytes of a weight.
         moments: Bytes of both Adam moments.
@@ -76,7 +76,7 @@ class Counts:
 
     @property
     def stored(self) -> int:
-        """The number of elements in which all weights are stored, those in 4 bits too."""
+        """The number of elements in which all weights are stored, with weights in 4 bits packed."""
         return self.trained + self.frozen + self.quantized // 2 // self.element
 
 
