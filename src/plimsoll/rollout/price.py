@@ -92,7 +92,7 @@ class CrowdedCard:
         name: the card's name and place.
         capacity: its usable bytes.
         moment: when it is fullest.
-        bytes: what it would hold then.
+        bytes: the bytes that it would hold then.
         beside: how many of these bytes are not the engine's.
     """
 

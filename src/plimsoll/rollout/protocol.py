@@ -26,7 +26,7 @@ the prompt, and how many of them the cache had."""
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What an engine is built from.
+    """The description from which an engine is built.
 
     Attributes:
         index: which of the run's engines this is.
@@ -171,7 +171,7 @@ class RolloutEngine(Protocol):
 
 
 ENGINE_ENDED = "its engine process ended"
-"""What `RolloutEngine.watch` returns for an engine whose own processes are gone."""
+"""The reason that `RolloutEngine.watch` returns for an engine whose own processes are gone."""
 
 
 @dataclass(frozen=True)

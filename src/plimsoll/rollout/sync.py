@@ -104,7 +104,7 @@ def prepare_sync(
         config: the settings of the sync.
         probe: token sequences, each of 2 tokens or more.
         send_first: the trainer holds other weights than the files, because it quantised them;
-            engines get those before they are compared.
+            engines get the trainer's weights before they are compared.
         merged_in_bfloat16: engines get an adapter merged into bfloat16 weights.
 
     Raises:

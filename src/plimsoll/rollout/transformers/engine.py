@@ -56,7 +56,7 @@ class TransformersEngine:
         self._model.eval().requires_grad_(False)
         if self._model.config._attn_implementation == "sdpa":
             self._model.set_attn_implementation(GROUPED)
-        # Not the model's own: a repetition penalty, say, is nothing that the trainer knows of.
+        # Not the model's own config: the trainer knows nothing of, say, its repetition penalty.
         self._model.generation_config = GenerationConfig()
         self._arrivals = Arrivals(())
 
@@ -68,7 +68,7 @@ class TransformersEngine:
         limits = [most for most in request.most_tokens() for _ in range(request.responses)]
         ends = torch.tensor(self._decoder.end_tokens, device=self._spec.device)
         recorder = Recorder(sampling, tokens.shape[1], ends)
-        # The engine's own card: torch warns where it has to fork the generators of several.
+        # Only the engine's card: torch warns if it has to fork the generators of several cards.
         cards = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
         with torch.random.fork_rng(cards):
             torch.manual_seed(request.seed + request.first)
@@ -180,7 +180,7 @@ class TransformersEngine:
         self._version = version
 
     async def read_memory(self) -> Reading:
-        """Return what this process holds, and its peaks since the last call."""
+        """Return the memory of this process, and its peaks since the last call."""
         return read_memory(torch.device(self._spec.device))
 
     async def take_adapter(self, files: AdapterFiles) -> int:

@@ -11,7 +11,7 @@ from plimsoll.config.base import OptionValue, PositiveFloat, PositiveInt, Share
 from plimsoll.config.engines import HasEngine, RolloutEngineConfig
 
 ArgumentValue = OptionValue | list[Any] | dict[str, Any]
-"""What an argument of vLLM's may be."""
+"""The values that an argument of vLLM may have."""
 
 
 def _with_lists(value: object) -> object:
@@ -29,15 +29,15 @@ class VllmConfig(RolloutEngineConfig):
     pipeline_parallel: PositiveInt = 1
     """Stages per engine, each with consecutive layers on `tensor_parallel` GPUs of its own."""
     sleep_level: Literal[0, 1, 2] = 0
-    """What shared engines give up while the ranks train: 0 nothing, 1 the KV cache, with weights
-    moved to host memory, 2 both dropped. A sync brings all weights, but for `adapter: separate`:
-    2 spares two copies of them in each step."""
+    """What shared engines give up while the ranks train. 0: nothing. 1: the KV cache; weights are
+    moved to host memory. 2: both are dropped. A sync brings all weights again, except for `adapter:
+    separate`, so 2 spares two copies of them in each step."""
     memory_share: Share = 0.5
-    """The share of the whole card that vLLM takes (its gpu_memory_utilization)."""
+    """The share of the card's total memory that vLLM takes (its gpu_memory_utilization)."""
     cpu_kv_cache_gib: PositiveFloat = 0.5
     """Size of the KV cache on CPU, GiB per engine, or per process of it."""
     adapter: Literal["merged", "separate"] = "merged"
-    """How an actor's adapter gets to the engines. merged: as whole weights, merged out of place;
+    """How an actor's adapter gets to the engines. merged: as full weights, merged out of place;
     separate: the adapter alone, by vLLM's LoRA: a small part of the bytes, with slower sampling."""
     arguments: Annotated[dict[str, ArgumentValue], BeforeValidator(_with_lists)] = Field(default={})
     """Further arguments of vLLM's AsyncEngineArgs by their names, such as enforce_eager,

@@ -62,8 +62,8 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.threads)}
     cpu |= kernel_limits()
     if spec.rollout.parts == 1:
-        # The model lives in the engine's own process. vLLM would give it another, which takes as
-        # long again to start, only to bind its threads to cores; ours float.
+        # Keep the model in the engine's own process. vLLM would start a second one, which takes as
+        # long again, only to bind its threads to cores; our threads are not bound.
         cpu |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return common | cpu
 
@@ -168,7 +168,7 @@ class VllmEngine:
         except Exception as error:
             if self._llm.errored:
                 raise
-            # As torch raises it: most likely the card is full, which only the text tells.
+            # RuntimeError, as torch raises it: most likely the card is full; only the text says so.
             raise RuntimeError(str(error)) from error
 
     async def begin_sync(self, names: tuple[str, ...]) -> None:
@@ -179,7 +179,7 @@ class VllmEngine:
 
     async def receive(self, bucket: WeightBucket) -> int:
         """Hand a bucket to the workers in shared memory; return its bytes."""
-        # Memory that other processes can open, and that goes with this one, however it ends.
+        # Other processes can open this memory, and it is freed with this process, however it ends.
         with open(os.memfd_create("weights"), "wb") as file:
             bucket.data.tofile(file)
             file.flush()
@@ -222,7 +222,7 @@ class VllmEngine:
         host = read_host(self._children)
         if self._spec.device == "cpu":
             return Reading(host)
-        # Reading a card from here would make a CUDA context of our own on it.
+        # Reading a card in this process would make one more CUDA context on the card.
         cards = await self._llm.collective_rpc("plimsoll_read_card")
         readings = [CardReading(*numbers) for numbers in cards]
         return Reading(host, max(readings, key=lambda card: card.peak_used))
@@ -296,7 +296,7 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
         # vLLM rewinds the seeded generator of a prompt that is prefilled in parts, which CPU
         # generators cannot.
         "enable_chunked_prefill": on_gpu,
-        # The sampler's log-probs are those of the distribution that was sampled from.
+        # Log-probs of the distribution that was sampled from.
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "worker_extension_cls": "plimsoll.rollout.vllm.receiver.WeightReceiver",

@@ -51,7 +51,7 @@ class CardShare:
     Attributes:
         requested: the full share.
         weights: the weights.
-        fixed: what is neither weights nor KV cache.
+        fixed: all that is neither weights nor KV cache.
     """
 
     requested: int
@@ -60,7 +60,7 @@ class CardShare:
 
     @property
     def kv_cache(self) -> int:
-        """What is left for the KV cache; below 0 vLLM does not start."""
+        """The bytes that are left for the KV cache; below 0 vLLM does not start."""
         return self.requested - self.weights - self.fixed
 
 

@@ -170,7 +170,7 @@ def cpu_heads(site: EngineSite) -> Iterator[Problem]:
 def free_share(
     site: EngineSite, cards: Sequence[int], free_bytes: Sequence[int]
 ) -> Iterator[Problem]:
-    """Refuse engines if other processes hold what vLLM asks for at its start, before ranks load.
+    """Refuse engines if the memory that vLLM takes at its start, before ranks load, is not free.
 
     Args:
         site: the engines and their hardware.

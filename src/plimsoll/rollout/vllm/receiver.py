@@ -63,7 +63,7 @@ def _with_room_for_the_stage_before() -> None:
     CPUModelRunner.load_model = load_with_buffer
 
 
-# Here, because vLLM imports this module in each worker, before its kernels are chosen.
+# Patch vLLM at import: each worker imports this module before it chooses its kernels.
 write_stacks_when_asked()
 if current_platform.is_cpu():
     _without_amx_attention()
@@ -92,7 +92,7 @@ class WeightReceiver:
     def plimsoll_receive(self, file: str, tensors: list[list[Any]]) -> None:
         """Load the tensors that lie one behind the other in a file in shared memory."""
         sent = [SentTensor(n, dtype, tuple(shape), size, h) for n, dtype, shape, size, h in tensors]
-        # Layers keep the tensors until they are complete: what is mapped outlives the file.
+        # Layers keep the tensors until they are complete, and a mapping outlives its file.
         data = torch.from_file(file, size=Path(file).stat().st_size, dtype=torch.uint8)
         pieces = split_bytes(sent, data)
         for tensor in sent:

@@ -68,7 +68,7 @@ FIXED = {
 
 
 def check_arguments(vllm: VllmConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the names under `rollout.vllm.arguments`."""
+    """Yield the names under `rollout.vllm.arguments` that are unknown, fixed or set by Plimsoll."""
     known = _known() if vllm.arguments else None
     for name, value in vllm.arguments.items():
         key, given = f"rollout.vllm.arguments.{name}", show(value)
@@ -179,7 +179,7 @@ def _adapter_room(spec: RunSpec[Any]) -> int | None:
 
 
 def _model(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
-    """Yield what vLLM cannot do with the heads and layers of the model that `key` gives."""
+    """Yield the problems of vLLM with heads and layers of the model that `key` gives."""
     vllm, model = _vllm(spec), read_model_json(path)
     heads, size = model.get("num_attention_heads"), head_sizes(path).keys
     if isinstance(heads, int) and heads % vllm.tensor_parallel:
@@ -212,7 +212,7 @@ def _is_on_cpu(spec: RunSpec[Any]) -> bool:
 
 
 def _files(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what is wrong with the files of a draft model."""
+    """Yield the faults of a draft model's files."""
     if (draft := draft_model(_vllm(spec))) is not None:
         yield from check_model(*draft, tokenizer=False)
 

@@ -37,7 +37,7 @@ _HOLDING = frozenset(
         *("quantization_config", KEPT_ASLEEP),
     }
 )
-"""Arguments of vLLM's that change what it holds."""
+"""Arguments of vLLM that change how much memory it holds."""
 _PER_CHANNEL, _PER_TENSOR = "fp8_per_channel", "fp8_per_tensor"
 _ON_CPU = _PER_CHANNEL
 FP8_UNITS = (8, 9)
@@ -50,7 +50,7 @@ QUANTIZED: Mapping[str, float] = {
 }
 """Bytes of a linear layer's weight by vLLM's `quantization`, where vLLM rounds a model of 16 bits
 itself (vLLM 0.32: config/quantization.py, `_ONLINE_SHORTHANDS`; `fp8` is its older name of
-fp8_per_tensor). A scale of a byte for each 32 weights counts; those of whole channels are few."""
+fp8_per_tensor). Scales of one byte for each 32 weights count; scales of full channels are few."""
 
 
 def has_dropped_draft(vllm: VllmConfig) -> bool:

@@ -55,7 +55,7 @@ def vllm_extract(name: str, tokenizer: PreTrainedTokenizerBase) -> ExtractCalls:
     """
     parser = _parser_class(name)
     for room in ("vllm.tool_parsers", "vllm.parser"):
-        # They log a traceback for each call that they cannot read; the policy is told instead.
+        # Parsers log a traceback for each call that they cannot read; the policy gets a message.
         logging.getLogger(room).setLevel(logging.CRITICAL)
     begin, lock = re.compile(_BEGINS.get(name, _BEGIN)), Lock()
     parsers: dict[str, tuple[ToolParser, ChatCompletionRequest]] = {}
