@@ -29,9 +29,9 @@ class VllmConfig(RolloutEngineConfig):
     pipeline_parallel: PositiveInt = 1
     """Stages per engine, each with consecutive layers on `tensor_parallel` GPUs of its own."""
     sleep_level: Literal[0, 1, 2] = 0
-    """What shared engines give up while the ranks train. 0: nothing. 1: the KV cache; weights are
-    moved to host memory. 2: both are dropped. A sync brings all weights again, except for `adapter:
-    separate`, so 2 spares two copies of them in each step."""
+    """What shared engines give up while the ranks train. 0: nothing. 1: the KV cache; weights move
+    to host memory. 2: both are dropped. A sync brings all weights (not with `adapter: separate`),
+    so 2 spares two copies of them in each step."""
     memory_share: Share = 0.5
     """The share of the card's total memory that vLLM takes (its gpu_memory_utilization)."""
     cpu_kv_cache_gib: PositiveFloat = 0.5
