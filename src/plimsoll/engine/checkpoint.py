@@ -1,11 +1,11 @@
 """A trained role's checkpoint: masters, moments and moving average as stretches of named weights.
 
-Every rank writes the stretches that it holds to safetensors files of its own; at a resume every
-rank reads those that it then holds, whoever wrote them. So a run goes on with another number of
-ranks, another ZeRO stage or another offload; on the same ones, bit for bit, and then every stretch
-is held against its checksum. The model's weights are the masters', rounded. The moments of 8-bit
-Adam are quantised in blocks of what a rank held, and are read back by a run that is divided in the
-same way alone.
+Every rank writes its stretches to its own safetensors files. On resume, every rank reads the
+stretches that it then holds from the files of all ranks. So a run can go on with another number of
+ranks, ZeRO stage or offload. With the same ones, the values are restored bit for bit, and every
+stretch is checked against its checksum. The model's weights are the masters, rounded. 8-bit Adam
+quantises its moments in blocks within a rank's share, so only a run that is divided in the same way
+can read them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from plimsoll.run.files import explaining_errors
 
 @dataclass(frozen=True)
 class Stretch:
-    """A stretch of one weight, within a tensor that a rank's optimizer updates (a master).
+    """A contiguous part of one weight, and its place in a master (a tensor that a rank updates).
 
     Attributes:
         name: The weight's name in the module.
-        start: The first element, in the whole, flattened weight.
+        start: The index of the first element in the full, flattened weight.
         master: The index of the master that holds the stretch.
-        offset: The first element, in the master.
-        size: Elements.
+        offset: The index of the first element in the master.
+        size: The number of elements.
     """
 
     name: str
@@ -47,19 +47,19 @@ class Stretch:
 
 
 Rows = Mapping[str, Sequence[Tensor]]
-"""A flat tensor for each master of the rank, by kind (master, exp_avg, ...)."""
+"""For each kind of state (master, exp_avg, ...), one flat tensor per master of the rank."""
 
 
 def write_rows(rows: Rows, parts: Sequence[Stretch], directory: Path, rank: int) -> None:
-    """Write this rank's stretches."""
+    """Write this rank's stretches to safetensors files in the directory."""
     for number, tensors in enumerate(_files(_stretches(rows, parts))):
         _write(tensors, directory / f"rank-{rank:05d}-{number:05d}.safetensors")
 
 
 def _write(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write tensors of this host, and in the file's metadata the checksum of each.
+    """Write tensors in host memory to a file, with their checksums in its metadata.
 
-    With the checksums, tensors that a disk or a copy changed are not trained on.
+    A resume checks them, so that it does not train on tensors that a disk or a copy changed.
     """
     with explaining_errors(path):
         save_file(tensors, path, {name: hash_bytes(tensor) for name, tensor in tensors.items()})
@@ -106,14 +106,14 @@ class _StoredTensor:
 
     @property
     def elements(self) -> int:
-        """The elements of a flat tensor."""
+        """The number of elements of a flat tensor."""
         return int(self.file.get_slice(self.key).get_shape()[0])
 
     def read(self, begin: int = 0, end: int | None = None) -> Tensor:
-        """Return the elements of a flat tensor from `begin` to `end`, or all of any tensor.
+        """Return elements `begin` to `end` of a flat tensor; without `end`, the full tensor.
 
         Raises:
-            SafetensorError: A whole tensor is not what was written.
+            SafetensorError: The full tensor was read, and its checksum does not match.
         """
         if end is not None and end - begin != self.elements:
             part: Tensor = self.file.get_slice(self.key)[begin:end]
@@ -132,7 +132,7 @@ def _read_file(path: Path) -> Iterator[_StoredTensor]:
 
 
 def _read_stretches(directory: Path) -> Iterator[tuple[str, int, str, _StoredTensor]]:
-    """Yield (kind, first element in the whole weight, its name, stored tensor) from all files."""
+    """Yield (kind, index of first element in the weight, weight's name, stored tensor)."""
     for path in sorted(directory.glob("rank-*-*.safetensors")):
         for tensor in _read_file(path):
             kind, start, name = tensor.key.split("/", 2)
@@ -149,10 +149,10 @@ def _refuse_broken_files(directory: Path) -> Iterator[None]:
 
 
 def read_rows(rows: Rows, parts: Sequence[Stretch], directory: Path) -> None:
-    """Fill this rank's stretches with what all ranks wrote.
+    """Fill this rank's stretches in `rows` from the files of all ranks.
 
     Raises:
-        ConfigError: A file cannot be read, or an element is in none.
+        ConfigError: A file cannot be read, or no file holds some element.
     """
     missing = len(rows) * sum(part.size for part in parts)
     by_name: dict[str, list[Stretch]] = {}
@@ -169,9 +169,9 @@ def read_rows(rows: Rows, parts: Sequence[Stretch], directory: Path) -> None:
 
 
 def _fill(row: Tensor, part: Stretch, start: int, tensor: _StoredTensor) -> int:
-    """Copy the elements that the part shares with a stored stretch; return how many.
+    """Copy the elements that the part shares with a stored stretch; return their number.
 
-    `start` is the stored stretch's first element in the whole weight.
+    `start`: the index of the stored stretch's first element in the full weight.
     """
     begin, end = max(part.start, start), min(part.start + part.size, start + tensor.elements)
     if begin >= end:
@@ -182,10 +182,10 @@ def _fill(row: Tensor, part: Stretch, start: int, tensor: _StoredTensor) -> int:
 
 
 def read_weights(directory: Path, kind: str) -> dict[str, Tensor]:
-    """Return whole weights, flat, by their names in the module.
+    """Return one kind of state, such as `master`, of all weights: flat tensors by module name.
 
-    They are put together from what all ranks wrote of a kind, such as `master`, and mapped from the
-    files if one stretch holds all.
+    The stretches of all ranks are joined. If one stretch is the full weight, it is mapped from its
+    file.
 
     Raises:
         ConfigError: A file cannot be read, a stretch is missing, or there are none of the kind.
@@ -213,7 +213,7 @@ def _join_pieces(directory: Path, name: str, pieces: Sequence[tuple[int, Tensor]
 
 
 def write_blocks(states: Sequence[Mapping[str, object]], directory: Path, rank: int) -> None:
-    """Write the state of an 8-bit optimizer for each master, as it is."""
+    """Write the 8-bit optimizer's state of each of this rank's masters, unchanged."""
     tensors = {
         f"{number}/{name}": value.to("cpu", copy=True)
         for number, state in enumerate(states)
@@ -224,7 +224,7 @@ def write_blocks(states: Sequence[Mapping[str, object]], directory: Path, rank: 
 
 
 def read_blocks(directory: Path, rank: int) -> dict[int, dict[str, Tensor]]:
-    """Return what `write_blocks` wrote, by the number of the master."""
+    """Return the states that `write_blocks` wrote on a rank: tensors by name, by master's index."""
     states: dict[int, dict[str, Tensor]] = {}
     with _refuse_broken_files(directory):
         for tensor in _read_file(directory / _blocks(rank)):
@@ -238,7 +238,7 @@ def _blocks(rank: int) -> str:
 
 
 def broken_checkpoint(directory: Path, why: str) -> ConfigError:
-    """Return the error of a checkpoint that lacks something."""
+    """Return the error for an incomplete or damaged checkpoint; `why`: what is wrong with it."""
     return ConfigError(
         f"{directory} holds no whole checkpoint of this role ({why}). Resume from another "
         f"checkpoint (remove this one), or start a new run.directory."

@@ -1,4 +1,4 @@
-"""Files for others: the whole trained model, or the adapter alone."""
+"""Files for other programs: the full trained model, or the adapter alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from plimsoll.model.value import ValueModel
 
 
 def write_model(engine: Engine, companion_files: Companions, directory: Path, rank: int) -> None:
-    """Write a Hugging Face directory, gathered bucket by bucket to rank 0's host memory."""
+    """Write the model as a Hugging Face directory; all ranks must call it.
+
+    Weights are gathered bucket by bucket into rank 0's host memory.
+    """
     state: dict[str, Tensor] = {}
     for names in plan_buckets(engine, SAVE_BUCKET):
         with plain_weights(engine, names) as weights:
@@ -46,14 +49,17 @@ class AdapterFiles:
 
 
 def write_adapter(engine: Engine, companion_files: Companions, directory: Path, rank: int) -> None:
-    """Write a PEFT directory: what was trained, and nothing of the base."""
+    """Write the trained parameters, without the base, as a PEFT directory.
+
+    All ranks must call it.
+    """
     with _gather_trained(engine) as tensors:
         if rank == 0:
             save_adapter(_model(engine), tensors, companion_files, directory)
 
 
 def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | None:
-    """Return the adapter for an engine that samples, on rank 0; None on the others."""
+    """Return the adapter's PEFT files on rank 0, None on other ranks; all ranks must call it."""
     with _gather_trained(engine) as tensors:
         if rank > 0:
             return None

@@ -1,6 +1,6 @@
 """Memory of this process and its card: readings, and memory errors that name role and bytes.
 
-Readings are compared with the plan. Memory errors are Torch's and Python's, turned into one.
+Readings are compared with the plan. Memory errors of torch and of Python become OutOfMemory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from plimsoll.run.readings import CardReading, DividedShare, Footprint, Reading
 
 
 def read_memory(device: torch.device) -> Reading:
-    """Read this process, and restart the peaks of its card."""
+    """Return the memory of this process and of its card; restart the card's peaks."""
     return Reading(read_host(), read_card(device) if device.type == "cuda" else None)
 
 
 def read_card(device: torch.device) -> CardReading:
-    """Read the card, and restart torch's peaks."""
+    """Return the card's memory and how busy the card is; restart torch's peaks."""
     free, total = torch.cuda.mem_get_info(device)
     reading = CardReading(
         peak_allocated=torch.cuda.max_memory_allocated(device),
@@ -42,8 +42,8 @@ def read_card(device: torch.device) -> CardReading:
 _CPU = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|could not create a primitive$"
 )
-"""Messages of torch's allocator, and of oneDNN without memory for a kernel's code. What oneDNN
-cannot compute at all it reports of a primitive *descriptor*."""
+"""Messages of torch's allocator, and of oneDNN without memory for a kernel's code. For an operation
+that oneDNN cannot compute at all, its message says primitive *descriptor*."""
 _CARD = re.compile(
     r"CUDA (?:error|failure \d+).*out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
@@ -60,12 +60,12 @@ def explain_shortage(
 ) -> Iterator[None]:
     """Turn an allocation that fails inside the block into OutOfMemory.
 
-    torch.OutOfMemoryError is a RuntimeError; on CPU the allocator raises a plain one. A loss of the
-    user's own may run out of memory like anything else.
+    torch.OutOfMemoryError is a RuntimeError; on CPU torch raises a plain RuntimeError. A user's
+    loss function that runs out of memory (FunctionFailed) counts, too.
 
     Args:
         device: The device that the process computes on.
-        role: Returns the role that is worked with; called only after a failure.
+        role: Returns the role at work; called only after a failure.
         shares: Returns what the rank holds of divided roles; called only after a failure.
     """
     try:
@@ -99,10 +99,10 @@ def _is_of_card(error: RuntimeError | MemoryError) -> bool:
 
 
 def footprint(device: torch.device) -> Footprint | None:
-    """Return what this process holds now; None if it never used its card.
+    """Return the memory that this process holds now; None if it has not initialised CUDA.
 
-    A process in front of an engine that has a process of its own never did: a context, made to
-    look, would take more of a card that is full.
+    The front process of an engine with its own processes never initialises CUDA: a context, made
+    only to read the card, would take more memory of a full card.
     """
     if device.type != "cuda":
         return Footprint(process_bytes())

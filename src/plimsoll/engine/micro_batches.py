@@ -15,7 +15,7 @@ from plimsoll.records import BatchCounts, Floats, Pack
 
 S = TypeVar("S")
 Shares = dict[str, list[torch.Tensor | float]]
-"""The share of each micro-batch in a metric, by the metric's name."""
+"""For each metric's name, the shares of the micro-batches."""
 
 
 def score(
@@ -24,9 +24,9 @@ def score(
     forward: Callable[[PackTensors], Tensor],
     device: torch.device,
 ) -> list[Floats]:
-    """Return what `forward` gives for each pack: in fp32, in host memory, without gradients.
+    """Return the result of `forward` for each pack: fp32, in host memory, without gradients.
 
-    `forward` calls the engine's.
+    `forward` calls the engine's `forward`.
     """
     with engine.scoring():
         pack_scores = [forward(PackTensors.from_pack(pack, device)).float() for pack in packs]
@@ -42,16 +42,16 @@ def losses(
     objective: Objective[S],
     device: torch.device,
 ) -> Iterator[LossOutput]:
-    """Yield the loss of each pack as it is asked for.
+    """Yield the loss and metrics of each pack, computed when the caller asks for them.
 
-    Each pack has one of the streams. The counts are those of the step, over all ranks.
+    `streams`: one per pack. `counts`: the counts of the optimizer step, over all ranks.
     """
     for pack, stream in zip(packs, streams, strict=True):
         yield objective.loss(engine, PackTensors.from_pack(pack, device), stream, counts)
 
 
 def learn(engine: TrainedEngine, outputs: Iterable[LossOutput]) -> dict[str, float]:
-    """Add up the packs' gradients; return the rank's share of the loss and of its metrics."""
+    """Add up the gradients of the losses; return the rank's share of the loss and metrics."""
     shares: Shares = {}
     for output in outputs:
         engine.backward(output.loss)
@@ -69,7 +69,7 @@ def measure(engine: Engine, outputs: Iterable[LossOutput]) -> dict[str, float]:
 
 
 def _add_shares(shares: Shares, output: LossOutput) -> None:
-    """Keep a micro-batch's numbers on the device that they are on."""
+    """Add a micro-batch's loss and metrics to `shares`; tensors stay on their device."""
     for name, share in ({"loss": output.loss} | output.metrics).items():
         value = share.detach() if isinstance(share, torch.Tensor) else share
         shares.setdefault(name, []).append(value)
@@ -78,7 +78,7 @@ def _add_shares(shares: Shares, output: LossOutput) -> None:
 def _totals(shares: Shares) -> dict[str, float]:
     """Return the sums, by metric; call it only after the last micro-batch.
 
-    To read a number of a card, the host waits until the card has done all that it was given, and
-    could not prepare the next micro-batch meanwhile.
+    To read a number from a card, the host waits until the card has done all queued work. Meanwhile
+    it could not prepare the next micro-batch.
     """
     return {name: sum(map(float, values), 0.0) for name, values in shares.items()}

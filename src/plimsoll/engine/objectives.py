@@ -1,8 +1,8 @@
 """The objectives that roles learn: a forward of one micro-batch, and its share of the loss.
 
-An objective is a frozen dataclass that crosses to the ranks with every step; with it goes, for
-every micro-batch, a stream: what a micro-batch carries besides its tokens. `Worker.train` takes any
-that has the method `loss` of `protocol.Objective`.
+An objective is a frozen dataclass that is sent to the ranks with every optimizer step. One stream
+goes with it for each micro-batch: the micro-batch's data besides its tokens. `Worker.train` accepts
+any object with the method `loss` of `protocol.Objective`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from plimsoll.records import BatchCounts, Bools, Floats
 class NllObjective:
     """The mean negative log-likelihood of the learned tokens, for supervised fine-tuning.
 
-    Micro-batches carry the noise on their embeddings, or None. Tokens are learned at temperature 1,
-    whatever the role samples with.
+    The stream is the noise on the micro-batch's embeddings, or None. Tokens are learned at
+    temperature 1, whatever the role samples with.
     """
 
     def loss(
@@ -105,10 +105,10 @@ class DistillationObjective:
 
 @dataclass(frozen=True)
 class PreferenceObjective:
-    """A preference loss on packs of pairs, and the chosen response's likelihood beside it.
+    """A preference loss on packs of pairs, plus the chosen response's likelihood.
 
-    See `pack_pairs`. Micro-batches carry each sequence's log-prob under the reference; None for a
-    reference-free loss.
+    `pack_pairs` makes the packs. The stream is each sequence's log-prob under the reference, or
+    None for a reference-free loss.
     """
 
     preference_loss: Choice
@@ -136,8 +136,8 @@ class PreferenceObjective:
 class RewardObjective:
     """A reward model's objective on packs of pairs: a reward loss, and the centring of the scores.
 
-    See `pack_pairs`; the samples end where they are scored. Micro-batches carry how far each pair's
-    chosen score should be ahead; 0 if the data has no margins.
+    `pack_pairs` makes the packs; each sequence is scored at its end. The stream is each pair's
+    margin, by which the chosen score should be higher; 0 if the data has none.
     """
 
     reward_loss: Choice
@@ -155,27 +155,27 @@ class RewardObjective:
 
 @dataclass(frozen=True)
 class ProcessObjective:
-    """A process reward model's objective: whether each step of a response is right.
+    """A process reward model's objective: predict the label of each step of a response.
 
-    The learned tokens of its packs are the steps' last ones. Micro-batches carry their steps'
-    labels, in packed order.
+    The learned tokens are the last tokens of these steps. The stream is the steps' labels, in
+    packed order.
     """
 
     def loss(
         self, engine: Engine, pack: PackTensors, stream: Floats, counts: BatchCounts
     ) -> LossOutput:
-        """Return the micro-batch's share of the loss on the steps' labels."""
+        """Return the micro-batch's share of the loss on the labels of the responses' steps."""
         scores_L = engine.forward(at_marks(pack))
         return process_loss(scores_L, send_one(stream, scores_L.device), counts)
 
 
 @dataclass(frozen=True)
 class FeedbackStream:
-    """What a micro-batch carries for a feedback loss, for each sequence that is no filler.
+    """A micro-batch's data for a feedback loss: one entry per sequence, without fillers.
 
     Attributes:
         reference_logprobs_S: The sequence's log-prob under the reference.
-        desirable_S: Its label.
+        desirable_S: Whether the response is desirable.
     """
 
     reference_logprobs_S: Floats
@@ -188,8 +188,8 @@ class FeedbackObjective:
 
     Attributes:
         feedback_loss: The loss's name and settings.
-        kl: The KL of the whole step; see `FeedbackLossInputs`.
-        labels: The labels of the whole step, counted; see `FeedbackLossInputs`.
+        kl: The KL of the full optimizer step; see `FeedbackLossInputs`.
+        labels: The counts of the labels in the full optimizer step.
     """
 
     feedback_loss: Choice
@@ -212,7 +212,7 @@ class FeedbackObjective:
 
 @dataclass(frozen=True)
 class PolicyStream:
-    """What a micro-batch of sampled responses carries: numbers per learned token, in packed order.
+    """A micro-batch's data for the policy loss: one number per learned token, in packed order.
 
     Attributes:
         advantages_L: Advantages.
@@ -270,7 +270,7 @@ class PolicyObjective:
 
 @dataclass(frozen=True)
 class ValueStream:
-    """What a micro-batch carries for the critic: numbers per learned token, in packed order."""
+    """A micro-batch's data for the critic: one number per learned token, in packed order."""
 
     returns_L: Floats
     old_values_L: Floats

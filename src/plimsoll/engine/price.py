@@ -1,7 +1,7 @@
-"""The price of a role: what it holds on one rank, from its config; computed without torch.
+"""The price of a role: its memory on one rank, computed from its config without torch.
 
-A role holds weights, states and activations; weights on their way in from files, and out to engines
-and files; and a teacher's hidden states on their way to its student.
+A role holds weights, states and activations; buffers for weights that are loaded, saved or sent to
+engines; and a teacher's hidden states on their way to its student.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from plimsoll.timeline.items import Allocation, Item, Moment, Where
 from plimsoll.timeline.tensors import Tensors, TrainPhase, scoring_phase, state_items
 
 _KEPT = 1024
-"""How many prices are cached: a search for what fits makes hundreds of plans with like roles."""
+"""How many prices are cached: a search for settings that fit makes hundreds of plans, in which many
+roles are equal."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class RoleWork:
 
 @dataclass(frozen=True)
 class TrainedTensors:
-    """What a trainer engine holds on one rank for a role that learns.
+    """The tensors of a role that learns, on one rank.
 
     Attributes:
         tensors: Weights, states, gradients, buffers, and copies on the way in and out.
@@ -73,7 +74,7 @@ class TrainedTensors:
 
 @dataclass(frozen=True)
 class SavedBytes:
-    """The bytes of a trained parameter in a checkpoint, by what they hold."""
+    """The bytes that a checkpoint holds for each trained parameter."""
 
     masters: int
     moments: int
@@ -82,16 +83,16 @@ class SavedBytes:
 
 @dataclass(frozen=True)
 class TrainerPrice:
-    """What a trainer engine holds on one rank.
+    """The functions that price a trainer engine's memory on one rank.
 
     Attributes:
         trained: Returns the tensors of a role that learns. Args: role, work, bytes of a bucket of
             weights on the way to engines (0 without engines).
         frozen: Returns the tensors of a role that only scores. Args: role, work.
-        saved: Returns what a checkpoint holds of a role that learns.
+        saved: Returns the bytes that a checkpoint holds for each trained parameter of a role.
         division: Describes how a role is divided over the ranks, such as "stage 2".
         is_divided: Returns whether anything of a role is divided.
-        has_head: Returns whether a role that only scores keeps its output head whole on the device.
+        has_head: Returns whether a role that only scores keeps its full output head on the device.
             Args: role, ranks, device.
     """
 
@@ -104,7 +105,7 @@ class TrainerPrice:
 
 
 def trainer_price(role: TrainedRole | FrozenRole) -> TrainerPrice:
-    """Return the price of the engine that the role's settings name."""
+    """Return the price functions of the engine that the role's settings name."""
     return cast(TrainerPrice, role.engine_value("price"))
 
 
@@ -118,14 +119,15 @@ def trained_role(
     sync_bucket: int = 0,
     teacher: TeacherHead | None = None,
 ) -> tuple[Allocation, ...]:
-    """Return what a trained role holds on one rank.
+    """Return the memory of a trained role on one rank: items, and the moments of each.
 
     Args:
         role: The role's config.
         role_work: The role's model, and what the rank does with it.
         phase: The phase that trains it.
         entropy: Whether the head computes the entropy.
-        sync_bucket: Bytes of a bucket of the actor's weights on their way to engines; 0 without.
+        sync_bucket: Bytes of a bucket of the actor's weights on their way to engines; 0 without
+            engines.
         teacher: The teacher's head, for a student.
     """
     name, shape, work, device = role_work.name, role_work.shape, role_work.work, role_work.device
@@ -145,9 +147,9 @@ def trained_role(
 
 
 def _forwards(role_work: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
-    """Yield what forwards without a backward hold.
+    """Yield the activations of forward passes that have no backward pass.
 
-    They are those in which the role scores, and in which the actor's log-probs prove a sync.
+    In these the role scores, or the actor computes the log-probs that verify a weight sync.
     """
     phases: list[Phase] = ["score"] if role_work.scores else []
     phases += ["sync"] if role_work.name == "actor" else []
@@ -160,7 +162,7 @@ def _forwards(role_work: RoleWork, form: ActivationForm) -> Iterator[Allocation]
 
 @lru_cache(_KEPT)
 def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]:
-    """Return what a role that only scores holds on one rank."""
+    """Return the memory on one rank of a role that only scores: items, and the moments of each."""
     name, shape = role_work.name, role_work.shape
     device, moments = role_work.device, role_work.moments
     tensors = trainer_price(role).frozen(role, role_work)
@@ -176,9 +178,9 @@ def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]
 
 
 SAVE_BUCKET = 2**30
-"""The bytes of weights that are gathered at once to be saved."""
+"""Bytes of weights that are gathered at once when a model is saved."""
 CHECKPOINT_FILE = 2**28
-"""The bytes of states that are put together at once for a checkpoint."""
+"""Bytes of stretches in one file of a checkpoint, at most."""
 
 _COMPARED = frozenset({Moment("train_actor", "forward_backward"), Moment("score", "forward")})
 
@@ -186,10 +188,10 @@ _COMPARED = frozenset({Moment("train_actor", "forward_backward"), Moment("score"
 def loading_tensors(
     shape: ModelShape, element: int, quantized: int, device: Device
 ) -> Iterator[Tensors]:
-    """Yield what loading holds for a moment.
+    """Yield the temporary tensors of loading a model.
 
-    The weights are mapped from the checkpoint's files, in page cache that gives way, and cast and
-    taken to the device one by one. On CPU, those that are quantised are read ahead.
+    Weights are mapped from the checkpoint's files (page cache, which the system can reclaim), and
+    are cast and copied to the device one by one. On CPU, weights to be quantised are read ahead.
     """
     if device == "cpu":
         yield Tensors(
@@ -216,7 +218,7 @@ def loading_tensors(
 
 @dataclass(frozen=True)
 class Outgoing:
-    """The weights of a role, as they leave one rank; bytes.
+    """The weights of a role that one rank saves or sends.
 
     Attributes:
         trained: Bytes of the parameters that learn.
@@ -240,8 +242,8 @@ def outgoing_tensors(
     Args:
         weights: The weights.
         device: The device that the rank computes on.
-        sync_bucket: Bytes of a bucket on the way to engines; of an adapter that is sent alone, its
-            bytes.
+        sync_bucket: Bytes of a bucket that is sent to engines; if an adapter is sent alone, the
+            bytes of the adapter.
         first: Whether this is the rank that collects what the ranks gather.
     """
     saved = weights.trained if weights.adapted else weights.every
@@ -275,14 +277,14 @@ def teacher_items(
     *,
     has_head: bool,
 ) -> Iterator[Allocation]:
-    """Yield what a teacher leaves for its student on a rank: hidden states, and its head.
+    """Yield the memory that a student needs of its teacher: hidden states, and the head.
 
     Args:
         teacher: The teacher's config.
         shape: The teacher's shape.
         tokens: Tokens of a step on one rank.
         moments: All moments of the job.
-        has_head: Whether the teacher's own weights keep the head whole on the device.
+        has_head: Whether the teacher's engine has the full head on the device already.
     """
     element, hidden, vocabulary = teacher.model.element, shape.hidden, shape.vocabulary
 

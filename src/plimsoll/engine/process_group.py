@@ -21,10 +21,11 @@ from plimsoll.machine.nvidia import own_cards
 
 
 def expand_segments(expandable: bool) -> None:
-    """Take memory in segments that grow from now on, or in fixed ones, in this process.
+    """Let torch's CUDA allocator make expandable segments from now on, or fixed ones.
 
-    Memory that it has already stays as it is. CUDA IPC needs fixed segments for what it shares. The
-    user's other settings are set again: PyTorch drops every setting that a change leaves out.
+    Segments that the process already has stay as they are. Memory shared by CUDA IPC needs fixed
+    segments. The user's other settings are set again: PyTorch drops every setting that a change
+    leaves out.
     """
     torch._C._accelerator_setAllocatorSettings(with_segments(user_settings(), expandable))
 
@@ -35,8 +36,8 @@ each. Packs hardly ever have the same shape twice, and each library would keep 1
 sequences of one pack have about a hundred shapes."""
 
 _PATIENCE = timedelta(minutes=30)
-"""How long a rank waits for the others in a collective. NCCL's own 10 minutes are short where one
-of them reads a large model from a slow disk."""
+"""How long a rank waits for the others in a collective. NCCL's own 10 minutes are too short if a
+rank reads a large model from a slow disk."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Place:
 
 
 def check_device(device: Device) -> Device:
-    """Return the device.
+    """Return the device, after checking that torch can use it.
 
     Raises:
         ConfigError: The device is CUDA, and torch sees no CUDA GPU here.
@@ -103,9 +104,9 @@ def free_port() -> int:
 
 
 def interface_to(address: str, port: int) -> str | None:
-    """Return the network interface of this machine over which it reaches an address.
+    """Return the name of this machine's network interface that leads to an address.
 
-    Returns None if the system does not tell.
+    Return None if no interface has the address from which the system would send.
     """
     family, kind, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
@@ -116,7 +117,7 @@ def interface_to(address: str, port: int) -> str | None:
 
 
 def prepare_environment(place: Place) -> None:
-    """Set what DeepSpeed and PyTorch read from the environment; call before importing DeepSpeed."""
+    """Set environment variables for DeepSpeed and PyTorch; call it before importing DeepSpeed."""
     os.environ |= {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.ranks),
@@ -137,9 +138,9 @@ def prepare_environment(place: Place) -> None:
 def interface_settings(place: Place) -> dict[str, str]:
     """Return the variables that name the network interface over which a rank reaches rank 0.
 
-    gloo would take what the machine's own name stands for: often 127.0.1.1, or nothing. NCCL takes
-    the first interface of its list, on nodes with bridges perhaps one that others do not reach;
-    within a node it needs none.
+    Without them gloo takes the address of the machine's host name: often 127.0.1.1, or none. NCCL
+    takes the first interface of its list; on nodes with bridges, other nodes may not reach that
+    interface. Within a node NCCL needs no interface.
     """
     several = place.ranks_per_node is not None and place.ranks_per_node < place.ranks
     if place.device == "cuda" and not several:
@@ -169,7 +170,7 @@ def join(place: Place) -> torch.device:
             world_size=place.ranks,
             timeout=_PATIENCE,
         )
-    # DeepSpeed 0.19.8 calls what torch 2.13 says is deprecated.
+    # DeepSpeed 0.19.8 calls functions that torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     import deepspeed
 
@@ -196,9 +197,9 @@ def ask_cuda_for_free_memory(accelerator: Any) -> None:
 def count_ranks_as_cards(accelerator: Any, ranks_per_node: int) -> None:
     """Tell DeepSpeed how many ranks share a node.
 
-    DeepSpeed 0.19.8 takes the cards that a process sees for those of its node (utils/groups.py,
-    coalesced_collectives.py, zero/stage3.py), and a rank sees one: each would be a node of its own,
-    and gradients that are quantised between nodes would be quantised within them.
+    DeepSpeed 0.19.8 counts the cards that a process sees as the cards of its node (utils/groups.py,
+    coalesced_collectives.py, zero/stage3.py), and a rank sees one card. So each rank would be a
+    node, and gradients that are quantised between nodes would be quantised within them.
     """
     accelerator.device_count = lambda: ranks_per_node
 

@@ -1,4 +1,4 @@
-"""What one training rank can do with one model, whichever engine divides it, and its objectives."""
+"""The interfaces of training: an engine (one model on one rank) and an objective (its loss)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Engine(Protocol):
     module: nn.Module
 
     def forward(self, *inputs: object, **options: object) -> Any:
-        """Return what the model gives for one micro-batch; parameters as for its own forward."""
+        """Return the model's output for one micro-batch; arguments as in the model's `forward`."""
         ...
 
     def scoring(self) -> AbstractContextManager[None]:
@@ -35,13 +35,16 @@ class Engine(Protocol):
         ...
 
     def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        """Return a context manager that gives these parameters whole, on every rank, by name."""
+        """Return a context manager that yields the undivided parameters by name, on every rank.
+
+        Use the tensors inside the block only.
+        """
         ...
 
     def share(self, role: str) -> DividedShare | None:
-        """Return what this rank holds of what the ranks divide; None if nothing is divided.
+        """Return how much this rank holds of divided tensors; None if nothing is divided.
 
-        The role is the one that the engine serves.
+        `role`: the name of the role that the engine serves.
         """
         ...
 
@@ -50,7 +53,7 @@ class FrozenEngine(Engine, Protocol):
     """A model that only scores."""
 
     def release(self) -> None:
-        """Let go of the weights, for good."""
+        """Free the weights for good."""
         ...
 
 
@@ -61,7 +64,7 @@ class Steps:
     Attributes:
         taken: Steps that changed the weights.
         skipped: Steps whose gradient was not finite.
-        in_a_row: How many of the skipped steps came last, one after the other.
+        in_a_row: How many of the latest steps in succession were skipped.
     """
 
     taken: int = 0
@@ -69,7 +72,7 @@ class Steps:
     in_a_row: int = 0
 
     def after(self, finite: bool) -> Steps:
-        """Return the count after one more step, whose gradient was finite or not."""
+        """Return the counts after one more step; `finite` says whether its gradient was finite."""
         if finite:
             return Steps(self.taken + 1, self.skipped)
         return Steps(self.taken, self.skipped + 1, self.in_a_row + 1)
@@ -89,9 +92,10 @@ class TrainedEngine(Engine, Protocol):
         ...
 
     def step(self, learning_rate: float) -> float:
-        """Reduce over ranks, clip, update, clear; return the gradient norm before clipping.
+        """Take one optimizer step; return the norm of the full gradient before clipping.
 
-        If the norm is not finite, nothing changes but `steps`.
+        Gradients are reduced over the ranks and clipped, and cleared after the update. If the norm
+        is not finite, nothing changes but `steps`.
         """
         ...
 
@@ -107,16 +111,16 @@ class TrainedEngine(Engine, Protocol):
         ...
 
     def restore(self, directory: Path) -> None:
-        """Read masters, moments and moving average back, whatever division of ranks wrote them.
+        """Load what `save` wrote, also if it was divided over the ranks in another way.
 
-        In the same division they come back bit for bit.
+        If it was divided in the same way, the values are restored bit for bit.
         """
         ...
 
 
 @dataclass(frozen=True)
 class TrainerBuild:
-    """How a trainer engine is made on one rank, from a model that is loaded on the host.
+    """The functions that build a trainer engine on one rank, from a model loaded on the host.
 
     Attributes:
         trained: Makes the engine of a role that learns.
@@ -128,20 +132,20 @@ class TrainerBuild:
 
 
 def engine_build(role: TrainedRole | FrozenRole) -> TrainerBuild:
-    """Return how to make the engine that the role's settings name."""
+    """Return the build functions of the engine that the role's settings name."""
     return cast(TrainerBuild, role.engine_value("engine"))
 
 
 class Objective(Protocol[StreamT]):
-    """A loss with all that is the same for every micro-batch of a step."""
+    """A loss with its settings, which are the same for every micro-batch of a step."""
 
     def loss(
         self, engine: Engine, pack: PackTensors, stream: StreamT, counts: BatchCounts
     ) -> LossOutput:
-        """Return the micro-batch's share of the loss.
+        """Return the micro-batch's share of the loss and of the metrics.
 
-        The stream is what the micro-batch carries besides its tokens. The counts are those of the
-        whole step, over all ranks.
+        `stream`: the micro-batch's data besides its tokens, such as advantages. `counts`: the
+        counts of the full optimizer step, over all ranks.
         """
         ...
 
@@ -149,7 +153,8 @@ class Objective(Protocol[StreamT]):
 def not_finite_error(norm: float, loss: float, in_a_row: int) -> PlimsollError:
     """Return the error that ends a run whose gradient norm is not finite.
 
-    `loss` is this rank's share of the step's; `in_a_row` counts such steps, one after the other.
+    `loss`: this rank's share of the step's loss. `in_a_row`: how many such steps came in
+    succession.
     """
     times = "" if in_a_row == 1 else f", not finite in {in_a_row} steps in a row"
     return PlimsollError(

@@ -8,11 +8,11 @@ from plimsoll.config.engine import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Return the rate of optimizer step `step` (0-based) of `total_steps`.
+    """Return the learning rate of optimizer step `step` (0-based) of `total_steps`.
 
-    It rises linearly over the warm-up, then stays (constant), or falls to `final_ratio` of the peak
-    along a line or half a cosine, or (wsd) stays and falls over the last `decay_steps`; it gets
-    there at the last step.
+    The rate rises linearly during warm-up. Then it stays at the peak (constant); or falls to
+    `final_ratio` of the peak along a line or half a cosine; or (wsd) stays at the peak, and falls
+    to that ratio during the last `decay_steps`. It gets there at the last step.
     """
     peak = config.learning_rate
     start = config.warmup(total_steps)
@@ -45,5 +45,5 @@ def _shape(config: OptimizerConfig, progress: float) -> float:
 
 
 def decay_steps(config: OptimizerConfig, total_steps: int) -> int:
-    """Return the steps over which wsd falls, with the default resolved."""
+    """Return the number of steps during which wsd falls; by default a tenth of all steps."""
     return config.decay_steps or max(1, total_steps // 10)

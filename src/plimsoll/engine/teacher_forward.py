@@ -1,8 +1,8 @@
 """A teacher on a rank: its hidden states for a step's packs, and its head for the student.
 
-The teacher goes over all packs of a step before the student learns from the first: so an offloaded
-teacher comes to the device once a step. What is kept meanwhile are hidden states, in host memory;
-the logits are computed chunk by chunk where they are compared.
+The teacher reads all packs of a step before the student learns from the first, so that an offloaded
+teacher is moved to the device once a step. The hidden states wait in host memory; the logits are
+computed chunk by chunk when they are compared.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from plimsoll.records import Pack
 
 @dataclass(frozen=True)
 class TeacherForward:
-    """What a teacher makes of one micro-batch.
+    """A teacher's output for one micro-batch.
 
     Attributes:
-        hidden_L_H: The hidden states that its head reads, in host memory.
+        hidden_L_H: The hidden states that are the head's input, in host memory.
         teacher: The teacher's engine.
     """
 
@@ -33,13 +33,13 @@ class TeacherForward:
 
     @property
     def model(self) -> TeacherModel:
-        """The teacher's model; its head's weights are only in `head`."""
+        """The teacher's model; use `head` to read the head's weights."""
         assert isinstance(self.teacher.module, TeacherModel)
         return self.teacher.module
 
     @contextmanager
     def head(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the head's weight and bias, whole, on the device."""
+        """Yield the head's undivided weight and bias (None without one) on the device."""
         names = self.model.head_names()
         with self.teacher.gather(names) as tensors:
             weight, *bias = (tensors[name].to(device, non_blocking=True) for name in names)

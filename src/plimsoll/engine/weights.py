@@ -1,8 +1,8 @@
 """Weights on their way out of the trainer: in buckets, by their Hugging Face names.
 
-ZeRO-3 shards are gathered one bucket at a time, so the whole model is never on one GPU. A tied
-head is sent twice, under both names: vLLM keeps a packed copy of it on CPU that only the head's
-own name renews.
+ZeRO-3 shards are gathered one bucket at a time, so the full model is never on one GPU. A tied head
+is sent twice, under both names: on CPU, vLLM keeps a packed copy of the head, and renews it only
+for a tensor with the head's name.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class SentTensor:
 
 @dataclass(frozen=True)
 class WeightBucket:
-    """Some whole tensors, one behind the other in `data` (uint8), each from a multiple of 8."""
+    """Undivided tensors, packed in `data` (uint8); each begins at a multiple of 8 bytes."""
 
     tensors: tuple[SentTensor, ...]
     data: NDArray[np.uint8]
 
 
 def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-    """Return the weights of each bucket, in the model's order; a tensor over the limit is alone.
+    """Return the parameter names of each bucket, in the model's order.
 
-    Weights that an engine may merge into one layer, such as queries, keys and values, come
-    together, and in one bucket if they fit: vLLM holds tensors until all of their layer are there.
-    The names are those in the module; the tensors that adapters add have no names of their own
-    here.
+    A bucket holds at most `bucket_bytes`; a larger tensor gets its own bucket. Weights that an
+    engine may merge into one layer, such as queries, keys and values, follow one another, and share
+    a bucket if they fit: vLLM holds tensors until all of their layer are there. The names are those
+    in the module; the tensors of adapters are not listed, but merged into these weights.
     """
     buckets: list[list[str]] = []
     room = 0
@@ -70,10 +70,10 @@ def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ..
 
 
 def _blocks(hf_names: Mapping[str, str]) -> Iterator[list[str]]:
-    """Yield names in the module, together if they belong together.
+    """Yield groups of the module's parameter names that should be sent together.
 
-    That is a part of a decoder's layer (attention, MLP, norms), or elsewhere a module. The names
-    come with their Hugging Face names, as `hf_state_names` gives them.
+    In a decoder layer, a group is one part (attention, MLP, norms); elsewhere it is one module.
+    `hf_names` maps names in the module to Hugging Face names, as `hf_state_names` returns them.
     """
     blocks: dict[str, list[str]] = {}
     for name, hf_name in hf_names.items():
@@ -88,8 +88,8 @@ def plain_weights(
 ) -> Iterator[Callable[[], dict[str, Tensor]]]:
     """Yield a function that returns these weights by their Hugging Face names.
 
-    The weights are those of a model without adapters and quantisation. All ranks must enter; each
-    that wants the weights calls the function.
+    Adapters are merged into the weights, and quantised weights are dequantised. All ranks must
+    enter the block together; only ranks that want the weights call the function.
     """
     module = engine.module
     hf_names = hf_state_names(module)
@@ -98,7 +98,7 @@ def plain_weights(
 
 
 def sent_names(policy: PolicyModel, as_published: bool) -> tuple[str, ...]:
-    """Return the names of all tensors that the buckets of a policy hold; see `gather_bucket`."""
+    """Return the Hugging Face names of all tensors that `gather_bucket` gives for a policy."""
     frames = {
         hf_name: torch.empty(plain_shape(policy.get_parameter(name)), device="meta")
         for name, hf_name in hf_state_names(policy).items()
@@ -109,10 +109,11 @@ def sent_names(policy: PolicyModel, as_published: bool) -> tuple[str, ...]:
 def gather_bucket(
     engine: Engine, names: Sequence[str], as_published: bool, rank: int
 ) -> WeightBucket | None:
-    """Return a bucket of these weights of a policy on rank 0, None on others.
+    """Return a bucket with these weights of a policy on rank 0, and None on other ranks.
 
-    All ranks must call it. Weights that are tied to one of these are in the bucket too, under their
-    own names. `as_published`: as the model's files have them, or as transformers' model does.
+    All ranks must call it together. A weight that is tied to one of these is added under its second
+    name. `as_published`: give names and layout of published files, not those of transformers'
+    modules.
     """
     policy = engine.module
     assert isinstance(policy, PolicyModel)
@@ -129,7 +130,7 @@ def _with_ties(
 
 
 def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:
-    """Lay whole tensors (by Hugging Face name) out in host memory."""
+    """Return a bucket with copies of these tensors (by Hugging Face name) in host memory."""
     sent: list[SentTensor] = []
     data = torch.zeros(sum(_room(t.nbytes) for t in tensors.values()), dtype=torch.uint8)
     offset = 0
@@ -156,7 +157,7 @@ def read_bucket(bucket: WeightBucket) -> dict[str, Tensor]:
 
 
 def split_bytes(tensors: Sequence[SentTensor], data: Tensor) -> dict[str, Tensor]:
-    """Cut a uint8 tensor into the tensors that it holds."""
+    """Return the tensors that are packed in a uint8 tensor: views into it, by name."""
     pieces: dict[str, Tensor] = {}
     offset = 0
     for sent in tensors:
@@ -167,10 +168,10 @@ def split_bytes(tensors: Sequence[SentTensor], data: Tensor) -> dict[str, Tensor
 
 
 def _room(size: int) -> int:
-    """Return the size rounded up to 8 bytes: any dtype may begin at a multiple of 8."""
+    """Return the size rounded up to a multiple of 8 bytes, at which any dtype may begin."""
     return -(-size // 8) * 8
 
 
 def _plain_bytes(parameter: nn.Parameter) -> int:
-    """Return the bytes of the whole parameter; for a quantised one, as a plain weight."""
+    """Return the bytes of the undivided parameter, dequantised if it is quantised."""
     return math.prod(plain_shape(parameter)) * parameter.element_size()

@@ -15,7 +15,7 @@ from plimsoll.model.adapters import adapter_off
 class WithoutAdapter:
     """An `Engine` that only scores: the adapted model as it was before it learned.
 
-    `gather` gives the adapter's parameters too, as they are.
+    `gather` yields the adapter's parameters too, unchanged.
     """
 
     def __init__(self, adapted: Engine) -> None:
@@ -23,7 +23,7 @@ class WithoutAdapter:
         self.module = adapted.module
 
     def forward(self, *inputs: object, **options: object) -> Any:
-        """Return what the engine of the adapted model gives."""
+        """Return the output of the adapted model; inside `scoring`, without the adapter."""
         return self._adapted.forward(*inputs, **options)
 
     @contextmanager
@@ -33,8 +33,8 @@ class WithoutAdapter:
             yield
 
     def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        """Return a context manager that gives these parameters whole."""
+        """Return a context manager that yields the undivided parameters by name."""
         return self._adapted.gather(names)
 
     def share(self, role: str) -> None:
-        """Return None: the actor's engine counts what is divided."""
+        """Return None, because the actor's engine counts the divided tensors."""

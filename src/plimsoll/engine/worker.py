@@ -45,11 +45,11 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one rank saw in one optimizer step.
+    """One rank's result of one optimizer step.
 
     Attributes:
         metrics: This rank's share of the batch's means; add over ranks.
-        grad_norm: The norm of the whole gradient, before clipping; the same on all ranks. If it is
+        grad_norm: The norm of the full gradient, before clipping; the same on all ranks. If it is
             not finite, the step was left out.
     """
 
@@ -76,26 +76,30 @@ class Worker:
         self._distillation: list[TeacherForward] = []
 
     def do(self, method: str, *arguments: object) -> Any:
-        """Call a method; if memory runs out in it, raise OutOfMemory, which names the role."""
+        """Call a method of this worker by its name, and return its result.
+
+        Raises:
+            OutOfMemory: Memory ran out; the error names the role at work.
+        """
         with explain_shortage(self._device, lambda: self._busy_with, self.shares):
             return getattr(self, method)(*arguments)
 
     def load_policy(
         self, name: RoleName, role: TrainedRole | FrozenRole, temperature: float, seed: int = 0
     ) -> int:
-        """Load a policy, and return its number of parameters (of the whole model).
+        """Load a policy; return the number of parameters of the undivided model.
 
-        The seed decides a new adapter.
+        The number does not include an adapter. The seed initialises a new adapter.
         """
         self._busy_with = name
         policy = load_policy(role.model, self._device, temperature, cast=False)
         return self._adopt(name, role, policy, seed)
 
     def load_value(self, name: RoleName, role: TrainedRole | FrozenRole, seed: int) -> int:
-        """Load a value function or a reward model; return its number of parameters.
+        """Load a value function or a reward model; return its number of parameters, undivided.
 
-        A reward model is a frozen role, whose head must be there. The seed decides what is new. The
-        number is that of the whole model.
+        A reward model is a frozen role, and its files must have the head. The seed initialises a
+        new head and a new adapter.
         """
         self._busy_with = name
         head_seed = None if isinstance(role, FrozenRole) else seed
@@ -127,21 +131,24 @@ class Worker:
         return size
 
     def load_teacher(self, role: FrozenRole) -> int:
-        """Load the role `teacher`; return its number of parameters."""
+        """Load the role `teacher`; return its number of parameters, undivided."""
         self._busy_with = "teacher"
         return self._adopt("teacher", role, load_teacher(role.model, self._device), 0)
 
     def score_without_adapter(self, adapted: RoleName, name: RoleName) -> None:
-        """Make `name` the loaded role as it was before its adapter learned; no second model."""
+        """Make `name` the role `adapted` with its adapter switched off; load no second model."""
         self._engines[name] = WithoutAdapter(self._engines[adapted])
 
     def log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
-        """Return the log-prob of every learned token, one array per pack; nats."""
+        """Return the log-prob of every learned token, one array [L] per pack; nats."""
         engine = self._engine(role)
         return score(engine, packs, lambda pack: engine.forward(pack)[0], self._device)
 
     def sequence_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
-        """Return the log-prob of each sequence's learned tokens, one array [S] per pack; nats."""
+        """Return the log-prob of each sequence, summed over its learned tokens.
+
+        There is one array [S] per pack; nats.
+        """
         engine = self._engine(role)
 
         def sum_log_probs(pack: PackTensors) -> Tensor:
@@ -150,22 +157,25 @@ class Worker:
         return score(engine, packs, sum_log_probs, self._device)
 
     def probe_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
-        """Return what `log_probs` does, but at temperature 1 whatever the role samples with."""
+        """Return `log_probs` at temperature 1, whatever temperature the role samples with."""
         with self._policy(role).at_temperature_one():
             return self.log_probs(role, packs)
 
     def values(
         self, role: RoleName, packs: Sequence[Pack], read_at: ReadAt = before_learned
     ) -> list[Floats]:
-        """Return the values of a value model or reward model, one array per pack."""
+        """Return the scores of a value model or reward model, one array per pack.
+
+        `read_at` chooses the positions of a pack at which the model scores.
+        """
         engine = self._engine(role)
         return score(engine, packs, lambda pack: engine.forward(read_at(pack)), self._device)
 
     def set_padding(self, role: RoleName, token: int | None) -> None:
         """Set the padding token in a value model's config.
 
-        transformers looks past it to find a sequence's last token. With None it takes one sequence
-        at a time.
+        transformers skips padding to find a sequence's last token. With None, it accepts only one
+        sequence at a time.
         """
         module = self._engine(role).module
         assert isinstance(module, ValueModel), f"{role} is no value model"
@@ -184,10 +194,15 @@ class Worker:
         objective: Objective[S],
         rate: float,
     ) -> UpdateResult:
-        """Take one optimizer step of a role on an objective.
+        """Take one optimizer step of a role on an objective; return metrics and gradient norm.
 
-        There is one stream per pack; None stands for what the teacher made of these packs. The
-        counts are those of the step, over all ranks.
+        Args:
+            role: A role that learns.
+            packs: This rank's micro-batches.
+            streams: One stream per pack; None: the outputs of the last `teacher_forward`.
+            counts: The counts of the step, over all ranks.
+            objective: The loss.
+            rate: The learning rate.
 
         Raises:
             PlimsollError: The gradient was not finite in more steps in a row than the settings
@@ -205,7 +220,7 @@ class Worker:
         return UpdateResult(metrics, norm)
 
     def teacher_forward(self, packs: Sequence[Pack]) -> None:
-        """Have the teacher read the packs that the actor is given next."""
+        """Run the teacher on the packs that the actor gets next, and keep its outputs here."""
         self._distillation.clear()
         self._distillation = teacher_forward(self._engine("teacher"), packs, self._device)
 
@@ -214,7 +229,7 @@ class Worker:
     ) -> dict[str, float]:
         """Return this rank's share of the loss and metrics, without gradients.
 
-        The packs are those that the teacher has read.
+        `packs`: the same as in the last `teacher_forward`.
         """
         engine = self._engine("actor")
         return measure(
@@ -222,16 +237,16 @@ class Worker:
         )
 
     def _seed_step(self, role: RoleName, engine: TrainedEngine) -> None:
-        """Seed what is drawn in a step (dropout) by seed, step and rank alone.
+        """Seed torch for one optimizer step (dropout) from the role's seed, the step and the rank.
 
-        A run that resumes so draws the same.
+        Nothing else goes into the seed, so a resumed run draws the same numbers.
         """
         steps = engine.steps.taken + engine.steps.skipped
         seeds = np.random.SeedSequence([self._seeds[role], steps, self._place.rank])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
 
     def weight_plan(self, role: RoleName, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-        """Return the parameters of each bucket of `weight_bucket`, by their names in the module."""
+        """Return the names in the module of each bucket's parameters, for `weight_bucket`."""
         return plan_buckets(self._engine(role), bucket_bytes)
 
     def weight_names(self, role: RoleName, as_published: bool) -> tuple[str, ...]:
@@ -241,11 +256,11 @@ class Worker:
     def weight_bucket(
         self, role: RoleName, names: tuple[str, ...], as_published: bool
     ) -> WeightBucket | None:
-        """Gather these parameters (all ranks take part); return them on rank 0, else None."""
+        """Return a bucket with these parameters on rank 0, else None; all ranks must call it."""
         return gather_bucket(self._engine(role), names, as_published, self._place.rank)
 
     def adapter_files(self, role: RoleName, version: int) -> AdapterFiles | None:
-        """Gather the adapter alone (all ranks take part); return it on rank 0, else None."""
+        """Return the adapter's files on rank 0, else None; all ranks must call it."""
         return adapter_files(self._engine(role), version, self._place.rank)
 
     def save_checkpoint(self, role: RoleName, directory: Path) -> None:
@@ -253,9 +268,9 @@ class Worker:
         self._trained_engine(role).save(directory)
 
     def load_checkpoint(self, role: RoleName, directory: Path) -> None:
-        """Read a role's checkpoint back, whatever division of ranks wrote it.
+        """Load a role's checkpoint, also if it was divided over the ranks in another way.
 
-        In the same division it comes back bit for bit.
+        If it was divided in the same way, the values are restored bit for bit.
         """
         self._trained_engine(role).restore(directory)
 
@@ -264,9 +279,9 @@ class Worker:
         self._trained_engine(role).swap_average()
 
     def save_model(self, role: RoleName, directory: Path, template: str | None = None) -> None:
-        """Write a role in Hugging Face format, or only its adapter, as PEFT does.
+        """Write a role's model in Hugging Face format, or only its adapter in PEFT's format.
 
-        The template is a chat template, as for `companions`.
+        All ranks must call it. `template`: a chat template, as for `companions`.
         """
         engine = self._engine(role)
         source = self._sources[role]
@@ -278,7 +293,7 @@ class Worker:
         write(engine, companion_files, directory, self._place.rank)
 
     def release(self, role: RoleName) -> None:
-        """Forget a role that only scores, and free what it held."""
+        """Drop a role that only scores, and free its memory."""
         assert isinstance(self._sources[role], FrozenRole), f"{role} is trained"
         cast(FrozenEngine, self._engine(role)).release()
         del self._engines[role], self._sources[role]
@@ -286,22 +301,22 @@ class Worker:
         self.give_back()
 
     def give_back(self) -> None:
-        """Free what the allocator keeps for later, for other processes on the card."""
+        """Free the allocator's cached blocks, so that other processes on the card can use them."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def release_heap(self) -> None:
-        """On CPU, give back what the heap keeps for a second, and let the peak start from there."""
+        """On CPU, return the heap's free blocks to the system, and restart the peak from there."""
         if self._device.type == "cpu":
             release_free_blocks()
             reset_process_peak()
 
     def read_memory(self) -> Reading:
-        """Return what the process holds, and its peaks since the last call."""
+        """Return the process's memory, its peaks since the last call, and the roles' shares."""
         return replace(read_memory(self._device), shares=self.shares())
 
     def shares(self) -> tuple[DividedShare, ...]:
-        """Return what the rank holds of each role that is divided over the ranks."""
+        """Return what this rank holds of each role that is divided over the ranks."""
         shares = (engine.share(name) for name, engine in self._engines.items())
         return tuple(share for share in shares if share is not None)
 
@@ -311,7 +326,7 @@ class Worker:
         leave()
 
     def _engine(self, role: RoleName) -> Engine:
-        """Return the role's engine, and note that the role is worked with from now on."""
+        """Return the role's engine, and note the role as the one at work."""
         self._busy_with = role
         return self._engines[role]
 

@@ -24,7 +24,7 @@ def _has_engines(spec: RunSpec[Any]) -> bool:
 
 
 def _on_shared_cards(at: Situation) -> Sequence[Move]:
-    """Return engines on the ranks' cards, and no more of both than there are cards."""
+    """Return the move of engines to the ranks' cards, with as many of both as there is room for."""
     rollout, cluster = at.rollout, at.spec.cluster
     if rollout.placement == "shared":
         return ()
@@ -34,7 +34,7 @@ def _on_shared_cards(at: Situation) -> Sequence[Move]:
 
 
 def _on_own_cards(at: Situation) -> Sequence[Move]:
-    """Return engines on cards that no rank has, and fewer ranks if cards lack for both."""
+    """Return the move of engines to cards without ranks, with fewer ranks if cards are too few."""
     rollout, cluster = at.rollout, at.spec.cluster
     if rollout.placement == "own":
         return ()

@@ -1,4 +1,4 @@
-"""The model and work of an engine that samples, and what an engine's folder says of its price."""
+"""The model and work of a rollout engine, and the price functions that its folder has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sampler:
     Attributes:
         longest: tokens of the longest prompt with its response.
         sequences: sequences that are sampled at once.
-        adapter_rank: as of `EngineSpec`.
+        adapter_rank: see `EngineSpec`.
     """
 
     rollout: RolloutConfig
@@ -86,13 +86,13 @@ class EngineSite:
 
 @dataclass(frozen=True)
 class CrowdedCard:
-    """A card that would hold an engine or the ranks, and not both.
+    """A card that has room for an engine or for the ranks, but not for both.
 
     Attributes:
-        name: what it is and where.
+        name: the card's name and place.
         capacity: its usable bytes.
         moment: when it is fullest.
-        bytes: what it would hold then.
+        bytes: the bytes that it would hold then.
         beside: how many of these bytes are not the engine's.
     """
 
@@ -105,11 +105,11 @@ class CrowdedCard:
 
 @dataclass(frozen=True)
 class RolloutPrice:
-    """What an engine that samples holds.
+    """The functions that price a rollout engine.
 
     Attributes:
-        contents: what a process of the engine holds beside interpreter and libraries.
-        libraries: which constant of the plan an engine's process holds for them.
+        contents: the memory of one process of the engine, without interpreter and libraries.
+        libraries: the constant of the plan that stands for interpreter and libraries.
         plan: problems that show once the hardware is known.
         starts: errors of engines that have too little memory to start. Args: site, bytes of the
             smallest card of an engine; None on the CPU.
@@ -147,7 +147,7 @@ def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
 
 
 def rollout_price(rollout: RolloutConfig) -> RolloutPrice:
-    """Return the price of the engine that the settings name."""
+    """Return the price functions of the engine that the settings name."""
     return cast(RolloutPrice, rollout.engine_value("price"))
 
 
@@ -160,7 +160,7 @@ def receiving_items(
         name: the copy's name in the plan.
         size: its bytes.
         moments: all moments of the job.
-        words: what its bytes are.
+        words: a description of the bytes, for the formula.
     """
     formula = f"{size:,} bytes of {words}"
     source = "rollout/vllm/engine.py: receive; rollout/vllm/receiver.py"

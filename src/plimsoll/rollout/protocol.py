@@ -1,4 +1,4 @@
-"""What an engine that samples can do. One instance is one replica of the policy."""
+"""The interface of a rollout engine; one instance is one replica of the policy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PROMPT_TOKENS, CACHED_TOKENS = "prompt_tokens", "cached_tokens"
-"""Figures of a trajectory by an engine with a prefix cache: the tokens of the prompt that it was
-asked for, and those of them that the cache had."""
+"""Names of two figures of a trajectory, from engines with a prefix cache: the number of tokens in
+the prompt, and how many of them the cache had."""
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What an engine is built from.
+    """The description from which an engine is built.
 
     Attributes:
         index: which of the run's engines this is.
@@ -36,8 +36,8 @@ class EngineSpec:
         device: "cuda" or "cpu".
         rollout: the settings of the engine.
         trust_remote_code: whether the model's own code may run.
-        adapter_rank: the engine makes room for an adapter of this rank beside its model; None:
-            none.
+        adapter_rank: the highest rank of an adapter for which the engine makes room beside its
+            model; None: no room.
     """
 
     index: int
@@ -83,11 +83,11 @@ class Request:
         return [min(most, limit) for limit in self.limits or [most] * len(self.prompts)]
 
     def each_prompt(self) -> list[Prompt]:
-        """Return the prompt of each response, in the order in which an engine gives them."""
+        """Return the prompt of each response, in the order of the engine's responses."""
         return [prompt for prompt in self.prompts for _ in range(self.responses)]
 
     def seeds(self) -> list[int]:
-        """Return a seed for each prompt; a prompt that is there twice has two."""
+        """Return a seed for each prompt; two equal prompts have different seeds."""
         return derive_seeds(self.seed, len(self.prompts))
 
 
@@ -97,8 +97,8 @@ def derive_seeds(seed: int, count: int) -> list[int]:
 
 
 Ask = Callable[[Request, int], Awaitable[list[Trajectory]]]
-"""(request, episode): asks an engine. All requests of an episode go to the same one, whose prefix
-cache has its earlier turns."""
+"""Sends a request to an engine and returns its trajectories; arguments: request, episode. All
+requests of an episode go to the same engine, whose prefix cache has the episode's earlier turns."""
 
 
 class RolloutEngine(Protocol):
@@ -113,7 +113,7 @@ class RolloutEngine(Protocol):
     """How many responses the engine wants to be asked for at once."""
 
     async def generate(self, request: Request) -> list[Trajectory]:
-        """Return all responses, in the order of the prompts, and of each prompt's samples."""
+        """Return all responses: prompt by prompt, and for each prompt sample by sample."""
         ...
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
@@ -121,19 +121,19 @@ class RolloutEngine(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Give up the memory that the engine's settings name, until new weights come."""
+        """Free the memory that the engine's settings name, until new weights come."""
         ...
 
     async def begin_sync(self, names: tuple[str, ...]) -> None:
-        """Expect these tensors as new weights, in buckets; if asleep, make room for them."""
+        """Prepare for these tensors as new weights, in buckets; if asleep, make room for them."""
         ...
 
     async def receive(self, bucket: WeightBucket) -> int:
-        """Take one bucket and check its hashes; return its bytes."""
+        """Take one bucket and check its hashes; return the bucket's bytes."""
         ...
 
     async def finish_sync(self, version: int) -> None:
-        """Use the new weights from now on, forget cached prefixes, count the version; be awake.
+        """Use the new weights as `version` from now on; wake up, and drop cached prefixes.
 
         Raises:
             WeightSyncError: a tensor is missing.
@@ -141,25 +141,25 @@ class RolloutEngine(Protocol):
         ...
 
     async def read_memory(self) -> Reading:
-        """Return what the engine's processes hold, and their peaks since the last call.
+        """Return the memory of the engine's processes, and their peaks since the last call.
 
-        Of several cards the fullest is returned.
+        With several cards, the reading is of the fullest one.
         """
         ...
 
     async def take_adapter(self, files: AdapterFiles) -> int:
-        """Sample with this adapter over the engine's own weights from now on; return its bytes.
+        """Sample with this adapter on the engine's weights from now on; return its bytes.
 
-        Cached prefixes are forgotten, and the version is counted.
+        Cached prefixes are dropped, and the engine takes the adapter's version.
         """
         ...
 
     async def watch(self) -> str:
-        """Return, with the reason, only when the engine has died."""
+        """Wait until the engine has died; return the reason."""
         ...
 
     async def answer(self) -> None:
-        """Return once the engine's own processes have answered, between two of their steps.
+        """Wait until the engine's own processes have answered, between two of their steps.
 
         It may be called in another event loop than the engine's.
         """
@@ -171,7 +171,7 @@ class RolloutEngine(Protocol):
 
 
 ENGINE_ENDED = "its engine process ended"
-"""What `RolloutEngine.watch` returns for an engine whose own processes are gone."""
+"""The reason that `RolloutEngine.watch` returns for an engine whose own processes are gone."""
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,11 @@ class RolloutBuild:
         as_published: whether the engine takes weights by the names and in the layout of published
             files, and not those of transformers' modules.
         memory_settings: the settings that decide whether the engine can start, for people.
-        logged_error: the last error that the engine logged, given the path of the process's log
-            without its suffix; None if there is none.
-        calls_of: returns what finds tool calls in a text without its thought; None if the engine
-            has no parsers of them. Args: the name of a format, the policy's tokenizer. Raises
-            ConfigError if the format is unknown, or the tokenizer lacks tokens of it.
+        logged_error: returns the last error that the engine logged, or None. Args: the path of the
+            process's log without its suffix.
+        calls_of: returns a function that finds tool calls in a text without its thought; None if
+            the engine has no such parsers. Args: the name of a format, the policy's tokenizer.
+            Raises ConfigError if the format is unknown, or the tokenizer lacks tokens of it.
     """
 
     start: Callable[[EngineSpec], RolloutEngine]
@@ -200,14 +200,14 @@ class RolloutBuild:
 
 
 def rollout_build(rollout: RolloutConfig) -> RolloutBuild:
-    """Return how the engine that the settings name is started."""
+    """Return the build functions of the engine that the settings name."""
     return cast(RolloutBuild, rollout.engine_value("engine"))
 
 
 def calls_by_engine(
     rollout: RolloutConfig, name: str, tokenizer: PreTrainedTokenizerBase
 ) -> ExtractCalls:
-    """Return the parser of a format by the run's engine, or else by another that has parsers."""
+    """Return the parser of a format of tool calls: the run's engine's, or else another engine's."""
     others: Iterator[RolloutBuild] = (folder_value(p, "engine") for p in ROLLOUT_ENGINES)
     parsers = (build.calls_of for build in chain([rollout_build(rollout)], others))
     return next(filter(None, parsers))(name, tokenizer)

@@ -1,9 +1,9 @@
 """New weights to every engine, and the proof that they arrived.
 
-Three things must hold after a sync, or the run stops: every announced tensor came, with the bytes
-that were sent (`Arrivals`, in the engine); and what the engine computes with them is what the
-trainer computes: the log-probs of a probe batch agree. The last catches what no checksum can, such
-as an engine that keeps a stale packed copy of a weight.
+Three things must hold after a sync, or the run stops. Every announced tensor came; its bytes are
+the bytes that were sent (`Arrivals`, in the engine); and trainer and engine compute the same
+log-probs of a probe batch. The last one finds faults that no checksum can find, such as an engine
+that keeps a stale packed copy of a weight.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from plimsoll.records import Floats, Ints
 from plimsoll.run.counting import plural
 
 _FLOOR = 2e-5
-"""Nats: what rounding in float32 may become while the weights move; see docs/decisions.md."""
+"""The least bound on the gap, in nats: float32 rounding may grow to it as the weights change; see
+docs/decisions.md."""
 _MERGED_FLOOR = 0.02
-"""Nats: the same where engines get bfloat16 weights with an adapter merged into them, which the
-trainer adds up in another order. The first weights do not show it: a new adapter does nothing."""
+"""The same bound if engines get bfloat16 weights with an adapter merged into them: the trainer adds
+these up in another order. The first weights do not show it: a new adapter does nothing."""
 
 
 class WeightRoute(Protocol):
@@ -35,7 +36,7 @@ class WeightRoute(Protocol):
     def transfer(self, bucket_bytes: int, version: int) -> int:
         """Send all tensors to all engines in buckets; return the bytes that each engine got.
 
-        They are announced first; at the end the engines use them as `version`.
+        The tensors are announced first; at the end the engines use them as `version`.
         """
         ...
 
@@ -44,7 +45,7 @@ class WeightRoute(Protocol):
         ...
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
-        """Return the same by every engine."""
+        """Return, for every engine, its log-probs of the same tokens."""
         ...
 
 
@@ -56,7 +57,8 @@ class WeightSync:
         route: the way to the engines.
         bucket_bytes: bytes of weights sent at once.
         probe: a few token sequences, each of 2 tokens or more.
-        bound: the largest mean absolute difference of their log-probs, nats per token.
+        bound: the largest mean absolute difference that is accepted between the log-probs of
+            trainer and engine; nats per token.
         origin: where the bound comes from, for people.
     """
 
@@ -69,13 +71,13 @@ class WeightSync:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What a sync, or a proof alone, gave.
+    """The result of a sync, or of a proof alone.
 
     Attributes:
         version: the version of the weights.
         gap: the largest mean absolute difference of log-probs over the engines, nats per token.
-        bytes: bytes that each engine got; 0 of a proof alone.
-        seconds: until all engines had taken the weights; 0 of a proof alone.
+        bytes: bytes that each engine got; 0 for a proof alone.
+        seconds: time until all engines had taken the weights; 0 for a proof alone.
     """
 
     version: int
@@ -92,18 +94,18 @@ def prepare_sync(
     send_first: bool = False,
     merged_in_bfloat16: bool = False,
 ) -> WeightSync:
-    """Return how weights are to be sent, with a bound from what rounding alone does.
+    """Return the weight sync of a run, with a bound on the gap that follows from rounding.
 
-    Trainer and engines are compared while both still hold the weights of the same files: later gaps
-    are measured by how far rounding takes them apart then.
+    Trainer and engines are compared while both still hold the weights of the same files. Their gap
+    is then due to rounding alone; later gaps are bounded by a multiple of it.
 
     Args:
         route: the way to the engines.
         config: the settings of the sync.
         probe: token sequences, each of 2 tokens or more.
         send_first: the trainer holds other weights than the files, because it quantised them;
-            engines get those before they are compared.
-        merged_in_bfloat16: what engines get is an adapter merged into bfloat16 weights.
+            engines get the trainer's weights before they are compared.
+        merged_in_bfloat16: engines get an adapter merged into bfloat16 weights.
 
     Raises:
         WeightSyncError: the gap is over `max_logprob_gap` already.
@@ -140,7 +142,11 @@ def sync_weights(sync: WeightSync, version: int) -> SyncReport:
 
 
 def prove(sync: WeightSync, version: int) -> SyncReport:
-    """Compare the log-probs of the probe by trainer and engines. Raises as `sync_weights`."""
+    """Compare trainer's and engines' log-probs of the probe; return a report with the gap.
+
+    Raises:
+        WeightSyncError: an engine disagrees with the trainer; both numbers are in it.
+    """
     expected = np.concatenate(sync.route.trainer_log_probs(sync.probe))
     gaps = []
     for index, log_probs in enumerate(sync.route.engine_log_probs(sync.probe)):
@@ -169,13 +175,13 @@ def _disagreement(
 
 
 class Arrivals:
-    """The tensors of one weight sync."""
+    """The tensors that one weight sync announced, and which of them have come."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._missing = set(names)
 
     def take(self, sent: SentTensor, tensor: Tensor) -> None:
-        """Note a tensor that came (contiguous, in host memory).
+        """Check a tensor that came (contiguous, in host memory), and note it.
 
         Raises:
             WeightSyncError: it was not announced, came twice, or its bytes are not those sent.

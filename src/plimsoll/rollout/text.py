@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Decoder:
-    """The tokenizer of an engine's model, for what the model writes."""
+    """The tokenizer of an engine's model, with which responses are decoded and their ends found."""
 
     def __init__(self, model: str, trust_remote_code: bool) -> None:
         self.tokenizer = load_tokenizer(model, trust_remote_code)
@@ -51,7 +51,7 @@ class Decoder:
 def end_tokens(
     model: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool
 ) -> tuple[int, ...]:
-    """Return all tokens that the model, its generation config or its tokenizer calls an end."""
+    """Return the ids of all end tokens of the model, its generation config and its tokenizer."""
     config = read_model_config(model, trust_remote_code)
     named = (tokenizer.eos_token_id, config.eos_token_id, _generation_end(model))
     lists = [
@@ -69,10 +69,12 @@ def _generation_end(model: str) -> int | list[int] | None:
 
 
 def check_turn_end(template: Template, model: ModelConfig, sampling: SamplingConfig) -> None:
-    """Refuse a chat template whose end of turn the engines would sample past.
+    """Check that the token that ends the chat template's turns ends the engines' responses, too.
 
-    A stop string (`sampling.stop`) may end responses instead.
-    Raises ConfigError naming the token, and where to write it.
+    If there is a stop string (`sampling.stop`), it may end responses instead.
+
+    Raises:
+        ConfigError: The token does not end responses. The message says where to add it.
     """
     end = template.turn_end()
     known = end_tokens(model.path, template.tokenizer, model.trust_remote_code)

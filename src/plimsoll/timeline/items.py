@@ -1,9 +1,9 @@
 """Items of memory, the moments at which each exists, and the place where it lies.
 
-Two levels of naming. A *phase* is an interval of a step (load, rollout, score, train_critic,
-train_actor, sync, save), or comes before the first (precompute). Within a phase memory rises and
-falls at a few *instants* (`forward_backward`, `step`, ...); a peak is the maximum over instants,
-never a sum over them.
+A moment has two names. A *phase* is an interval of a step (load, rollout, score, train_critic,
+train_actor, sync, save), or comes before the first step (precompute). Within a phase memory rises
+and falls at a few *instants* (`forward_backward`, `step`, ...). A peak is the maximum over
+instants, never a sum over them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Item:
         name: a description for display, such as `fp32 masters`, `moments`, `activations`.
         where: the place of the bytes.
         level: the smallest measure that includes them.
-        bytes: whole bytes, never negative.
+        bytes: the size, never negative.
         formula: the calculation in words and numbers, such as "2 bytes x 7,615,616,512 parameters /
             8 ranks".
         source: the origin of the formula: a paper, a file of a project, a measurement.

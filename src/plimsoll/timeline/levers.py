@@ -1,8 +1,8 @@
 """Memory levers: settings by which a run needs less memory, or needs it elsewhere.
 
-A lever is a value. The levers of an engine are in the `levers.py` of its folder, those of the run
-at large in memory/levers/. memory/levers/catalogue.py lists them all. Refusals, `plimsoll plan
---suggest`, the report of a run out of memory and the page of a plan read that list.
+The levers of an engine are in the `levers.py` of its folder, other levers in memory/levers/.
+memory/levers/catalogue.py lists all of them. Refusals, `plimsoll plan --suggest`, the report of a
+run out of memory and the page of a plan read that list.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Relief:
     """The phases with more room; None: all phases."""
 
     def covers(self, kind: Kind | None, where: Where, phase: Phase) -> bool:
-        """Return whether items of a kind (None: of any) become smaller in a place and phase."""
+        """Return whether items of a kind (None: any kind) become smaller in a place and phase."""
         has_room = where in self.where and (self.phases is None or phase in self.phases)
         return has_room and (kind is None or kind in self.kinds)
 
@@ -68,7 +68,7 @@ class Room:
     capacity: int
     """Usable bytes."""
     others: Mapping[Phase, int]
-    """Bytes of everything else at its fullest in each phase, with the plan's band added.
+    """For each phase, the peak bytes of everything but the engine, with the plan's band added.
 
     On a host these include everything of an engine that is not its KV cache.
     """
@@ -82,7 +82,7 @@ class Situation:
     hardware: Hardware
     device: Device
     capability: tuple[int, int] | None
-    """The lowest compute capability of its cards; None if unknown."""
+    """The lowest compute capability of the run's cards; None if unknown."""
     policy: ModelShape
     """The shape of the model that engines sample with."""
     rooms: Sequence[Room]
@@ -92,18 +92,18 @@ class Situation:
 
     @property
     def trained(self) -> TrainedRole:
-        """The settings of the role, which learns."""
+        """The settings of the role, which must be one that learns."""
         return self.spec.trained[self.role]
 
     @property
     def rollout(self) -> RolloutConfig:
-        """The settings of the engines, in a run that has them."""
+        """The settings of the engines; the run must have engines."""
         assert self.spec.engines is not None, "a lever of engines in a run without them"
         return self.spec.engines
 
     @property
     def cards(self) -> int:
-        """The cards of all nodes."""
+        """The number of cards of all nodes."""
         return self.spec.cluster.nodes * len(self.hardware.nodes[0].cards)
 
 
@@ -121,7 +121,7 @@ class Lever:
     """A setting by which a run needs less memory, or needs it elsewhere."""
 
     keys: tuple[str, ...]
-    """The keys that it changes, the decisive one first.
+    """The keys that the lever changes, the decisive one first.
 
     They are in the section of a role if `turns` is not "run".
     """
@@ -140,19 +140,19 @@ class Lever:
     turns: Turns = "run"
     """The owner of the keys."""
     engine: type[Settings] | None = None
-    """The settings of the engine that has the keys; None: of any engine.
+    """The settings class of the engine that has the keys; None: any engine.
 
     Only runs and roles with that engine are changed.
     """
     applies: Callable[[RunSpec[Any]], bool] = lambda spec: True
-    """Returns whether the keys mean anything in a run."""
+    """Returns whether the keys have an effect in a run."""
     codes: frozenset[Code] = frozenset()
-    """The errors, besides those of a full card or host, that it may mend."""
+    """The errors that the lever may fix, besides the errors of a full card or host."""
     control: bool = False
-    """Whether the page of a plan has a field for its decisive key."""
+    """Whether the page of a plan has a field for the lever's decisive key."""
 
     def roles(self, spec: RunSpec[Any]) -> tuple[RoleName, ...]:
-        """Return the roles whose keys it changes; for keys of the run, one role without a name."""
+        """Return the roles whose keys the lever changes; for keys of the run, an empty name."""
         sections: Mapping[RoleName, HasEngine | None] = {
             "run": {"": spec.engines},
             "trained": spec.trained,

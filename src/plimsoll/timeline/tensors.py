@@ -1,6 +1,6 @@
 """Tensors of one kind that a role keeps on one rank, in any framework, and when they exist.
 
-Moments are the instants of a job, and lifetimes within them.
+Phases of a job have instants; a tensor's lifetime says at which of them the tensor exists.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ Life = Literal[
 """The lifetime of a tensor.
 
 - always: from the moment the role is loaded.
-- built: from the moment its engine is built, after it was read.
+- built: from the moment the role's engine is built, after the role was read.
 - stepped: from the first optimizer step.
 - loading: while the role is read.
-- building: while its engine is built.
+- building: while the role's engine is built.
 - scoring: while the role scores; for the actor also while a sync is verified.
-- computing: while the role scores, and in its forward and backward.
-- backward: in its own training, from the first gradient on.
+- computing: while the role scores, and in its forward and backward pass.
+- backward: in the role's training, from the first gradient to the reduction.
 - reducing: while the first full bucket of gradients is reduced.
-- training: in its forward, backward, norm and step.
-- norming: while its gradient norm is computed, just before its step.
-- stepping: in its step.
+- training: in the role's forward, backward, gradient norm and optimizer step.
+- norming: while the gradient norm is computed, just before the optimizer step.
+- stepping: in the optimizer step.
 - sending: while weights are gathered to be sent.
 - saving: while weights are gathered to be saved.
 - writing: while a checkpoint of states is written.
@@ -72,7 +72,7 @@ _BEFORE = {
 }
 """Moments of a reference that scores everything before the actor is loaded.
 
-Each is mapped to the moment that it would be beside the actor.
+Each is mapped to the moment of the same work in a run whose reference stays beside the actor.
 """
 
 
@@ -151,8 +151,8 @@ class Tensors:
 
     Attributes:
         of: the name of the elements in the formula.
-        elements: elements of the whole role, or of the buffer.
-        each: bytes of an element; not whole if scales come with a block of elements.
+        elements: elements of the undivided role, or of the buffer.
+        each: bytes of an element; a fraction if scales come with a block of elements.
         source: the origin of the numbers.
         ranks: the number of ranks that share the elements.
         pinned: elements of each block of page-locked host memory (0: ordinary memory); PyTorch's

@@ -1,7 +1,7 @@
-"""What DeepSpeed makes beside a role's states, and when it reduces gradients for the first time.
+"""DeepSpeed's buffers beside a role's states, and when it reduces gradients for the first time.
 
-These are copies of gradients in double, whose norm it takes, one gradient after another, and a
-second copy of weights.
+The buffers are copies of gradients in fp64, made one at a time for the gradient norm; a second copy
+of the weights; and copies that are made only on CPU.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ _SOURCE = "DeepSpeed 0.19.8, runtime/zero: get_grad_norm_direct and set_norm_for
 
 
 def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
-    """Yield what is made just before the step.
+    """Yield the copies of one gradient that are made for the norm, just before the step.
 
-    Nothing is at stage 0 and in BF16_Optimizer: there the norm is taken in fp32, of gradients that
-    are in it, or before they are widened.
+    Yield nothing at stage 0 and for BF16_Optimizer, which take the norm in fp32 without copies.
     """
     if not counts.trained or sizes.stage == 0 or is_bf16_optimizer(counts, sizes):
         return
@@ -45,7 +44,7 @@ def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Te
 
 
 def _gradients_from_host(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
-    """Yield the copies of a gradient that waited in host memory."""
+    """Yield the copy of one offloaded gradient, made when the norm is taken."""
     if not sizes.offload:
         return
     if sizes.stage == 3 and device == "cuda":
@@ -65,8 +64,8 @@ def _norm_tensors(name: str, elements: int, each: int) -> Tensors:
 def second_copy(counts: Counts, ranks: int) -> Tensors:
     """Return the second copy of the weights, made by ZeRO++'s hierarchical partitioning (hpZ).
 
-    Each of so many ranks together holds a share, from the first forward on. It is made as weights
-    are divided again after their first use (DeepSpeed 0.19.8, runtime/zero/partition_parameters.py,
+    `ranks`: how many ranks share the copy. It exists from the first forward on, when weights are
+    divided again after their first use (DeepSpeed 0.19.8, runtime/zero/partition_parameters.py,
     _partition_param_sec).
     """
     return Tensors(
@@ -106,7 +105,8 @@ def cpu_copies(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> 
 def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Tensors:
     """Return the zeros for gradients, made while the engine is built.
 
-    They are beside the flat copy of the weights, free by then, which the heap keeps for a second.
+    They exist beside the flat copy of the weights: it is free by then, but the heap keeps it for a
+    second.
     """
     source = (
         "DeepSpeed 0.19.8, zero/stage_1_and_2.py: initialize_optimizer_states; measured: 3M to "
@@ -126,9 +126,10 @@ def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Tensors:
 
 
 def _eight_bit_step(counts: Counts, sizes: ZeroSizes) -> Tensors:
-    """Return the fp32 copies of one of the optimizer's tensors.
+    """Return the fp32 copies that 8-bit AdamW makes of the optimizer's largest tensor.
 
-    At stage 0 that is a weight, else all of a share, or of a sub-group.
+    That tensor is a weight at stage 0, a sub-group of the rank's share at stage 3, and the rank's
+    share at other stages.
     """
     elements = counts.largest if sizes.stage == 0 else -(-counts.trained // sizes.ranks)
     if sizes.stage == 3:
@@ -148,9 +149,10 @@ def _eight_bit_step(counts: Counts, sizes: ZeroSizes) -> Tensors:
 def layers_left(shape: ModelShape, trained: int, sizes: ZeroSizes, adapted: bool) -> int:
     """Return how many layers' activations are still kept when DeepSpeed reduces for the first time.
 
-    Gradients come from the head down, an embedding's last (a tied head's with it). A bucket that
-    takes them all is reduced after the last of them, when nothing is left; at stage 0 all are.
-    `trained` counts the elements of all gradients; if `adapted`, only adapters have gradients.
+    Gradients arrive from the head down, the embedding's last (a tied head's with it). If a bucket
+    holds them all, they are reduced after the last of them, and no layers are left; stage 0 does
+    so, too. `trained`: the number of elements of all gradients. `adapted`: only adapters have
+    gradients.
     """
     if sizes.stage == 0 or sizes.bucket >= trained:
         return 0

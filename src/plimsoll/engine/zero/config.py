@@ -17,10 +17,10 @@ class ZeroConfig(Settings):
     parameter_offload: Literal["none", "cpu"] = "none"
     """`cpu` keeps the divided weights in host memory; stage 3 only."""
     gradient_dtype: Literal[Auto, "float32", "bfloat16"] = AUTO
-    """What micro-batches' gradients are added up in. auto: float32, except at stage 0 with bfloat16
-    weights, where DeepSpeed has only bfloat16."""
+    """The dtype in which micro-batches' gradients are added up. auto: float32, except at stage 0
+    with bfloat16 weights, where DeepSpeed has only bfloat16."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What masters and moments of bfloat16 weights are kept in. bfloat16 saves 6 bytes a parameter
+    """The dtype of the masters and moments of bfloat16 weights. bfloat16 saves 6 bytes a parameter
     and loses updates below 1/512 of a weight."""
     quantized_weights: bool = False
     """ZeRO++ (Wang et al. 2023): ranks send one another weights in 8 bits. Stage 3, on GPUs."""
@@ -37,7 +37,7 @@ class FrozenZeroConfig(Settings):
     """How a model that only scores is divided over the ranks, and where its weights wait."""
 
     stage: Literal[0, 3] = 0
-    """0: a whole copy on every rank; 3: divided over the ranks by ZeRO."""
+    """0: a full copy on every rank; 3: divided over the ranks by ZeRO."""
     offload: Literal["none", "cpu"] = "none"
     """`cpu` keeps the weights in host memory while the role does not score (stage 0), or fetches
     them layer by layer (stage 3)."""

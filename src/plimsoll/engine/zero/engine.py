@@ -69,7 +69,7 @@ class ZeroEngine:
             self._average = Average(self._masters.flat(), role.ema.decay)
 
     def forward(self, *inputs: object, **options: object) -> Any:
-        """Return what the model gives for one micro-batch."""
+        """Return the model's output for one micro-batch."""
         return self._engine(*inputs, **options)
 
     @contextmanager
@@ -80,13 +80,13 @@ class ZeroEngine:
             yield
         self._engine.train()
         if self._zero.stage == 3:
-            # After training, DeepSpeed keeps up to stage3_max_reuse_distance weights whole for a
-            # backward pass, and scoring has none.
+            # Once it has trained, DeepSpeed keeps up to stage3_max_reuse_distance weights gathered
+            # for a backward pass, and scoring has none.
             self._engine.optimizer.empty_partition_cache()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this micro-batch's share of the global mean loss."""
-        # DeepSpeed averages gradients over the ranks; shares of a global mean must be added.
+        # DeepSpeed averages gradients over the ranks, but shares of a global mean must be added.
         self._engine.backward(loss * self._place.ranks, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> float:
@@ -118,7 +118,7 @@ class ZeroEngine:
         return norm
 
     def masters(self) -> list[Tensor]:
-        """Return what this rank's optimizer updates: at stages 1 to 3 its share, in fp32."""
+        """Return the tensors that this rank's optimizer updates: at stages 1 to 3 its share."""
         return list(self._masters.tensors)
 
     def share(self, role: str) -> DividedShare | None:
@@ -136,8 +136,8 @@ class ZeroEngine:
     def _plain_norm(self) -> float | None:
         """Return the gradient norm at stage 0 in fp32; None for all other settings.
 
-        There DeepSpeed leaves the optimizer as it is and reports no norm: it is taken once the
-        gradients are reduced, just before the update.
+        With these settings DeepSpeed does not wrap the optimizer and reports no norm. So the norm
+        is taken here, after reducing the gradients, just before the update.
         """
         if self._zero.stage > 0 or self._role.model.dtype != "float32":
             return None
@@ -148,7 +148,7 @@ class ZeroEngine:
         return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
     def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        """Return a context manager that gives these parameters whole, by name."""
+        """Return a context manager that yields the undivided parameters by name."""
         return gather_weights(self.module, names, self._zero.stage)
 
     @torch.no_grad()
@@ -159,7 +159,7 @@ class ZeroEngine:
             self._masters.spread()
 
     def save(self, directory: Path) -> None:
-        """Write masters, moments and moving average, and what the checkpoint is of."""
+        """Write masters, moments and moving average, and the form and shapes of the role."""
         directory.mkdir(parents=True, exist_ok=True)
         if self._place.rank == 0:
             write_form(self._form, self.steps, directory)
@@ -175,7 +175,11 @@ class ZeroEngine:
 
     @torch.no_grad()
     def restore(self, directory: Path) -> None:
-        """Read masters, moments and moving average back, if this role can go on from them."""
+        """Load masters, moments and moving average, and write the masters into the model's weights.
+
+        Raises:
+            ConfigError: The checkpoint is damaged, or of another model or other settings.
+        """
         self.steps = read_form(self._form, directory)
         check_shapes(self.module, directory)
         masters = self._masters

@@ -14,7 +14,7 @@ from pathlib import Path
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.tools import own_scripts
 
-# On a machine with nvcc and no GPU it prints that when it is imported.
+# On a machine with nvcc and no GPU, torch.utils.cpp_extension logs a warning at import.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 MOST_SECONDS = 600.0
@@ -24,9 +24,9 @@ _SHOWN_LINES = 3
 
 
 def offer_ninja() -> None:
-    """Put the ninja of this Python's packages on the PATH, where torch looks for one, if none is.
+    """Add this Python's script folder to PATH if PATH has no ninja, which torch looks for there.
 
-    A command that is called by its path (.venv/bin/plimsoll) has not put it there.
+    If a command is called by its path (.venv/bin/plimsoll), PATH may lack that folder.
     """
     if shutil.which("ninja") is None:
         os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:{own_scripts()}"
@@ -34,13 +34,13 @@ def offer_ninja() -> None:
 
 @contextmanager
 def building(name: str) -> Iterator[None]:
-    """Let no other run compile the extension during the block, and wait for no killed one.
+    """Keep other runs from compiling the extension in the block, and remove a killed run's lock.
 
-    Torch makes a file while it compiles, waits for ever for one that another process made, and a
-    process that is killed leaves its own. That is removed if a run of Plimsoll made it.
+    Torch makes a lock file while it compiles, and waits for ever for a lock of another process. A
+    killed process leaves its lock behind. That lock is removed if a run of Plimsoll made it.
 
     Raises:
-        PlimsollError: Another program's file is older than compiling takes.
+        PlimsollError: Another program's lock is older than compiling takes.
         OSError: The directory cannot be written.
     """
     from torch.utils.cpp_extension import _get_build_directory

@@ -1,6 +1,6 @@
-"""What a checkpoint says about itself: its role's training, division, steps and weights.
+"""A checkpoint's description of itself: its role's training, division, steps and weights.
 
-A checkpoint of another model, which may hold all that is asked for, and more, is refused.
+By its weights, a checkpoint of another model is refused, even if it holds all requested tensors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Form:
 
     @classmethod
     def of(cls, role: TrainedRole, ranks: int) -> Form:
-        """Return the form of a role that is divided over so many ranks."""
+        """Return the form of a role that is divided over `ranks` ranks."""
         zero = role.settings_of(ZeroConfig)
         return cls(
             ranks,
@@ -61,7 +61,7 @@ class Form:
         )
 
     def differences(self, written: Form) -> list[str]:
-        """Return the settings that keep a role of this form from going on from the written one.
+        """Return the settings that keep this role from going on from the written form.
 
         Each is `key: then -> now`.
         """
@@ -73,13 +73,16 @@ class Form:
         ]
 
     def _redivide(self, written: Form) -> Form:
-        """Return the written form, divided as this one; moments in 8 bits cannot be."""
+        """Return the written form with this one's division; unchanged for moments in 8 bits.
+
+        Moments in 8 bits cannot be divided anew.
+        """
         if self.optimizer == "adamw_8bit":
             return written
         return replace(written, **{name: getattr(self, name) for name in _DIVIDED})
 
     def _settings(self) -> dict[str, object]:
-        """Return the settings by their keys, those of the role without its name."""
+        """Return the settings by their config keys, without the role's name in front."""
         adapter = {} if self.adapter == "none" else json.loads(self.adapter)
         return {
             **{key: getattr(self, name) for name, key in _DIVIDED.items()},
@@ -92,13 +95,13 @@ class Form:
 
 
 def write_form(form: Form, steps: Steps, directory: Path) -> None:
-    """Write into a checkpoint which form and steps it is of."""
+    """Write the role's form and its step counts into a checkpoint."""
     text = json.dumps({"form": asdict(form), "steps": asdict(steps)}, indent=2)
     write_whole(directory / _FORM, text + "\n")
 
 
 def read_form(form: Form, directory: Path) -> Steps:
-    """Return the steps that a checkpoint comes after.
+    """Return a checkpoint's step counts, after checking that this form can go on from it.
 
     Raises:
         ConfigError: The form is not there, or a role of this form cannot go on from it.
@@ -128,15 +131,15 @@ def _reason(form: Form) -> str:
 
 
 def write_shapes(module: nn.Module, directory: Path) -> None:
-    """Write into a checkpoint which weights it is of."""
+    """Write the names and shapes of the trained weights into a checkpoint."""
     write_whole(directory / _WEIGHTS, json.dumps(_shapes(module), indent=2) + "\n")
 
 
 def check_shapes(module: nn.Module, directory: Path) -> None:
-    """Raise an error unless the checkpoint is of the module that is to go on from it.
+    """Check that the checkpoint's trained weights have the module's names and shapes.
 
     Raises:
-        ConfigError: It trains other weights, or the checkpoint does not say which it is of.
+        ConfigError: They differ, or the checkpoint does not list them.
     """
     try:
         written = dict(json.loads((directory / _WEIGHTS).read_text(encoding="utf-8")))

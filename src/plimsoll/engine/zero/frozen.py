@@ -1,7 +1,4 @@
-"""The engine of a role that only scores, and a model's weights between files and the device.
-
-Weights come to the device divided or whole, and become whole again.
-"""
+"""The engine of a role that only scores, and functions to load, divide and gather weights."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from plimsoll.run.readings import DividedShare
 
 
 def settle(module: nn.Module, model: ModelConfig, device: torch.device) -> None:
-    """Take the weights from the files that they are mapped from to the device, one by one."""
+    """Copy the weights, mapped from files, to the device, cast to the model's dtype one by one."""
     _move_buffers(module, device)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(device, getattr(torch, model.dtype))
@@ -31,10 +28,9 @@ def settle(module: nn.Module, model: ModelConfig, device: torch.device) -> None:
 def divide(
     module: nn.Module, model: ModelConfig, settings: dict[str, object], place: Place
 ) -> None:
-    """Take the weights from their files to the device, one by one, each divided over the ranks.
+    """Load the weights from their mapped files one by one: cast each, and divide it over the ranks.
 
-    The files are mapped. DeepSpeed's `initialize` alone would move the whole model to every device
-    first.
+    DeepSpeed's `initialize` alone would move the full model to every device first.
     """
     import deepspeed
 
@@ -58,7 +54,10 @@ def _move_buffers(module: nn.Module, device: torch.device) -> None:
 def gather_weights(
     module: nn.Module, names: Sequence[str], stage: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield these parameters whole, by name; collective at stage 3."""
+    """Yield a dict of the full parameters by name, valid inside the block only.
+
+    At ZeRO stage 3 every rank must call it together.
+    """
     requested = set(names)
     parameters = {n: p for n, p in module.named_parameters() if n in requested}
     assert len(parameters) == len(requested), f"no such parameters: {requested - parameters.keys()}"
@@ -72,9 +71,9 @@ def gather_weights(
 
 
 def share_of_weights(role: str, module: nn.Module, ranks: int) -> DividedShare:
-    """Return a rank's share of weights that stage 3 divides.
+    """Return how many bytes of the weights this rank holds at stage 3.
 
-    The tensors that ZeRO keeps whole, being small, count as their shares.
+    Small tensors, which ZeRO does not divide, are counted as if divided.
     """
     parameters: list[Any] = list(module.parameters())
     whole_bytes = sum(p.ds_numel * p.element_size() for p in parameters)
@@ -83,9 +82,9 @@ def share_of_weights(role: str, module: nn.Module, ranks: int) -> DividedShare:
 
 
 class FrozenZeroEngine:
-    """A role that only scores: a whole copy on every rank, or divided by ZeRO stage 3.
+    """A role that only scores: a full copy on every rank, or divided by ZeRO stage 3.
 
-    It is on the device always, or while it scores.
+    The weights are on the device always, or only while the role scores.
     """
 
     def __init__(self, module: nn.Module, role: FrozenRole, place: Place) -> None:
@@ -113,7 +112,7 @@ class FrozenZeroEngine:
             )[0]
 
     def forward(self, *inputs: object, **options: object) -> Any:
-        """Return what the model gives for one micro-batch."""
+        """Return the model's output for one micro-batch."""
         return self._call(*inputs, **options)
 
     @contextmanager
@@ -123,10 +122,10 @@ class FrozenZeroEngine:
             yield
 
     def release(self) -> None:
-        """Let go of the weights, for good.
+        """Free the weights for good.
 
-        They are emptied in place, as DeepSpeed's own caches (parameter_offload.py,
-        FWD_MODULE_STACK; PartitionedParameterCoordinator) keep modules.
+        The tensors are emptied in place, because DeepSpeed's caches (parameter_offload.py,
+        FWD_MODULE_STACK; PartitionedParameterCoordinator) keep references to modules.
         """
         parameters: list[Any] = list(self.module.parameters())
         for parameter in parameters:
@@ -135,21 +134,18 @@ class FrozenZeroEngine:
                 parameter.ds_tensor.data = parameter.ds_tensor.data.new_empty(0)
 
     def share(self, role: str) -> DividedShare | None:
-        """Return this rank's share of the weights; None if every rank has them whole."""
+        """Return this rank's share of the weights; None if they are not divided."""
         if self._stage == 0 or self._ranks == 1:
             return None
         return share_of_weights(role, self.module, self._ranks)
 
     def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        """Return a context manager that gives these parameters whole, by name."""
+        """Return a context manager that yields the full parameters by name."""
         return gather_weights(self.module, names, self._stage)
 
 
 def _park_on_host(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
-    """Settle the parameters in host memory, and return them.
-
-    They are pinned if that makes the way to a GPU faster.
-    """
+    """Load the parameters into host memory, pinned for CUDA, and return them."""
     settle(module, model, torch.device("cpu"))
     _move_buffers(module, place.torch_device)
     for parameter in module.parameters():
@@ -162,10 +158,10 @@ def _park_on_host(module: nn.Module, model: ModelConfig, place: Place) -> list[n
 def _visit(
     parameters: Sequence[nn.Parameter], travel: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
-    """Keep the parameters during the block where `travel` takes them: on the device.
+    """During the block, replace each parameter's data by its copy on the device.
 
-    Frozen weights do not change, so nothing is copied back: the host's own tensors take their place
-    again.
+    `travel` makes the copy. Afterwards the host's data are put back; nothing is copied back,
+    because frozen weights do not change.
     """
     homes = [parameter.data for parameter in parameters]
     try:

@@ -1,4 +1,4 @@
-"""What of DeepSpeed is installed: its versions, and what it compiles at its first use."""
+"""DeepSpeed's installation: known faults of versions, and parts compiled at their first use."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def is_adam_built() -> bool:
 
 
 def find_installed(seen: Installed) -> Iterator[Problem]:
-    """Yield what `plimsoll doctor` finds of DeepSpeed, which each run needs by default."""
+    """Yield `plimsoll doctor`'s finding about DeepSpeed, which each run needs by default."""
     yield package_finding(DEEPSPEED, seen.versions[DEEPSPEED.name])

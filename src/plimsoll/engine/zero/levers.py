@@ -1,4 +1,4 @@
-"""The memory levers of ZeRO: what ranks divide, what waits in host memory, and in which numbers."""
+"""The memory levers of ZeRO: tensors are divided over ranks, moved to the host, or narrowed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_wide(at: Situation) -> bool:
 
 
 def _narrow_states(at: Situation) -> Sequence[Move]:
-    """Return nothing if the learning rate is one whose updates bfloat16 would lose."""
+    """Return the move to states in bfloat16; none if the learning rate is too low for them."""
     if not _is_wide(at) or at.trained.optimizer.learning_rate < LOST_BELOW:
         return ()
     return [{_STATES: "bfloat16", _STAGE: max(2, _zero(at).stage)}]

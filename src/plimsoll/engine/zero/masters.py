@@ -1,10 +1,11 @@
-"""What a rank's optimizer updates, and its moving average: flat tensors with stretches of weights.
+"""A rank's masters (the tensors that its optimizer updates) and their moving average.
 
-DeepSpeed 0.19.8 flattens weights, joins them and divides them in a way of its own at every stage;
-here each stage is seen in the same way, so that checkpoints and moving averages need not know it.
+DeepSpeed 0.19.8 flattens, joins and divides weights in another way at every stage. Here all stages
+are described alike, so that checkpoints and moving averages do not depend on the stage.
 
-An exponential moving average is held where the masters are and divided as they are. See Polyak and
-Juditsky 1992, as used for networks in Tarvainen and Valpola 2017 (https://arxiv.org/abs/1703.01780).
+The exponential moving average is on the masters' device and divided as they are. See Polyak and
+Juditsky 1992, as used for networks in Tarvainen and Valpola 2017
+(https://arxiv.org/abs/1703.01780).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from plimsoll.engine.checkpoint import Stretch
 
 _PIECE = 2**24
-"""The elements that are worked on at once, so that no second copy of a master is made."""
+"""Elements that are copied at once, so that no second copy of a master is made."""
 
 
 class Average:
@@ -34,7 +35,7 @@ class Average:
         self.rows = [master.clone() for master in masters]
 
     def add(self, masters: Sequence[Tensor], updates: int) -> None:
-        """Take in the masters after so many updates (1 after the first).
+        """Update the average with the masters; `updates`: updates so far, 1 after the first.
 
         The decay rises to its value by (1 + n) / (10 + n), so that the first weights are soon
         forgotten.
@@ -57,13 +58,13 @@ class Average:
 
 @dataclass(frozen=True)
 class Masters:
-    """A rank's share of what is trained.
+    """A rank's share of the trained weights.
 
     Attributes:
         tensors: The tensors that its optimizer updates; they may end in padding.
-        parts: The stretches that they hold.
+        parts: The stretches of weights in these tensors.
         optimizer: AdamW itself.
-        spread: Writes the masters' values into the model's weights; collective.
+        spread: Writes the masters' values into the model's weights; all ranks must call it.
     """
 
     tensors: Sequence[Tensor]
@@ -72,7 +73,7 @@ class Masters:
     spread: Callable[[], None]
 
     def flat(self) -> list[Tensor]:
-        """Return the tensors, each seen as one row of elements."""
+        """Return flat views of the tensors."""
         return [tensor.data.view(-1) for tensor in self.tensors]
 
 
@@ -85,7 +86,7 @@ def find_masters(module: nn.Module, optimizer: Any, stage: int, rank: int) -> Ma
 
 
 def _stage_0(names: dict[int, str], optimizer: Any) -> Masters:
-    """Return in fp32 the weights themselves, in bf16 a copy of each; all of them on every rank.
+    """Return the masters at stage 0, all on every rank: in fp32 the weights, in bf16 fp32 copies.
 
     The copies are made in runtime/fp16/unfused_optimizer.py.
     """
@@ -107,9 +108,9 @@ def _whole_stretches(names: dict[int, str], weights: Sequence[Tensor]) -> list[S
 
 
 def _stage_1_and_2(names: dict[int, str], optimizer: Any) -> Masters:
-    """Return a flat tensor per group.
+    """Return the masters at stages 1 and 2: one flat tensor per parameter group.
 
-    DeepSpeed notes at each weight what the tensor holds of it (utils/tensor_fragment.py).
+    DeepSpeed notes at each weight which part of it the tensor holds (utils/tensor_fragment.py).
     """
     base = optimizer.optimizer
     groups = getattr(optimizer, "bit16_groups", None) or optimizer.bf16_groups
@@ -125,9 +126,10 @@ def _stage_1_and_2(names: dict[int, str], optimizer: Any) -> Masters:
 
 
 def _stage_3(names: dict[int, str], optimizer: Any, rank: int) -> Masters:
-    """Return a flat tensor per sub-group: this rank's shares of its weights, one behind the other.
+    """Return the masters at stage 3: one flat tensor per sub-group.
 
-    See runtime/zero/stage3.py.
+    It holds this rank's shares of the sub-group's weights, one after another; see
+    runtime/zero/stage3.py.
     """
     tensors = optimizer.fp32_partitioned_groups_flat
 
@@ -135,7 +137,7 @@ def _stage_3(names: dict[int, str], optimizer: Any, rank: int) -> Masters:
         optimizer.checkpoint_event_prologue()  # no weight may be gathered meanwhile
         for i in range(len(tensors)):
             optimizer._reassign_or_swap_out_partitioned_parameters(i)
-        optimizer.checkpoint_event_epilogue()  # gathers the small ones, which stay whole
+        optimizer.checkpoint_event_epilogue()  # gathers small weights, which stay gathered
 
     parts = [
         part

@@ -1,7 +1,4 @@
-"""The optimizer of a trained role, the parameters that it treats alike, and its moments.
-
-Moments of each master are made, counted, and seen as flat rows.
-"""
+"""The optimizer of a trained role, its parameter groups, and its moments as flat tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def parameter_groups(module: nn.Module, settings: OptimizerConfig) -> list[dict[
 
 
 def _parts(parameters: Sequence[nn.Parameter], most: float) -> list[list[nn.Parameter]]:
-    """Split parameters into parts of at most so many elements; a larger parameter is alone."""
+    """Split parameters into parts of at most `most` elements; a larger parameter is alone."""
     parts: list[list[nn.Parameter]] = []
     room = 0.0
     for parameter in parameters:
@@ -59,10 +56,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
-    """Return AdamW over the module.
+    """Return the AdamW of the role's settings for the module's trained parameters.
 
-    The rate is set at every step; it starts at 0 because DeepSpeed may take a dry step to allocate
-    the states, which must not decay the weights.
+    The learning rate is set at every step. It starts at 0 because DeepSpeed may take a dry step to
+    allocate the states, which must not decay the weights.
     """
     settings = role.optimizer
     groups, betas = parameter_groups(module, settings), (settings.beta1, settings.beta2)
@@ -104,10 +101,10 @@ def _cpu_adam(
 
 
 def forget_dry_step(optimizer: Any) -> None:
-    """Start Adam's bias correction at step 0.
+    """Set Adam's step count back to 0.
 
-    At stage 0 in bf16 DeepSpeed allocates the moments by a step on zero gradients, which Adam would
-    count and take its first real step too short.
+    At stage 0 in bf16 DeepSpeed allocates the moments by a step on zero gradients. If Adam counted
+    that step, its bias correction would make the first real step too short.
     """
     for state in optimizer.optimizer.state.values() if hasattr(optimizer, "optimizer") else ():
         if "step" in state:
@@ -117,10 +114,10 @@ def forget_dry_step(optimizer: Any) -> None:
 
 
 def forget_gradients(optimizer: Any) -> None:
-    """Drop the gradients of a step that was left out.
+    """Drop the gradients of an optimizer step that was skipped.
 
-    With its optimizer on the host, DeepSpeed 0.19.8 would add the next step's to them
-    (zero/stage_1_and_2.py, `step`).
+    With its optimizer on the host, DeepSpeed 0.19.8 would otherwise add the next step's gradients
+    to them (zero/stage_1_and_2.py, `step`).
     """
     if getattr(optimizer, "cpu_offload", False):
         optimizer.averaged_gradients = dict.fromkeys(optimizer.averaged_gradients)
@@ -129,9 +126,9 @@ def forget_gradients(optimizer: Any) -> None:
 def moment_rows(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor]
 ) -> dict[str, list[Tensor]]:
-    """Return both moments of every master, zeros for one that never had a gradient.
+    """Return both moments of every master by name, flat; zeros for a master without gradients.
 
-    Returns nothing before the first update, which makes them.
+    Return an empty dict before the first update, which makes the moments.
     """
     states = [optimizer.state.get(master, {}) for master in masters]
     if not any(MOMENTS[0] in state for state in states):
@@ -147,7 +144,10 @@ def _row(moment: Tensor | None, master: Tensor) -> Tensor:
 def begin_moments(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], updates: int
 ) -> dict[str, list[Tensor]]:
-    """Make moments to write into, as AdamW makes them, after so many updates; none after 0."""
+    """Make missing moments as AdamW does, and return all by name, flat, to be written into.
+
+    `updates`: the updates to count as done; after 0 there are no moments.
+    """
     wide = getattr(optimizer, "fp32_optimizer_states", False)  # an attribute of DeepSpeedCPUAdam
     for master in masters:
         state, dtype = optimizer.state[master], torch.float32 if wide else master.dtype
@@ -161,7 +161,7 @@ def begin_moments(
 
 
 def _count(optimizer: torch.optim.Optimizer, master: Tensor, updates: int) -> Any:
-    """Return the count of updates, which the bias correction needs, as the optimizer keeps it."""
+    """Return the number of updates, for the bias correction, in the optimizer's type."""
     if isinstance(optimizer, torch.optim.AdamW):
         return torch.tensor(float(updates), device=master.device)
     return updates

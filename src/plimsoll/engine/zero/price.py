@@ -1,4 +1,4 @@
-"""What ZeRO holds on one rank, for a role that learns and for one that only scores."""
+"""What ZeRO holds on one rank, for a role that learns and for a role that only scores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from plimsoll.timeline.items import Where
 from plimsoll.timeline.tensors import Tensors
 
 _WHOLE = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
-"""The sizes of a frozen model that every rank has whole."""
+"""The sizes of a frozen model of which every rank has a full copy."""
 
 
 def _trained_tensors(role: TrainedRole, work: RoleWork, sync_bucket: int) -> TrainedTensors:
@@ -67,7 +67,7 @@ def _outgoing(counts: Counts, sizes: ZeroSizes, adapted: bool) -> Outgoing:
 def _average_and_buffers(
     counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole
 ) -> Iterator[Tensors]:
-    """Yield a moving average, a second copy of the weights, and what is written.
+    """Yield a moving average, a second copy of the weights, and the buffer of a checkpoint file.
 
     The average is in fp32, on the masters' device and divided as they are.
     """
@@ -108,9 +108,9 @@ def _frozen_tensors(role: FrozenRole, work: RoleWork) -> tuple[Tensors, ...]:
 
 
 def _whole_model(role: FrozenRole, counts: Counts, work: RoleWork) -> Iterator[Tensors]:
-    """Yield a copy on every rank.
+    """Yield the weights of a model that is not divided.
 
-    Offloaded, it is in host memory, with one on the device while it scores.
+    If it is offloaded, it is in host memory, with a copy on the device while the role scores.
     """
     copies = weights(counts, _WHOLE)
     if work.device == "cpu":

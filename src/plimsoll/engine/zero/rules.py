@@ -1,4 +1,4 @@
-"""What ZeRO requires of a config and of a machine, and the messages that say so."""
+"""ZeRO's requirements on a config and on a machine, and the messages about them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _STORAGE = Version("0.43")
 """The first bitsandbytes with quant_storage (bitsandbytes-foundation/bitsandbytes#970)."""
 
 LOST_BELOW = 2.0**-14
-"""Half the distance of bfloat16 numbers about 0.02, the spread that transformers gives new weights
-(`initializer_range`): AdamW moves a weight by about the learning rate, and what is less than that
-half is rounded away."""
+"""The learning rate below which weights in bfloat16 lose updates. AdamW moves a weight by about the
+learning rate. Near 0.02, the spread that transformers gives new weights (`initializer_range`), half
+the distance of two bfloat16 numbers is 2^-14; a smaller move is rounded away."""
 
 
 def _trained_roles(spec: RunSpec[Any]) -> Mapping[RoleName, tuple[TrainedRole, ZeroConfig]]:
@@ -102,7 +102,7 @@ def _narrow_states(spec: RunSpec[Any]) -> Iterator[Problem]:
 def _against_narrow_states(
     name: str, role: TrainedRole, zero: ZeroConfig
 ) -> Iterator[tuple[str, str]]:
-    """Yield why states cannot be bfloat16, and what to write instead.
+    """Yield (reason, remedy) if states cannot be bfloat16.
 
     The reasons are those of DeepSpeed 0.19 (runtime/config.py, runtime/engine.py,
     _do_optimizer_sanity_check).
@@ -220,7 +220,7 @@ def _lost_updates(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
-    """Yield what DeepSpeed compiles with; on CPUs ZeRO++ is refused whatever is installed."""
+    """Yield the tools that DeepSpeed compiles with; on CPUs none for ZeRO++, which is refused."""
     for name, (_, zero) in _trained_roles(spec).items():
         if zero.optimizer_offload == "cpu" and not is_adam_built():
             key = f"{name}.zero.optimizer_offload"
@@ -270,7 +270,7 @@ def _describe(role: TrainedRole | FrozenRole) -> str:
 
 
 def _decide(role: TrainedRole) -> ZeroConfig:
-    """Return the settings with the dtype decided that micro-batches' gradients are added up in.
+    """Return the settings with `gradient_dtype: auto` replaced by the dtype that is used.
 
     At stage 0 with bfloat16 weights DeepSpeed has only bfloat16.
     """

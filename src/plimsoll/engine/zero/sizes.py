@@ -13,7 +13,7 @@ from plimsoll.shapes.shape import ModelShape, parameter_tensors, small_parameter
 from plimsoll.spec.roles import HeadKind
 
 _NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
-_NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales, and fp32 ones of blocks of 256 of them
+_NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales; an fp32 scale for each 256 of these
 _MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / 256)}  # both; 8 bits: fp32 scales of 256
 
 
@@ -26,10 +26,10 @@ class ZeroSizes:
         bucket: Elements of a bucket that is reduced.
         prefetch: Elements that stage 3 gathers ahead.
         live: Elements that stage 3 keeps gathered at once.
-        persistence: The size below which stage 3 keeps a tensor whole.
+        persistence: The size up to which stage 3 does not divide a tensor.
         sub_group: Elements that stage 3 updates at once.
         offload: Whether the optimizer is in host memory.
-        offload_weights: Whether the weights are (stage 3).
+        offload_weights: Whether the weights are in host memory (stage 3).
         pinned: Whether that host memory is pinned.
         master: Bytes of a master, and of the gradient that its optimizer reads.
     """
@@ -53,8 +53,8 @@ class Counts:
     """Elements of one role's parameters, and their bytes.
 
     Attributes:
-        trained: Parameters with gradients, without those in 4 bits.
-        frozen: Parameters without gradients, without those in 4 bits.
+        trained: Parameters with gradients; parameters in 4 bits do not count.
+        frozen: Parameters without gradients; parameters in 4 bits do not count.
         largest: Elements of the largest trained tensor.
         element: Bytes of a weight.
         moments: Bytes of both Adam moments.
@@ -76,12 +76,12 @@ class Counts:
 
     @property
     def stored(self) -> int:
-        """The elements in which all weights are stored, those in 4 bits too."""
+        """The number of elements in which all weights are stored, with weights in 4 bits packed."""
         return self.trained + self.frozen + self.quantized // 2 // self.element
 
 
 def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
-    """Return what memory depends on in DeepSpeed's settings."""
+    """Return the sizes in DeepSpeed's settings that memory depends on."""
     zero = settings["zero_optimization"]
     optimizer, parameter = zero.get("offload_optimizer"), zero.get("offload_param")
     narrow = settings.get("data_types", {}).get("grad_accum_dtype") == "bf16"
@@ -136,7 +136,7 @@ def trained_counts(
 def frozen_counts(
     model: ModelConfig, shape: ModelShape, head: HeadKind, sizes: ZeroSizes
 ) -> Counts:
-    """Return the elements of a model that only scores; stage 3 keeps small tensors whole."""
+    """Return the element counts of a model that only scores; `small` is 0 below stage 3."""
     value, nf4 = head == "value", model.quantization == "nf4"
     whole = shape.value_parameters if value else shape.parameters
     plain = (linear for linear in shape.linears if linear.stacked == 1)
@@ -155,7 +155,7 @@ def frozen_counts(
 
 
 def is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
-    """Return whether DeepSpeed takes BF16_Optimizer.
+    """Return whether DeepSpeed chooses BF16_Optimizer.
 
     The choice is made in runtime/engine.py, _do_optimizer_sanity_check.
     """
@@ -172,9 +172,10 @@ def is_compact(counts: Counts, sizes: ZeroSizes) -> bool:
 
 
 def largest_share(counts: Counts, sizes: ZeroSizes) -> int:
-    """Return the elements that a rank gets of the largest gradient.
+    """Return the most elements of the largest gradient that one rank gets.
 
-    All gradients are divided together, so that a rank may get one whole; at stage 3 each is.
+    Below stage 3 all gradients are divided as one row, so a rank may get the full gradient; stage 3
+    divides each gradient.
     """
     divided = counts.largest if sizes.stage == 3 else counts.trained
     return min(counts.largest, -(-divided // sizes.ranks))

@@ -1,9 +1,9 @@
-"""What DeepSpeed ZeRO 0.19.8 keeps for one trained role on one rank, with our settings.
+"""The tensors that DeepSpeed ZeRO 0.19.8 keeps for one trained role on one rank, in our settings.
 
 Read in its source, and checked against the tensors that its engines really hold
 (tests/integration/test_memory_zero_states.py). It departs from the textbook's 16 bytes a parameter:
 
-- stage 1 in bfloat16 keeps whole fp32 gradients on every rank (runtime/bf16_optimizer.py);
+- stage 1 in bfloat16 keeps undivided fp32 gradients on every rank (runtime/bf16_optimizer.py);
 - stage 2 with fp32 accumulation keeps its share of fp32 gradients on the device from the first
   backward to the step, also where the optimizer is offloaded (zero/stage_1_and_2.py,
   _build_compact_grad_partition_buffer);
@@ -38,9 +38,10 @@ _ALLREDUCE = 500_000_000  # elements: DeepSpeedEngine.buffered_allreduce_fallbac
 
 
 def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Tensors, ...]:
-    """Return everything of the role on one rank; in host memory if that is the device.
+    """Return all tensors of the role on one rank; on CPU all are in host memory.
 
-    There a bucket weighs what is written to it: the system gives pages at their first use.
+    On CPU a bucket counts only the bytes that are written to it: the system gives pages at their
+    first use.
     """
     if device == "cuda":
         return (*weights(counts, sizes), *_training_tensors(counts, sizes))
@@ -50,7 +51,7 @@ def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Tenso
 
 
 def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
-    """Yield the weights: whole, or a share and what is gathered of the others' shares."""
+    """Yield the weights: undivided, or the rank's share and buffers for gathered weights."""
     divided = sizes.stage == 3
     ranks = sizes.ranks if divided else 1
     where: Where = "host" if sizes.offload_weights else "device"
@@ -102,10 +103,10 @@ def _training_tensors(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What a stage keeps of a role.
+    """The tensors that a stage of ZeRO keeps for a role.
 
     Attributes:
-        source: Where that was read.
+        source: The file of DeepSpeed that makes them.
     """
 
     counts: Counts
@@ -118,7 +119,7 @@ class _Stage:
         return Tensors(kind, name, of, elements, each, self.source, life=life)
 
     def share(self, kind: Kind, name: str, each: float, life: Life) -> Tensors:
-        """Return tensors of the trained parameters that are a rank's."""
+        """Return tensors of the rank's share of the trained parameters."""
         return replace(self.whole(kind, name, each, life), ranks=self.sizes.ranks)
 
     def on_host(self, kind: Kind, name: str, each: float, life: Life, block: int) -> Tensors:
@@ -250,7 +251,7 @@ class _Stage:
         return replace(widened, kind="gradients")
 
     def _reduce_copy(self) -> Tensors:
-        """Return the bucket, or one tensor that is larger, flattened for the collective."""
+        """Return the flat copy that is reduced: a bucket, or one tensor larger than a bucket."""
         counts = self.counts
         elements = max(min(self.sizes.bucket, counts.trained), counts.largest)
         return self.buffer("copy to reduce", "gradients", elements, counts.element, "reducing")

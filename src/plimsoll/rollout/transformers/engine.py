@@ -56,19 +56,19 @@ class TransformersEngine:
         self._model.eval().requires_grad_(False)
         if self._model.config._attn_implementation == "sdpa":
             self._model.set_attn_implementation(GROUPED)
-        # Not the model's own: a repetition penalty, say, is nothing that the trainer knows of.
+        # Not the model's own config: the trainer knows nothing of, say, its repetition penalty.
         self._model.generation_config = GenerationConfig()
         self._arrivals = Arrivals(())
 
     async def generate(self, request: Request) -> list[Trajectory]:
-        """Sample all responses of a request in one batch."""
+        """Return all responses of a request, sampled in one batch."""
         sampling = request.sampling
         prompts = request.each_prompt()
         tokens, mask = _pad_left([p.tokens for p in prompts], self._pad_token, self._spec.device)
         limits = [most for most in request.most_tokens() for _ in range(request.responses)]
         ends = torch.tensor(self._decoder.end_tokens, device=self._spec.device)
         recorder = Recorder(sampling, tokens.shape[1], ends)
-        # The engine's own card: torch warns where it has to fork the generators of several.
+        # Only the engine's card: torch warns if it has to fork the generators of several cards.
         cards = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
         with torch.random.fork_rng(cards):
             torch.manual_seed(request.seed + request.first)
@@ -135,7 +135,7 @@ class TransformersEngine:
     def _length(self, tokens: Ints, sampling: SamplingConfig) -> tuple[int, bool]:
         """Return the length of the response, its end included, and whether it ended by itself.
 
-        What generate puts behind the end of one response until all have ended is cut off.
+        `generate` pads a response after its end until all have ended; the padding is not counted.
         """
         ends = np.flatnonzero(np.isin(tokens, self._decoder.end_tokens))
         length = int(ends[0]) + 1 if len(ends) else len(tokens)
@@ -146,7 +146,7 @@ class TransformersEngine:
         return stop or length, stop is not None or len(ends) > 0
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
-        """Return the log-prob of every token but the first, one sequence after another."""
+        """Return the log-prob of every token but the first, computed one sequence at a time."""
         return [self._sequence_log_probs(tokens) for tokens in sequences]
 
     def _sequence_log_probs(self, tokens: Ints) -> Floats:
@@ -180,7 +180,7 @@ class TransformersEngine:
         self._version = version
 
     async def read_memory(self) -> Reading:
-        """Return what this process holds, and its peaks since the last call."""
+        """Return the memory of this process, and its peaks since the last call."""
         return read_memory(torch.device(self._spec.device))
 
     async def take_adapter(self, files: AdapterFiles) -> int:
@@ -211,7 +211,7 @@ def _pad_left(prompts: Sequence[TokenIds], pad: int, device: str) -> tuple[Tenso
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:
-    """Return what torch reads from the environment; set before the engine's process starts."""
+    """Return environment variables for torch, to be set before the engine's process starts."""
     common = {"TOKENIZERS_PARALLELISM": "false", **thread_wait_settings()}
     if spec.device == "cuda":
         return common | card_order()

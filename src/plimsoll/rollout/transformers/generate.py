@@ -1,8 +1,9 @@
-"""What transformers' `generate` is given: how a token is drawn, what ends a response; attention.
+"""Parts for transformers' `generate`: the choice of a token, the end of a response; attention.
 
 The attention is for models with fewer heads of keys than of queries, grouped-query attention
 (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245). It is registered with transformers'
-AttentionInterface, whose own copies the KV cache for every head of queries at each token.
+AttentionInterface. The attention that transformers has there copies the KV cache for every head of
+queries at each token.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ def _grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention as `sdpa` of transformers does, without copies of keys and values.
+    """Return attention as transformers' `sdpa` computes it, without copies of keys and values.
 
     Query [sequences, heads, tokens, width], keys and values [sequences, key-value heads, tokens so
     far, width]; the result is [sequences, tokens, heads, width].
 
-    One token of each sequence, which sees all before it, has the same mask in all heads: the
-    queries of a group are then as many rows before the same keys, and nothing is copied.
+    If each sequence has one new token, the token sees all tokens before it, and all heads have the
+    same mask. Then the queries of a group can be rows of one head, which share its keys, and
+    nothing is copied.
     """
     sequences, heads, tokens, width = query.shape
     groups = key.shape[1]
@@ -74,7 +76,7 @@ class EndAtLimit(StoppingCriteria):  # type: ignore[misc]
         self._last = torch.tensor(limits) + prompt_tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **options: object) -> Tensor:
-        """Return which responses have reached their limits."""
+        """Return for each response whether it has reached its limit."""
         return (self._last <= input_ids.shape[1]).to(input_ids.device)
 
 
@@ -90,7 +92,7 @@ class StopStrings(StoppingCriteria):  # type: ignore[misc]
         self._prompt_tokens = prompt_tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **options: object) -> Tensor:
-        """Return which responses hold a stop string."""
+        """Return for each response whether it holds a stop string."""
         rows = input_ids[:, self._prompt_tokens :].cpu().numpy()
         stopped = [self._decoder.stops(row, self._sampling) for row in rows]
         return torch.tensor(stopped, device=input_ids.device)

@@ -1,4 +1,4 @@
-"""What the engine on `generate` of transformers holds."""
+"""The memory of the engine on `generate` of transformers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from plimsoll.timeline.items import Allocation, Item
 
 
 def _contents(process: EngineProcess) -> Iterator[Allocation]:
-    """Yield a whole model, and a KV cache that grows to the longest response.
+    """Yield the weights, a KV cache that has grown to the longest response, and the logits.
 
-    One layer of the cache is there twice, as torch concatenates it.
+    One layer of the cache is counted twice, because torch copies a layer to append to it.
     """
     sampler, moments = process.sampler, process.moments
     shape, element, token = sampler.shape, sampler.element, _kv_token(sampler)

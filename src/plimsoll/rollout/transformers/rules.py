@@ -1,4 +1,4 @@
-"""What the engine on transformers asks of a config."""
+"""The requirements of the engine on transformers on a config."""
 
 from __future__ import annotations
 

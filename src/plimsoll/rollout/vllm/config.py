@@ -11,7 +11,7 @@ from plimsoll.config.base import OptionValue, PositiveFloat, PositiveInt, Share
 from plimsoll.config.engines import HasEngine, RolloutEngineConfig
 
 ArgumentValue = OptionValue | list[Any] | dict[str, Any]
-"""What an argument of vLLM's may be."""
+"""The values that an argument of vLLM may have."""
 
 
 def _with_lists(value: object) -> object:
@@ -29,15 +29,15 @@ class VllmConfig(RolloutEngineConfig):
     pipeline_parallel: PositiveInt = 1
     """Stages per engine, each with consecutive layers on `tensor_parallel` GPUs of its own."""
     sleep_level: Literal[0, 1, 2] = 0
-    """What shared engines give up while the ranks train: 0 nothing, 1 the KV cache, with weights
-    moved to host memory, 2 both dropped. A sync brings all weights, but for `adapter: separate`:
-    2 spares two copies of them in each step."""
+    """What shared engines give up while the ranks train. 0: nothing. 1: the KV cache; weights move
+    to host memory. 2: both are dropped. A sync brings all weights (not with `adapter: separate`),
+    so 2 spares two copies of them in each step."""
     memory_share: Share = 0.5
-    """The share of the whole card that vLLM takes (its gpu_memory_utilization)."""
+    """The share of the card's total memory that vLLM takes (its gpu_memory_utilization)."""
     cpu_kv_cache_gib: PositiveFloat = 0.5
     """Size of the KV cache on CPU, GiB per engine, or per process of it."""
     adapter: Literal["merged", "separate"] = "merged"
-    """How an actor's adapter gets to the engines. merged: as whole weights, merged out of place;
+    """How an actor's adapter gets to the engines. merged: as full weights, merged out of place;
     separate: the adapter alone, by vLLM's LoRA: a small part of the bytes, with slower sampling."""
     arguments: Annotated[dict[str, ArgumentValue], BeforeValidator(_with_lists)] = Field(default={})
     """Further arguments of vLLM's AsyncEngineArgs by their names, such as enforce_eager,
@@ -45,7 +45,7 @@ class VllmConfig(RolloutEngineConfig):
 
     @property
     def degrees(self) -> Mapping[str, int]:
-        """Over how many GPUs (or CPU processes) an engine is divided, by the keys that say so."""
+        """The numbers of GPUs (or CPU processes) that divide an engine, by their config keys."""
         return {
             "tensor_parallel": self.tensor_parallel,
             "pipeline_parallel": self.pipeline_parallel,
@@ -53,7 +53,7 @@ class VllmConfig(RolloutEngineConfig):
 
     @property
     def has_front(self) -> bool:
-        """Whether the engine's parts on cards are other processes than the one that is asked."""
+        """Whether requests go to another process than the processes on the cards."""
         return True
 
     def stage_of(self, part: int) -> int:
@@ -79,5 +79,5 @@ SAMPLING = VllmConfig
 
 
 def vllm_of(section: HasEngine) -> VllmConfig:
-    """Return the settings of vLLM of a section that has it as its engine."""
+    """Return the vLLM settings of a section, whose engine must be vLLM."""
     return section.settings_of(VllmConfig)

@@ -48,7 +48,7 @@ _SOCKETS = "VLLM_RPC_BASE_PATH"
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:
-    """Return what vLLM reads from the environment; set before its process starts."""
+    """Return environment variables for vLLM, to be set before its process starts."""
     common = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
@@ -57,13 +57,13 @@ def environment(spec: EngineSpec) -> dict[str, str]:
         **thread_wait_settings(),
     }
     if spec.device == "cuda":
-        # Its sampler serves no seeds and no processed log-probs, so it would only be compiled.
+        # FlashInfer's sampler serves no seeds and no processed log-probs: not worth compiling.
         return common | card_order() | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.threads)}
     cpu |= kernel_limits()
     if spec.rollout.parts == 1:
-        # The model lives in the engine's own process. vLLM would give it another, which takes as
-        # long again to start, only to bind its threads to cores; ours float.
+        # Keep the model in the engine's own process. vLLM would start a second one, which takes as
+        # long again, only to bind its threads to cores; our threads are not bound.
         cpu |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return common | cpu
 
@@ -91,7 +91,7 @@ class VllmEngine:
         self._loop = asyncio.get_running_loop()
 
     async def generate(self, request: Request) -> list[Trajectory]:
-        """Sample all responses of a request, its prompts side by side."""
+        """Return all responses of a request, whose prompts are sampled concurrently."""
         calls = zip(request.prompts, request.most_tokens(), request.seeds(), strict=True)
         answers = await asyncio.gather(*(self._answer(*call, request) for call in calls))
         return [trajectory for group in answers for trajectory in group]
@@ -130,7 +130,7 @@ class VllmEngine:
         return replace(sampled, figures=figures)
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
-        """Return the log-prob of every token but the first, per sequence."""
+        """Return the log-prob of every token but the first, one array per sequence."""
         from vllm import SamplingParams
 
         params = SamplingParams(
@@ -168,7 +168,7 @@ class VllmEngine:
         except Exception as error:
             if self._llm.errored:
                 raise
-            # As torch raises it: most likely the card is full, which only the text tells.
+            # RuntimeError, as torch raises it: most likely the card is full; only the text says so.
             raise RuntimeError(str(error)) from error
 
     async def begin_sync(self, names: tuple[str, ...]) -> None:
@@ -179,7 +179,7 @@ class VllmEngine:
 
     async def receive(self, bucket: WeightBucket) -> int:
         """Hand a bucket to the workers in shared memory; return its bytes."""
-        # Memory that other processes can open, and that goes with this one, however it ends.
+        # Other processes can open this memory, and it is freed with this process, however it ends.
         with open(os.memfd_create("weights"), "wb") as file:
             bucket.data.tofile(file)
             file.flush()
@@ -218,17 +218,17 @@ class VllmEngine:
             raise WeightSyncError(f"rollout engine {self._spec.index}: {error}") from error
 
     async def read_memory(self) -> Reading:
-        """Return what the engine's processes hold, and the reading of its fullest card."""
+        """Return the memory of the engine's processes, and the reading of its fullest card."""
         host = read_host(self._children)
         if self._spec.device == "cpu":
             return Reading(host)
-        # Reading a card from here would make a CUDA context of our own on it.
+        # Reading a card in this process would make one more CUDA context on the card.
         cards = await self._llm.collective_rpc("plimsoll_read_card")
         readings = [CardReading(*numbers) for numbers in cards]
         return Reading(host, max(readings, key=lambda card: card.peak_used))
 
     async def take_adapter(self, files: AdapterFiles) -> int:
-        """Sample with this adapter from now on, in place of the one before; return its bytes."""
+        """Sample with this adapter, not the last one, from now on; return the adapter's bytes."""
         from vllm.lora.request import LoRARequest
 
         if self._asleep:
@@ -250,14 +250,14 @@ class VllmEngine:
         return len(files.weights)
 
     async def watch(self) -> str:
-        """Return the reason once vLLM's processes have died."""
+        """Wait until vLLM's processes have died; return the reason."""
         llm = self._llm
         while not llm.errored:
             await asyncio.sleep(_WATCH_SECONDS)
         return ENGINE_ENDED
 
     async def answer(self) -> None:
-        """Return once vLLM's core has answered."""
+        """Wait until vLLM's core has answered."""
         sleeping = asyncio.run_coroutine_threadsafe(self._llm.is_sleeping(), self._loop)
         await asyncio.wrap_future(sleeping)
 
@@ -272,7 +272,8 @@ class VllmEngine:
 def _arguments(spec: EngineSpec) -> dict[str, Any]:
     """Return the arguments of vLLM's engine.
 
-    Plimsoll's own come over `rollout.vllm.arguments`, and these over Plimsoll's defaults.
+    `rollout.vllm.arguments` replace Plimsoll's defaults. Arguments that Plimsoll always sets
+    replace both.
     """
     on_gpu, rollout, vllm = spec.device == "cuda", spec.rollout, vllm_of(spec.rollout)
     defaults = {
@@ -295,7 +296,7 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
         # vLLM rewinds the seeded generator of a prompt that is prefilled in parts, which CPU
         # generators cannot.
         "enable_chunked_prefill": on_gpu,
-        # The sampler's log-probs are those of the distribution that was sampled from.
+        # Log-probs of the distribution that was sampled from.
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "worker_extension_cls": "plimsoll.rollout.vllm.receiver.WeightReceiver",
@@ -312,9 +313,9 @@ def _adapter_settings(rank: int | None) -> dict[str, Any]:
 
 
 def _prefix_figures(output: Any, request: Request) -> dict[str, float]:
-    """Return the number of the prompt's tokens, and of those that the prefix cache had.
+    """Return the number of tokens in the prompt, and how many of them the prefix cache had.
 
-    Return nothing for several responses, for vLLM gives the number of one of them alone.
+    Return an empty dict for several responses, because vLLM gives the number for only one of them.
     """
     if request.responses > 1:
         return {}
@@ -350,12 +351,12 @@ def _sampling_params(request: Request, decoder: Decoder, most: int, seed: int) -
 
 
 def _token_logprobs(logprobs: Any, tokens: TokenIds) -> Floats:
-    """Return each token's own log-prob.
+    """Return the log-prob of each token, shape [n].
 
     Args:
-        logprobs: vLLM's `FlatLogprobs` of these tokens, which has one entry a token where none of
-            the other tokens' was asked for. In vLLM's usual form, a dictionary and an object a
-            token would be made in the one thread that also feeds the engine.
+        logprobs: vLLM's `FlatLogprobs` of these tokens, with one entry a token, because no other
+            tokens' log-probs were requested. vLLM's usual form would make a dictionary and an
+            object a token, in the one thread that also feeds the engine.
         tokens: shape [n].
     """
     assert np.array_equal(logprobs.token_ids, tokens), "vLLM's log-probs are of other tokens"
@@ -371,7 +372,7 @@ def _shared_memory(size: int) -> str | None:
 
 
 def memory_settings(spec: EngineSpec) -> str:
-    """Return the settings that decide whether vLLM can start, by the keys that the user knows."""
+    """Return the settings that decide whether vLLM can start, as `key: value, ...` for people."""
     vllm = vllm_of(spec.rollout)
     key = "memory_share" if spec.device == "cuda" else "cpu_kv_cache_gib"
     keys = (key, "max_sequences", "tensor_parallel", "pipeline_parallel")
@@ -379,13 +380,13 @@ def memory_settings(spec: EngineSpec) -> str:
 
 
 def logged_error(log: str) -> str | None:
-    """Return the last exception that vLLM logged, but for those that only point to another."""
+    """Return the last exception that vLLM logged, or None; skip those that point to another."""
     lines = matches_from_the_end(f"{log}.out", _LOGGED)
     return next((line for line in lines if not _POINTS_ELSEWHERE.search(line)), None)
 
 
 def calls_of(name: str, tokenizer: PreTrainedTokenizerBase) -> ExtractCalls:
-    """Return vLLM's parser of a format of tool calls."""
+    """Return a function that extracts tool calls, with vLLM's parser of their format."""
     from plimsoll.rollout.vllm.tools import vllm_extract  # vLLM takes seconds
 
     return vllm_extract(name, tokenizer)

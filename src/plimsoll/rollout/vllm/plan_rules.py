@@ -1,4 +1,4 @@
-"""What vLLM cannot do with a model on the hardware of a run."""
+"""Problems of vLLM with a model on the hardware of a run."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from plimsoll.run.counting import gigabytes, plural
 from plimsoll.shapes.shape import ModelShape
 
 _PADDING = 64
-"""Rows to a multiple of which vLLM pads a vocabulary: DEFAULT_VOCAB_PADDING_SIZE,
+"""vLLM pads a vocabulary to a multiple of this many rows: DEFAULT_VOCAB_PADDING_SIZE,
 vllm/model_executor/layers/vocab_parallel_embedding.py."""
 _MOST_PARALLEL = 64
 
 
 def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
-    """Yield the parts of a model that vLLM cannot divide over so many cards.
+    """Yield the parts of a model that vLLM cannot divide over `parallel` cards.
 
     Read in vLLM 0.32 (config/model.py, model_executor/models/qwen2.py, layers/linear.py,
-    layers/vocab_parallel_embedding.py). Where there are fewer key-value heads than cards, every
-    card has a copy of one.
+    layers/vocab_parallel_embedding.py). If there are fewer key-value heads than cards, every card
+    has a copy of one head.
     """
     kv = shape.kv_heads
     if shape.heads % parallel:
@@ -98,7 +98,7 @@ def engine_dtype(site: EngineSite) -> Iterator[Problem]:
 
 
 def unpriced_arguments(site: EngineSite) -> Iterator[Problem]:
-    """Warn of what `rollout.vllm.arguments` asks for that the plan has no price of."""
+    """Warn of `rollout.vllm.arguments` that change vLLM's memory and are not in the plan."""
     for name in unpriced(_settings(site)):
         what = f"rollout.vllm.arguments.{name} changes what vLLM holds, and is not in the plan"
         why = "the plan counts what vLLM would hold without it"
@@ -116,7 +116,7 @@ def quantization(site: EngineSite) -> Iterator[Problem]:
 
 
 def speculation(site: EngineSite) -> Iterator[Problem]:
-    """Refuse speculative decoding if vLLM 0.32 would not sample what it should."""
+    """Refuse speculative decoding on the CPU, or with a draft model that sleep level 2 drops."""
     vllm = _settings(site)
     method = proposer(vllm)
     if method is None:
@@ -137,7 +137,7 @@ def speculation(site: EngineSite) -> Iterator[Problem]:
 
 
 def episodes_in_cache(site: EngineSite) -> Iterator[Problem]:
-    """Warn of episodes in flight whose earlier turns the KV cache has no room for."""
+    """Warn if the KV cache has no room for the earlier turns of all episodes in flight."""
     sampler, sampling = site.sampler, site.spec.sampling
     if sampling is None or site.episodes is None:
         return
@@ -170,7 +170,7 @@ def cpu_heads(site: EngineSite) -> Iterator[Problem]:
 def free_share(
     site: EngineSite, cards: Sequence[int], free_bytes: Sequence[int]
 ) -> Iterator[Problem]:
-    """Refuse engines if other processes hold what vLLM asks for at its start, before ranks load.
+    """Refuse engines if the memory that vLLM takes at its start, before ranks load, is not free.
 
     Args:
         site: the engines and their hardware.
@@ -212,5 +212,5 @@ _RULES = (
 
 
 def plan_problems(site: EngineSite) -> Iterator[Problem]:
-    """Yield what vLLM cannot do with this model on this hardware."""
+    """Yield the problems of vLLM with this model on this hardware."""
     return find(_RULES, site)

@@ -86,9 +86,9 @@ def _find_crowded(site: EngineSite, card: CrowdedCard) -> Iterator[Problem]:
 
 
 def _contents(process: EngineProcess) -> Iterator[Allocation]:
-    """Yield what a process of an engine holds.
+    """Yield the memory of one process of an engine: items, and the moments of each.
 
-    It is the engine's front, the part of the engine on a card, or the whole engine.
+    The process is the engine's front, a worker on a card, or the full engine.
     """
     sampler, moments, bucket = vllm_sampler(process.sampler), process.moments, process.bucket
     whole = process.device == "cpu" and sampler.vllm.parts == 1

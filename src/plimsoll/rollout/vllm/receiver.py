@@ -1,4 +1,4 @@
-"""What Plimsoll adds to vLLM's worker processes: taking new weights in place, bucket by bucket.
+"""Plimsoll's additions to vLLM's worker processes: taking new weights in place, bucket by bucket.
 
 vLLM calls these methods in every one of its workers (`collective_rpc`). They follow vLLM's own
 layer-wise reload: between begin and finish each layer is rebuilt as soon as its tensors are there.
@@ -26,7 +26,7 @@ from plimsoll.rollout.sync import Arrivals
 
 
 def _without_amx_attention() -> None:
-    """Have vLLM's attention on CPU use its AVX-512 kernels in place of AMX's tiles.
+    """Patch vLLM's attention on CPU to use its AVX-512 kernels in place of AMX's tiles.
 
     With the tiles vLLM 0.32 ends its process with an illegal instruction (tilezero, on tiles that
     nobody has configured in that thread).
@@ -43,10 +43,10 @@ def _without_amx_attention() -> None:
 
 
 def _with_room_for_the_stage_before() -> None:
-    """Make the buffer for what a stage on CPU gets from the one before when the model is loaded.
+    """Patch vLLM on CPU to make a stage's input buffer when it loads the model.
 
-    vLLM 0.32 makes it in the forward that warms up compiled code; where nothing is compiled, it
-    fails at the first batch.
+    The buffer holds the output of the stage before. vLLM 0.32 makes it in the forward that warms up
+    compiled code; if nothing is compiled, vLLM fails at the first batch.
     """
     from vllm.distributed.parallel_state import get_pp_group
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -63,7 +63,7 @@ def _with_room_for_the_stage_before() -> None:
     CPUModelRunner.load_model = load_with_buffer
 
 
-# Here, because vLLM imports this module in each worker, before its kernels are chosen.
+# Patch vLLM at import: each worker imports this module before it chooses its kernels.
 write_stacks_when_asked()
 if current_platform.is_cpu():
     _without_amx_attention()
@@ -71,7 +71,7 @@ if current_platform.is_cpu():
 
 
 _HEADS = ("lm_head.weight", "lm_head.bias")
-"""Names of a head. A tied head is sent, too, but vLLM's Gemma 2 has none and refuses it."""
+"""Names of a head. A tied head is sent, too, but vLLM's Gemma 2 has no head and refuses it."""
 
 
 class WeightReceiver:
@@ -92,7 +92,7 @@ class WeightReceiver:
     def plimsoll_receive(self, file: str, tensors: list[list[Any]]) -> None:
         """Load the tensors that lie one behind the other in a file in shared memory."""
         sent = [SentTensor(n, dtype, tuple(shape), size, h) for n, dtype, shape, size, h in tensors]
-        # Layers keep the tensors until they are complete: what is mapped outlives the file.
+        # Layers keep the tensors until they are complete, and a mapping outlives its file.
         data = torch.from_file(file, size=Path(file).stat().st_size, dtype=torch.uint8)
         pieces = split_bytes(sent, data)
         for tensor in sent:
@@ -108,7 +108,7 @@ class WeightReceiver:
         return list(astuple(read_card(torch.device(self.device))))
 
     def plimsoll_finish(self) -> None:
-        """Check that all came, then put the new weights to use."""
+        """Check that all tensors came, then put the new weights to use."""
         self.plimsoll_arrivals.complete()
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
@@ -118,10 +118,10 @@ class WeightReceiver:
 
 
 def _pack_experts(model: nn.Module) -> None:
-    """Pack experts as vLLM's CPU kernel wants them.
+    """Pack experts for vLLM's CPU kernel.
 
-    vLLM 0.32 does so at the first load alone (unquantized_fused_moe_method.py, `_setup_kernel`),
-    and computes nonsense from the next.
+    vLLM 0.32 packs them at the first load alone (unquantized_fused_moe_method.py, `_setup_kernel`),
+    and computes nonsense after the next.
     """
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)

@@ -1,7 +1,7 @@
-"""What vLLM asks of a config, of a model's files and of a machine.
+"""The requirements of vLLM on a config, on a model's files and on a machine.
 
-vLLM's own arguments, under `rollout.vllm.arguments`, are checked by name against the installed
-version, whose file is read and not imported: it needs torch.
+The names under `rollout.vllm.arguments` are checked against the installed vLLM. Its file is parsed
+and not imported, because importing it needs torch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ FIXED = {
 
 
 def check_arguments(vllm: VllmConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the names under `rollout.vllm.arguments`."""
+    """Yield the names under `rollout.vllm.arguments` that are unknown, fixed or set by Plimsoll."""
     known = _known() if vllm.arguments else None
     for name, value in vllm.arguments.items():
         key, given = f"rollout.vllm.arguments.{name}", show(value)
@@ -86,7 +86,7 @@ def check_arguments(vllm: VllmConfig) -> Iterator[Problem]:
 
 @cache
 def _known() -> frozenset[str] | None:
-    """Return the arguments of the installed vLLM's engine; None if none is installed."""
+    """Return the argument names of the installed vLLM's engine; None if vLLM is not installed."""
     vllm = find_spec("vllm")
     if vllm is None or not vllm.submodule_search_locations:
         return None
@@ -119,7 +119,7 @@ def _vllm(spec: RunSpec[Any]) -> VllmConfig:
 
 
 def _settings(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what contradicts between vLLM's settings and others."""
+    """Yield contradictions between vLLM's settings and other settings."""
     vllm, sampling = _vllm(spec), spec.sampling
     assert sampling is not None
     at, placement = Section("", spec.config), sampling.rollout.placement
@@ -133,7 +133,7 @@ def _settings(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _separate_adapter(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Refuse an adapter that goes to the engines alone, where that cannot be."""
+    """Refuse `rollout.vllm.adapter: separate` where the adapter cannot be sent alone."""
     if _vllm(spec).takes_adapter_alone:
         for obstacle, instead in _against_separate(spec):
             fix = f"rollout.vllm.adapter: merged, or {instead}"
@@ -142,7 +142,7 @@ def _separate_adapter(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _against_separate(spec: RunSpec[Any]) -> Iterator[tuple[str, str]]:
-    """Yield why an adapter cannot go alone, and what else to change."""
+    """Yield (reason, remedy) if an adapter cannot be sent to the engines alone."""
     adapter, highest = spec.actor.adapter, _ADAPTER_RANKS[-1]
     if adapter is None:
         yield "The actor trains all its weights: it has no adapter.", "actor.adapter.rank: 16"
@@ -168,7 +168,7 @@ def _against_separate(spec: RunSpec[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _adapter_room(spec: RunSpec[Any]) -> int | None:
-    """Return the rank for which engines make room for an adapter beside their model.
+    """Return the highest rank of an adapter for which engines make room beside their model.
 
     Return None if the adapter is merged, or there is none, or its rank is too high.
     """
@@ -179,7 +179,7 @@ def _adapter_room(spec: RunSpec[Any]) -> int | None:
 
 
 def _model(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
-    """Yield what vLLM cannot do with the heads and layers of the model that `key` gives."""
+    """Yield the problems of vLLM with heads and layers of the model that `key` gives."""
     vllm, model = _vllm(spec), read_model_json(path)
     heads, size = model.get("num_attention_heads"), head_sizes(path).keys
     if isinstance(heads, int) and heads % vllm.tensor_parallel:
@@ -212,13 +212,13 @@ def _is_on_cpu(spec: RunSpec[Any]) -> bool:
 
 
 def _files(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what is wrong with the files of a draft model."""
+    """Yield the faults of a draft model's files."""
     if (draft := draft_model(_vllm(spec))) is not None:
         yield from check_model(*draft, tokenizer=False)
 
 
 def _host(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Yield what in the machine's packages and environment keeps vLLM from starting."""
+    """Yield problems of the machine's packages and environment that keep vLLM from starting."""
     yield from check_build(spec, host)
     level = _vllm(spec).sleep_level
     if level > 0 and expands(host.allocator):

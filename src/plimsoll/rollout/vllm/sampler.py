@@ -1,4 +1,4 @@
-"""An engine of vLLM: the model, arguments and work that decide what it holds."""
+"""An engine of vLLM: the model, arguments and work that decide how much memory it holds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HOLDING = frozenset(
         *("quantization_config", KEPT_ASLEEP),
     }
 )
-"""Arguments of vLLM's that change what it holds."""
+"""Arguments of vLLM that change how much memory it holds."""
 _PER_CHANNEL, _PER_TENSOR = "fp8_per_channel", "fp8_per_tensor"
 _ON_CPU = _PER_CHANNEL
 FP8_UNITS = (8, 9)
@@ -50,11 +50,11 @@ QUANTIZED: Mapping[str, float] = {
 }
 """Bytes of a linear layer's weight by vLLM's `quantization`, where vLLM rounds a model of 16 bits
 itself (vLLM 0.32: config/quantization.py, `_ONLINE_SHORTHANDS`; `fp8` is its older name of
-fp8_per_tensor). A scale of a byte for each 32 weights counts; those of whole channels are few."""
+fp8_per_tensor). Scales of one byte for each 32 weights count; scales of full channels are few."""
 
 
 def has_dropped_draft(vllm: VllmConfig) -> bool:
-    """Return whether sleep level 2 would drop a model that proposes tokens; no sync brings it."""
+    """Return whether sleep level 2 would drop a draft model, which no sync brings back."""
     method = proposer(vllm)
     return method is not None and method not in FROM_TEXT and KEPT_ASLEEP not in vllm.arguments
 
@@ -62,13 +62,13 @@ def has_dropped_draft(vllm: VllmConfig) -> bool:
 def keeps_weights(vllm: VllmConfig) -> bool:
     """Return whether sleeping engines must keep weights, because no sync brings them.
 
-    These are weights of the model under an adapter that is sent alone, or of a draft.
+    No sync brings a draft model, or the base of an adapter that is sent alone.
     """
     return vllm.takes_adapter_alone or has_dropped_draft(vllm)
 
 
 def quantized_bytes(vllm: VllmConfig) -> float | None:
-    """Return the bytes of a weight that vLLM quantises as it loads it.
+    """Return the bytes of each weight that vLLM quantises when it loads a model.
 
     Return None for an engine whose weights keep `rollout.dtype`.
     """
@@ -112,9 +112,9 @@ def narrow_weights(capability: tuple[int, int] | None) -> str:
 
 
 def unpriced(vllm: VllmConfig) -> tuple[str, ...]:
-    """Return what under `rollout.vllm.arguments` changes what vLLM holds and is not in the plan.
+    """Return the `rollout.vllm.arguments` that change vLLM's memory and are not in the plan.
 
-    That is arguments, and parts of its speculative decoding, as `key: value`.
+    Arguments are given by name, parts of speculative decoding as `key: value`.
     """
     arguments = vllm.arguments
     cache = arguments.get("kv_cache_dtype")
@@ -133,9 +133,9 @@ class VllmSampler:
     """An engine of vLLM: model and work, or one stage of it.
 
     Attributes:
-        base: model and work, as every engine has them.
-        speculation: what proposes tokens beside the model.
-        stage: the stage whose cards are priced; None: as if there were one.
+        base: model and work, in the form that all engines share.
+        speculation: the proposer of tokens beside the model.
+        stage: the stage whose cards are priced; None: priced as a single stage.
     """
 
     base: Sampler
@@ -154,7 +154,7 @@ class VllmSampler:
 
     @property
     def shape(self) -> ModelShape:
-        """The shape of the whole model."""
+        """The shape of the undivided model."""
         return self.base.shape
 
     @property
@@ -186,10 +186,10 @@ class VllmSampler:
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights on each of the engine's cards; norms are on all of them.
+        """Bytes of the weights on each of the engine's cards; every card has all norms.
 
-        vLLM's `quantization` is of the model's linear layers: embeddings and heads keep the dtype,
-        and a draft model is not changed.
+        vLLM's `quantization` applies to the model's linear layers: embeddings and heads keep the
+        dtype, and a draft model is not changed.
         """
         model, *draft = self.models
         narrow = quantized_bytes(self.vllm)
@@ -240,7 +240,7 @@ class VllmSampler:
 
     @property
     def handed_over(self) -> int:
-        """Bytes, on each card, of the buffer for what the stage before gives; none in the first.
+        """Bytes, on each card, of the buffer for the output of the stage before; 0 in the first.
 
         It holds hidden states and residuals of the largest batch (v1/worker/gpu/model_runner.py).
         """
@@ -259,15 +259,15 @@ class VllmSampler:
 
     @property
     def _sampled_vocabulary(self) -> int:
-        """The vocabulary, where tokens are sampled from it."""
+        """The size of the vocabulary in a stage that samples, else 0."""
         return self.shape.vocabulary if self.samples else 0
 
     @property
     def token_counts(self) -> int:
-        """Bytes, on each card, in which vLLM counts how often each sequence has every token.
+        """Bytes, on each card, of vLLM's counts of each token of the vocabulary in each sequence.
 
-        They are held whether penalties are asked for or not (v1/worker/gpu/sample/penalties.py): a
-        count and a bit.
+        vLLM holds a count (4 bytes) and a bit for each, also without penalties
+        (v1/worker/gpu/sample/penalties.py).
         """
         words = self._sampled_vocabulary + -(-self._sampled_vocabulary // 32)
         return 4 * self.rollout.max_sequences * words
@@ -294,10 +294,10 @@ class VllmSampler:
 
     @property
     def adapter_room(self) -> int:
-        """Bytes, on each card, of vLLM's matrices for one adapter.
+        """Bytes, on each card, of vLLM's matrices for one adapter; 0 without room for one.
 
-        There are two around every linear layer, adapted or not, divided as that layer is on its
-        wider side (vllm/lora/layers).
+        Every linear layer, adapted or not, has two. One of them is divided, as the layer is, on the
+        layer's wider side (vllm/lora/layers).
         """
         parallel = self.vllm.tensor_parallel
         sides = 0
@@ -310,5 +310,5 @@ class VllmSampler:
 
 
 def vllm_sampler(sampler: Sampler) -> VllmSampler:
-    """Return an engine's model and work as vLLM has them, with what proposes tokens."""
+    """Return an engine's model and work in the form for vLLM, with its proposer of tokens."""
     return VllmSampler(sampler, speculation_of(vllm_of(sampler.rollout)))

@@ -1,10 +1,10 @@
-"""Speculative decoding of vLLM: what proposes tokens, and what of it the plan prices.
+"""Speculative decoding of vLLM: the proposer of tokens, and the parts that the plan prices.
 
 Read in vLLM 0.32 (config/speculative.py, v1/spec_decode/draft_model.py,
-v1/worker/gpu/spec_decode/standalone_ar/speculator.py): a draft model is a whole model beside the
-policy's, with weights of its own in the engine's dtype and a KV cache of its own for the same
-tokens, both out of the engine's share and divided as the engine is. N-grams and suffixes propose
-from the text itself.
+v1/worker/gpu/spec_decode/standalone_ar/speculator.py): a draft model is a second model beside the
+policy. It has its own weights, in the engine's dtype, and its own KV cache for the same tokens.
+Both come out of the engine's share and are divided like the policy's. N-grams and suffixes need no
+model: they propose tokens from the text itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BY_NAME = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark":
 
 @dataclass(frozen=True)
 class Speculation:
-    """What proposes tokens beside the model.
+    """The proposer of tokens beside the model, as far as the plan prices it.
 
     Attributes:
         tokens: how many are proposed at once for each sequence.
@@ -83,7 +83,7 @@ def draft_model(vllm: VllmConfig) -> tuple[str, str] | None:
 
 
 def unpriced_speculation(vllm: VllmConfig) -> Iterator[str]:
-    """Yield the settings that the plan does not count, as `key: value`.
+    """Yield the settings of speculative decoding that the plan does not count, as `key: value`.
 
     The keys are those under `rollout.vllm.arguments`.
     """
@@ -113,7 +113,7 @@ def _speculative_settings(arguments: Mapping[str, object]) -> dict[str, object]:
 
 
 def _method(settings: Mapping[str, object]) -> str:
-    """Return the method, found as vLLM finds it if it is not given."""
+    """Return the method; if it is not given, infer it as vLLM does."""
     given, model = settings.get("method"), str(settings.get("model") or "")
     if given is None and model.strip("[]") == "ngram":
         return "ngram"

@@ -27,8 +27,8 @@ class Stage:
     def part_of(self, shape: ModelShape) -> ModelShape:
         """Return the stage's part of a model, whose layers are taken to be alike.
 
-        The table is one of the two: the embedding in the first stage, the head in the last, also
-        where both are one tensor (models/qwen2.py); a stage between them has a vocabulary of 0.
+        Its table is the embedding in the first stage and the head in the last, also where both are
+        one tensor (models/qwen2.py). A stage between them has no table: a vocabulary of 0.
         """
         if self.first and self.last:
             return shape
@@ -56,10 +56,10 @@ class Stage:
 
 
 def stages_of(layers: int, count: int) -> tuple[Stage, ...]:
-    """Divide layers over stages as vLLM 0.32 does (distributed/utils.py, `get_pp_indices`).
+    """Return the stages over which vLLM 0.32 divides layers.
 
-    Each stage has as many. Of the layers left over, the stages before the last one have one each,
-    the latest first.
+    All stages get equally many layers. Layers left over go one each to the stages before the last
+    one, the latest first (distributed/utils.py, `get_pp_indices`).
     """
     each, left = divmod(layers, count)
     return tuple(

@@ -1,6 +1,6 @@
 """Tool calls by vLLM's own parsers: the formats of Llama, Mistral, Qwen's XML and some forty more.
 
-To be imported where such a format is chosen, and not before: vLLM takes seconds.
+Import this module only if such a format is chosen: importing vLLM takes seconds.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ _BEGINS = {
     "qwen3_xml": r"<tool_call>|<function=",
 }
 _BEGIN = r"(?i)<[|｜]?tool[_▁]?call|\[TOOL_CALLS|<function"
-"""How a call begins in a format. The parsers give a call that they cannot read back as text."""
+"""How a call begins in other formats. If a parser cannot read a call, it returns the call as text,
+and only this beginning shows it."""
 _IDS = {"mistral": re.compile(r'"id"\s*:\s*"(\w{9})"')}
-"""The ids that models write with calls, and that their results are to have; the parsers put others
-in their place. Mistral's write one where calls are a list of objects."""
+"""The ids that models write with calls, and that the calls' results must have; the parsers replace
+them by others. Mistral's models write ids where calls are a list of objects."""
 
 
 def vllm_extract(name: str, tokenizer: PreTrainedTokenizerBase) -> ExtractCalls:
-    """Return vLLM's parser of a format.
+    """Return a function that extracts tool calls from a text with vLLM's parser of a format.
 
-    A call's id is the one that was written with it, or "". The text is to have the tokenizer's
-    special tokens.
+    The text must have the tokenizer's special tokens. A call's id is the id that the model wrote
+    with the call, or "".
 
     Args:
         name: a name of vLLM's `--tool-call-parser`.
@@ -54,7 +55,7 @@ def vllm_extract(name: str, tokenizer: PreTrainedTokenizerBase) -> ExtractCalls:
     """
     parser = _parser_class(name)
     for room in ("vllm.tool_parsers", "vllm.parser"):
-        # They log a traceback for each call that they cannot read; the policy is told instead.
+        # Parsers log a traceback for each call that they cannot read; the policy gets a message.
         logging.getLogger(room).setLevel(logging.CRITICAL)
     begin, lock = re.compile(_BEGINS.get(name, _BEGIN)), Lock()
     parsers: dict[str, tuple[ToolParser, ChatCompletionRequest]] = {}
@@ -114,7 +115,7 @@ def _parser_for(
 ) -> tuple[ToolParser, ChatCompletionRequest]:
     """Return a parser and a request for these tools.
 
-    They are made once, as they read the whole vocabulary.
+    They are made once for the same tools, because a parser reads the full vocabulary.
     """
     wrapped = [tool if "function" in tool else {"function": tool} for tool in tools]
     key = json.dumps(wrapped, sort_keys=True, default=str)
