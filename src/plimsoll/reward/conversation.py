@@ -13,9 +13,9 @@ from plimsoll.records import Trajectory
 def conversation_tokens(
     trajectory: Trajectory, template: Template, steps: StepsConfig | None = None
 ) -> Tokenized:
-    """Return two arrays [n]: a trajectory's tokens, and a mask of each solution step's last token.
+    """Return two arrays [n]: a trajectory's tokens by the reward model's `template`, and a mask.
 
-    `template` is the reward model's. `steps` says how the response is split; None: no steps.
+    With `steps`, the response is split into solution steps; the mask marks their last tokens.
     """
     pieces = _pieces(trajectory, template, steps)
     return tokenize(template.tokenizer, [pieces], template.begin, None)[0]

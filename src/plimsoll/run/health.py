@@ -1,4 +1,4 @@
-"""Health warnings: a figure outside of its healthy range, what it usually means and what to try.
+"""Warn of figures outside of their healthy range, with their usual cause and a remedy to try.
 
 docs/rollouts.md has the ranges and their sources.
 """

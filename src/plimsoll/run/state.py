@@ -103,7 +103,7 @@ def is_patience_out(config: BestConfig | None, state: RunState) -> bool:
 
 
 def _describe(error: ErrorDetails) -> str:
-    """Return a text with an error's field, its value (unless missing) and what is wrong."""
+    """Return a text with an error's field, its value (unless missing) and its message."""
     name = ".".join(map(str, error["loc"])) or "the file"
     value = "" if error["type"] == "missing" else f" is {error['input']!r}"
     return f"{name}{value}: {error['msg']}"

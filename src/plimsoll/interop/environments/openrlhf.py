@@ -35,7 +35,7 @@ the column `prompt` is used, which must be text."""
 
 
 class AgentExecutorBase:
-    """Replaces OpenRLHF's class, whose subclasses may play whole episodes with `execute`."""
+    """Replaces OpenRLHF's class, whose subclasses may play complete episodes with `execute`."""
 
     execute: Any = None
 

@@ -1,4 +1,4 @@
-"""Find the virtual environment of verifiers, see what it has, and call the player in it.
+"""Find the virtual environment of verifiers, read its version, and call the player in it.
 
 verifiers pins versions of openai and mcp that conflict with vLLM's, so verifiers is installed in a
 separate virtual environment. `plimsoll setup-verifiers` makes it.

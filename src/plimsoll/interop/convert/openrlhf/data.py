@@ -228,7 +228,7 @@ def _template(o: Options) -> Value:
 
 
 def as_jinja(text: str) -> str:
-    """Return a chat template that puts a text with `{}` around what the user says."""
+    """Return a Jinja chat template that puts each user message in the place of `{}` in a text."""
     before, _, after = (part.replace("{{", "{").replace("}}", "}") for part in text.partition("{}"))
     quoted = (json.dumps(part, ensure_ascii=False) for part in (before, after))
     user = " ~ m.content ~ ".join(quoted)

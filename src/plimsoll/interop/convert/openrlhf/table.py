@@ -35,7 +35,7 @@ _OLD_PPO = "ppo@-0.10.1"
 
 
 def _idle(reason: Absence, of: str, names: str) -> tuple[VersionedFlag, ...]:
-    """Return flags without a counterpart. `names`: words `FLAT=DOTTED`; either part may be empty."""
+    """Return flags without a counterpart. `names`: `FLAT=DOTTED`; either part may be empty."""
     return tuple(replace(flag, absent=reason) for flag in flags(of, WORDS, names))
 
 

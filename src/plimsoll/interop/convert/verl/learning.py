@@ -43,7 +43,8 @@ _TAKEN_OFF = {
     "rloo": "the mean of the group's others is",
     "reinforce_pp_baseline": "the group's mean is",
 }
-"""What estimators of whole responses scale by. The others take the KL token by token, as here."""
+"""What each estimator of response rewards subtracts or divides by, as part of a message. Other
+estimators subtract the KL token by token, as Plimsoll does."""
 _MANAGERS = ("naive", "dapo", "batch", "prime", "gdpo", "rate_limited", "remote")
 _ACTOR = "actor_rollout_ref.actor"
 _MODE = f"{_ACTOR}.policy_loss.loss_mode"
