@@ -1,1 +1,1 @@
-"""What the command line does besides training: plan, doctor, eval, export, report and others."""
+"""The commands besides training: plan, doctor, eval, export, report and others."""

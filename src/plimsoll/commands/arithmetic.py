@@ -1,13 +1,13 @@
 """The task of the demo: adding numbers digit by digit, with the carry written out.
 
-A problem is `47+85=`. A worked answer goes from the last digit to the first, each step with the
-carry that comes in, and ends with the sum:
+A problem is `47+85=`. A worked answer adds the digits from the last to the first. Each addition
+includes the carry from the addition before it. The answer ends with the sum:
 
 `47+85= 7+5+0=12 4+8+1=13 #### 132`
 
-In every problem the last digits carry, and most demonstrations are careless: they forget every
-carry and arrive at 122. A model that imitates all of them is right less than half of the time; a
-reward for the right sum tells the careful ones from the rest. Every character is a token.
+In every problem the last digits carry. Most demonstrations are careless: they forget every carry
+and get 122. A model that imitates all demonstrations is right less than half of the time. A reward
+for the correct sum favours the careful answers. Every character is a token.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class SumProblem:
 
     @property
     def answer(self) -> str:
-        """The right sum."""
+        """The correct sum."""
         return str(self.a + self.b)
 
     def worked_answer(self, careful: bool) -> str:
-        """Return the steps and the sum; a careless answer forgets every carry."""
+        """Return the additions and the sum as text; a careless answer forgets every carry."""
         steps, carry, total, answer = [], 0, 0, 0
         for place in range(self.digits):
             x, y = self.a // 10**place % 10, self.b // 10**place % 10
@@ -59,7 +59,7 @@ class SumProblem:
 
 
 def problems(count: int, digits: int, seed: int) -> Iterator[SumProblem]:
-    """Yield different problems whose last digits carry, in a fixed random order."""
+    """Yield `count` different problems whose last digits carry; `seed` determines all of them."""
     assert count <= 10 ** (2 * digits) * 45 // 100
     rng = np.random.default_rng(seed)
     seen: set[tuple[int, int]] = set()
@@ -71,7 +71,10 @@ def problems(count: int, digits: int, seed: int) -> Iterator[SumProblem]:
 
 
 def write_problems(path: Path, chosen: Sequence[SumProblem], careless: float, seed: int) -> None:
-    """Write a JSON line per problem: prompt, demonstration (a share careless), true answer."""
+    """Write a JSON line per problem: prompt, demonstration (`response`) and correct answer.
+
+    `careless` is the share of careless demonstrations, 0 to 1.
+    """
     draws = np.random.default_rng(seed).random(len(chosen))
     rows = [
         {
@@ -85,7 +88,7 @@ def write_problems(path: Path, chosen: Sequence[SumProblem], careless: float, se
 
 
 def write_pairs(path: Path, chosen: Sequence[SumProblem]) -> None:
-    """Write a JSON line per problem: prompt, a careful answer, and a careless one."""
+    """Write a JSON line per problem: prompt, careful answer and careless answer."""
     rows = [
         {"prompt": p.prompt, "careful": p.worked_answer(True), "careless": p.worked_answer(False)}
         for p in chosen
@@ -94,10 +97,10 @@ def write_pairs(path: Path, chosen: Sequence[SumProblem]) -> None:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with a token for each character, and one that ends a response.
+    """Return a tokenizer with a token for each character, and a token that ends a response.
 
-    It is byte-level BPE without merges, which transformers expects of Qwen2's tokenizer, so every
-    program that loads the model reads it alike.
+    It is byte-level BPE without merges. Qwen2's tokenizers are byte-level BPE, so all programs that
+    load the model read this tokenizer in the same way.
     """
     mapped = [token for token, _ in pre_tokenizers.ByteLevel(False).pre_tokenize_str(ALPHABET)]
     characters = [*"".join(mapped), END]

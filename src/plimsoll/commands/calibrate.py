@@ -1,8 +1,8 @@
-"""`plimsoll calibrate RUN...`: fit the plan's few constants of version and machine to ledgers.
+"""`plimsoll calibrate RUN...`: fit the memory plan's few measured constants to ledgers.
 
-Formulas are never fitted. A constant changes by the bytes by which measured peaks exceed predicted
-ones. The allocator's gap is what was reserved beyond what was allocated. Each is the median over a
-run's phases and processes, and then the median over the runs.
+Formulas are never fitted. Each constant is increased by the bytes by which measured peaks exceed
+predicted peaks. The allocator's gap is measured as reserved / allocated - 1. A fitted value is the
+median of a run's phases and processes, and then the median of the runs.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _PACKAGES = ("torch", "transformers", "ray")
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A run's ledger in short, and the constants that it was planned with."""
+    """A run's predicted and measured peaks, and the constants that the run was planned with."""
 
     path: Path
     constants: Constants
     comparisons: tuple[Comparison, ...]
     engine_processes: int
-    """Processes of each engine on CPU; 0 if the run did not sample with vLLM."""
+    """Number of processes of one engine on CPU; 0 if the engines have no processes."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A constant as shipped, and as the runs measured it."""
+    """A constant: its shipped value, and the value fitted to runs."""
 
     name: str
     shipped: float
@@ -55,9 +55,10 @@ class Fit:
 
 
 def calibrate(paths: Sequence[Path], output: Path) -> str:
-    """Write the fitted constants with their provenance, and return a summary.
+    """Write the fitted constants and their provenance to `output`, and return a summary as text.
 
-    Raises ConfigError if a path is no run, has no ledger or no plan, or nothing can be fitted.
+    `paths` are run directories. Raises ConfigError if a path is no run, has no ledger or no plan,
+    or if nothing can be fitted.
     """
     runs = [read_run(path) for path in paths]
     fits = fit_constants(runs)
@@ -86,7 +87,10 @@ def read_run(path: Path) -> CalibrationRun:
 
 
 def _engine_processes(config: Mapping[str, Any]) -> int:
-    """Return an engine's processes: front, core, and the workers if there are several."""
+    """Return the number of one engine's processes: front, core, and workers if it is divided.
+
+    Return 0 for an engine without processes, or a run without engines.
+    """
     if "rollout" not in config:
         return 0
     engines = RolloutConfig.engine_types
@@ -98,12 +102,12 @@ def _engine_processes(config: Mapping[str, Any]) -> int:
 
 
 def fit_constants(runs: Sequence[CalibrationRun]) -> list[Fit]:
-    """Return the constants for which these runs have measurements."""
+    """Return the fits of all constants for which these runs have measurements."""
     return [fit for name, values in _FITTED.items() if (fit := _fit(name, values, runs))]
 
 
 ConstantValues = Callable[[CalibrationRun], Iterator[float]]
-"""Yields the values of a constant that a run's measurements suggest."""
+"""Takes a run; yields the values of one constant that the run's measurements suggest."""
 
 
 def _fit(name: str, values: ConstantValues, runs: Sequence[CalibrationRun]) -> Fit | None:
@@ -118,9 +122,9 @@ def _fit(name: str, values: ConstantValues, runs: Sequence[CalibrationRun]) -> F
 def _missing_on_host(
     run: CalibrationRun, processes: str | tuple[str, ...], *, card: bool
 ) -> Iterator[float]:
-    """Yield by how many bytes processes exceeded their predicted host memory.
+    """Yield measured minus predicted bytes of host memory, for each phase of some processes.
 
-    `processes` are the beginnings of their names; `card` selects those with or without a card.
+    `processes` are beginnings of process names. `card` selects processes with, or without, a card.
     """
     for c in run.comparisons:
         on_host = c.measure == "host" and c.process.startswith(processes)
@@ -129,7 +133,7 @@ def _missing_on_host(
 
 
 def _constant_values(name: str, processes: str | tuple[str, ...], *, card: bool) -> ConstantValues:
-    """Return the values of a constant of these processes: as planned, and what they exceeded."""
+    """Return a function that yields the planned constant plus each excess of these processes."""
 
     def values(run: CalibrationRun) -> Iterator[float]:
         for missing in _missing_on_host(run, processes, card=card):
@@ -144,7 +148,7 @@ def _engine_process(run: CalibrationRun) -> Iterator[float]:
 
 
 def _cuda_context(run: CalibrationRun) -> Iterator[float]:
-    """Yield what a card shows beside what torch reserved on it."""
+    """Yield the bytes that a card shows as used beyond the bytes that torch reserved."""
     for measures in _by_phase(run).values():
         device, reserved = measures.get("device"), measures.get("reserved")
         if device and reserved and device.predicted is not None and reserved.predicted is not None:
@@ -160,7 +164,7 @@ def _allocator_gap(run: CalibrationRun) -> Iterator[float]:
 
 
 _FITTED: Mapping[str, ConstantValues] = {
-    # On a card, what CUDA's libraries add could not be told from the process.
+    # On a card, the bytes of CUDA's libraries cannot be separated from those of the process.
     "worker_process": _constant_values("worker_process", _RANKS, card=False),
     "cuda_libraries": _constant_values("cuda_libraries", _RANKS, card=True),
     "controller_process": _constant_values("controller_process", "controller", card=False),
@@ -175,7 +179,7 @@ def _has_card(run: CalibrationRun, process: str) -> bool:
 
 
 def _by_phase(run: CalibrationRun) -> dict[tuple[str, str], dict[str, Comparison]]:
-    """Return the measures of each rank and phase by name."""
+    """Return the comparisons by (process, phase) of ranks, and then by the name of the measure."""
     measures: dict[tuple[str, str], dict[str, Comparison]] = {}
     for c in run.comparisons:
         if c.process.startswith(_RANKS):
@@ -184,7 +188,7 @@ def _by_phase(run: CalibrationRun) -> dict[tuple[str, str], dict[str, Comparison
 
 
 def provenance(runs: Sequence[CalibrationRun]) -> str:
-    """Return the runs, the date, the versions and the machine as text."""
+    """Return a text with the runs, today's date, the machine and the installed versions."""
     engines = (package.name for rules in every_engine() for package in rules.packages)
     versions = {name: installed_version(name) for name in (*_PACKAGES, *engines)}
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)

@@ -1,7 +1,7 @@
-"""Completion in shells: commands, options, keys of a config section by section, and their values.
+"""Shell completion of commands, options, config keys (section by section) and their values.
 
-A shell's script asks `plimsoll complete WORDS...` at each Tab; if nothing is offered, the shell
-completes files.
+At each Tab a shell's script calls `plimsoll complete WORDS...`. If that prints nothing, the shell
+completes file names.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ compdef _plimsoll plimsoll""",
 complete -c plimsoll -a '(plimsoll complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'\
 """,
 }
-"""The script for each shell."""
+"""The completion script for each shell."""
 
 
 def candidates(
     words: Sequence[str], commands: Iterable[str], options: Callable[[str], Iterable[str]]
 ) -> list[str]:
-    """Return what the last word may become, in the order of the help.
+    """Return the words that can complete the last word, in the order of the help.
 
-    `words` come without `plimsoll`; the last may be incomplete or empty. `options` returns those of
-    a command.
+    Args:
+        words: The words after `plimsoll`; the last may be incomplete or empty.
+        commands: The names of all commands.
+        options: Takes a command; returns its options.
     """
     *before, last = words or [""]
     offered: Iterable[str]
@@ -59,7 +61,10 @@ def candidates(
 
 
 def _job(before: Sequence[str]) -> Job[Any] | None:
-    """Return the job whose keys are offered: the command's, `init`'s, or the config's."""
+    """Return the job whose config keys are offered, or None.
+
+    It is the command, the argument of `init`, or the job of a config file among the words.
+    """
     for word in before[:2]:
         if word in JOBS:
             return JOBS[word]
@@ -71,7 +76,7 @@ def _job(before: Sequence[str]) -> Job[Any] | None:
 
 
 def _flags(job: Job[Any], begun: str) -> Iterator[str]:
-    """Yield the keys of the section that is begun; a section ends with a dot."""
+    """Yield the flags of all keys in the section that `begun` is in; subsections end with a dot."""
     *section, _ = begun[2:].split(".")
     for key in below(tuple(keys_of(job.config)), tuple(section)):
         if key.path[-1] != ANY:
@@ -80,7 +85,7 @@ def _flags(job: Job[Any], begun: str) -> Iterator[str]:
 
 
 def _values(before: Sequence[str]) -> Iterator[str]:
-    """Yield the values of the key before; after `init` the jobs."""
+    """Yield the values of the key that is the last word before; after `init`, yield the jobs."""
     job = _job(before)
     if before[-1].startswith("--") and job is not None:
         key = find_key(tuple(keys_of(job.config)), tuple(before[-1][2:].split(".")))

@@ -1,10 +1,10 @@
-"""The whole story in minutes: a task, a model, SFT, PPO, GRPO, and the results.
+"""A demo of all stages in minutes: make a task and a model, run SFT, PPO and GRPO, show results.
 
 `plimsoll demo`
 
-Everything is made on the spot and written below one directory, including the configs, so that each
-part can be repeated by hand with `plimsoll sft`, `plimsoll ppo` and `plimsoll grpo`; and DPO with
-`plimsoll dpo`, which is not part of the demo. The runs use the device that the installed vLLM is
+All files are written below one directory, including the configs. So each stage can be repeated by
+hand with `plimsoll sft`, `plimsoll ppo` and `plimsoll grpo`. There is also a config for
+`plimsoll dpo`, which the demo does not run. The runs use the device that the installed vLLM is
 built for.
 """
 
@@ -140,7 +140,10 @@ _CONFIGS = _RUNS | {"dpo": _DPO}
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """Share of exact matches on the held-out problems after SFT, and then after PPO or GRPO."""
+    """The shares of held-out problems with exactly correct answers, after each stage.
+
+    PPO and GRPO both start from the model after SFT.
+    """
 
     sft: float
     ppo: float
@@ -148,14 +151,17 @@ class DemoOutcome:
 
 
 class _PatientConsole(Console):
-    """A console that continues without a reader; rich would end the process."""
+    """A console that goes on if its output has no reader. rich's console would end the process."""
 
     def on_broken_pipe(self) -> None:
         silence(sys.stdout.fileno())
 
 
 def run_demo(directory: str, seed: int) -> DemoOutcome:
-    """Run the demo below a directory; an interrupted one continues, a finished one starts anew."""
+    """Run the demo in a directory and return its results.
+
+    An interrupted demo continues. A finished demo is removed and starts anew.
+    """
     home = Path(directory)
     console = _PatientConsole(highlight=False)
     started = time.monotonic()
@@ -177,7 +183,7 @@ def run_demo(directory: str, seed: int) -> DemoOutcome:
 
 
 def prepare(home: Path, seed: int) -> None:
-    """Write the problems, the pairs, the random model and the configs."""
+    """Write the problems, the pairs, a randomly initialised model and the configs below `home`."""
     home.mkdir(parents=True, exist_ok=True)
     drawn = list(problems(TRAINING_PROBLEMS + HELD_OUT_PROBLEMS, DIGITS, seed))
     write_problems(home / "train.jsonl", drawn[:TRAINING_PROBLEMS], CARELESS, seed)
@@ -196,12 +202,18 @@ def prepare(home: Path, seed: int) -> None:
 
 
 def _device() -> str:
-    """Return `cluster.device` for the configs: vLLM's build for CPUs leaves a GPU alone."""
+    """Return `cluster.device` for the configs.
+
+    It is "cpu" unless vLLM's CUDA build is installed, as vLLM's CPU build cannot use a GPU.
+    """
     return "cpu" if installed_version("vllm") is None else AUTO
 
 
 def tell(home: Path, console: Console, elapsed: float) -> DemoOutcome:
-    """Print the results, some answers and the time by phase, and write the page and the report."""
+    """Print results, some answers and the time by phase; write page and report; return results.
+
+    `elapsed` are the seconds of the demo.
+    """
     runs = {name: RunDirectory(home / name) for name in _RUNS}
     rows = {name: read_rows(run.metrics_path) for name, run in runs.items()}
     ppo, grpo = rows["ppo"], rows["grpo"]

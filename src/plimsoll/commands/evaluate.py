@@ -1,10 +1,10 @@
-"""Measure a model on held-out rows as the job of a config measures it, without training.
+"""Evaluate a model on held-out rows, without training. The job of a config says how.
 
 `plimsoll eval CONFIG|RUN`
 
-The job decides what is measured: the likelihood of given answers (sft, distill), preferences (dpo,
-kto), the scores of responses or of steps (rm, prm), or answers that engines sample, with their
-rewards (ppo). Sampled answers and the calibration of scores are kept beside the numbers.
+Jobs measure the likelihood of given answers (sft, distill), preferences (dpo, kto), scores of
+responses or of solution steps (rm, prm), or the rewards of answers that engines sample (ppo).
+Sampled answers and the calibration of scores are written next to the numbers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from plimsoll.train.tokenizers import check_tokenizers
 
 
 def run_eval(model: FoundModel) -> str:
-    """Measure a model, write `eval.json`, and return the numbers as text.
+    """Evaluate a model, write `eval.json`, and return the metrics as text.
 
-    Raises ConfigError if the model has other tokens than the one it is compared with, or nothing is
-    held out, and PlimsollError if the directory cannot be written to.
+    Raises ConfigError if the tokens of the model and its comparison model differ, or if there are
+    no held-out rows; PlimsollError if the directory cannot be written to.
     """
     path, directory = model.path, model.directory
     measured = _with_model(model.spec, path)
@@ -46,10 +46,10 @@ def run_eval(model: FoundModel) -> str:
 
 
 def _with_model(spec: RunSpec[Any], path: str) -> RunSpec[Any]:
-    """Return the spec with this model as the actor, read without quantization.
+    """Return a spec with this model as the actor, loaded without quantization or adapter.
 
-    What an adapter learned over 4 bits is lost if it is merged and rounded to 4 bits again. The
-    model that it is compared with stays.
+    An adapter trained on a 4-bit base is lost if the merged weights are rounded to 4 bits again.
+    The comparison model does not change.
     """
     reading = {"path": path, "quantization": "none", "gradient_checkpointing": False}
     actor = spec.written.actor

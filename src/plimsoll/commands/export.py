@@ -1,9 +1,9 @@
-"""Write a checkpoint of a run as a Hugging Face directory, for any ZeRO stage and ranks.
+"""Write a run's checkpoint as a Hugging Face directory, for any ZeRO stage and number of ranks.
 
 `plimsoll export RUN|CHECKPOINT --to DIRECTORY`
 
-The weights come from the checkpoint's fp32 masters (or their moving average, if one is kept), so
-float32 is exact, and bfloat16 is what the trainer computed with.
+The weights are the checkpoint's fp32 master weights, or their moving average if the run keeps one.
+So weights written as float32 are exact, and as bfloat16 they are those that the trainer used.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ from plimsoll.spec.run_spec import RunSpec
 def export_checkpoint(
     checkpoint: FoundCheckpoint, to: Path, dtype: Dtype | None, *, merge: bool
 ) -> None:
-    """Write the actor of a checkpoint.
+    """Write the actor of a checkpoint to the directory `to`.
 
-    `dtype` of the written weights is the run's by default. `merge` merges an adapter into its base;
-    otherwise it is written as PEFT does.
+    Args:
+        checkpoint: The checkpoint and the spec of its run.
+        to: The directory to write.
+        dtype: Dtype of the written weights; None for the run's.
+        merge: Whether to merge an adapter into its base. If not, an adapter is written in PEFT's
+            format.
 
     Raises ConfigError if the checkpoint does not fit the model that its config names.
     """
@@ -58,10 +62,10 @@ def export_checkpoint(
 
 
 def _load(spec: RunSpec[Any], dtype: Dtype, *, merge: bool) -> PolicyModel | ValueModel:
-    """Load the model that training began with, with room for what it learned.
+    """Return the model from which training began, with the adapter that was trained, if any.
 
-    It is in fp32 if the run or the output is. A 4-bit base matters only to a merge, which must see
-    the values that the 4 bits stand for.
+    The model is in fp32 if the run or the output is. A 4-bit base is quantized only for a merge,
+    which must add the adapter to the quantized values.
     """
     role: TrainedRole = spec.actor
     wide = "float32" in (dtype, role.model.dtype)
@@ -79,7 +83,10 @@ def _load(spec: RunSpec[Any], dtype: Dtype, *, merge: bool) -> PolicyModel | Val
 
 
 def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) -> None:
-    """Copy the weights into the trained parameters, in the dtype of each."""
+    """Copy the weights into the trained parameters, cast to each parameter's dtype.
+
+    Raises ConfigError, naming the checkpoint, if names or sizes differ.
+    """
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     wrong = sorted(trained.keys() ^ weights.keys()) or sorted(
         name for name, p in trained.items() if weights[name].numel() != prod(p.shape)

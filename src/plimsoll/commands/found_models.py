@@ -1,4 +1,4 @@
-"""The models that eval, export and merge are given by path; found before heavy imports."""
+"""Find and check the models that eval, export and merge get by path, before heavy imports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from plimsoll.spec.run_spec import RunSpec, resolve_changed
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint, and the run that wrote it."""
+    """A checkpoint, and the spec of the run that wrote it."""
 
     path: Path
     spec: RunSpec[Any]
@@ -31,27 +31,28 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model to measure, as a run's job measures it."""
+    """A model to evaluate, and the spec whose job evaluates it."""
 
     path: str
     """Path or name of the model."""
     spec: RunSpec[Any]
     directory: Path
-    """Where the results are written."""
+    """The directory to which the results are written."""
 
 
 def refuse_existing(option: str, path: Path) -> None:
-    """Raise ConfigError if something exists that the option would overwrite."""
+    """Raise ConfigError, naming the option, if `path` exists: it would be overwritten."""
     if path.exists():
         raise ConfigError(f"{option} {path} is there already. Choose another place.")
 
 
 def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
-    """Return the checkpoint at `source`, or the last one of the run there.
+    """Return the checkpoint at `source`, or the last checkpoint if `source` is a run directory.
 
-    `merge` says that the run's adapter is to be merged into its base.
+    `merge` says whether the run's adapter will be merged into its base.
 
-    Raises ConfigError if there is no checkpoint, no config of its run, or no adapter to merge.
+    Raises ConfigError if there is no checkpoint, no config of its run, no trained weights, or no
+    adapter to merge.
     """
     if (source / "state.json").is_file():
         checkpoint, run = source, RunDirectory(source.absolute().parent.parent)
@@ -87,15 +88,17 @@ def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
 
 
 def find_model(source: str, flags: list[str], model: str | None, out: str | None) -> FoundModel:
-    """Return what `plimsoll eval` is to measure.
+    """Return the model that `plimsoll eval` is to evaluate, with spec and output directory.
 
-    `source` is a config, or a run.directory, whose config and final model are used. `model`
-    replaces that model, or the actor.model.path of the config. `out` is the run.directory by
-    default.
+    Args:
+        source: A config, or a run.directory, whose config and final model are used.
+        flags: Flags that change the config.
+        model: Replaces the run's final model, or the config's actor.model.path.
+        out: The output directory; the run.directory by default.
 
     Raises ConfigError if there is no such config, run or model, if the model is an adapter alone or
-    has another head than the job needs, if the model it is compared with is missing, or if Ray or
-    vLLM lack what they need here.
+    has another head than the job needs, if the comparison model is missing, or if Ray or vLLM
+    cannot run here.
     """
     if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
         raise ConfigError(f"There is no config and no run.directory {source!r}. Check the path.")
@@ -114,7 +117,7 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
 
 
 def _measuring_problems(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
-    """Yield what is wrong with the model of `key`, or with what it is compared with."""
+    """Yield problems of the model of `key`, its comparison model, the eval data and the machine."""
     yield from check_model(key, path, tokenizer=True)
     actor = spec.roles.get("actor")  # in `plimsoll sample` only engines have it
     yield from check_head(key, path, scores=actor is not None and actor.head == "value")
@@ -131,12 +134,12 @@ def _measuring_problems(spec: RunSpec[Any], key: str, path: str) -> Iterator[Pro
 
 
 def comparison_role(spec: RunSpec[Any]) -> Role | None:
-    """Return the role that a model is compared with, or None."""
+    """Return the role with which the job compares a model (reference, or reward), or None."""
     return spec.roles.get("reference" if spec.sampling is None else "reward")
 
 
 def _spec_of(run: RunDirectory, flags: list[str]) -> RunSpec[Any]:
-    """Return a run's config with the chat template of its training, unless flags give one."""
+    """Return a run's spec with the chat template of its training, unless flags give a template."""
     spec = load_any(str(run.config_path), flags)
     key = ("data", "chat_template")
     is_given = any(flag.path == key[: len(flag.path)] for flag in parse_flags(flags))
@@ -161,7 +164,7 @@ def _final_model(run: Path) -> str:
 
 
 def _no_checkpoint(run: RunDirectory) -> str:
-    """Return why a run has no checkpoint from which a model could be written."""
+    """Return sentences that say why a run has no checkpoint, and where its model is."""
     if _spec_of(run, []).run.keep_checkpoints == 0:
         why = ": its run.keep_checkpoints is 0. Train it again with 1 or more."
     else:
@@ -171,14 +174,14 @@ def _no_checkpoint(run: RunDirectory) -> str:
 
 
 def is_adapter(directory: Path) -> bool:
-    """Return whether the directory has PEFT's config of an adapter."""
+    """Return whether a directory has the config file of a PEFT adapter."""
     return (directory / ADAPTER_FILE).is_file()
 
 
 def refuse_no_adapter(directory: Path, base: str | None) -> None:
-    """Raise ConfigError if there is no adapter to merge, or no base to merge it into.
+    """Raise ConfigError if a directory has no adapter, or the adapter's base is missing.
 
-    `base` is a path or name; by default the one in the adapter's config.
+    `base` is the path or name of the base; None for the base that the adapter's config names.
     """
     if not is_adapter(directory):
         raise ConfigError(
@@ -191,7 +194,7 @@ def refuse_no_adapter(directory: Path, base: str | None) -> None:
 
 
 def _base_of(adapter: Path) -> str | None:
-    """Return the base that an adapter names, or None if its config cannot be read."""
+    """Return the name of the base in an adapter's config, or None if it cannot be read."""
     try:
         config = json.loads((adapter / ADAPTER_FILE).read_bytes())
     except (OSError, ValueError):

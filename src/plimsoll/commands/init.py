@@ -1,8 +1,9 @@
-"""Write a first config of a job, for a model and data, on the machine at hand.
+"""Write a first config for a job, with a given model and data, that fits on this machine.
 
 `plimsoll init grpo --model Qwen/Qwen2.5-0.5B-Instruct --data prompts.jsonl`
 
-Columns are guessed from the names in the first row. The planner changes what would not fit.
+Columns are guessed from the names in the first row. If the config would not fit into memory, the
+planner changes settings.
 """
 
 from __future__ import annotations
@@ -66,55 +67,58 @@ WAYS = (
     ("prompt",),
     ("text",),
 )
-"""Columns that rows are read from together; the first that the job accepts is taken."""
+"""Sets of columns that make a row; the first set that the data has and the job accepts is used."""
 
 _SIZES = ("prompts", "responses", "sequences", "pairs")
-"""Keys under `batch` for what a step holds."""
+"""Keys under `batch` for the size of an optimizer step."""
 
 _WIDTH = 96
 _CLAUSE = re.compile(r"; |(?<=[.:])\s+(?=[A-Z`])|(?<=\.)\s+(?=\w+: )")
 """Separates the statements in a key's text."""
 _NAMED = re.compile(r"`?(?P<name>\w+)(?:`:?|:) ")
-"""A value before its meaning."""
+"""Matches a value in front of its meaning."""
 
 LOOKED_AT = 500
-"""Number of rows whose lengths are looked at."""
+"""Number of rows whose lengths are measured."""
 SHORTEST, LONGEST = 256, 4096
 CHARACTERS = 3
-"""Minimum characters of a token in most languages."""
+"""Characters per token, a low estimate for most languages."""
 
 
 @dataclass(frozen=True)
 class InitRequest:
-    """What a first config is made of."""
+    """The user's choices for a first config."""
 
     model: str
-    """As in `actor.model.path`."""
+    """Value of `actor.model.path`."""
     data: str
-    """As in `data.train.path`."""
+    """Value of `data.train.path`."""
     held_out: str | None = None
-    """As in `data.eval.path`."""
+    """Value of `data.eval.path`."""
     cluster: str | None = None
-    """Hardware of other machines than this one, with its `host_memory`."""
+    """Value of `cluster.hardware`; None for this machine."""
     host_memory: str | None = None
+    """Value of `cluster.host_memory`."""
     flags: Sequence[str] = ()
     """Further keys, such as `["--run.steps", "100"]`."""
 
 
 @dataclass(frozen=True)
 class NewConfig:
-    """A first config."""
+    """A first config as YAML text."""
 
     text: str
     remarks: tuple[str, ...]
-    """What was found and decided, one line each."""
+    """Lines that say which columns were found and which settings were changed to fit."""
 
 
 def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
-    """Return a config that fits.
+    """Return a config for a job that fits into memory.
 
-    Raises ConfigError if the data have no row or the job does not accept their columns, or for a
-    wrong key; DoesNotFit if nothing that was tried fits.
+    If the model's shape is unknown, the config is not checked, and a remark says so.
+
+    Raises ConfigError if the data has no rows, if the job does not accept its columns, or if a key
+    is wrong; DoesNotFit if no change that was tried makes the config fit.
     """
     rows = _first_rows(request.data)
     columns = guess_columns(job, request, rows[0])
@@ -146,16 +150,19 @@ def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
 
 
 def _step_sizes(spec: RunSpec[Any]) -> Dotted:
-    """Return what a step holds, by the names under `batch`, which users change first."""
+    """Return the default sizes of an optimizer step, by their names under `batch`.
+
+    They are written into the config, as users change them first.
+    """
     batch = spec.config.batch
     return {name: getattr(batch, name) for name in _SIZES if name in type(batch).model_fields}
 
 
 def check_given(name: str, name_or_path: str) -> None:
-    """Raise ConfigError for a model or data that does not exist.
+    """Raise ConfigError if a model or data set does not exist.
 
-    `name` is that of the option: "model", "data" or "eval". A model of known shape may be named
-    even if the hub cannot be asked.
+    `name` is the option's name: "model", "data" or "eval". A model of known shape is always
+    accepted, even if the hub cannot be reached.
     """
     if name == "model":
         if name_or_path not in known_models():
@@ -165,7 +172,11 @@ def check_given(name: str, name_or_path: str) -> None:
 
 
 def guess_columns(job: Job[Any], request: InitRequest, row: DataRow) -> dict[str, str]:
-    """Return the columns of a row that the job accepts, by setting, or raise ConfigError."""
+    """Return the column for each setting under `data.train`, guessed from a row's column names.
+
+    Return an empty dict if flags set keys of `data.train`. Otherwise raise ConfigError if the job
+    accepts no guess.
+    """
     for way in WAYS:
         columns = {setting: column for setting in way if (column := _column_for(setting, row))}
         if len(columns) == len(way) == len(set(columns.values())):
@@ -195,7 +206,7 @@ def _first_rows(path: str) -> list[DataRow]:
 def _first(
     job: Job[Any], request: InitRequest, columns: Mapping[str, str], rows: Sequence[DataRow]
 ) -> Dotted:
-    """Return the values of the config before the planner changes them."""
+    """Return the first values of the config by dotted key, before the planner changes any."""
     cards = _cards(request)
     tokens = _tokens(rows)
     train = {f"data.train.{setting}": column for setting, column in columns.items()}
@@ -233,14 +244,17 @@ def _cards(request: InitRequest) -> int:
 
 
 def _tokens(rows: Sequence[DataRow]) -> int:
-    """Return a length that is enough for almost all rows, as a power of two."""
+    """Return a power of two: an estimated number of tokens that 99 % of the rows do not exceed.
+
+    It is at least `SHORTEST` and at most `LONGEST`.
+    """
     sizes = sorted(len(json.dumps(row, ensure_ascii=False, default=str)) for row in rows)
     most = max(1, sizes[int(0.99 * (len(sizes) - 1))] / CHARACTERS)
     return int(min(LONGEST, max(SHORTEST, 2 ** math.ceil(math.log2(most)))))
 
 
 def _text(job: Job[Any], values: dict[str, Any]) -> str:
-    """Return the values as YAML, each key with its meaning."""
+    """Return the values as YAML, with a comment about each key if there is room."""
     keys = tuple(keys_of(job.config))
     lines = [f"# {job.name}: every key is in `plimsoll {job.name} --help`"]
     path: list[str] = []
@@ -256,10 +270,10 @@ def _text(job: Job[Any], values: dict[str, Any]) -> str:
 
 
 def describe_value(key: Key, value: str) -> tuple[str, ...]:
-    """Return what can be said of a key with a value, the most specific first.
+    """Return possible comments on a key with a value: a longer comment first, then a shorter one.
 
-    First comes the sentence about the key with the meaning of the value, then that sentence alone.
-    The meaning of another value is never included. `value` is YAML.
+    The longer comment has the sentence about the key and the meaning of the value; the shorter has
+    only the sentence. Neither has the meaning of another value. `value` is YAML.
     """
     about: list[str] = []
     means = ""

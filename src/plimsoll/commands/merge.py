@@ -1,10 +1,10 @@
-"""Merge an adapter into its base: a plain model, beside both, which stay as they are.
+"""Merge an adapter into its base, and write the result as a third, plain model.
 
 `plimsoll merge ADAPTER --out DIRECTORY`
 
-Every weight is computed in float32 and rounded once. An adapter that was trained over a 4-bit base
-(QLoRA) has learned to correct that base, including its rounding: `--quantization nf4` merges it
-into the values that the 4 bits stand for, and the result computes what the trainer computed.
+Every weight is computed in float32 and rounded once. An adapter that was trained with a 4-bit base
+(QLoRA) has also learned to correct the base's rounding. `--quantization nf4` merges it into the
+dequantized values of the base, so the merged model computes the same as the trainer did.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ def merge_adapter(
     dtype: DecidedDtype = "bfloat16",
     **reading: Any,
 ) -> bool:
-    """Write the merged model as a Hugging Face directory; return whether it scores.
+    """Write the merged model as a Hugging Face directory; return whether it is a value model.
 
-    `base` is the path or name of the model to merge into, by default the one in the adapter's
-    config. `dtype` is that of the written files, and `reading` are keys of `ModelConfig` for the
-    base.
+    Args:
+        adapter: The directory of the adapter.
+        out: The directory to write.
+        base: Path or name of the base; None for the base that the adapter's config names.
+        dtype: Dtype of the written weights.
+        **reading: Keys of `ModelConfig` for loading the base.
 
     Raises ConfigError if the adapter or the base cannot be read, or do not fit each other.
     """
@@ -82,7 +85,15 @@ def write_plain(
     out: Path,
     chat_template: str | None = None,
 ) -> None:
-    """Write the model without adapters and quantization, each weight merged out of place."""
+    """Write a model as a Hugging Face directory, without adapters and quantization.
+
+    Args:
+        module: The model. Its weights do not change: merged weights are copies.
+        dtype: Dtype of the written weights.
+        beside: Tokenizer and generation settings to write.
+        out: The directory to write.
+        chat_template: As `data.chat_template`; for the padding token of a value model.
+    """
     names = hf_state_names(module)
     state = {name: plain_weight(module, key).to(dtype) for key, name in names.items()}
     state |= saved_buffers(module)
@@ -95,11 +106,11 @@ def write_plain(
 
 
 def padding_token(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> int | None:
-    """Return the token that pads a sequence classifier's input, or None.
+    """Return the id of the token that pads a sequence classifier's input, or None.
 
-    The score is not read at such tokens, so the token that ends a sequence or a turn cannot be
-    used. With None transformers accepts one sequence at a time. `chat_template` is as
-    `data.chat_template`.
+    It is the tokenizer's padding token, unless this token also ends a sequence or a turn:
+    transformers reads no score at padding. With None transformers accepts only one sequence at a
+    time. `chat_template` has the form of `data.chat_template`.
     """
     ends = {tokenizer.eos_token}
     if chat_template != "none" and (chat_template or tokenizer.chat_template):
@@ -109,7 +120,7 @@ def padding_token(tokenizer: PreTrainedTokenizerBase, chat_template: str | None)
 
 
 def load_plain(model: ModelConfig, *, is_value: bool) -> PolicyModel | ValueModel:
-    """Load a model into host memory, with the attention and kernels of a CPU."""
+    """Return a model loaded into host memory, with attention and kernels that a CPU can run."""
     cpu = torch.device("cpu")
     model = model.model_copy(update={"attention": "sdpa", "kernels": "own"})
     return load_value(model, cpu, seed=0) if is_value else load_policy(model, cpu)

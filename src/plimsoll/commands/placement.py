@@ -1,4 +1,4 @@
-"""What a config would run, in which process, and how much each step sees; as text."""
+"""Describe as text which processes a config would run, and the size of an optimizer step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def placement(spec: RunSpec[Any]) -> str:
-    """Return the processes of the run, what was left to `auto`, and the size of a step as text."""
+    """Return text tables of a run's processes, the values decided for `auto`, and a step's size."""
     decisions = [(made.key, f"{made.value}, since {made.why}") for made in spec.decisions]
     return (
         _table("Processes", _processes(spec))
@@ -142,7 +142,7 @@ def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str
 
 
 def _optimizer_steps(spec: RunSpec[Any]) -> list[tuple[str, str]]:
-    """Return the rows about optimizer steps; none if nothing is trained."""
+    """Return the table rows about optimizer steps; empty if nothing is trained."""
     work = spec.workload
     updates = f"{work.updates:,}, of {plural(work.units, 'sequence')} each"
     return [_micro_batch(spec), ("optimizer steps", updates)] if spec.trained else []

@@ -1,6 +1,7 @@
-"""`plimsoll plan CONFIG --open`: the plan as a page on which settings can be tried.
+"""`plimsoll plan CONFIG --open`: show the memory plan as a page on which users can try settings.
 
-Each change there is a request; the server plans again from the current file. Nothing is written.
+Each change on the page is a request, and the server plans again from the current config file. No
+file is written.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
-    """Serve the page until it is interrupted.
+    """Serve the page of a config's plan until the process is interrupted.
 
     Raises ConfigError or SettingsConflict if the config cannot be loaded, and ConfigError if the
     address cannot be used.
@@ -38,7 +39,7 @@ def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
 
 
 def plan_html(path: str, flags: Sequence[str], plan: Plan) -> str:
-    """Return the page of a plan as one HTML file, without settings to change."""
+    """Return the text of one HTML file that shows a plan, without settings to change."""
     values = {
         "config": path,
         "job": plan.job.spec.job.name,
@@ -52,11 +53,15 @@ def plan_html(path: str, flags: Sequence[str], plan: Plan) -> str:
 
 
 def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str, Any]:
-    """Return what the page asks for: the plan with some keys changed, or what would fit.
+    """Return the JSON values for a request of the page: a plan, or changes that would fit.
 
-    `flags` are those of the command, `query` the text of each changed key.
+    Args:
+        path: The config.
+        flags: The flags of the command.
+        name: The request: "plan" or "fits".
+        query: The text of each key that the user changed on the page.
 
-    Raises as `load_any` for the config as written, and ConfigError for an unknown name.
+    Raises the errors of `load_any` if the config itself is wrong, and ConfigError for another name.
     """
     if name not in _ANSWERS:
         raise ConfigError(f"There is no {name!r}. There are: {', '.join(_ANSWERS)}.")
@@ -64,7 +69,10 @@ def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str
 
 
 def _plan(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
-    """Return the plan with the changes, or why they are refused; and the plan as written."""
+    """Return values of the plan with the user's changes, and a summary of the plan without them.
+
+    If the changes are refused, "plan" is None and "refusal" has the reason.
+    """
     spec = load_any(path, flags)
     values: dict[str, Any] = {
         "config": path,
@@ -86,7 +94,7 @@ def _plan(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
 
 
 def _fits(path: str, flags: Sequence[str], query: Query) -> dict[str, Any]:
-    """Return what would fit with the changes, or raise PlimsollError if one is refused."""
+    """Return advice to make the changed config fit; raise PlimsollError if a change is refused."""
     flags_made = _changed_flags(load_any(path, flags), flags, query)
     return describe_advice(advise_job(load_any(path, _words(flags_made))))
 
@@ -98,7 +106,7 @@ _ANSWERS: Mapping[str, Callable[[str, Sequence[str], Query], dict[str, Any]]] = 
 
 
 def _changed_flags(spec: RunSpec[Any], flags: Sequence[str], query: Query) -> tuple[Flag, ...]:
-    """Return the flags of the command with the changes laid over them."""
+    """Return the flags of the command, with the user's changes replacing or following them."""
     return merge_flags(parse_flags(flags), flags_from(spec, query))
 
 
@@ -119,7 +127,10 @@ def _words(flags: Sequence[Flag]) -> list[str]:
 
 
 def _copies(path: str, flags: Sequence[Flag]) -> list[dict[str, str]]:
-    """Return the command with the flags, after the config with them if that can be edited."""
+    """Return texts to copy, with titles: the config with the flags in it, then the command.
+
+    If the config file cannot be edited, there is only the command.
+    """
     command = shlex.join(["plimsoll", "plan", path, *_words(flags)])
     copies = [{"title": "The command with these settings", "text": command}]
     try:

@@ -1,4 +1,4 @@
-"""The plan of a job on the hardware that its config names, or on this machine."""
+"""Make the memory plan of a job, for the hardware that its config names or for this machine."""
 
 from __future__ import annotations
 
@@ -51,39 +51,42 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def plan_job(spec: RunSpec[Any]) -> Plan:
-    """Return the plan on `cluster.hardware`, or on `cluster.nodes` machines like this one.
+    """Return the plan for `cluster.hardware`, or for `cluster.nodes` machines like this one.
 
-    Raises ConfigError if hardware, calibration or the model's shape is unknown.
+    Raises ConfigError if the hardware, the calibration or the model's shape is unknown.
     """
     return make_plan(spec, _ground(spec))
 
 
 def advise_job(spec: RunSpec[Any]) -> Advice:
-    """Return what would make the job fit; raise as `plan_job`."""
+    """Return advice on changes that would make the job fit; raise the errors of `plan_job`."""
     return advise(spec, _ground(spec))
 
 
 def _ground(spec: RunSpec[Any]) -> Ground:
-    """Return the machines that the config names, or this one with its disk and surroundings."""
+    """Return the hardware and constants of a plan.
+
+    If the config names no hardware, this is the present machine, with its free disk and cards.
+    """
     cluster = spec.cluster
     ground = Ground(hardware_of(cluster), constants_of(cluster))
     return ground if cluster.hardware is not None else _at_hand(spec, ground)
 
 
 def _at_hand(spec: RunSpec[Any], ground: Ground) -> Ground:
-    """Return the ground with what a run would find on this machine."""
+    """Return the ground with this machine's free disk and its state."""
     free_disk = _free_disk(RunDirectory(Path(spec.run.directory)))
     return replace(ground, free_disk=free_disk, host=local_host_of(spec.cluster))
 
 
 def plan_run(spec: RunSpec[Any]) -> Plan | str:
-    """Return the plan of a run that is about to start, checked against this machine.
+    """Return the plan of a run that is about to start, or a text that says why there is no plan.
 
-    If the model's shape or the hardware of the joined Ray cluster is unknown, return why there is
-    no plan.
+    There is no plan if the model's shape, or the hardware of the joined Ray cluster, is unknown.
+    The plan has a problem for each resource that the config's hardware has and this machine lacks.
 
     Raises ConfigError for unknown hardware or calibration, and SettingsConflict if there is no plan
-    and the machine cannot do what the config asks for.
+    and this machine cannot run the config.
     """
     cluster = spec.cluster
     ground = _at_hand(spec, Ground(hardware_of(cluster), constants_of(cluster)))
@@ -107,7 +110,10 @@ def plan_run(spec: RunSpec[Any]) -> Plan | str:
 
 
 def hardware_of(cluster: ClusterConfig) -> Hardware:
-    """Return the hardware that a plan is for, or raise ConfigError if it is unknown."""
+    """Return `cluster.hardware`, or this machine times `cluster.nodes`.
+
+    Raises ConfigError if the hardware is unknown.
+    """
     memory = None if cluster.host_memory is None else parse_bytes(cluster.host_memory)
     if cluster.hardware is not None:
         return parse_cluster(cluster.hardware, cluster.nodes, memory)
@@ -116,7 +122,10 @@ def hardware_of(cluster: ClusterConfig) -> Hardware:
 
 
 def constants_of(cluster: ClusterConfig) -> Constants:
-    """Return the constants of `cluster.calibration`, or those of the environment."""
+    """Return the plan's constants from `cluster.calibration`, or else the shipped constants.
+
+    The allocator gap has another value if the environment sets an allocator with fixed segments.
+    """
     if cluster.calibration is not None:
         return read_constants(Path(cluster.calibration))
     settings = named_settings()
@@ -128,9 +137,9 @@ def constants_of(cluster: ClusterConfig) -> Constants:
 
 
 def predict_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:
-    """Return the peak of each process of a run, by process and phase.
+    """Return the predicted peaks of a run by process and phase.
 
-    It is empty for a model of unknown shape (`plan_run` says why).
+    They are empty for a model of unknown shape (`plan_run` says why).
 
     Raises ConfigError if hardware or calibration cannot be read.
     """
@@ -142,7 +151,7 @@ def predict_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:
 
 
 def summarize_plan(spec: RunSpec[Any], plan: Plan | str) -> Planned:
-    """Return what a run needs of its plan; without a plan, at least the predicted peaks."""
+    """Return the parts of the plan that a run uses; if there is no plan, only predicted peaks."""
     if isinstance(plan, str):
         return Planned(predicted=predict_peaks(spec))
     return Planned(
@@ -154,24 +163,27 @@ def summarize_plan(spec: RunSpec[Any], plan: Plan | str) -> Planned:
 
 
 def local_host_of(cluster: ClusterConfig) -> LocalHost:
-    """Return this machine, with the free bytes of its cards only if ranks run here."""
+    """Return the state of this machine, without its cards' free bytes if ranks run elsewhere."""
     host = read_local_host(known_packages())
     return host if cluster.address is None else replace(host, free_bytes=())
 
 
 def refuse_conflicts(problems: Iterable[Problem]) -> None:
-    """Raise SettingsConflict with every problem that more memory would not solve."""
+    """Raise SettingsConflict with all problems that are conflicts; do nothing if there are none.
+
+    More memory would not solve a conflict.
+    """
     if conflicts := [problem_text(problem) for problem in problems if problem.is_conflict]:
         raise SettingsConflict("\n".join(["what the config asks for cannot work", *conflicts]))
 
 
 def warnings_of(plan: Plan) -> list[str]:
-    """Return the warnings with which a run may start all the same."""
+    """Return the texts of the plan's warnings; a run may start in spite of them."""
     return [problem_text(p) for p in plan.problems if p.severity == "warning"]
 
 
 def require_fit(plan: Plan) -> None:
-    """Raise DoesNotFit with the errors of the plan and their remedies."""
+    """Raise DoesNotFit, with errors and remedies, if the plan does not fit."""
     if plan.verdict == "does not fit":
         raise DoesNotFit(
             f"the run does not fit\n{verdict_text(plan)}\n"
@@ -180,7 +192,7 @@ def require_fit(plan: Plan) -> None:
 
 
 def render_short_plan(plan: Plan, advice: Advice | None = None) -> str:
-    """Return the plan in short as text, with the answers."""
+    """Return a short text of the plan, followed by the advice's answers if there is advice."""
     parts = [short_text(plan)]
     if advice is not None:
         parts.append(answers_text(advice, plan))
@@ -188,7 +200,10 @@ def render_short_plan(plan: Plan, advice: Advice | None = None) -> str:
 
 
 def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:
-    """Return every item and all advice as text, with blocks on terminals that have them."""
+    """Return a text of all items of the plan and all advice.
+
+    Bars are drawn with Unicode blocks if standard output is a UTF terminal.
+    """
     blocks = sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf")
     parts = [plan_text(plan, unicode=blocks)]
     if advice is not None:
@@ -197,9 +212,10 @@ def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:
 
 
 def apply_answer(path: str, flags: Sequence[str], advice: Advice, number: int) -> str:
-    """Return the text of a config with an answer in it, and with the flags of the plan.
+    """Return the text of a config, changed by the flags and by an answer of the advice.
 
-    Raises ConfigError if there is no answer of this number, or the file's layout cannot be edited.
+    `number` counts from 1. Raises ConfigError if there is no such answer, or if the file's layout
+    cannot be edited.
     """
     answers = advice.answers
     if not 0 < number <= len(answers):
@@ -213,12 +229,13 @@ def apply_answer(path: str, flags: Sequence[str], advice: Advice, number: int) -
 
 
 def fit_values(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, object] | None:
-    """Return the config's values with the smallest change with which it fits, or None.
+    """Return config values that fit, or None if no change that was tried makes them fit.
 
-    Changes that keep what is learned come first, as in the answers. The same values return if they
-    fit. `spec` is the spec of these values.
+    If `values` fit, return them unchanged. Otherwise return them with the first answer of the
+    advice that fits; answers that do not affect learning come first. Answers that need other
+    machines are not used. `spec` is the spec of `values`.
 
-    Raises as `plan_job`.
+    Raises the errors of `plan_job`.
     """
     advice = advise_job(spec)
     if advice.fits:
@@ -232,19 +249,19 @@ def fit_values(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, objec
 
 
 def plan_json(plan: Plan, advice: Advice | None = None) -> str:
-    """Return the plan with its advice as JSON text."""
+    """Return a plan, and its advice if given, as JSON text."""
     return json.dumps(plan_values(plan) | advice_values(advice), indent=1) + "\n"
 
 
 def _free_disk(run: RunDirectory) -> int:
-    """Return the free bytes of the run's disk, and those that the run itself has saved there."""
+    """Return the free bytes of the run's disk plus the bytes that the run has saved there."""
     absolute = run.path.absolute()
     existing = next(path for path in (absolute, *absolute.parents) if path.exists())
     return shutil.disk_usage(existing).free + run.saved_bytes()
 
 
 def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[Problem]:
-    """Yield what the config's hardware has and this machine lacks."""
+    """Yield a problem for each resource that the config's hardware has and this machine lacks."""
     if cluster.device != "cpu" and len(live.cards) < len(given.cards):
         yield _problem(f"{plural(len(given.cards), 'GPU')}, and this machine has {len(live.cards)}")
     for card, found_card in zip(given.cards, live.cards, strict=False):
@@ -273,13 +290,13 @@ def _problem(what: str) -> Problem:
 
 
 def tokens_at_peak(job: PlannedJob) -> float | None:
-    """Return the tokens a second of a run whose cards always compute at their bf16 peak.
+    """Return the tokens per second of a run if all its cards computed at their bf16 peak.
 
-    None without cards, or if the speed of a card is not known.
+    Return None without cards, or if the speed of a card is unknown.
 
-    A token takes 2 FLOPs a parameter in each forward and each product of a backward pass (Kaplan et
-    al. 2020, section 2.1). Recomputation, and attention over other tokens, are left out. So the
-    share of the peak that a run reaches is a lower bound if sequences are long.
+    A token takes 2 FLOPs per parameter in a forward pass, and in each of the two products of a
+    backward pass (Kaplan et al. 2020, section 2.1). Recomputation and attention scores are left
+    out. So for long sequences, the share of the peak that a run reaches is a lower bound.
     """
     slots = {process.slot for process in job.layout.processes}
     cards = [card for slot in slots if (card := job.card(slot)) is not None]
@@ -289,10 +306,10 @@ def tokens_at_peak(job: PlannedJob) -> float | None:
 
 
 def _token_flops(job: PlannedJob) -> float:
-    """Return the FLOPs of a step for each of its tokens, in all roles and in engines.
+    """Return the FLOPs per token of an optimizer step, summed for all roles and the engines.
 
-    A role that learns does a forward, in the backward pass as much for the gradients of inputs, and
-    as much again for the gradients of weights. A frozen base has no gradients of weights.
+    A role that learns needs as many FLOPs for the forward pass, for the gradients of inputs, and
+    for the gradients of weights. A frozen base has no gradients of weights.
     """
     spec, products = job.spec, 0.0
     for name, trained in spec.trained.items():

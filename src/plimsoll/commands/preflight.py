@@ -1,7 +1,7 @@
-"""What can be checked before anything is loaded: files, directories, packages, lengths.
+"""Check files, directories, packages and lengths before anything is loaded.
 
-No torch is imported. The hub is only asked whether it has a name; what its files, a GPU or the rows
-say is checked by those who read them.
+No torch is imported. The hub is only asked whether it has a name. Files of the hub, GPUs and rows
+are checked later, by the code that reads them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ def _other_job(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the rows of `key`, as far as their files tell."""
+    """Yield a problem for each fault of a source's path, name, split or file.
+
+    `key` is the source's key in the config. Rows are not read.
+    """
     if source.generate is not None:
         yield from check_generated(key, source)
         return
@@ -121,7 +124,10 @@ def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def check_first_columns(key: str, source: SourceConfig, on_bad_row: str) -> Iterator[Problem]:
-    """Yield columns that a source lacks; of skipped rows, later ones may have them."""
+    """Yield a problem for each column that a source's schema or first rows do not have.
+
+    If bad rows are skipped, yield nothing for columns that later rows may have.
+    """
     first = first_columns(source)
     if first is None or not (first.all or on_bad_row == "stop"):
         return
@@ -134,7 +140,10 @@ def check_first_columns(key: str, source: SourceConfig, on_bad_row: str) -> Iter
 
 
 def _rows(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield a problem if first rows cannot be read; if bad rows are skipped, if all are bad."""
+    """Yield a problem for each source whose first rows cannot be read.
+
+    If the config skips bad rows, yield one only if all first rows are bad.
+    """
     skips = spec.data.on_bad_row == "skip"
     for key, source in spec.data.sources().items():
         rows = first_rows(source)
@@ -151,7 +160,7 @@ def _rows(spec: RunSpec[Any]) -> Iterator[Problem]:
 def _read(
     spec: RunSpec[Any], key: str, source: SourceConfig, row: RawRow | BadRow
 ) -> BadRow | None:
-    """Return what is wrong with a row, or None."""
+    """Return a `BadRow` that says what is wrong with a row, or None if it can be read."""
     if isinstance(row, BadRow):
         return row
     sampling = None if spec.sampling is None else spec.sampling.rollout.sampling
@@ -165,7 +174,7 @@ def _read(
 
 
 def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Problem]:
-    """Compare the longest sequence with what the model can take."""
+    """Yield a problem if a sequence may be longer than the model's number of positions."""
     settings = read_model_json(model.path)
     longest, how = spec.longest_of("actor" if key == "actor.model" else "critic")
     positions, named = settings.get("max_position_embeddings"), "max_position_embeddings"
@@ -182,7 +191,10 @@ def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Proble
 
 
 def _heads(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Check the heads of models; a role that learns values may begin with either kind."""
+    """Yield a problem for each model with the wrong head.
+
+    A role that learns values may begin with either kind of head.
+    """
     if "actor" not in spec.roles:  # only engines have it
         yield from check_head("actor.model.path", spec.actor.model.path, scores=False)
     for role in spec.roles.values():
@@ -228,15 +240,15 @@ INPUT_RULES = (
 
 
 def check_rows(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
-    """Raise ConfigError with all sources whose first rows cannot be read, for a dry run."""
+    """Raise ConfigError, naming all sources whose first rows cannot be read; for a dry run."""
     refuse(find((_rows,), spec), origins)
 
 
 def check_inputs(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
-    """Raise ConfigError with all inputs that cannot work.
+    """Raise ConfigError, naming all inputs that cannot work; do nothing if all can.
 
-    These are data, models, run directory, packages, names of losses and rewards, and lengths.
-    `origins` are those of `read_spec`: where each key was written.
+    Inputs are data, models, run directory, packages, names of losses and rewards, and lengths.
+    `origins` says where each key was written (see `read_spec`).
     """
     with usable_paths():
         refuse(find(INPUT_RULES, spec), origins)

@@ -1,4 +1,7 @@
-"""`plimsoll report RUN`, and the end of a run: results and memory, as text and as one HTML file."""
+"""`plimsoll report RUN`: write a run's results and memory as one HTML file, and as text.
+
+The end of a run writes the file, too.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ _FORMAT = "{:<14} {:<13} {:<9} {:>9} {:>9} {:>7} {:>9}"
 
 
 def report_run(path: Path) -> str:
-    """Write RUN/report.html, and return what it says of memory for a terminal of 80 columns.
+    """Write RUN/report.html, and return its part about memory as text of 80 columns.
 
-    Raises ConfigError if there is no run or no ledger, PlimsollError for a broken line.
+    Raises ConfigError if there is no run or no ledger, PlimsollError if a ledger line is wrong.
     """
     run = existing_run(path)
     failure = _failure(run)
@@ -51,7 +54,7 @@ def report_run(path: Path) -> str:
 
 
 def _failure(run: RunDirectory) -> list[str]:
-    """Return what is said of a failed run; nothing for others."""
+    """Return lines about the failure of a run; empty if the run did not fail."""
     end = read_end(run.end_path)
     if end is None or end.how != "failed":
         return []
@@ -59,14 +62,14 @@ def _failure(run: RunDirectory) -> list[str]:
 
 
 def table_text(comparisons: Iterable[Comparison]) -> str:
-    """Return a line for each comparison, in 80 columns."""
+    """Return a table of 80 columns with a line for each comparison."""
     return "\n".join(
         _FORMAT.format(*cells).rstrip() for cells in (_COLUMNS, *map(_cells, comparisons))
     )
 
 
 def _cells(c: Comparison) -> tuple[str, ...]:
-    """Return a comparison as texts; predicted values that are unknown stay empty."""
+    """Return the cells of a comparison's table row; "" if the predicted value is unknown."""
     return (
         c.process,
         c.phase,
@@ -79,14 +82,17 @@ def _cells(c: Comparison) -> tuple[str, ...]:
 
 
 def _several(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    """Yield a remark if not every process is in the table."""
+    """Yield a remark if there are several processes of a kind: the table has only the fullest."""
     processes = {c.process for c in comparisons}
     if len({process_kind(process) for process in processes}) < len(processes):
         yield "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all."
 
 
 def nearest_text(who: LedgerRow, fullest: LedgerRow) -> str:
-    """Return what was nearest to its load line, as sentences."""
+    """Return sentences about the card or node that was nearest to its capacity.
+
+    `who` and `fullest` are the rows that `nearest_to_line` returns.
+    """
     held, line = fullest.measured.fullest, fullest.line
     what = "node" if is_node(fullest) else "card"
     return (

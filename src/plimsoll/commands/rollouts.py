@@ -1,4 +1,4 @@
-"""`plimsoll rollouts RUN`: the sampled groups of a step, or a prompt's groups in two steps."""
+"""`plimsoll rollouts RUN`: show the groups sampled in a step, or a prompt's groups in two steps."""
 
 from __future__ import annotations
 
@@ -26,32 +26,31 @@ from plimsoll.run.responses import ResponseGroup, read_groups
 
 @dataclass(frozen=True)
 class RolloutQuery:
-    """The groups to show, and how."""
+    """The groups to show, and how to show them."""
 
     step: int | None = None
-    """The step; None for the last."""
+    """The step; None for the last step."""
     group: int | None = None
     """Number of a group in the step."""
     prompt: str | None = None
     """Text that the prompt contains."""
     order: Literal["worst", "best"] | None = None
-    """Order by mean reward."""
+    """Order of groups by mean reward; None for the order of their numbers."""
     diff: int | None = None
-    """Another step to compare with."""
+    """A second step, to compare with."""
     count: int = 1
     """Number of groups to show in full."""
     mask: bool = False
-    """Whether to show tokens, with those marked that are learned from."""
+    """Whether to show all tokens, and mark the tokens that are learned from."""
 
 
 def show_rollouts(path: Path, query: RolloutQuery, terminal: Console | None) -> str:
-    """Return what a query asks for as text.
+    """Return a text that shows the groups of a query: in full, or a line each if there are many.
 
-    `path` is a run.directory or a file of trajectories. On a terminal, responses stand side by
-    side; without one (None), one below the other.
+    `path` is a run.directory or a trajectory file. If `terminal` is given, responses are side by
+    side; if it is None, one below the other.
 
-    Raises ConfigError if there is no such run, step, group or prompt; the message says which there
-    are.
+    Raises ConfigError if there is no such run, step, group or prompt.
     """
     if query.count < 1:
         raise ConfigError(f"--count {query.count} shows nothing. Give 1 or more.")
@@ -71,7 +70,7 @@ def show_rollouts(path: Path, query: RolloutQuery, terminal: Console | None) -> 
 
 
 def _steps(path: Path) -> dict[int, Path]:
-    """Return the files of trajectories by step, in order."""
+    """Return the paths of trajectory files by step, in the order of steps."""
     if path.is_file():
         return {_step_of(path): path}
     files = existing_run(path).trajectories()
@@ -138,7 +137,7 @@ def _choose_groups(
 
 
 GroupPair = tuple[StepGroup, StepGroup]
-"""A prompt's groups in an earlier and a later step."""
+"""A prompt's group in an earlier step, and its group in a later step."""
 
 
 def _mark_tokens(steps: Mapping[int, Path], placed: StepGroup) -> StepGroup:
@@ -154,7 +153,10 @@ def _pairs(
     groups: Sequence[ResponseGroup],
     query: RolloutQuery,
 ) -> list[GroupPair]:
-    """Return the prompts of both steps whose mean reward changed most."""
+    """Return the pairs of groups whose mean reward differs most between two steps.
+
+    There are at most `query.count`. Each pair has the same prompt in both steps.
+    """
     assert query.diff is not None
     by_prompt = {_prompt(group): group for group in _read(path, steps, query.diff)}
     pairs = [(group, by_prompt[_prompt(group)]) for group in groups if _prompt(group) in by_prompt]

@@ -1,7 +1,7 @@
-"""Groups of responses as text, or by tokens: `plimsoll rollouts`, and `plimsoll rollouts --mask`.
+"""Render groups of responses as text, for `plimsoll rollouts`.
 
-Groups stand side by side on a terminal, otherwise one below the other. With `--mask` the tokens
-that are learned from are marked.
+On a terminal, responses are side by side, otherwise one below the other. With `--mask` all tokens
+are shown, and the tokens that are learned from are marked.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ StepGroup = tuple[int, ResponseGroup]
 
 
 def overview_text(step: int, groups: Sequence[ResponseGroup], width: int | None) -> str:
-    """Return a line for each group; the width is None if it does not matter."""
+    """Return an overview with a line for each group, cut to `width` characters (None: 100)."""
     head = _OVERVIEW.format("group", "reward", "lowest", "highest", "tokens", "cut off")
     room = max((_PLAIN_WIDTH if width is None else width) - len(head), 10)
     lines = [_line(group) + excerpt(group.prompt, room) for group in groups]
@@ -81,7 +81,7 @@ def _ends(group: ResponseGroup) -> tuple[float, float]:
 
 
 def render_group(step: int, group: ResponseGroup, terminal: Console | None) -> str:
-    """Return a group in full; on a terminal its responses stand side by side."""
+    """Return a text with all responses of a group; side by side if there is a terminal."""
     if terminal is None:
         return "\n".join([_title(step, group), *_prompt_lines(group), "", *_answers(group)])
     columns = max(1, min(len(group.responses), terminal.width // _NARROWEST))
@@ -94,7 +94,10 @@ def render_group(step: int, group: ResponseGroup, terminal: Console | None) -> s
 
 
 def render_pair(earlier: StepGroup, later: StepGroup, terminal: Console | None) -> str:
-    """Return a prompt's groups of two steps, on a terminal side by side, best responses first."""
+    """Return a text with all responses to a prompt in two steps, the best responses first.
+
+    If there is a terminal, the two steps are side by side.
+    """
     if terminal is None:
         lines = [_change(earlier, later), *_prompt_lines(later[1]), ""]
         for step, group in (earlier, later):
@@ -154,7 +157,7 @@ def _change(earlier: StepGroup, later: StepGroup) -> str:
 
 
 def _prompt_lines(group: ResponseGroup) -> list[str]:
-    """Return the prompt, and what else its row says."""
+    """Return lines with the prompt, its index, its source and its reference."""
     first = group.responses[0]
     lines = [f"Prompt {first.prompt_index}{f' of {first.source}' if first.source else ''}"]
     lines.append(indent(escape_controls(first.prompt), "    "))
@@ -181,12 +184,12 @@ _TOKENS = ("group", "sample_index", "prompt_tokens", "tokens", "loss_mask")
 
 
 def mark_learned_tokens(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
-    """Return the groups with each response as the text of all its tokens.
+    """Return copies of the groups whose responses have the text of all tokens.
 
-    Special tokens and those of the prompt are included. Lines of tokens that are learned from begin
-    with `+`. `file` has the trajectories, in a run.directory.
+    The tokens include special tokens and the prompt's. Lines of tokens that are learned from begin
+    with `+`. `file` is the groups' trajectory file, within its run.directory.
 
-    Raises ConfigError if the run's tokenizer is not found, or the file is of an older version,
+    Raises ConfigError if the run's config is not found, or if an older version wrote the file
     without masks.
     """
     tokenizer = _tokenizer(file)

@@ -1,6 +1,6 @@
-"""A checked and planned run, from its first process to its report.
+"""Run a checked and planned job, and write its report.
 
-A run that runs out of memory ends with an explanation, and with what would have fitted.
+If the run exhausts its memory, the error explains why, and says which settings would have fitted.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def run(spec: RunSpec[Any], plan: Plan | str) -> None:
-    """Train as the spec says; `plan` is the plan of memory, or why there is none."""
+    """Run the job of a spec, then write its report.
+
+    `plan` is the memory plan, or a text that says why there is none.
+    """
     with explaining_shortage(spec):
         spec.job.load_loop().run(spec, summarize_plan(spec, plan))
     leave_report(Path(spec.run.directory))
 
 
 def leave_report(directory: Path) -> None:
-    """Write the report of a run that has ended; an error is reported, and fails nothing."""
-    # It draws, and drawing is no part of the memory that a run is planned with.
+    """Write the report of a run that has ended; print an error instead of raising it."""
+    # Imported only now: the plan of a run does not count the memory of code that draws.
     from plimsoll.commands.report import report_run
 
     try:
@@ -42,7 +45,10 @@ def leave_report(directory: Path) -> None:
 
 @contextmanager
 def explaining_shortage(spec: RunSpec[Any]) -> Iterator[None]:
-    """Add an explanation to an OutOfMemory of the block, and write it to the run directory."""
+    """Add an explanation to an OutOfMemory that the block raises.
+
+    The explanation is also written to the run directory.
+    """
     try:
         yield
     except OutOfMemory as error:
@@ -59,7 +65,7 @@ def explaining_shortage(spec: RunSpec[Any]) -> Iterator[None]:
 
 
 def explanation_of(spec: RunSpec[Any], incident: Incident, phase: str) -> str:
-    """Return the explanation as text, or why there is none if the model's shape is unknown."""
+    """Return a text that explains an incident, or says why no explanation is possible."""
     hardware, constants = hardware_of(spec.cluster), constants_of(spec.cluster)
     try:
         return explanation_text(explain(spec, hardware, constants, incident, phase))

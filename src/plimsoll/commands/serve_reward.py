@@ -1,10 +1,10 @@
-"""The rewards and reward models of a config over HTTP.
+"""Serve the rewards and reward models of a config over HTTP.
 
 `plimsoll serve-reward CONFIG.yaml`
 
-Each has its name: POST http://HOST:PORT/NAME; a single one is also at /score and /get_reward. Both
-request formats are read (reward/servers/formats.py). Values come before weight and normalisation,
-which belong to the run that asks.
+Each reward has its own path: POST http://HOST:PORT/NAME. A single reward is also at /score and
+/get_reward. Plimsoll's and OpenRLHF's request formats are read (reward/servers/formats.py). Values
+have no weight or normalisation, as these belong to the run that asks.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 
 _ServedScore = Callable[[Sequence[Trajectory]], Future[Scored]]
-"""Begins to score trajectories, each by itself."""
+"""Takes trajectories; starts to score them, and returns a future."""
 
 
 @contextmanager
 def _open_models(
     spec: RunSpec[RlConfig], names: Sequence[str]
 ) -> Iterator[dict[str, _ServedScore]]:
-    """Yield functions that score trajectories by each of these models."""
+    """Yield the scoring functions of some reward models, by name; close the models at the end."""
     here = spec.written.cluster.model_copy(
         update={"where": "local", "ranks": 1, "critic_ranks": None}
     )
@@ -73,7 +73,7 @@ def _load_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Cluster:
 def _score(
     name: str, spec: RunSpec[RlConfig], cluster: Cluster, trajectories: Sequence[Trajectory]
 ) -> Scored:
-    """Return the trajectories with their scores, or raise ValueError if one cannot be read."""
+    """Return the trajectories with a model's scores; raise ValueError if one cannot be read."""
     model = spec.config.scoring_models[name]
     readable = [_make_readable(trajectory, model) for trajectory in trajectories]
     scores = model_scores(readable, name, spec, cluster) if readable else []
@@ -83,7 +83,11 @@ def _score(
 
 
 def _make_readable(trajectory: Trajectory, model: RewardModelConfig) -> Trajectory:
-    """Return the trajectory with its prompt as a conversation, if the model renders it itself."""
+    """Return a trajectory that a model can read.
+
+    If the model has its own tokenizer, the prompt becomes a conversation. If the model reads the
+    actor's tokens, raise ValueError if they are missing.
+    """
     prompt = trajectory.prompt
     if model.tokenizer == "own":
         messages = prompt.messages or [{"role": "user", "content": prompt.text}]
@@ -103,7 +107,7 @@ HttpReply = tuple[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class ServedRewards:
-    """The rewards to serve: parts of the reward and reward models of this run, by name."""
+    """The rewards and reward models of a config that are served."""
 
     spec: RunSpec[RlConfig]
     rewards: Mapping[str, RewardConfig]
@@ -111,7 +115,10 @@ class ServedRewards:
 
 
 def choose_rewards(config: str, flags: Sequence[str], name: str | None) -> ServedRewards:
-    """Return the rewards and reward models of a config (or of one name), or raise ConfigError."""
+    """Return the rewards and reward models of a config to serve; all, or only `name`.
+
+    Raises ConfigError if there are none, or if a reward cannot be used here.
+    """
     spec = load_any(config, flags)
     loaded = spec.config
     rewards = loaded.rewards if isinstance(loaded, RlConfig) else {}
@@ -130,7 +137,7 @@ def choose_rewards(config: str, flags: Sequence[str], name: str | None) -> Serve
 
 
 def serve(chosen: ServedRewards, host: str, port: int) -> None:
-    """Answer requests until it is interrupted, or raise ConfigError if the address is taken."""
+    """Serve requests until the process is interrupted; raise ConfigError for a used address."""
     with ExitStack() as stack:
         place = stack.enter_context(bind_socket(host, port))
         served: dict[str, _ServedScore] = {
@@ -147,10 +154,10 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
 
 
 async def answer(submit: _ServedScore, body: bytes) -> HttpReply:
-    """Return the reply to a request.
+    """Return the HTTP status and JSON for a request's body.
 
-    It is 200 with the rewards; 500 if OpenRLHF's format has no place for one that failed; 422 if
-    the request, or what the reward returned, is wrong.
+    The status is 200 with the rewards; 422 if the request or a reward's value is wrong; 500 if a
+    reward failed and the request has OpenRLHF's format, which cannot express a failed reward.
     """
     try:
         request = json.loads(body)
@@ -169,7 +176,7 @@ async def answer(submit: _ServedScore, body: bytes) -> HttpReply:
 
 
 def _rewards(trajectories: Sequence[Trajectory], scored: Scored) -> list[object]:
-    """Return a number for each trajectory, or the error of its reward."""
+    """Return a number for each trajectory, or {"failed": text} if its reward failed."""
     values: dict[int, object] = {t.group: t.rewards[0].value for t in scored.trajectories}
     failed: dict[int, object] = {
         failure.group: {"failed": str(failure)} for failure in scored.failures
@@ -178,7 +185,7 @@ def _rewards(trajectories: Sequence[Trajectory], scored: Scored) -> list[object]
 
 
 def _paths(served: Mapping[str, _ServedScore]) -> dict[str, _ServedScore]:
-    """Return the reward at each path."""
+    """Return the scoring function at each URL path."""
     paths = {f"/{name}": submit for name, submit in served.items()}
     if len(served) == 1:
         (only,) = served.values()

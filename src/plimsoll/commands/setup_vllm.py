@@ -1,11 +1,10 @@
 """`plimsoll setup-vllm`: install vLLM's CPU or CUDA build into the current Python environment.
 
-The CPU build requires a torch of another index, and torchvision, torchaudio and torchcodec, whose
-builds on the public index are for CUDA: text models need none of these three, and beside a CPU
-torch transformers cannot be imported with them. So vLLM is installed without its requirements, and
-then the requirements without these. xgrammar requires triton, which is removed beside a CPU build
-of torch: it compiles for GPUs, and each process that finds it holds 90 MB more, which no plan
-knows.
+vLLM's CPU build requires a torch from another index, and torchvision, torchaudio and torchcodec,
+whose public builds are for CUDA. Text models need none of these three packages. Together with a CPU
+torch they make the import of transformers fail. So vLLM is installed without its requirements, and
+then the requirements are installed without these three. xgrammar requires triton, which compiles
+for GPUs. With a CPU torch triton is removed: it adds 90 MB to each process, which no plan counts.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec"})
 
 
 def setup_vllm(backend: str) -> None:
-    """Install vLLM; what is installed already stays.
+    """Install vLLM's build for a backend, and its requirements; keep other installed packages.
 
-    Raises PlimsollError if pip is missing or fails, or if the other build is installed, which has
-    files of the same names.
+    Raises PlimsollError if pip is missing or fails, or if the other build is installed, as both
+    builds have files of the same names.
     """
     package = BUILDS[backend]
     for rival in {*BUILDS.values()} - {package}:
@@ -46,7 +45,10 @@ def setup_vllm(backend: str) -> None:
 
 
 def needed_packages(requirements: Iterable[str]) -> list[str]:
-    """Return the requirements that hold here and are not left out; torch of any build."""
+    """Return the requirements to install: those for this platform, without `LEFT_OUT`.
+
+    The CPU mark of versions (`+cpu`) is removed, so that any build of torch satisfies them.
+    """
     parsed = [Requirement(r) for r in requirements]
     valid = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
     return [str(r).replace("+cpu", "") for r in valid if r.name.lower() not in LEFT_OUT]

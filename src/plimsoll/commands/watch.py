@@ -1,8 +1,8 @@
-"""`plimsoll watch RUN...`: the page of runs, live.
+"""`plimsoll watch RUN...`: serve a live page of runs.
 
 `plimsoll watch runs/ppo runs/grpo`
 
-A thread reads what the runs write; requests are answered from what has been read.
+A thread reads the files that the runs write. Requests are answered from the data read so far.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 
 _EVERY = 0.25
-"""Seconds between two looks at runs that are read completely."""
+"""Seconds between two reads if there was no new data."""
 
 
 def watch(paths: Sequence[Path], host: str, port: int) -> None:
-    """Serve the page of runs until it is interrupted, or raise ConfigError if that cannot begin."""
+    """Serve the page of runs until the process is interrupted.
+
+    Raises ConfigError if a path holds no run or the page cannot be served.
+    """
     require_server(" `plimsoll report` writes a file without it.")
     for path in paths:
         refuse_no_run(path)
@@ -37,7 +40,7 @@ def watch(paths: Sequence[Path], host: str, port: int) -> None:
 
 
 def answer_with(runs: Callable[[], Sequence[Watched]]) -> AnswerFunction:
-    """Return the function that answers the page's requests; `runs` returns the current runs."""
+    """Return a function that answers the page's requests. `runs` returns the current runs."""
 
     def answer_request(name: str, query: Query) -> Any:
         try:
@@ -49,7 +52,7 @@ def answer_with(runs: Callable[[], Sequence[Watched]]) -> AnswerFunction:
 
 
 def refuse_no_run(path: Path) -> None:
-    """Raise ConfigError if a directory holds no run; the message names runs below it."""
+    """Raise ConfigError if a directory holds no run, naming runs in its subdirectories."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
     run = RunDirectory(path)
@@ -63,10 +66,9 @@ def refuse_no_run(path: Path) -> None:
 
 
 class Reader:
-    """Runs as far as they have been read; a context manager, in which a thread reads on.
+    """A context manager in which a thread reads the files of runs and updates `runs`.
 
-    It consumes what the runs write, waits for nothing else, looks four times a second (at once if
-    there is more), and produces `runs`. It ends with the block.
+    The thread reads four times a second, and again at once after new data. It ends with the block.
     """
 
     def __init__(self, runs: tuple[Watched, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Parts that serve other systems: converters of commands, adapters of functions and environments.
+"""Support for other systems: converters of their commands, adapters of rewards and environments.
 
-The rooms below find the adapters by name and import none.
+Other packages find the adapters here by the package's name, and import none of them directly.
 """

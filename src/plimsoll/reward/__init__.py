@@ -1,1 +1,1 @@
-"""Trajectories to reward parts. One file per rule, each with one function `reward`."""
+"""Rewards of trajectories. Each built-in rule is a file with one function `reward`."""

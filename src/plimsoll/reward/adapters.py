@@ -1,7 +1,7 @@
-"""Adapters of reward functions that were written for other systems.
+"""Adapters for reward functions that were written for other systems.
 
-An adapter is a value in a file of `plimsoll.interop.rewards`. This room finds it by the package's
-name and imports none, so another system is one more file there.
+Each file of `plimsoll.interop.rewards` defines one adapter. This module lists that package by its
+name and imports no file of it directly: to support another system, add a file there.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ REWARDS = "plimsoll.reward"
 ADAPTERS = "plimsoll.interop.rewards"
 
 RewardFunction = Callable[..., Any]
-"""Takes a trajectory or a list of them by position, and its options by keyword."""
+"""Takes a trajectory or a list of trajectories by position, and options by keyword."""
 
 
 @dataclass(frozen=True)
 class RewardAdapter:
-    """An adapter that makes rewards of functions of another system's form."""
+    """An adapter that turns another system's reward functions into Plimsoll rewards."""
 
     name: str
-    """The `name` in a config for a function in the file that `options.path` names."""
+    """The `name` in a config that selects this adapter; `options.path` is the function's file."""
     function: str
     """The name of the function in the file, if `options.function` is not given."""
     recognises: Callable[[Collection[str]], bool]
-    """Returns whether a function with parameters of these names has the form."""
+    """Takes a function's parameter names; returns whether it is written for this system."""
     adapt: Callable[[Callable[..., Any]], RewardFunction]
-    """Wraps a function of the form."""
+    """Takes a function of that system; returns the Plimsoll reward."""
 
 
 @cache
@@ -45,14 +45,14 @@ def reward_adapters() -> tuple[RewardAdapter, ...]:
 
 
 def named_adapter(name: str) -> RewardAdapter | None:
-    """Return the adapter that a config's `name` means; None if it means no adapter."""
+    """Return the adapter with a name, or None if no adapter has it."""
     return next((adapter for adapter in reward_adapters() if adapter.name == name), None)
 
 
 def reward_function(choice: Choice) -> partial[Any]:
-    """Return the function that a part of the reward names, with its options bound.
+    """Return the function that a reward's config names, with its options bound.
 
-    It may be an `async def`. Raises ConfigError if it cannot be used.
+    The function may be an `async def`. Raises ConfigError if the name or an option is wrong.
     """
     adapter = named_adapter(choice.name)
     if adapter is None:

@@ -1,9 +1,10 @@
-"""Reward for a program that passes the tests of its row, which are run in a sandbox.
+"""Reward for a program that passes the tests of its row. The tests run in a sandbox.
 
-Tests are read in the forms of data sets:
+A row may have its tests in the form of any of these data sets:
 APPS and TACO: {"inputs": [...], "outputs": [...]}, with "fn_name" for calls of a function.
 PRIME and LiveCodeBench: [{"input": ..., "output": ..., "testtype": "stdin" or "functional"}, ...].
-MBPP: ["assert ...", ...]. HumanEval: text that defines check(candidate). Any of them as JSON text.
+MBPP: ["assert ...", ...]. HumanEval: text that defines check(candidate).
+Each form may also be given as JSON text.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ class _Case:
     """One test of a program."""
 
     run: Mapping[str, object]
-    """The case, as `programs.run_program` takes it."""
+    """The test in the form that `programs.run_program` takes."""
     expected: object = None
-    """The expected output of the program, or result of the function.
+    """The expected output of the program, or the expected result of the function.
 
-    None for a check, which decides itself.
+    None for a check: it passes if it runs to its last line.
     """
 
     def is_passed(self, result: CaseResult) -> bool:
-        """Return whether the program did what is expected."""
+        """Return whether the program passed this test."""
         if result.how != "done":
             return False
         if "check" in self.run:
@@ -60,13 +61,13 @@ class _Case:
 
 
 def cases_of(tests: object, function: str | None) -> list[_Case]:
-    """Return the cases of a row's tests.
+    """Return a row's tests as a list of cases, at least one.
 
     Args:
         tests: The tests as the row has them.
-        function: The function that the response should define, if the row names one.
+        function: The name of the function that the response should define, if the row has it.
 
-    Raises ValueError, saying what is wrong, for tests of another form, and if there is none.
+    Raises ValueError, saying what is wrong, if the form is unknown or there is no test.
     """
     tests = _decode(tests)
     if isinstance(tests, str):
@@ -84,7 +85,7 @@ def cases_of(tests: object, function: str | None) -> list[_Case]:
 
 
 def _decode(tests: object) -> object:
-    """Return what JSON text stands for; other text is a program."""
+    """Return the value of JSON text, or the tests unchanged if they are no JSON text."""
     if not isinstance(tests, str):
         return tests
     try:
@@ -132,12 +133,12 @@ _BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTAL
 
 
 def check(reference: object) -> None:
-    """Raise ValueError for a reference that holds no tests."""
+    """Raise ValueError if a reference holds no tests in a known form."""
     cases_of(reference, None)
 
 
 def missing(*, sandbox: Sandbox = "bwrap") -> str:
-    """Return why the sandbox does not work on this machine; "" if it does, or none is asked for."""
+    """Return why the sandbox does not work on this machine; "" if it works or is not used."""
     return sandbox_trouble() if sandbox == "bwrap" else ""
 
 
@@ -187,9 +188,10 @@ def reward(
 
 
 def program_in(response: str) -> str:
-    """Return the last block of Python code in a response.
+    """Return the program of a response: its last fenced block of Python code.
 
-    Without a block: the text of the last `<answer>...</answer>`, or else the whole response.
+    If there is no block, return the text of the last `<answer>...</answer>`; if there are no such
+    tags either, return the response unchanged.
     """
     blocks: list[str] = _BLOCK.findall(response)
     return blocks[-1] if blocks else last_within(response, ANSWER_TAG) or response

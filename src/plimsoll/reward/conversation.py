@@ -1,4 +1,4 @@
-"""Render a trajectory as a reward model with a tokenizer of its own reads it."""
+"""Render a trajectory with a reward model's own tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from plimsoll.records import Trajectory
 def conversation_tokens(
     trajectory: Trajectory, template: Template, steps: StepsConfig | None = None
 ) -> Tokenized:
-    """Return the model's own tokens of a trajectory, and marks of steps' last tokens, both [n]."""
+    """Return two arrays [n]: a trajectory's tokens by the reward model's `template`, and a mask.
+
+    With `steps`, the response is split into solution steps; the mask marks their last tokens.
+    """
     pieces = _pieces(trajectory, template, steps)
     return tokenize(template.tokenizer, [pieces], template.begin, None)[0]
 

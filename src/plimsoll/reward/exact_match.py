@@ -13,7 +13,7 @@ from plimsoll.reward.references import checks_references, gives_answers
 
 
 def check(reference: str, *, marker: str = MARKER, tag: str = ANSWER_TAG) -> None:
-    """Raise ValueError for a reference that no answer can be."""
+    """Raise ValueError if a reference holds a marker or a tag, as then no answer can equal it."""
     if marker in reference:
         raise ValueError(
             f"{reference[-200:]!r} holds the marker {marker!r}, and no text after the last marker "
@@ -27,9 +27,10 @@ def check(reference: str, *, marker: str = MARKER, tag: str = ANSWER_TAG) -> Non
 
 
 def answer(response: str, *, marker: str = MARKER, tag: str = ANSWER_TAG) -> str | None:
-    """Return the text within the last `<tag>...</tag>`, or else after the last marker, or None.
+    """Return a response's answer: the text in the last `<tag>...</tag>`, or after the last marker.
 
-    Within the tags, a marker and what stands before it are left out.
+    If the text in the tags has a marker, only what follows the marker is returned. None if the
+    answer is empty, or if there are neither tags nor a marker.
     """
     inside = last_within(response, tag)
     after = after_last(response if inside is None else inside, marker)
@@ -44,7 +45,9 @@ def reward(
     marker: Annotated[str, Field(min_length=1)] = MARKER,
     tag: str = ANSWER_TAG,
 ) -> float:
-    """Return 1 if the response's `answer` is the reference, but for white space around, else 0.
+    """Return 1 if the response's `answer` equals the reference, else 0.
+
+    White space at the reference's ends is ignored.
 
     Raises DataError if the prompt has no reference.
     """

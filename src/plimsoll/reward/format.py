@@ -8,10 +8,10 @@ from plimsoll.records import Trajectory
 def reward(
     trajectory: Trajectory, *, think: str = "think", answer: str = "answer", opened: bool = False
 ) -> float:
-    """Return 1 for `<think>...</think><answer>...</answer>` with nothing else around, else 0.
+    """Return 1 if the response is `<think>...</think><answer>...</answer>` and no more, else 0.
 
-    Each tag must be there once, and neither part be empty. With `opened` the chat template has
-    opened the first tag, so the response begins inside it.
+    Each tag must occur exactly once, and neither part may be empty. Set `opened` if the chat
+    template already ends with the first tag, so that the response begins after it.
     """
     text = trajectory.response_text.strip()
     if opened and f"<{think}>" not in text:

@@ -29,9 +29,9 @@ _MANY = ("list[", "tuple[", "Sequence[", "collections.abc.Sequence[")
 def _call_function(
     function: Function, trajectories: Sequence[Trajectory], batch: bool
 ) -> list[Outcome]:
-    """Call a plain function, and return the outcomes; errors of any kind become outcomes.
+    """Call a plain function and return one outcome per trajectory; any error becomes an outcome.
 
-    `batch` says whether it takes the list of trajectories; else there is one trajectory.
+    If `batch` is true, the function takes the list; if not, there must be only one trajectory.
     """
     try:
         value = function([*trajectories] if batch else trajectories[0])
@@ -43,7 +43,7 @@ def _call_function(
 async def _await_function(
     function: Function, trajectories: Sequence[Trajectory], batch: bool
 ) -> list[Outcome]:
-    """Call an `async def`, and return the outcomes; a cancellation cancels the function, too."""
+    """Call an `async def` like `_call_function`; a cancellation cancels the function, too."""
     task = asyncio.current_task()
     try:
         value = await function([*trajectories] if batch else trajectories[0])
@@ -59,7 +59,7 @@ def _outcomes(value: object, wanted: int, batch: bool) -> list[Outcome]:
 
 
 def takes_many(function: partial[Any]) -> bool:
-    """Return whether the first parameter is annotated as a list or another sequence."""
+    """Return whether a function's first parameter is annotated as a list, a tuple or a Sequence."""
     return get_origin(_first_annotation(function.func)) in (list, tuple, Sequence)
 
 
@@ -93,7 +93,7 @@ class FunctionHere:
     """The longest time of a call."""
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
-        """Return what the function gives, or failures if it takes too long."""
+        """Return an outcome for each trajectory: failures if the function takes too long."""
         if self.coroutine:
             work, left = _await_function(self.function, trajectories, self.batch), ""
         else:
@@ -108,13 +108,13 @@ class FunctionHere:
 
 @dataclass(frozen=True)
 class FunctionInProcesses:
-    """Calls a reward function in processes, each time for one list of trajectories."""
+    """Calls a reward function in processes of a pool, one list of trajectories per call."""
 
     pool: Pool
     limit: TimeLimit
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
-        """Return what the function gives, or failures if its process did not answer.
+        """Return an outcome for each trajectory: failures if the process did not answer in time.
 
         Raises PlimsollError if no process can be started.
         """
@@ -135,9 +135,9 @@ class FunctionInProcesses:
 def open_in_processes(
     config: RewardConfig, batch: bool, limit: TimeLimit, size: int, stack: AsyncExitStack
 ) -> FunctionInProcesses:
-    """Return a caller of a config's function in at most `size` processes, which end with the stack.
+    """Return an object that calls a config's function in at most `size` processes.
 
-    `batch` says whether the function takes a list.
+    Closing `stack` ends the processes. `batch` says whether the function takes a list.
     """
     program = Program(
         open_function,
@@ -154,7 +154,7 @@ def open_in_processes(
 def open_function(
     setup: tuple[RewardConfig, bool],
 ) -> Callable[[Sequence[Trajectory]], list[Outcome]]:
-    """Return what answers in the process: lists of trajectories to their outcomes."""
+    """Return the function that runs in the child: it takes trajectories and returns outcomes."""
     config, batch = setup
     return partial(_answer, reward_function(config), batch)
 

@@ -11,9 +11,9 @@ MARKER = "####"
 
 
 def last_within(text: str, tag: str) -> str | None:
-    """Return the text of the last `<tag>...</tag>` that is not empty, stripped, or None.
+    """Return the stripped text in the last `<tag>...</tag>` that is not empty; None without one.
 
-    A tag that is not closed marks nothing, nor does the tag `""`.
+    A tag that is not closed does not count. If `tag` is `""`, the result is None.
     """
     if not tag:
         return None
@@ -23,6 +23,6 @@ def last_within(text: str, tag: str) -> str | None:
 
 
 def after_last(text: str, marker: str) -> str | None:
-    """Return the text after the last marker, stripped; None if there is no marker."""
+    """Return the stripped text after the last marker, or None if there is no marker."""
     _, mark, after = text.rpartition(marker)
     return after.strip() if mark else None

@@ -1,8 +1,8 @@
-r"""Reward for a right answer to a mathematical problem, checked with Hugging Face's math-verify.
+r"""Reward for a correct answer to a mathematical problem, checked with Hugging Face's math-verify.
 
-Numbers are equal by value: `1,234`, `$1234.00` and `1234 apples` are one answer, and so are
-`3/4` and `0.75`. LaTeX (`\boxed{...}`, `$\frac{3}{4}$`) is understood; where an answer or a
-reference is marked, LaTeX without delimiters too. What is read of a response: math_form.py.
+Numbers are compared by value: `1,234`, `$1234.00` and `1234 apples` are equal, and so are `3/4`
+and `0.75`. LaTeX (`\boxed{...}`, `$\frac{3}{4}$`) is understood. An answer or a reference that is
+marked may be LaTeX without delimiters. math_form.py says which part of a response is the answer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from plimsoll.reward.math_verifier import CPU_SECONDS, MathVerdict, verify
 from plimsoll.reward.references import asks_processes, checks_references, gives_answers
 
 answer = final_answer
-"""Takes the answer from a response, for the reward and for votes."""
+"""Takes a response's text; returns the answer in it, for the reward and for votes."""
 
 
 def check(reference: str, *, tag: str = ANSWER_TAG) -> None:
-    """Raise ValueError for a reference that holds no answer, or none that is clear."""
+    """Raise ValueError if a reference holds no mathematical answer that math-verify understands."""
     right = reference_answer(reference, tag=tag) or ""
     if plain_number(right):  # most are, and need no process to read them
         return
@@ -32,7 +32,10 @@ def check(reference: str, *, tag: str = ANSWER_TAG) -> None:
 
 
 def same(first: str, second: str) -> bool:
-    """Return whether two answers are written alike, or one is right by the other as reference."""
+    """Return whether two answers have the same text, or math-verify finds them equal.
+
+    Each answer is tried as the reference for the other.
+    """
     pairs = ((first, second), (second, first))
     return first == second or any(verify(*pair) is MathVerdict.EQUAL for pair in pairs)
 
@@ -47,11 +50,11 @@ def reward(
     tag: str = ANSWER_TAG,
     max_characters: PositiveInt = 1000,
 ) -> float:
-    """Return 1 if the response's final answer is worth the reference's, else 0.
+    """Return 1 if the response's final answer equals the reference's by value, else 0.
 
-    The options are those of `final_answer`. An answer that cannot be checked within
-    `math_verifier.CPU_SECONDS`, such as a tower of powers, is wrong. Raises DataError if the
-    reference is missing, or is none that `check` takes.
+    `final_answer` describes the options. An answer that cannot be checked within
+    `math_verifier.CPU_SECONDS`, such as a tower of powers, gets 0. Raises DataError if there is no
+    reference, or if it holds no answer that math-verify understands.
     """
     reference = trajectory.prompt.reference
     if reference is None:

@@ -1,17 +1,17 @@
-r"""Find the mathematical answer in a text, and write it in a form that math-verify reads whole.
+r"""Find the mathematical answer in a text, and write it so that math-verify reads all of it.
 
 | the response has | its answer is |
 | --- | --- |
 | `<answer>...</answer>` | in the last one; only its text is read further |
 | `####` | the line after the last one, if that is a number or other mathematics |
 | `\boxed{...}` | in the last one |
-| neither | the last number, or the last formula in `$...$`, `\(...\)`, `\[...\]` |
+| none of these | the last number, or the last formula in `$...$`, `\(...\)`, `\[...\]` |
 
-A reference answer has the same marks; a reference without one is the answer as a whole.
+A reference has the same marks. If it has none, all of its text is the answer.
 
-math-verify looks for mathematics in prose: of what is not in `$...$`, `\(...\)`, `\[...\]` or
-`\boxed{...}` it takes the last number, which of `6 - 5i` is 5. So it is given a plain number, or
-LaTeX in delimiters, and never a text in which it would have to choose.
+math-verify reads prose: outside of `$...$`, `\(...\)`, `\[...\]` and `\boxed{...}` it takes the
+last number, which is 5 in `6 - 5i`. So math-verify is given only a plain number or LaTeX in
+delimiters, and never a text in which it would have to choose.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NUMBER = re.compile(
 _SIGN = re.compile(r"^-\s*(?:\\?[$€£])?\s*(?=[\d.])")  # math-verify loses the sign of `-$5`
 _SCIENTIFIC = re.compile(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)")  # as Python writes 0.00001
 _FORMULA = re.compile(
-    # A dollar that opens a formula stands before its text, and one that closes it after the text
-    # and before no digit: of `$5 or $6` neither does.
+    # An opening dollar has no space after it. A closing dollar has no space before it and no digit
+    # after it. So `$5 or $6` is no formula.
     r"(?<!\\)\$\$.+?\$\$|(?<!\\)\$(?![\s$])(?:\\.|[^$\n\\])*?(?<!\s)\$(?!\d)"
     r"|\\\(.+?\\\)|\\\[.+?\\\]",
     re.DOTALL,
@@ -51,15 +51,15 @@ _IN_PROSE = re.compile(rf"{_MINUS}(?:{_FRACTION}|(?:\\?[$€£]-?)?{_BEGIN}{_DEC
 _CURRENCY = re.compile(r"\\?[$€£]")
 _DELIMITED = re.compile(r"(?<!\\)(?:\$.*[^\\]\$|\\[(\[])", re.DOTALL)
 _COMMAND = re.compile(r"\\[A-Za-z]+\*?(?:\s*\{[^{}]*\})*(?:\s*[_^]?\d)?")
-# What would be read as products of letters, or as sums: `none`, `it is 5`, `n/a`, `2pi`, `3 1/2`;
-# and what is no LaTeX: `2**10`, `**5**`.
+# Texts that math-verify would misread as products of letters or as sums: `none`, `it is 5`, `n/a`,
+# `2pi`, `3 1/2`; and texts that are not LaTeX: `2**10`, `**5**`.
 _UNCLEAR = re.compile(r"(?!and)[A-Za-z]{3,}|\b(?i:it|is|so|of|to|we)\b|pi|[nN]/[aA]|\d\s+\d|\*\*")
 
 
 def plain_number(text: str) -> str | None:
-    """Return the digits of a number with a currency or a unit; None for anything else.
+    """Return a number without its currency, unit and separators; None if the text is no number.
 
-    Both `$1,234.00` and `1234 apples` give `1234`. A percent sign stays.
+    Both `$1,234.00` and `1234 apples` give `1234`. A minus and a percent sign stay.
     """
     number = _NUMBER.fullmatch(_with_plain_signs(text))
     if number is None:
@@ -71,9 +71,10 @@ def plain_number(text: str) -> str | None:
 
 
 def as_math(text: str) -> str | None:
-    r"""Return an answer in a form that math-verify reads whole; None if it is no clear mathematics.
+    r"""Return an answer so that math-verify reads all of it; None if it is no clear mathematics.
 
-    A number is returned in plain digits, other mathematics in `\boxed{}` unless it has delimiters.
+    A number is returned in plain digits. Other mathematics is put into `\boxed{}`, unless it has
+    delimiters.
     """
     text = _with_plain_signs(text)
     if (number := plain_number(text)) is not None:
@@ -88,7 +89,10 @@ def as_math(text: str) -> str | None:
 
 
 def _last_box(text: str) -> str | None:
-    r"""Return the last `\boxed{...}` that is closed and not empty, as `as_math` does, or None."""
+    r"""Return the last closed `\boxed{...}` that is not empty, or None.
+
+    If the box holds a number, only its digits are returned.
+    """
     for begin in reversed([box.end() for box in re.finditer(re.escape(BOX), text)]):
         depths = accumulate({"{": 1, "}": -1}.get(character, 0) for character in text[begin:])
         end = next((i for i, depth in enumerate(depths) if depth < 0), None)
@@ -98,9 +102,9 @@ def _last_box(text: str) -> str | None:
 
 
 def _last_in_prose(text: str) -> str | None:
-    """Return the last number or formula within words, as `as_math` writes it, or None.
+    """Return the last number (as `as_math` writes it) or formula in a prose text, or None.
 
-    A formula has delimiters, or is a fraction.
+    A formula has delimiters. A LaTeX fraction counts as a number.
     """
     text = _minus(text)
     formulas = list(_FORMULA.finditer(text))
@@ -115,7 +119,7 @@ def _with_plain_signs(text: str) -> str:
 
 
 def _minus(text: str) -> str:
-    """Write the Unicode minus sign as the one of the keyboard."""
+    """Return the text with each Unicode minus sign replaced by a hyphen."""
     return text.replace("\u2212", "-")
 
 
@@ -130,15 +134,16 @@ def final_answer(
     tag: str = ANSWER_TAG,
     max_characters: PositiveInt = 1000,
 ) -> str | None:
-    """Return a response's answer as `math_form.as_math` writes it; None if it has none.
+    """Return a response's answer as `math_form.as_math` writes it; None if it has no answer.
 
-    Words that are marked as the answer are returned as they are.
+    If the marked answer is words, they are returned unchanged.
 
     Args:
         response: The text that was sampled.
-        answer_line: Read only the line after `####`.
-        tag: The tag that marks the answer; `""` for none.
-        max_characters: How much of the end of the response is read, or of the part that is marked.
+        answer_line: Read only the line after the last `####`.
+        tag: The tag that marks the answer; `""` for no tag.
+        max_characters: Read only so many characters at the end of the response, or at the end of
+            the marked part.
     """
     inside = last_within(response, tag)
     text = response if inside is None else inside
@@ -152,7 +157,7 @@ def final_answer(
 
 
 def reference_answer(reference: str, *, tag: str = ANSWER_TAG) -> str | None:
-    """Return a reference's answer as `math_form.as_math` writes it; None if none is clear."""
+    """Return a reference's answer as `math_form.as_math` writes it; None if it is not clear."""
     text = last_within(reference, tag) or reference
     line = _answer_line(text)
     return _read_clear(text if line is None else line)
@@ -164,17 +169,17 @@ def _answer_line(text: str) -> str | None:
 
 
 def _read_whole(text: str) -> str | None:
-    """Read a text that is marked as the answer."""
+    """Return the answer in a text that is marked as the answer; None if the text is empty."""
     return _read_clear(_tidy(text)) or _last_in_prose(text) or text.strip() or None
 
 
 def _read_clear(text: str) -> str | None:
-    """Read a text that holds a box, or is mathematics as a whole; None for any other."""
+    """Return the last box of a text, or the text itself if all of it is mathematics; else None."""
     return _last_box(text) or as_math(text)
 
 
 def _tidy(text: str) -> str:
-    """Drop a full stop at the end, and quotes, backticks, asterisks and underscores around."""
+    """Return a text without its final punctuation and without the quotes or emphasis around it."""
     text = _FULL_STOP.sub("", text.strip())
     quoted = text[:1] in _QUOTES and text[-1:] in _QUOTES
     return text.strip(_QUOTES).strip() if quoted else text

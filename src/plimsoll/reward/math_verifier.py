@@ -1,7 +1,7 @@
-r"""Tell whether two mathematical answers are equal, by math-verify, in processes of their own.
+r"""Compare two mathematical answers with math-verify, in separate processes.
 
-Why processes: a policy can write `9^{9^{9^9}}`, and sympy would compute it, in C, where neither
-an exception nor math-verify's own alarm (which needs the main thread) ends it. The kernel can.
+Why processes: a policy can write `9^{9^{9^9}}`. sympy would compute it in C code, which neither an
+exception nor math-verify's own alarm (it needs the main thread) can stop. The kernel can stop it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from plimsoll.process.child import ChildEnded, Pool, Program
 from plimsoll.reward.math_form import BOX
 
 CPU_SECONDS = 1.0
-"""Processor time for one comparison."""
+"""The most processor time for one comparison."""
 _WHAT = "The process that checks mathematical answers"
 _CLOCK_SECONDS = 300.0
 _MEMORY_GIB = 4.0
 _MOST_PROCESSES = 8  # each holds some 100 MB
 
-# What an answer can do to the process: run out of time, of stack, of memory.
+# The signals that end a process when an answer exhausts its time, its stack or its memory.
 _ENDED_BY_ANSWER = {-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT}
 
 
@@ -39,9 +39,12 @@ class MathVerdict(StrEnum):
 
 
 def verify(reference: str, answer: str) -> MathVerdict:
-    """Compare two answers by value. Any thread may ask; as many at once as there are cores.
+    """Return the verdict of comparing an answer with a reference by value.
 
-    Raises PlimsollError if a process cannot be started, or was ended by someone else.
+    Any thread may call this; as many calls run at once as there are cores, but at most 8.
+
+    Raises PlimsollError if a process cannot be started, ends for another reason than the answer,
+    or does not reply.
     """
     try:
         return MathVerdict(_pool().ask([reference, answer], _CLOCK_SECONDS))
@@ -68,15 +71,16 @@ def _pool() -> Pool:
 
 
 def open_comparison(setup: None) -> Callable[[Sequence[str]], MathVerdict]:
-    """Return what answers in the process: a reference and an answer to the verdict."""
+    """Return the function that runs in the child: it takes (reference, answer), gives a verdict."""
     from math_verify import LatexExtractionConfig, parse, verify  # sympy takes a second
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
 
     def read(text: str) -> list[Any]:
-        """Return expressions, and their text, which is all if math-verify understands nothing.
+        """Return the expressions in a text and their text; only text if none is understood.
 
-        Of a box that it does not understand, math-verify would take the last number.
+        Text with a box is read as LaTeX only. Otherwise math-verify would take the last number of
+        a box that it does not understand.
         """
         boxed = {"extraction_config": [LatexExtractionConfig()]} if text.startswith(BOX) else {}
         # No timeout: math-verify's would take the place of ours, and cannot interrupt C code.
@@ -84,7 +88,7 @@ def open_comparison(setup: None) -> Callable[[Sequence[str]], MathVerdict]:
 
     @functools.lru_cache(maxsize=4096)
     def read_reference(text: str) -> list[Any]:
-        """Return what a reference is; nothing if no part of it was understood."""
+        """Return what `read` returns for a reference; an empty list if no part is understood."""
         expressions = read(text)
         return [] if all(isinstance(part, str) for part in expressions) else expressions
 

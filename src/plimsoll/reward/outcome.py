@@ -1,6 +1,6 @@
-"""The outcome of one call of a reward, for one trajectory: a number or a kind of failure.
+"""The outcome of one reward call for one trajectory: a number or a kind of failure.
 
-Outcomes are plain numbers and text, so they cross processes as they are.
+Outcomes hold only plain numbers and text, so they can be sent between processes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Failed:
 
 @dataclass(frozen=True)
 class Broken:
-    """A failure that another try cannot mend, such as text for a number; fields as of `Failed`."""
+    """A failure that another try cannot mend, such as text instead of a number.
+
+    The fields mean the same as in `Failed`.
+    """
 
     said: str
     kind: type[PlimsollError] = PlimsollError
@@ -50,7 +53,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Unasked:
-    """No number, because it would be of no use: the trajectory's group is lost already."""
+    """No number, because the reward was not called: the trajectory's group is already lost."""
 
 
 Outcome = Given | Failed | Broken | Unasked
@@ -70,7 +73,7 @@ class TimeLimit:
 
 
 def number(value: object) -> Outcome:
-    """Return the outcome of a value that a reward returned for one trajectory."""
+    """Return a reward's value as `Given` if it is a finite number, else `Broken`."""
     finite_value = finite(value)
     if finite_value is None:
         kind = type(value).__name__
@@ -79,7 +82,10 @@ def number(value: object) -> Outcome:
 
 
 def numbers(values: object, wanted: int) -> list[Outcome]:
-    """Return the outcomes of a list, or an array, that a reward gave for `wanted` trajectories."""
+    """Return one outcome for each of `wanted` trajectories from a reward's list or array.
+
+    All of them are `Broken` if there is no list, or if its length is wrong.
+    """
     tolist = getattr(values, "tolist", None)
     given = tolist() if callable(tolist) else values
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
@@ -93,7 +99,10 @@ def numbers(values: object, wanted: int) -> list[Outcome]:
 
 
 def error_outcome(error: BaseException) -> Failed | Broken:
-    """Return the outcome of a function that raised; call this where it was called."""
+    """Return `Failed` or `Broken` for an error that a reward function raised.
+
+    Call this in the frame that called the function: that frame is left out of the traceback.
+    """
     if isinstance(error, ConfigError):  # no other try would mend it
         return Broken(f": {str(error).rstrip('.')}", type(error))
     if isinstance(error, PlimsollError):
@@ -103,7 +112,7 @@ def error_outcome(error: BaseException) -> Failed | Broken:
 
 
 def finite(value: object) -> float | None:
-    """Return a finite number of Python's, NumPy's or torch's as a float; None for anything else."""
+    """Return a finite number (of Python, NumPy or torch) as a float; None for anything else."""
     if not isinstance(value, SupportsFloat):
         return None
     try:
@@ -114,7 +123,7 @@ def finite(value: object) -> float | None:
 
 
 def safe_repr(value: object) -> str:
-    """Return a value as Python writes it; its type and address if an integer in it is too long."""
+    """Return a value's `repr`; only its type and address if it has an integer too long for it."""
     try:
         return repr(value)
     except ValueError:  # an integer of over 4,300 digits
@@ -122,6 +131,6 @@ def safe_repr(value: object) -> str:
 
 
 def short_repr(value: object) -> str:
-    """Return a value as Python writes it, cut if it is long."""
+    """Return a value's `repr`, cut to `SHOWN_CHARACTERS`."""
     text = safe_repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

@@ -17,12 +17,12 @@ def reward(
     factor: float = 1.0,
     observations: bool = False,
 ) -> float:
-    """Return a penalty that grows with the last `buffer` tokens before the longest length.
+    """Return a penalty from 0 to -factor that grows over the last `buffer` allowed tokens.
 
     It is -factor * min(max(0, length - (max_new_tokens - buffer)), buffer) / buffer.
 
-    The length of an episode of several turns is the number of its sampled tokens. With
-    `observations` it is all that follows the first prompt, as `environments.*.max_tokens` counts.
+    The length is the number of sampled tokens, of all turns. With `observations` it is the number
+    of all tokens after the first prompt, which `environments.*.max_tokens` also counts.
     """
     length = _episode_tokens(trajectory) if observations else _sampled_tokens(trajectory)
     over = length - (max_new_tokens - buffer)
@@ -30,12 +30,12 @@ def reward(
 
 
 def _sampled_tokens(trajectory: Trajectory) -> int:
-    """Each sampled token is learned in one branch only."""
+    """Return the number of sampled tokens; each has loss mask 1 in one branch only."""
     return sum(int(branch.loss_mask.sum()) for branch in trajectory.branches)
 
 
 def _episode_tokens(trajectory: Trajectory) -> int:
-    """Return the length of the longest branch: each begins with what came before."""
+    """Return the number of tokens after the first prompt in the longest branch."""
     branches = trajectory.branches
     longest = max(len(branch.prompt.tokens) + len(branch.response_tokens) for branch in branches)
     return longest - len(branches[0].prompt.tokens)

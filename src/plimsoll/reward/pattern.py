@@ -27,7 +27,7 @@ Regex = Annotated[str, AfterValidator(_compilable)]
 def reward(trajectory: Trajectory, *, pattern: Regex, full: bool = False) -> float:
     """Return 1 if the regular expression (of Python's `re`) is found in the response, else 0.
 
-    With `full` the whole response must match, without white space around it.
+    With `full` the expression must match all of the response, stripped of outer white space.
     """
     if full:
         return float(re.fullmatch(pattern, trajectory.response_text.strip()) is not None)

@@ -1,4 +1,4 @@
-"""Price the processes that rewards start, on the host of the process that runs the loop."""
+"""Estimate the memory of the processes that rewards start on the training loop's host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll.reward.references import HelperProcesses, processes_of
 from plimsoll.timeline.items import Item
 
 MOST_PROCESSES = 8
-"""Processes of one reward if `at_once` is not given, and never more than there are cores."""
+"""The most processes of one reward if `at_once` is not given; never more than there are cores."""
 
 _MIB = 2**20
 _OWN_PROCESS = 51 * _MIB
@@ -20,10 +20,10 @@ _SOURCE = "measured: Linux, Python 3.11, with NumPy 2 and psutil, 52.9 MB reside
 
 
 def process_items(rewards: Mapping[str, Choice], cores: int | None) -> Iterator[Item]:
-    """Yield the memory of each reward's own processes, and of those that it waits for.
+    """Yield a memory item for each reward's processes, and for the helper processes it waits for.
 
-    The memory that a user's function takes, or programs of a policy, is not counted. `cores` are
-    those of the machine; None if unknown.
+    The memory of a user's function and of a policy's programs is not counted. `cores` is the
+    number of the machine's cores; None if unknown.
     """
     for name, part in rewards.items():
         if not isinstance(part, RewardConfig) or not part.name:
@@ -47,6 +47,6 @@ def _helpers(part: RewardConfig) -> HelperProcesses | None:
 
 
 def processes_item(name: str, count: int, each: int, source: str) -> Item:
-    """Return the row of `count` processes of `each` bytes, beside the process of the loop."""
+    """Return the memory item of `count` processes of `each` bytes, on the training loop's host."""
     words = f"{each:,} bytes a process" + (f" x {count} processes" if count > 1 else "")
     return Item("process", "processes", name, "host", "process", count * each, words, source)

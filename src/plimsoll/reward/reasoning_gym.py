@@ -20,20 +20,20 @@ from plimsoll.reward.references import gives_answers
 _COLUMN = "reasoning_gym"
 
 Score = Callable[[str | None, Mapping[str, Any]], float]
-"""Takes an answer and the whole entry that it answers."""
+"""Takes an answer and the entry (row) that it answers; returns the score."""
 
 
 def answer(response: str, *, tag: str = ANSWER_TAG) -> str | None:
-    """Return the text of the last `<tag>...</tag>`, or None; without a tag the whole response."""
+    """Return the text in the last `<tag>...</tag>`, or None; all of the response if `tag` is ""."""
     return last_within(response, tag) if tag else response.strip()
 
 
 @gives_answers(answer)
 def reward(trajectory: Trajectory, *, tag: str = ANSWER_TAG) -> float:
-    """Return what the task's `score_answer` gives, from 0 to 1; some tasks give parts.
+    """Return the score from 0 to 1 of the task's `score_answer`; some tasks give partial credit.
 
-    Some tasks raise if they cannot read an answer. The answer is then worth 0, if the task can read
-    the right one. `tag` marks the answer; with `""` it is the whole response.
+    Some tasks raise an error if they cannot read an answer. The score is then 0, unless the task
+    raises for the correct answer, too. `tag` marks the answer; if `""`, the full response is it.
 
     Raises DataError for a row that the library did not generate.
     """

@@ -1,8 +1,8 @@
-"""The declarations of a reward beside its value.
+"""Decorators that declare what a reward needs, and checks that use these declarations.
 
-They say how it checks references and takes answers from responses, and what it needs of the
-machine. The check is called for every reference while the rows are read, so that a row is bad if
-nothing could equal its reference.
+A reward can declare how it checks references, how it takes answers from responses, and what it
+needs of the machine. Its check is called for every reference while the rows are read; a row whose
+reference no answer could equal is a bad row.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from plimsoll.spec.choices import unusable
 from plimsoll.spec.eval_sets import EvalSet
 
 Check = Callable[[object], object]
-"""Checks a reference as its row has it; raises ValueError, saying what is wrong with it."""
+"""Takes a reference as its row has it; raises ValueError, saying what is wrong, if it is bad."""
 
 Same = Callable[[str, str], bool]
-"""Returns whether two answers count as one for a vote."""
+"""Takes two answers; returns whether they count as the same answer in a vote."""
 
 _NONE: Mapping[str, EnvironmentConfig] = MappingProxyType({})
 _SETTINGS: Code = "reward-settings"
@@ -47,14 +47,14 @@ _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 def checks_references(
     check: Callable[..., object], *, unless: str | None = None, whole: bool = False
 ) -> Callable[[_Reward], _Reward]:
-    """Mark a reward as one that needs references, each of which is checked before a run.
+    """Return a decorator that marks a reward which needs references, checked before a run.
 
     Args:
-        check: Takes a reference, and by keyword those of the reward's options that it names; raises
-            ValueError, saying what is wrong with the reference and what to write instead.
-        unless: An option with which the reward needs no references.
-        whole: Whether the reward, and `check`, take a reference as its row has it. Others take
-            text: true, false, a list or an object is then no reference for them.
+        check: Takes a reference, and by keyword the reward's options that it has parameters for.
+            Raises ValueError, saying what is wrong with the reference and what to write instead.
+        unless: The name of an option; if a config sets it, the reward needs no references.
+        whole: True if the reward and `check` take the reference unchanged, as its row has it.
+            False if they take text: then a bool, a list or an object is refused.
     """
     return _mark(_ATTRIBUTE, (check if whole else _text_check(check), unless))
 
@@ -74,47 +74,54 @@ def _text_check(check: Callable[..., object]) -> Callable[..., object]:
 
 
 def needs_machine(missing: Callable[..., str], fix: str) -> Callable[[_Reward], _Reward]:
-    """Mark a reward that cannot run on every machine, which is checked before a run.
+    """Return a decorator that marks a reward which cannot run on every machine.
+
+    The machine is checked before a run.
 
     Args:
-        missing: Takes by keyword those of the reward's options that it names; returns what is
-            missing here, in sentences; "" if nothing is.
-        fix: What to do then.
+        missing: Takes by keyword the reward's options that it has parameters for. Returns
+            sentences that say what is missing on this machine, or "".
+        fix: What to do if something is missing.
     """
     return _mark(_MACHINE, (missing, fix))
 
 
 @dataclass(frozen=True)
 class HelperProcesses:
-    """The processes that a reward waits for, one for each call at a time."""
+    """The helper processes that a reward waits for: one for each call under way."""
 
     bytes: int
-    """Resident memory of each."""
+    """Resident memory of one process."""
     source: str
-    """The source of this number."""
+    """Where this number comes from."""
 
 
 def asks_processes(bytes_each: int, source: str) -> Callable[[_Reward], _Reward]:
-    """Mark a reward that waits for `HelperProcesses`: several threads may call it at once."""
+    """Return a decorator that marks a reward which waits for `HelperProcesses`.
+
+    Several threads may call such a reward at once.
+    """
     return _mark(_PROCESSES, HelperProcesses(bytes_each, source))
 
 
 def reads_episodes(environments: bool) -> Callable[[_Reward], _Reward]:
-    """Mark a reward that reads what is left of an episode in the process that played it.
+    """Return a decorator that marks a reward which needs objects of the episode.
+
+    The objects exist only in the process that played the episode.
 
     Args:
-        environments: whether it needs the environments' objects, not only the conversations.
+        environments: True if the reward needs the environments; False for the conversations only.
     """
     return _mark(_EPISODES, environments)
 
 
 @dataclass(frozen=True)
 class Voting:
-    """The functions by which a reward takes answers from responses, and compares them.
+    """The functions with which votes take answers from responses and compare them.
 
     Attributes:
-        take: Gives the answer in a response's text; None if there is none.
-        same: Returns whether two answers count as one for a vote.
+        take: Takes a response's text; returns the answer in it, or None.
+        same: Takes two answers; returns whether they count as the same answer in a vote.
     """
 
     take: Callable[..., str | None]
@@ -124,13 +131,14 @@ class Voting:
 def gives_answers(
     answer: Callable[..., str | None], same: Same = operator.eq
 ) -> Callable[[_Reward], _Reward]:
-    """Mark a reward that judges an answer within the response, so that votes can be counted.
+    """Return a decorator that marks a reward which judges an answer in the response.
+
+    With it, votes for equal answers can be counted.
 
     Args:
-        answer: Takes a response's text, and by keyword those of the reward's options that it
-            names; gives the answer, or None if there is none.
-        same: Takes two answers; says whether the reward values them alike. Default: if their
-            texts are equal.
+        answer: Takes a response's text, and by keyword the reward's options that it has
+            parameters for. Returns the answer, or None if there is none.
+        same: Takes two answers; returns whether they count as equal. Default: equal texts.
     """
     return _mark(_VOTING, Voting(answer, same))
 
@@ -144,21 +152,22 @@ def _mark(attribute: str, value: object) -> Callable[[_Reward], _Reward]:
 
 
 def processes_of(reward: partial[Any]) -> HelperProcesses | None:
-    """Return the processes that a reward waits for; None if there are none."""
+    """Return the `HelperProcesses` that a reward declares, or None."""
     processes: HelperProcesses | None = getattr(reward.func, _PROCESSES, None)
     return processes
 
 
 def reference_check(reward: partial[Any]) -> Check | None:
-    """Return the check of references that a reward brings, with its options; None without one."""
+    """Return a reward's check of references with its options bound; None if it needs none."""
     check, unless = getattr(reward.func, _ATTRIBUTE, (None, None))
     return None if check is None or unless in reward.keywords else _with_options(check, reward)
 
 
 def voting_of(rewards: Mapping[str, Choice], part: str) -> Voting | None:
-    """Return how a part of the reward takes answers from responses, with its options.
+    """Return the `Voting` of the reward named `part`, with its options bound.
 
-    None if it judges no answer: servers, a judge, a reward model, a rule without such a function.
+    None if that reward judges no answer: servers, a judge, a reward model, or a function that is
+    not marked by `gives_answers`.
     """
     choice = rewards.get(part)
     reward = reward_function(choice) if choice is not None and choice.name else None
@@ -169,7 +178,7 @@ def voting_of(rewards: Mapping[str, Choice], part: str) -> Voting | None:
 
 
 def _with_options(function: Callable[..., Any], reward: partial[Any]) -> partial[Any]:
-    """Return a function that a reward brings, with those of the reward's options that it takes."""
+    """Return a function with the reward's options bound for which it has parameters."""
     named = inspect.signature(function).parameters
     return partial(function, **{name: v for name, v in reward.keywords.items() if name in named})
 
@@ -182,7 +191,7 @@ def missing_key(judge: JudgeReward) -> bool:
 def check_rewards(
     rewards: Mapping[str, Choice], environments: Mapping[str, EnvironmentConfig] = _NONE
 ) -> Iterator[Problem]:
-    """Yield what is wrong with parts of a reward, beside the environments of the same run."""
+    """Yield a problem for each reward that cannot be used here, or not with these environments."""
     for name, part in rewards.items():
         if isinstance(part, RewardConfig) and part.judge is not None and missing_key(part.judge):
             why = "It names the environment variable of the judge's key, which is not set here."
@@ -204,7 +213,10 @@ def check_rewards(
 def _of_episodes(
     key: str, part: Choice, reward: partial[Any], environments: Mapping[str, EnvironmentConfig]
 ) -> Iterator[Problem]:
-    """Yield why a reward cannot read what it reads of episodes (`reads_episodes`)."""
+    """Yield a problem for each reason why a reward cannot get the episode objects that it needs.
+
+    `reads_episodes` declares these needs.
+    """
     at, needs_objects = Section(key, part), getattr(reward.func, _EPISODES, None)
     if needs_objects and not environments:
         why = "It takes environments, and the config has none."
@@ -225,7 +237,7 @@ def _of_episodes(
 def check_votes(
     rewards: Mapping[str, Choice], sets: Iterable[EvalSet], best: BestConfig | None
 ) -> Iterator[Problem]:
-    """Yield whether the best evaluation is chosen by votes though the reward judges no answers."""
+    """Yield a problem if `run.best` is chosen by votes, but the reward judges no answers."""
     if best is None or "maj@" not in best.metric:
         return
     chosen = [set_ for set_ in sets if best.metric.startswith(f"eval/{set_.prefix}")]
@@ -240,7 +252,10 @@ def check_votes(
 def check_references(
     rewards: Mapping[str, Choice], sources: Mapping[str, SourceConfig]
 ) -> Iterator[Problem]:
-    """Yield sources, by their keys in the config, without references that rewards need."""
+    """Yield a problem for each source without the references that a reward needs.
+
+    `sources` has the sources by their keys in the config.
+    """
     chosen = {name: reward_function(part) for name, part in rewards.items() if part.name}
     comparing = [name for name, reward in chosen.items() if reference_check(reward) is not None]
     for key, source in sources.items():

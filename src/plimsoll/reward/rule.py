@@ -1,4 +1,4 @@
-"""Rules: the parts of the reward as the config gives them, checked before anything runs."""
+"""Rules: one for each reward of the config, with its function and its check of references."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plimsoll.reward.references import Check, reference_check
 
 @dataclass(frozen=True)
 class Rule:
-    """One part of the reward."""
+    """One entry of the config's `rewards`."""
 
     name: str
     """The part's name in the config."""
@@ -29,12 +29,12 @@ class Rule:
 
     @property
     def label(self) -> str:
-        """The rule as messages name it, such as `reward 'mine' (my_rewards:short)`."""
+        """The rule's name in messages, such as `reward 'mine' (my_rewards:short)`."""
         place = f" ({self.config.name})" if ":" in self.config.name else ""
         return f"reward {self.name!r}{place}"
 
     def adjust(self, value: float, trajectory: Trajectory) -> float:
-        """Return a value within `clip`, times `truncated_factor` if the response was cut."""
+        """Return a value clipped to `clip`, then times `truncated_factor` for a cut response."""
         if self.config.clip is not None:
             low, high = self.config.clip
             value = min(max(value, low), high)
@@ -43,10 +43,10 @@ class Rule:
         return value if factor is None or not truncated else value * factor
 
     def check_reference(self, reference: object) -> None:
-        """Check a reference as its row has it, before anything is sampled.
+        """Check a reference, given as its row has it; do nothing if it is good.
 
-        Raises DataError, naming the rule, if the rule cannot compare with the reference, and
-        PlimsollError if the check itself fails.
+        Raises DataError, naming the rule, if the check refuses the reference, and PlimsollError if
+        the check itself fails.
         """
         try:
             if self.check is not None:
@@ -62,7 +62,7 @@ class Rule:
 
 
 def build_rule(name: str, config: RewardConfig) -> Rule:
-    """Return a part of a config's `rewards` as a rule.
+    """Return the rule of one entry of a config's `rewards`.
 
     Raises ConfigError if its function or an option cannot be used.
     """
@@ -74,12 +74,12 @@ def build_rule(name: str, config: RewardConfig) -> Rule:
 
 
 def texts_of(trajectory: Trajectory) -> str:
-    """Return prompt and response as messages show them."""
+    """Return two sentences for messages, with the beginnings of prompt and response."""
     texts = {"prompt": trajectory.prompt.text, "response": trajectory.response_text}
     return " ".join(f"The {name}{quote_beginning(text)}." for name, text in texts.items())
 
 
 def quote_beginning(text: str) -> str:
-    """Return a text as messages show it after its name: the beginning of a long one."""
+    """Return the rest of a sentence that quotes a text: `: '...'`, or ` (cut): '...'` if long."""
     mark = " (cut)" if len(text) > SHOWN_CHARACTERS else ""
     return f"{mark}: {text[:SHOWN_CHARACTERS]!r}"

@@ -1,8 +1,8 @@
-"""Compute mean and standard deviation of a reward's values over a whole run, number by number.
+"""Compute the mean and standard deviation of all values of a reward since the run began.
 
-Chan, Golub and LeVeque 1979: two sets with counts n and m, means a and b, and sums of squared
-differences from these S and T make one of the mean a + (b - a) * m / (n + m) and the sum
-S + T + (b - a)^2 * n * m / (n + m). With m = 1 that is Welford's.
+Chan, Golub and LeVeque 1979: two sets have counts n and m, means a and b, and sums S and T of
+squared differences from their means. Their union has the mean a + (b - a) * m / (n + m) and the
+sum S + T + (b - a)^2 * n * m / (n + m). For m = 1 this is Welford's algorithm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LEAST_DEVIATION = 1e-8
 
 
 class RunningMoments:
-    """Mean and standard deviation of the values so far."""
+    """Mean and standard deviation of the values that were added so far."""
 
     def __init__(self) -> None:
         self._count, self._mean, self._squares = 0.0, 0.0, 0.0
@@ -35,15 +35,18 @@ class RunningMoments:
         self._count = total
 
     def normalize(self, value: float) -> float:
-        """Return a value less the mean, over the standard deviation (n - 1) if that is not 0."""
+        """Return (value - mean) / standard deviation; (value - mean) if the deviation is 0.
+
+        The deviation has n - 1 in its denominator.
+        """
         deviation = math.sqrt(self._squares / (self._count - 1)) if self._count > 1 else 0.0
         return (value - self._mean) / (deviation if deviation > _LEAST_DEVIATION else 1.0)
 
     def state(self) -> MomentsState:
-        """Return what a resumed run needs."""
+        """Return the moments as numbers by name, for `restore` in a resumed run."""
         return {"count": self._count, "mean": self._mean, "squares": self._squares}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from a state."""
+        """Replace the moments by those in a state that `state` returned."""
         self._count, self._mean = state["count"], state["mean"]
         self._squares = state["squares"]

@@ -1,4 +1,4 @@
-"""The scorer of trajectories from the config's rewards, which run side by side."""
+"""The scorer, which calls all rewards of the config for each trajectory, concurrently."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ _COROUTINES = 64
 
 
 async def open_source(rule: Rule, stack: AsyncExitStack) -> RewardSource:
-    """Return what scores a rule in the running event loop; the stack ends what it holds."""
+    """Return the source of a rule's values; call this in the event loop that will use the source.
+
+    Closing `stack` closes the source's HTTP client or processes.
+    """
     config, key = rule.config, f"rewards.{rule.name}"
     if (http := config.http) is not None:
         client = await stack.enter_async_context(_client())
@@ -65,7 +68,7 @@ async def open_source(rule: Rule, stack: AsyncExitStack) -> RewardSource:
 
 
 def _calls_at_once(config: RewardConfig, function: partial[Any]) -> int:
-    """Return how many calls are made at the same time where `at_once` does not say."""
+    """Return how many calls may run at the same time if the config has no `at_once`."""
     if config.process or processes_of(function):
         return min(usable_cores(), MOST_PROCESSES)
     return _COROUTINES if is_coroutine(function) else 1
@@ -84,9 +87,9 @@ class RewardFailure:
         group: The trajectory's group.
         prompt_index: The row of its prompt.
         reward: The name of the reward, or `environment`.
-        where: The reward or the environment, and the row, as messages name them.
-        said: What is wrong, going on after `where`.
-        shown: Prompt and response.
+        where: The beginning of the message: the reward or the environment, and the row.
+        said: The rest of that sentence: what is wrong.
+        shown: The beginnings of prompt and response, for the message.
         lines: Lines of a traceback.
         kind: The error that stops a run.
         what: What failed, in the plural, for messages.
@@ -127,9 +130,9 @@ class Scored:
     """The scored trajectories, and the failures of the others.
 
     Attributes:
-        trajectories: Those that got all parts of their reward, in the given order.
-        failures: What the others lack: at least one failure for each group that lost a trajectory.
-            The rest of such a group may be in neither, as it is not scored any more.
+        trajectories: The trajectories that got all parts of their reward, in the given order.
+        failures: At least one failure for each group that lost a trajectory. Other trajectories of
+            such a group may be neither scored nor failed, as scoring of the group stops.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -148,7 +151,7 @@ class ScoredRule:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Gives trajectories their reward parts in the config's order, after an environment's."""
+    """Gives trajectories their reward parts: the environment's, then one per rule, in order."""
 
     rules: tuple[ScoredRule, ...]
     loop: asyncio.AbstractEventLoop
@@ -165,20 +168,22 @@ class Scorer:
     def submit(
         self, trajectories: Sequence[Trajectory], on_failure: OnFailure = _go_on
     ) -> Future[Scored]:
-        """Begin to score, and return at once. All calls are scored side by side.
+        """Start scoring trajectories, and return at once a future of the scored trajectories.
 
-        Values are those before `normalize`.
+        Several submissions are scored concurrently. The values are not normalised yet; see
+        `normalize`.
 
-        The future raises PlimsollError, naming rule, row, prompt and response, as soon as a value
-        comes that no other try would mend, such as NaN. It raises all errors of `on_failure`, too.
+        The future raises PlimsollError, naming rule, row, prompt and response, for the first value
+        that no other try could mend, such as NaN. It also raises the errors of `on_failure`.
         """
         scoring = self._score(tuple(trajectories), on_failure)
         return asyncio.run_coroutine_threadsafe(scoring, self.loop)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories with their parts.
+        """Return the trajectories with their reward parts, after waiting for all rewards.
 
-        Raises PlimsollError, as `submit`, and for the first trajectory that a reward failed for.
+        Raises PlimsollError as the future of `submit` does, and if a reward failed for any
+        trajectory.
         """
         future = self.submit(trajectories)
         try:
@@ -191,18 +196,21 @@ class Scorer:
         return [*scored.trajectories]
 
     def check_reference(self, reference: object) -> None:
-        """Check a reference with every rule. Raises as `Rule.check_reference`."""
+        """Check a reference with every rule; raise the errors of `Rule.check_reference`."""
         for scored in self.rules:
             scored.rule.check_reference(reference)
 
     def observe(self, trajectories: Sequence[Trajectory]) -> None:
-        """Add a step's values of rewards that are normalised to their mean and deviation."""
+        """Add an optimizer step's values to the moments of each normalised reward."""
         parts = [part for t in trajectories for part in t.rewards]
         for name, moments in self._moments().items():
             moments.add([part.value for part in parts if part.name == name])
 
     def normalize(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories with values less the observed mean, over the deviation."""
+        """Return copies of the trajectories, with the values of normalised rewards normalised.
+
+        A value becomes (value - mean) / deviation, both of all values that were observed.
+        """
         moments = self._moments()
 
         def normalize_part(part: RewardPart) -> RewardPart:
@@ -212,11 +220,11 @@ class Scorer:
         return [replace(t, rewards=tuple(map(normalize_part, t.rewards))) for t in trajectories]
 
     def state(self) -> dict[str, MomentsState]:
-        """Return mean and deviation of the rewards that are normalised, by name."""
+        """Return the moments of each normalised reward by its name, for `restore`."""
         return {name: moments.state() for name, moments in self._moments().items()}
 
     def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Go on with the state of an earlier run; rewards that are not in it begin anew."""
+        """Set the moments to the state of an earlier run; rewards not in the state start fresh."""
         for name, moments in self._moments().items():
             if name in state:
                 moments.restore(state[name])
@@ -272,8 +280,8 @@ class Scorer:
 def open_rewards(rewards: Mapping[str, RewardConfig]) -> Iterator[Scorer]:
     """Yield the scorer of a config's `rewards`.
 
-    At the end its event loop, processes and HTTP clients are closed, even after an error. Raises
-    ConfigError if a rule or an option cannot be used.
+    The end of the block closes its event loop, processes and HTTP clients, even after an error.
+    Raises ConfigError if a rule or an option cannot be used.
     """
     rules = [build_rule(name, config) for name, config in rewards.items()]
     with event_loop() as loop:

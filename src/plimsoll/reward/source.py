@@ -13,8 +13,8 @@ from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Failed, Outcome, Unasked
 
 RewardCall = Callable[[Sequence[Trajectory]], Awaitable[Sequence[Outcome]]]
-"""One try: returns an outcome for each trajectory, in order. A call ends within a time limit of its
-own and raises nothing."""
+"""One try: takes trajectories and returns an outcome for each, in order. A call limits its own time
+and raises nothing for a failed reward."""
 
 LONGEST_WAIT = 30.0
 
@@ -23,13 +23,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Watch:
-    """The listener to failures during scoring, and the groups that need no scores any more.
+    """A callback for failures during scoring, and the groups that need no more scores.
 
     Attributes:
-        failed: Called after each try of a trajectory that failed, with the number of tries that
-            are left. What it raises ends the scoring.
-        lost: Groups that have lost a trajectory for good. Their other trajectories are not scored
-            any more.
+        failed: Called after each failed try, with the trajectory, the failure and the number of
+            tries that are left. An error that it raises ends the scoring.
+        lost: Groups in which a trajectory failed all its tries. Their other trajectories are not
+            scored any more.
     """
 
     failed: Callable[[Trajectory, Failed, int], None]
@@ -38,17 +38,17 @@ class Watch:
 
 @dataclass(frozen=True)
 class RewardSource:
-    """Scores trajectories by calls that are made side by side, and made again where they fail.
+    """Scores trajectories by concurrent calls, and repeats the calls that fail.
 
     Attributes:
         call: One try.
         size: How many trajectories a call takes at most; None for any number.
         retries: Further tries for the trajectories that failed.
-        wait: Seconds before the first of these tries; twice as many before each one after it, up
-            to LONGEST_WAIT.
-        places: How many calls are made at the same time. A call that fails keeps its place until
-            its last try. So the first trajectories are settled first, and a source that never
-            answers is known after a few calls instead of after all.
+        wait: Seconds before the first further try. The wait doubles with each try, up to
+            LONGEST_WAIT.
+        places: A semaphore for the number of calls at the same time. A call that fails keeps its
+            place until its last try. So the first trajectories are settled first, and a source
+            that never answers is noticed after a few calls instead of after all.
     """
 
     call: RewardCall
@@ -58,7 +58,10 @@ class RewardSource:
     places: asyncio.Semaphore
 
     async def score(self, trajectories: Sequence[Trajectory], watch: Watch) -> list[Outcome]:
-        """Return an outcome for each trajectory, in order: the last failure if all tries failed."""
+        """Return an outcome for each trajectory, in order.
+
+        It is the last failure if all tries failed, and `Unasked` if the group was lost before.
+        """
         size = self.size or max(1, len(trajectories))
         parts = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
         outcomes = await side_by_side(self._try(part, watch) for part in parts)
@@ -87,7 +90,10 @@ class RewardSource:
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Return all results, in order. If one raises, end the others, and raise its error."""
+    """Run coroutines concurrently and return their results, in order.
+
+    If a coroutine raises, cancel the others and raise its error.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in work]
@@ -98,10 +104,10 @@ async def side_by_side(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 @contextmanager
 def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """Yield an event loop that runs in a thread of its own.
+    """Yield an event loop that runs in a separate thread.
 
-    `asyncio.run_coroutine_threadsafe` hands coroutines to the loop, and returns futures of their
-    results. The end of the block stops the loop and waits for its thread.
+    Use `asyncio.run_coroutine_threadsafe` to run coroutines in it. The end of the block stops the
+    loop and waits for its thread.
     """
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, name="rewards", daemon=True)
@@ -115,7 +121,7 @@ def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 async def end_all() -> None:
-    """Cancel all other work of the loop that this is awaited in, and wait until it has ended."""
+    """Cancel all other tasks of the running event loop, and wait until they have ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

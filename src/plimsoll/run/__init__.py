@@ -1,1 +1,1 @@
-"""What a run writes, shows and needs to resume; no torch is imported here."""
+"""The files that a run writes, its display, and its state for resuming. Imports no torch."""

@@ -25,15 +25,15 @@ class ChartLine:
     label: str
     points: Sequence[tuple[float, float]]
     intervals: Sequence[tuple[float, float, float]] = ()
-    """x, low and high of each point that has an interval; drawn as a band."""
+    """(x, low, high) of each point that has an interval; drawn as a band."""
     notes: Sequence[str] = ()
-    """A text above each point."""
+    """One text per point, drawn above it."""
     dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over the same two axes."""
+    """Lines drawn on the same two axes."""
 
     title: str
     x_label: str
@@ -41,23 +41,23 @@ class Chart:
     lines: Sequence[ChartLine]
     x_range: Range | None = None
     y_range: Range | None = None
-    """What an axis shows; None for the range of the points."""
+    """`x_range` and `y_range`: (low, high) of an axis; None for the range of the points."""
 
     @cached_property
     def x_ends(self) -> Range:
-        """The ends of the horizontal axis."""
+        """The lowest and the highest x of the horizontal axis."""
         return self.x_range or _widen([x for line in self.lines for x, _ in line.points])
 
     @cached_property
     def y_ends(self) -> Range:
-        """The ends of the vertical axis."""
+        """The lowest and the highest y of the vertical axis."""
         values = [y for line in self.lines for _, y in line.points]
         ends = [end for line in self.lines for _, *bounds in line.intervals for end in bounds]
         return self.y_range or _widen([*values, *ends])
 
 
 def draw_charts(charts: Sequence[Chart]) -> str:
-    """Return an SVG picture of the charts, two beside each other."""
+    """Return the text of one SVG picture of all charts, with two charts in each row."""
     columns = min(len(charts), _COLUMNS)
     width, height = _WIDTH * columns, _HEIGHT * -(-len(charts) // columns)
     head = (
@@ -128,7 +128,7 @@ def _y(value: float, chart: Chart) -> float:
 
 
 def _widen(values: Sequence[float]) -> Range:
-    """Return the range of the values; around a single value a range that is not empty."""
+    """Return (lowest, highest) of the values; if they are equal, widened by 0.5 at each end."""
     low, high = min(values), max(values)
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 

@@ -9,7 +9,7 @@ def plural(count: int, what: str) -> str:
 
 
 def gigabytes(size: int) -> str:
-    """Return decimal gigabytes with three digits, such as `1.93`, or with all whole digits."""
+    """Return bytes as decimal gigabytes without unit: three digits (`1.93`), or more (`1,930`)."""
     digits = 2 if size < 9.995e9 else 1 if size < 99.95e9 else 0
     return f"{size / 1e9:,.{digits}f}"
 
@@ -24,7 +24,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return whole seconds as `h:mm:ss`."""
+    """Return seconds, rounded to whole ones, as `h:mm:ss`."""
     minutes, second = divmod(round(seconds), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02d}:{second:02d}"
@@ -38,7 +38,7 @@ def gigabytes_text(count: float) -> str:
 
 
 def use_text(measured: int, predicted: int | None) -> str:
-    """Return measured beside predicted gigabytes, such as `1.93 of 2.1 GB`."""
+    """Return measured and predicted bytes as `1.93 of 2.1 GB`; only the measured if None."""
     if predicted is None:
         return gigabytes_text(measured)
     return f"{_gigabytes(measured)} of {_gigabytes(predicted)} GB"

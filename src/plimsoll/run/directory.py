@@ -1,4 +1,4 @@
-"""The run directory: which files it has, and what a resumed run finds in it."""
+"""The run directory: the paths of its files, its lock, and its cleaning before a run resumes."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class _Item:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of a run, and functions that write to them; `open_run` makes one to write to."""
+    """The paths of a run, and functions that write to them. `open_run` returns it for writing."""
 
     path: Path
     lock: FileLock | None = field(default=None, repr=False, compare=False)
-    """Lock that is held until `close`; None for a directory that is only read."""
+    """The lock that is held until `close`; None for a directory that is only read."""
 
     config_path = _Item("config.yaml")
     """The resolved config."""
     template_path = _Item("chat_template.jinja")
-    """The chat template that the config gives, as it was when the run began."""
+    """A copy of the chat template that the config gives, made when the run began."""
     plan_path = _Item("plan.json")
-    """The plan of memory; missing for a model whose shape is unknown."""
+    """The memory plan; missing for a model whose shape is unknown."""
     metrics_path = _Item("metrics.jsonl")
     """The metrics, one line per step."""
     ledger_path = _Item("ledger.jsonl")
@@ -55,15 +55,15 @@ class RunDirectory:
     report_path = _Item("report.html")
     """The report that the end of a run and `plimsoll report` write."""
     calibration_path = _Item("calibration.svg")
-    """How well a reward model's predictions came true at the last evaluation."""
+    """A chart of the reward model's calibration at the last evaluation."""
     reference_logprobs_path = _Item("reference-logprobs.parquet")
-    """The reference's log-probs, if they were computed before training."""
+    """The reference model's log-probs, if they were computed before training."""
     bad_rows_path = _Item("bad_rows.jsonl")
     """The rows of data that were skipped."""
     log_path = _Item("run.log")
-    """What the run showed on the console, and why it failed; its older part is `run-older.log`."""
+    """The console output of the run, and why it failed; the older part is in `run-older.log`."""
     end_path = _Item("end.json")
-    """How the run ended; missing while it goes on, or if it was killed."""
+    """How the run ended; missing while the run goes on, or if it was killed."""
     now_path = _Item("now.json")
     """The current phase; exists only while a run goes on."""
     tensorboard_path = _Item("tensorboard")
@@ -75,7 +75,7 @@ class RunDirectory:
     pairs_path = _Item("pairs.jsonl")
     """The best and the worst response to each prompt, which `plimsoll sample` writes for DPO."""
     model_path = _Item("model")
-    """The final model; written whole, at the end of the run."""
+    """The final model, written at the end of the run."""
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -88,20 +88,23 @@ class RunDirectory:
         self.close()
 
     def close(self) -> None:
-        """Let another process write to the directory."""
+        """Release the lock, so that another process can write to the directory."""
         if self.lock is not None:
             self.lock.release()
 
     def checkpoint_path(self, step: int) -> Path:
-        """Return the directory of the checkpoint after a step; make it with `whole_directory`."""
+        """Return the path of the checkpoint after an optimizer step.
+
+        Write the checkpoint with `whole_directory`.
+        """
         return self.path / "checkpoints" / f"step-{step:06d}"
 
     def trajectories_path(self, step: int) -> Path:
-        """Return the Parquet file with the trajectories of a step."""
+        """Return the path of the Parquet file with an optimizer step's trajectories."""
         return self.path / "trajectories" / f"step-{step:06d}.parquet"
 
     def write_config(self, text: str, template: str | None = None) -> None:
-        """Write the resolved config, and the chat template that it gives."""
+        """Write the resolved config and its chat template; without one, remove an old template."""
         if template is None:
             self.template_path.unlink(missing_ok=True)
         else:
@@ -109,14 +112,14 @@ class RunDirectory:
         write_whole(self.config_path, text)
 
     def write_plan(self, plan: str) -> None:
-        """Write the plan of memory, which is JSON."""
+        """Write the memory plan, given as JSON text."""
         write_whole(self.plan_path, plan)
 
     def sync_rows(self) -> None:
-        """Write metrics and ledger to the disk.
+        """Flush the files of metrics and ledger to the disk (fsync).
 
-        Call it before a checkpoint: after a power failure a checkpoint must not be newer than the
-        rows of its steps, which nothing would write again.
+        Call this before a checkpoint is written. Otherwise a power failure could leave a
+        checkpoint without the rows of its steps, and nothing would write these rows again.
         """
         for path in (self.metrics_path, self.ledger_path, self.path):
             if path.exists():
@@ -124,21 +127,22 @@ class RunDirectory:
                     sync(path)
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
-        """Return the last step with a complete checkpoint and its path, or None."""
+        """Return (step, path) of the last complete checkpoint, or None."""
         return max(_by_step(self.path / "checkpoints"), default=None)
 
     def trajectories(self) -> dict[int, Path]:
-        """Return the files of trajectories by step, in order."""
+        """Return the paths of the trajectory files by step, in the order of steps."""
         return dict(sorted(_by_step(self.path / "trajectories")))
 
     def latest_trajectories(self) -> tuple[int, Path] | None:
-        """Return the last step with trajectories and their file, or None."""
+        """Return (step, path) of the last trajectory file, or None."""
         return max(_by_step(self.path / "trajectories"), default=None)
 
     def prune_checkpoints(self, keep: int, best_step: int | None = None) -> None:
-        """Remove all checkpoints but the last `keep` and that of the best step.
+        """Remove all checkpoints except the last `keep` and the checkpoint of `best_step`.
 
-        A run that writes none (0) keeps the checkpoint that it resumed from.
+        If `keep` is 0, remove nothing: such a run writes no checkpoints, and keeps the checkpoint
+        that it resumed from.
         """
         if keep == 0:
             return
@@ -147,31 +151,32 @@ class RunDirectory:
                 remove_directory(path)
 
     def saved_bytes(self) -> int:
-        """Return the bytes of checkpoints and final model on the disk."""
+        """Return the bytes of all checkpoints and the final model on the disk."""
         saved = (path for _, path in _by_step(self.path / "checkpoints"))
         items = (item for folder in (*saved, self.model_path) for item in folder.rglob("*"))
         return sum(item.stat().st_size for item in items if item.is_file())
 
     def holds_run(self) -> bool:
-        """Return whether a run did anything here, beyond being refused."""
+        """Return whether metrics, a checkpoint or a final model exist here."""
         traces = (self.metrics_path, self.model_path, self.path / "checkpoints")
         return any(path.exists() for path in traces)
 
 
 def existing_run(path: Path) -> RunDirectory:
-    """Return the directory of a run, to read, or raise ConfigError if it is none."""
+    """Return the run directory at a path, for reading; raise ConfigError if it is no directory."""
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
     return RunDirectory(path)
 
 
 def open_run(config: RunConfig) -> RunDirectory:
-    """Make or reopen the directory as `run.resume` says, and lock it for this process.
+    """Return the config's run directory, locked for this process; make it if it is missing.
 
-    A resumed run continues after its latest checkpoint. Metrics, ledger and trajectories of later
-    steps are dropped, as these steps are done again; so are half-written files of a killed process.
+    A resumed run continues after its latest checkpoint. Metrics, ledger rows and trajectories of
+    later steps are removed, as these steps are done again. Half-written files of a killed process
+    are removed, too.
 
-    Raises ConfigError if the directory must not, or cannot, be used.
+    Raises ConfigError if the directory cannot be used, or if `run.resume` forbids it.
     """
     path = Path(config.directory)
     run = RunDirectory(path, _lock(path))
@@ -196,7 +201,7 @@ def _lock(path: Path) -> FileLock:
 
 
 def resume_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield why `run.resume` forbids the run to begin in its directory."""
+    """Yield a problem for each reason why `run.resume` forbids a run in its directory."""
     run, quoted = RunDirectory(Path(config.directory)), show(config.directory)
     latest = run.latest_checkpoint()
     if config.resume == "never" and run.holds_run():
@@ -218,7 +223,7 @@ def resume_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _tidy(run: RunDirectory) -> None:
-    """Remove leftovers of killed processes, and what belongs to steps after the checkpoint."""
+    """Remove leftovers of killed processes, and files and rows of steps after the checkpoint."""
     folders = ("checkpoints", "trajectories", "tensorboard")
     _remove_leftovers(run.path, ".*", *(f"{folder}/.*" for folder in folders))
     run.out_of_memory_path.unlink(missing_ok=True)
@@ -233,7 +238,7 @@ def _tidy(run: RunDirectory) -> None:
 
 
 def _remove_leftovers(path: Path, *patterns: str) -> None:
-    """Remove the half-written files of processes that were killed."""
+    """Remove half-written files and directories that match the patterns."""
     for item in [item for pattern in patterns for item in path.glob(pattern)]:
         if is_temporary(item) and item.is_dir():
             remove_directory(item)
@@ -251,16 +256,16 @@ LOCK_FILE = "run.lock"
 
 
 def lock_directory(path: Path) -> FileLock:
-    """Return a lock of the directory, held until its release or the end of the process.
+    """Lock a directory and return the lock, held until its release or the end of the process.
 
-    The system drops the lock of a killed process, so a file that is left is no lock.
+    The system drops the lock of a killed process. So a lock file that remains locks nothing.
 
-    Raises ConfigError if another process holds the lock; the message has its number if it is known.
+    Raises ConfigError if another process holds the lock; the message has its pid if it is known.
     """
     from filelock import FileLock, Timeout  # a plan needs no lock
 
     file = path / LOCK_FILE
-    # On a disk without such locks, a lock that outlives its process would not help.
+    # On a disk without system locks, filelock's soft lock would outlive a killed process.
     lock = FileLock(file, blocking=False, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -276,10 +281,10 @@ def lock_directory(path: Path) -> FileLock:
 
 
 def _owner(number: str) -> str:
-    """Return a name for the process that holds the lock.
+    """Return a name for the process that holds the lock: `process PID` if it is running.
 
-    A process takes the lock before it writes its number, so the file may be empty or have the
-    number of an earlier process.
+    A process takes the lock before it writes its pid. So the file may be empty, or have the pid of
+    an earlier process; then the name is `another process`.
     """
     alive = number.isdecimal() and Path(f"/proc/{number}").exists()
     return f"process {number}" if alive else "another process"

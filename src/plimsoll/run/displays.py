@@ -4,8 +4,8 @@ A terminal has a block that is redrawn in place: a bar with the remaining time, 
 good and a bad response, and the current phase. Elsewhere (a pipe, a log file, a dumb terminal)
 there is one plain ASCII line per step.
 
-If the reader of the output ends (`plimsoll ppo ... | head -1`) or the disk of the log is full, one
-line on standard error says so, and the run continues.
+If the output cannot be written any more (`plimsoll ppo ... | head -1`, or a full disk), one line on
+standard error says so, and the run continues.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from plimsoll.run.responses import ResponseGroup, excerpt
 from plimsoll.run.step_report import Figure, RunProgress, StepReport, headline
 
 Advance = Callable[[int], None]
-"""Takes the number of items that were done since the last call."""
+"""Takes the number of items that were done since the last call; updates a shown count."""
 
 LINE_EVERY = 100_000
-"""Items between two lines of a count whose total is unknown."""
+"""Items between two printed lines of a count whose total is unknown."""
 
 
 @contextmanager
 def counting(what: str, total: int, stream: TextIO) -> Iterator[Advance]:
-    """Show a count during the block."""
+    """Show a count of items during the block; yield the function that advances the count."""
     if stream.isatty() and not (console := Console(file=stream)).is_dumb_terminal:
         bar, advance = count_bar(what, total, console)
         with bar:
@@ -48,14 +48,18 @@ def counting(what: str, total: int, stream: TextIO) -> Iterator[Advance]:
 
 
 def count_bar(what: str, total: int | None, console: Console) -> tuple[Progress, Advance]:
-    """Return a progress bar and the function that advances it; an unknown total is None."""
+    """Return a progress bar and the function that advances it. `total` is None if unknown."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console)
     return bar, partial(bar.advance, bar.add_task(what, total=total))
 
 
 def count_lines(what: str, total: int | None, say: Callable[[str], None]) -> Advance:
-    """Return a function that counts, and writes a line at every tenth or `LINE_EVERY` items."""
+    """Return a function that counts items, and passes lines about the count to `say`.
+
+    There is a line after each tenth of the total, or after each `LINE_EVERY` items if `total` is
+    None.
+    """
     lines, counted = (1, LINE_EVERY) if total is None else (10, total)
     done = 0
 
@@ -84,10 +88,13 @@ class Display(Protocol):
         """Show the step that has just ended."""
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays on the screen."""
 
     def counting(self, what: str, total: int | None) -> AbstractContextManager[Advance]:
-        """Show a count during the block; the total is None if it is unknown."""
+        """Show a count of items during the block; yield the function that advances the count.
+
+        `total` is None if it is unknown.
+        """
 
     def close(self) -> None:
         """Restore the terminal."""
@@ -137,7 +144,7 @@ class PlainDisplay:
 
     @contextmanager
     def counting(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Pass on a line now and then."""
+        """Pass on the lines of `count_lines`; yield the function that advances the count."""
         yield count_lines(what, total, self._say)
 
     def close(self) -> None:
@@ -145,7 +152,7 @@ class PlainDisplay:
 
 
 def plain_line(progress: RunProgress) -> str:
-    """Return a step as one ASCII line; equal metrics of different steps are in equal columns."""
+    """Return a step's report as one ASCII line. Figures are padded, so lines align in columns."""
     report = progress.report
     width = len(str(progress.steps))
     phases = ", ".join(f"{phase} {s:.1f}" for phase, s in report.seconds.items())
@@ -191,7 +198,10 @@ class LiveDisplay:
 
     @contextmanager
     def counting(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Show a bar instead of the block, and an empty block afterwards."""
+        """Show a bar instead of the block, and yield the function that advances it.
+
+        Afterwards the block is empty.
+        """
         bar, advance = count_bar(what, total, self._live.console)
         self._redraw(bar)
         try:
@@ -209,7 +219,7 @@ class LiveDisplay:
 
 
 def live_block(progress: RunProgress) -> Group:
-    """Return the bar, with the last values by kind below it."""
+    """Return the run's progress bar, with metrics, speed, memory and sampled responses below it."""
     report = progress.report
     bar = Table.grid(padding=(0, 1), expand=True)
     bar.add_column(no_wrap=True)
@@ -232,7 +242,7 @@ def live_block(progress: RunProgress) -> Group:
 
 @dataclass(frozen=True)
 class _Excerpt:
-    """As much of a text as fits into some lines of a column."""
+    """The beginning and the end of a text, cut to some lines of a column."""
 
     text: str
     lines: int
@@ -244,7 +254,10 @@ class _Excerpt:
 
 
 def _sampled_rows(group: ResponseGroup | None) -> dict[str, _Excerpt]:
-    """Return the best and the worst response of a group, or one if all are equally good."""
+    """Return a group's prompt, best and worst response by label; empty without a group.
+
+    If all rewards are equal, there is only one response.
+    """
     if group is None:
         return {}
     first, last = group.responses[0], group.responses[-1]
@@ -273,7 +286,10 @@ def _value_rows(progress: RunProgress) -> dict[str, list[str]]:
 
 
 def _memory_texts(report: StepReport) -> list[str]:
-    """Return the fullest process of each kind that computes, and the fullest of several nodes."""
+    """Return a text for the fullest process of each kind, without the controller.
+
+    If there are several nodes, the fullest node has a text, too.
+    """
     fullest: dict[str, str] = {}
     for name, use in report.memory.items():
         kind = name.rstrip("0123456789")

@@ -1,4 +1,4 @@
-"""The end of a run: Ctrl-C, a record for later readers, and how to resume a run that failed.
+"""The end of a run: Ctrl-C, the file `end.json`, and advice on how to resume a failed run.
 
 The first Ctrl-C stops the run at a point where nothing is lost, or at once while it loads. The
 second stops it at once.
@@ -28,10 +28,10 @@ _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class StopRequest:
-    """A context manager in which SIGINT and SIGTERM set `requested`.
+    """A context manager in which SIGINT and SIGTERM set `requested`, instead of ending the process.
 
-    The loop reads it at its safe points. The second signal raises KeyboardInterrupt; while
-    `at_once` is set, the first one does. It works in the main thread only.
+    The loop checks `requested` at its safe points. The second signal raises KeyboardInterrupt, or
+    the first signal while `at_once` is set. Works in the main thread only.
     """
 
     def __init__(self) -> None:
@@ -62,12 +62,12 @@ RESUME = "run the same command with --run.resume auto"
 
 @dataclass(frozen=True)
 class RunEnd:
-    """The end of a run; a process that was killed writes none."""
+    """How and when a run ended. A process that was killed writes no such record."""
 
     how: Literal["done", "stopped", "failed"]
-    """Done, stopped on request, or failed."""
+    """`stopped` means on request."""
     why: str = ""
-    """First line of the error; empty if the run is done."""
+    """The first line of the error; empty if the run is done."""
     at: float = field(default_factory=time.time)
     """Time of the end, in seconds since 1970."""
 
@@ -76,7 +76,7 @@ class RunEnd:
 
 
 def read_end(path: Path) -> RunEnd | None:
-    """Return how a run ended, or None if that is unknown or written by another version."""
+    """Return the record in an `end.json`; None if there is no file, or another version wrote it."""
     try:
         return RunEnd(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -85,9 +85,9 @@ def read_end(path: Path) -> RunEnd | None:
 
 @contextmanager
 def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
-    """Write how the block ends to `end.json`, and a failure's traceback to the log.
+    """Write to `end.json` how the block ended, and to the log the traceback of a failure.
 
-    An error gets notes (PEP 678) that say how to resume and where its traceback is.
+    The error is raised again, with notes (PEP 678) that say how to resume and where the log is.
     """
     try:
         yield
@@ -113,7 +113,7 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
 
 
 def how_to_go_on(run: RunDirectory) -> str:
-    """Return how to continue after a failure; empty for a run that wrote nothing."""
+    """Return a sentence that says how to continue after a failure; "" if the run wrote nothing."""
     latest = run.latest_checkpoint()
     if latest is not None:
         step, path = latest
@@ -124,12 +124,12 @@ def how_to_go_on(run: RunDirectory) -> str:
 
 
 def _needs_traceback(error: BaseException) -> bool:
-    """Return whether a traceback may help; it does not if a setting is wrong."""
+    """Return whether a traceback may help the user; False if a setting is wrong."""
     return not isinstance(error, PlimsollError) or error.exit_code == PlimsollError.exit_code
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """Return the notes that were added to an error."""
+    """Return the notes (PEP 678) of an error; empty if it has none."""
     return [*getattr(error, "__notes__", ())]
 
 
@@ -138,7 +138,10 @@ def _first_line(text: str) -> str:
 
 
 def _write(path: Path, end: RunEnd) -> None:
-    """Write the file; a full disk is reported and does not replace the error itself."""
+    """Write the record; print an error of the disk instead of raising it.
+
+    Otherwise the disk's error would hide the error that ended the run.
+    """
     try:
         write_whole(path, json.dumps(asdict(end)) + "\n")
     except PlimsollError as error:

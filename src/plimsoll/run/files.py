@@ -1,7 +1,7 @@
-"""Files and directories that are written whole or not at all.
+"""Write files and directories atomically: completely or not at all.
 
-Each is made under a temporary name beside its place and renamed when it is complete, so no reader
-sees half of one. `is_temporary` recognizes the leftovers of a killed process.
+Each file is written under a temporary name in the same directory and renamed when it is complete.
+So no reader sees half a file. `is_temporary` recognizes the leftovers of a killed process.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _RUST_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 def is_temporary(path: Path) -> bool:
-    """Return whether the path is the unfinished file or directory of a killed process."""
+    """Return whether a path has the name of an unfinished file or directory."""
     return path.name.startswith(".") and _MARK in path.name
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file that holds either its old content or all of the new, or raise PlimsollError."""
+    """Write a file atomically; if it raises PlimsollError, the file has its old content."""
     data = content.encode() if isinstance(content, str) else content
     with whole_file(path) as partial:
         partial.write_bytes(data)
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append all records to a file; after an error append none, and raise PlimsollError."""
+    """Append all of the data to a file; on an error append nothing and raise PlimsollError."""
     try:
         with path.open("ab", buffering=0) as file:
             end = file.tell()
@@ -66,7 +66,10 @@ def append_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling to write to, which replaces the file at success only."""
+    """Yield a temporary path to write to; at the end of the block it replaces the file.
+
+    After an error in the block the file keeps its old content.
+    """
     partial = _sibling(path)
     with explaining_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,11 +86,11 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling directory to fill, which replaces the directory at success.
+    """Yield a temporary directory to fill; at the end of the block it replaces the directory.
 
-    On an error it is removed with its content. A directory that was there before is put aside just
-    before the new one takes its name. Files get the read rights of the directory: safetensors makes
-    them readable by their owner alone.
+    After an error in the block the temporary directory is removed, and the old directory stays.
+    Files get the read rights of the directory, as safetensors makes files that only their owner
+    can read.
     """
     partial = _sibling(path)
     try:
@@ -109,7 +112,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory, if it exists, so that no half-removed one keeps its name."""
+    """Remove a directory if it exists. It is renamed first, so its path never holds half of it."""
     shutil.rmtree(_put_aside(path), ignore_errors=True)
 
 
@@ -122,7 +125,7 @@ def _put_aside(path: Path) -> Path:
 
 @contextmanager
 def explaining_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into a PlimsollError that says what to do."""
+    """Turn a file system error inside the block into a PlimsollError that says what to do."""
     try:
         yield
     except PlimsollError:
@@ -137,9 +140,9 @@ def explaining_errors(path: Path) -> Iterator[None]:
 
 
 def _number(error: Exception) -> int | None:
-    """Return the system's number of an error, or None.
+    """Return the errno of an error, or None.
 
-    safetensors and tokenizers are written in Rust: their exceptions have the number only in their
+    safetensors and tokenizers are written in Rust: their exceptions have the errno only in their
     text.
     """
     if isinstance(error, OSError):
@@ -153,7 +156,7 @@ def _sibling(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Write a file, or a directory's entries, to the disk."""
+    """Flush a file, or a directory's entries, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

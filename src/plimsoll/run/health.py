@@ -1,4 +1,4 @@
-"""Health warnings: a figure outside of its healthy range, what it usually means and what to try.
+"""Warn of figures outside of their healthy range, with their usual cause and a remedy to try.
 
 docs/rollouts.md has the ranges and their sources.
 """
@@ -27,15 +27,15 @@ class HealthyRange:
     """The healthy range of a figure."""
 
     what: str
-    """What the figure is, with its unit."""
+    """A description of the figure, with its unit."""
     bounds: Callable[[StepMetrics], Bounds]
-    """Returns the lowest and the highest healthy value."""
+    """Takes a step's metrics; returns the lowest and the highest healthy value."""
     below: HealthAdvice
     """Advice for a value below the range."""
     above: HealthAdvice
     """Advice for a value above the range."""
     settles: int = 0
-    """Number of first steps that are not checked."""
+    """How many steps at the beginning of a run are not checked."""
 
 
 def _constant(low: float, high: float) -> Callable[[StepMetrics], Bounds]:
@@ -46,11 +46,12 @@ _KL_NOISE, _KL_OF_SHORT, _KL_A_TOKEN = -1.0, 20.0, 0.1
 
 
 def _kl_bounds(metrics: StepMetrics) -> Bounds:
-    """Return the range of the KL: at least 20 nats, and 0.1 nats per token of longer responses.
+    """Return the lowest and highest healthy KL per response, in nats.
 
-    Rewards of a model are over-optimised from some ten nats on (Gao et al. 2022, arXiv:2210.10760,
-    figure 1: responses of some fifty tokens). Long answers with verifiable rewards reach hundreds
-    of nats without harm, so their limit is per token.
+    The highest is 20, or 0.1 per token for long responses. The reward of a reward model is
+    over-optimised from about ten nats on (Gao et al. 2022, arXiv:2210.10760, figure 1: responses
+    of about fifty tokens). Long answers with verifiable rewards reach hundreds of nats without
+    harm, so their limit is per token.
     """
     return _KL_NOISE, max(_KL_OF_SHORT, _KL_A_TOKEN * metrics.get("response_tokens", 0.0))
 
@@ -59,11 +60,11 @@ _LONG_PROMPT, _CACHED = 512, 0.8
 
 
 def _cache_bounds(metrics: StepMetrics) -> Bounds:
-    """Return the range of the prefix cache's hits.
+    """Return the lowest and highest healthy share of prompt tokens found in the prefix cache.
 
-    If each of n prompts is as long as the one before and as much again, 1 - 2 / n of their tokens
-    were cached before; the range allows a fifth less. Short prompts have no lower limit, as caches
-    hold whole blocks.
+    If prompts of n turns grow by the same length each turn, about 1 - 2 / n of their tokens were
+    cached before. The lowest healthy share is 0.8 of this. It is 0 for short prompts, as caches
+    hold blocks of tokens.
     """
     turns = metrics.get("episode/turns", 0.0)
     prompts = metrics.get("episode/prompt_tokens", 0.0)
@@ -225,8 +226,8 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
 
 
 QUIET = 20
-"""Steps within the range after which a figure is warned of again: a figure that moves around an end
-of its range is one problem, not many."""
+"""How many steps a figure must be in its range before a new warning is shown. So a figure that
+moves around an end of its range causes one warning, not many."""
 
 
 @dataclass(frozen=True)
@@ -240,9 +241,9 @@ class HealthWarning:
     high: float
     """Highest healthy value."""
     what: str
-    """What the figure is."""
+    """A description of the figure."""
     advice: HealthAdvice
-    """Advice for the side of the range on which the value is."""
+    """Advice for a value below or above the range, whichever the value is."""
 
     def __str__(self) -> str:
         return (
@@ -260,9 +261,9 @@ class HealthWarning:
 
 
 def warnings_of(metrics: Mapping[str, float]) -> list[HealthWarning]:
-    """Return a warning for each metric outside of its range, in the order of the ranges.
+    """Return a warning for each metric outside of its range, in the order of `RANGES`.
 
-    NaN is outside of every range. Earlier warnings do not matter here.
+    NaN is outside of every range. Earlier warnings are not considered.
     """
     warnings = []
     for metric, healthy in RANGES.items():
@@ -276,7 +277,7 @@ def warnings_of(metrics: Mapping[str, float]) -> list[HealthWarning]:
 
 
 def due_warnings(step: int, metrics: Mapping[str, float]) -> list[HealthWarning]:
-    """Return the warnings of a step, without those of metrics that have yet to settle."""
+    """Return a step's warnings, except for metrics that are not checked yet (`settles`)."""
     return [w for w in warnings_of(metrics) if step > RANGES[w.metric].settles]
 
 
@@ -291,7 +292,7 @@ class HealthWatch:
     """The health of a run in progress: the last step at which each metric was out of its range."""
 
     def __init__(self, rows: Sequence[Mapping[str, float | None]] = ()) -> None:
-        """Begin with the rows of metrics.jsonl of a run that resumes; they have null for NaN."""
+        """Begin with no rows, or with the rows of a resumed run's metrics.jsonl (None for NaN)."""
         self._last_outside: dict[str, int] = {}
         for row in rows[-QUIET:]:
             metrics = {name: nan if value is None else value for name, value in row.items()}
@@ -300,7 +301,7 @@ class HealthWatch:
     def add(self, step: int, metrics: Mapping[str, float]) -> list[HealthWarning]:
         """Add a step's metrics, and return the warnings to show.
 
-        A warning is shown if the figure was in its range for `QUIET` steps, or from the beginning.
+        A warning is shown if the figure was in its range in the last `QUIET` steps.
         """
         due = due_warnings(step, metrics)
         new = [w for w in due if step - self._last_outside.get(w.metric, -inf) > QUIET]
@@ -316,10 +317,10 @@ steps of arithmetic lie between."""
 
 
 def repetition(tokens: Iterable[int]) -> float:
-    """Return the share of a response's 4-grams that occurred earlier in it, 0 to 1.
+    """Return the share (0 to 1) of a response's 4-grams that repeat an earlier 4-gram of it.
 
-    [1 2 3 4 1 2 3 4] has five 4-grams, and the last equals the first: 0.2. A response without
-    4-grams has 0.
+    [1 2 3 4 1 2 3 4] has five 4-grams, and the last equals the first: 0.2. Return 0 if the
+    response is shorter than 4 tokens.
     """
     ids = list(tokens)
     grams = list(zip(*(ids[i:] for i in range(GRAM)), strict=False))
@@ -327,7 +328,10 @@ def repetition(tokens: Iterable[int]) -> float:
 
 
 def repeating(responses: Sequence[Iterable[int]]) -> float:
-    """Return the share of responses (each as its tokens) that repeat themselves; 0 if none."""
+    """Return the share of responses whose `repetition` is above `REPEATS`; 0 without responses.
+
+    Each response is given as its tokens.
+    """
     if not responses:
         return 0.0
     return sum(repetition(tokens) > REPEATS for tokens in responses) / len(responses)

@@ -1,4 +1,4 @@
-"""Rows of a run as JSON lines: appended whole, and readable after a crash within a line."""
+"""Rows of a run as JSON lines. A file stays readable if a crash cuts its last line."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ JsonRow = Mapping[str, Any]
 
 
 def row_line(row: JsonRow) -> str:
-    """Return the row as one line of strict JSON, in which NaN and infinity are null."""
+    """Return a row as one line of strict JSON, in which NaN and infinity are null."""
     return json.dumps(_strict(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def document(row: JsonRow) -> str:
-    """Return the row as an indented JSON file, in which NaN and infinity are null."""
+    """Return a row as indented JSON text for a file, in which NaN and infinity are null."""
     return json.dumps(_strict(row), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_rows(path: Path, rows: Iterable[JsonRow]) -> None:
-    """Write a whole file of rows."""
+    """Write a file of rows, replacing an old file atomically."""
     write_whole(path, "".join(map(row_line, rows)))
 
 
@@ -35,7 +35,7 @@ def append_row(path: Path, row: JsonRow) -> None:
 
 
 def append_rows(path: Path, rows: Iterable[JsonRow]) -> None:
-    """Append rows; if the disk is full, the file keeps the rows that it had."""
+    """Append all rows; on an error append none of them and raise PlimsollError."""
     append_whole(path, "".join(map(row_line, rows)).encode())
 
 
@@ -45,19 +45,22 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def iter_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows but a torn last line; raise PlimsollError if another is no JSON object."""
+    """Yield the rows of a file, without a last line that a crash cut.
+
+    Raises PlimsollError if another line is no JSON object with a `step`.
+    """
     return (row for _, row in _lines(path))
 
 
 def keep_rows_until(path: Path, step: int) -> None:
-    """Drop a torn last line and the rows of steps after `step`, if the file exists."""
+    """Remove the rows of steps after `step`, and a cut last line, from a file if it exists."""
     if path.exists():
         with whole_file(path) as partial, partial.open("wb") as kept:
             kept.writelines(line for line, row in _lines(path) if row["step"] <= step)
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield the whole lines, each with its row."""
+    """Yield (line, row) for each line that is complete."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):  # else torn

@@ -1,4 +1,4 @@
-"""Memory that grows with every step: detected, distinguished from warming up, and located."""
+"""Detect memory that grows with every step, and name the process and phase that leak it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ LeakPlace = Literal["host", "device"]
 _BOTH: tuple[LeakPlace, ...] = ("host", "device")
 
 WINDOW = 100
-"""Maximum number of steps that are looked at."""
+"""The most steps that are looked at."""
 
 _CPU_WARM_UP, _CPU_FEWEST = 100, 60
-"""On CPU a process that computes grows for about a hundred steps, while kernels keep what they
-prepared for each new shape."""
+"""On CPU a process that computes grows for about a hundred steps, as kernels cache data for each
+new tensor shape."""
 _WARM_UP, _FEWEST = 10, 30
 
 _NOISE = 6.0
-"""Growth must be at least this multiple of the scatter about its line."""
+"""Growth must be at least this multiple of the values' scatter about the fitted line."""
 _STEADY = 0.8
-"""Both halves of a window must grow at this share of the whole rate, or faster."""
+"""Each half of a window must grow at this share of the window's rate, or faster."""
 _SMALLEST = 4 * 2**20
 _SMALLEST_SHARE = 0.005
-"""Growth over a window that is worth a word: of both the larger."""
+"""The smallest growth in a window that is reported: the larger of `_SMALLEST` bytes and this share
+of the first value."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Leak:
 
     @property
     def text(self) -> str:
-        """The leak as a sentence, without its full stop."""
+        """A sentence about the leak, without its full stop."""
         kind = "its card's" if self.where == "device" else "host"
         return (
             f"{self.process} holds {gigabytes_text(self.rate)} more {kind} memory with every step, "
@@ -61,11 +62,12 @@ class Leak:
 
 
 def growth(held: Sequence[float]) -> float | None:
-    """Return the bytes per step by which a process grows, or None if it does not.
+    """Return the bytes per step by which a process grows steadily, or None if it does not.
 
-    `held` are its bytes after each of at least 4 steps. The line of least squares must rise by more
-    than the scatter about it and than the smallest growth that counts, and both halves must rise
-    nearly as fast as the whole. So memory that warms up, jumps, or climbs once does not count.
+    `held` are the process's bytes after each step, for at least 4 steps. The least-squares line
+    must rise by more than `_NOISE` times the scatter about it, and by more than the smallest growth
+    that counts. Each half must rise nearly as fast. So memory that warms up or jumps does not
+    count.
     """
     values = np.asarray(held, dtype=np.float64)
     rate, scatter = _fit_line(values)
@@ -78,7 +80,7 @@ def growth(held: Sequence[float]) -> float | None:
 
 
 def _fit_line(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the slope of the line of least squares, and the scatter of the values about it."""
+    """Return the slope of the least-squares line, and the standard deviation of the residuals."""
     steps = np.arange(len(values)) - (len(values) - 1) / 2
     rest = values - values.mean()
     slope = float(steps @ rest / (steps @ steps))
@@ -94,10 +96,10 @@ class _History:
     levels: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """Bytes after each step."""
     changes: dict[str, deque[int]] = field(default_factory=dict)
-    """Bytes that each phase added in each step."""
+    """Bytes that each phase added, by phase, one value per step."""
 
     def add(self, rows: Sequence[tuple[str, int]]) -> None:
-        """Add a step: its phases in order, with the bytes held after each."""
+        """Add a step, given as (phase, bytes held after it) for its phases in order."""
         level = self.levels[-1] if self.levels else rows[0][1]
         for phase, held in rows:
             changes = self.changes.setdefault(phase, deque(maxlen=WINDOW))
@@ -107,19 +109,19 @@ class _History:
         self.levels.append(level)
 
     def phase_of(self, rate: float) -> str:
-        """Return the phase whose mean change is nearest to `rate`."""
+        """Return the phase whose mean change per step is nearest to `rate`."""
         return min(self.changes, key=lambda phase: abs(fmean(self.changes[phase]) - rate))
 
 
 class LeakWatch:
-    """Follows the ledger without checkpoints; reports a process's leak on host or card once."""
+    """Follows the ledger, without phase `save`; reports each process's host or card leak once."""
 
     def __init__(self) -> None:
         self._histories: dict[tuple[str, LeakPlace], _History] = {}
         self._told: set[tuple[str, LeakPlace]] = set()
 
     def add(self, rows: Iterable[LedgerRow]) -> list[Leak]:
-        """Add the rows of a step, and return the leaks that they show."""
+        """Add the ledger rows of a step, and return the leaks that are detected with them."""
         leaks: list[Leak] = []
         by_process = group_rows(
             (row for row in rows if row.phase != "save"), lambda row: row.process
@@ -160,7 +162,7 @@ class LeakWatch:
 
 
 def find_leaks(rows: Iterable[LedgerRow]) -> list[Leak]:
-    """Return the leaks that a `LeakWatch` reports over all the rows."""
+    """Return the leaks that a `LeakWatch` reports for the ledger rows of all steps, in order."""
     watch = LeakWatch()
     return [
         leak
@@ -170,6 +172,6 @@ def find_leaks(rows: Iterable[LedgerRow]) -> list[Leak]:
 
 
 def _patience(row: LedgerRow, where: LeakPlace) -> tuple[int, int]:
-    """Return the number of steps to warm up, and of steps to look at after them."""
+    """Return how many steps count as warm-up, and how many later steps are needed to judge."""
     on_cpu = where == "host" and row.held.device is None and row.process != "controller"
     return (_CPU_WARM_UP, _CPU_FEWEST) if on_cpu else (_WARM_UP, _FEWEST)

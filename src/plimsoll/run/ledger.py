@@ -1,8 +1,8 @@
-"""The ledger of a run: what each process was predicted to hold in each phase, and what it held.
+"""The ledger of a run: predicted and measured memory of each process in each phase.
 
-There is a row per step, phase and process, and per step, phase and node. What happens before the
-first step (data, load, the first sync) is in the rows of the first step, or of step 0, the
-evaluation before training. A checkpoint is in the rows of its step.
+There is a row for each step, phase and process, and for each step, phase and node. Phases before
+the first step (data, load, the first sync) are in the rows of the first step, or of step 0 if
+there is an evaluation before training. Saving a checkpoint is in the rows of its step.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from plimsoll.run.readings import DividedShare, Footprint, Footprints, Line, Rea
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One process in one phase of one step."""
+    """The memory of one process in one phase of one step."""
 
     step: int
     phase: str
     process: str
     """`controller`, `rank 0`, `critic rank 0`, `engine 0`, or `local` if all is one process.
 
-    `node 0` stands for all processes of a machine that were read; its peak is the sum of theirs.
+    `node 0` stands for all measured processes of a machine; its peak is the sum of their peaks.
     """
     node: str
-    """The `process` of the row of its machine."""
+    """The machine of the process, such as `node 0`: the `process` of that machine's row."""
     predicted: Footprint | None
-    """What the plan predicted; None for phases that it does not have."""
+    """The peak that the plan predicted; None for phases that are not in the plan."""
     measured: Footprint
     """The peak within the phase."""
     held: Footprint
-    """What the process held at the end of the phase."""
+    """The memory at the end of the phase."""
     line: Line
-    """Fill and capacity of its card, or of its node on CPU."""
+    """Fill and capacity of the process's card, or of its node on CPU."""
     seconds: float
     """Duration of the phase."""
     shares: tuple[DividedShare, ...] = ()
-    """What a rank holds of the roles that are divided; only in rows of `load`."""
+    """The rank's shares of the roles that ZeRO divides; only in rows of `load`."""
     busy: float | None = None
-    """Share of the phase in which its card computed; None if unknown."""
+    """Share of the phase's time in which the card computed; None if unknown."""
 
 
 def is_node(row: LedgerRow) -> bool:
-    """Return whether the row is of a node, that is of all its processes together."""
+    """Return whether a row describes a node, that is all its processes together."""
     return row.process.startswith("node ")
 
 
 def group_rows(
     rows: Iterable[LedgerRow], key: Callable[[LedgerRow], str]
 ) -> dict[str, list[LedgerRow]]:
-    """Return the rows by key, in the order in which keys first appear."""
+    """Return lists of rows by their key, in the order in which the keys first appear."""
     groups: dict[str, list[LedgerRow]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -77,7 +77,7 @@ class MemoryUse:
 
 
 def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
-    """Return the largest use of each process over the phases, followed by that of each node."""
+    """Return the largest memory use among all phases, by name: processes first, then nodes."""
     by_process = group_rows(sorted(rows, key=is_node), lambda row: row.process)
     used: dict[str, MemoryUse] = {}
     for name, process_rows in by_process.items():
@@ -88,16 +88,16 @@ def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
 
 
 def busy_share(rows: Iterable[LedgerRow]) -> float | None:
-    """Return the mean share of time in which cards computed; None if no process knows it."""
+    """Return the share of all rows' time in which cards computed; None if no row knows it."""
     known_shares = [(row.busy, row.seconds) for row in rows if row.busy is not None]
     seconds = sum(s for _, s in known_shares)
     return sum(busy * s for busy, s in known_shares) / seconds if seconds else None
 
 
 class Ledger:
-    """The readings of the step in progress, by phase and process.
+    """The ledger rows of the step in progress, by phase and process.
 
-    `step` is the last one that ended; -1 before step 0, if there is a step 0.
+    `step` is the last step that ended; -1 before step 0, if there is a step 0.
     """
 
     def __init__(self, predicted: Mapping[str, Footprints], step: int) -> None:
@@ -107,21 +107,24 @@ class Ledger:
         self._rows: dict[tuple[str, str], LedgerRow] = {}
 
     def add(self, phase: str, readings: Mapping[str, Reading], seconds: float) -> None:
-        """Add the readings at the end of a phase; a step may have a phase several times."""
+        """Add the readings of each process at the end of a phase.
+
+        If a step has a phase several times, its rows are merged: peaks are the larger, times add.
+        """
         for row in self._read(phase, readings, seconds):
             key = (phase, row.process)
             before = self._rows.get(key)
             self._rows[key] = row if before is None else _join(before, row)
 
     def take(self, step: int) -> list[LedgerRow]:
-        """Return the rows of a step that has ended, and begin the next one without any."""
+        """Return the rows of a step that has ended, and begin the next step without rows."""
         self.step = step
         rows = [replace(row, step=step) for row in self._rows.values()]
         self._rows.clear()
         return rows
 
     def phases(self) -> set[str]:
-        """Return the phases that were read since the last `take`."""
+        """Return the names of the phases that were added since the last `take`."""
         return {phase for phase, _ in self._rows}
 
     def _read(self, phase: str, readings: Mapping[str, Reading], seconds: float) -> list[LedgerRow]:
@@ -150,10 +153,10 @@ class Ledger:
 
 
 def _node_lines(readings: Mapping[str, Reading]) -> dict[str, Line]:
-    """Return what is used of each machine.
+    """Return the bytes in use at the peak, and the capacity, of each machine by its name.
 
-    That is what all use now, and what the processes of the run held more at their peaks, which may
-    not have coincided.
+    The bytes are an upper bound: the current use, plus the amount by which each process's peak was
+    above its current memory. The peaks may not have coincided.
     """
     hosts = [reading.host for reading in readings.values()]
     lines: dict[str, Line] = {}
@@ -167,7 +170,7 @@ def _node_lines(readings: Mapping[str, Reading]) -> dict[str, Line]:
 
 
 def _node_row(rows: Sequence[LedgerRow], line: Line) -> LedgerRow:
-    """Return the row of a node: all its processes together."""
+    """Return the row of a node, from the rows of all its processes."""
     name = rows[0].node
     predicted = [row.predicted for row in rows if row.predicted is not None]
     return replace(
@@ -219,7 +222,10 @@ def _values(numbers: Footprint | Line) -> dict[str, int]:
 
 
 def read_ledger(path: Path) -> list[LedgerRow]:
-    """Return the rows of a ledger.jsonl; raise ConfigError for none, PlimsollError for bad ones."""
+    """Return the rows of a ledger.jsonl.
+
+    Raises ConfigError if there is no file or no row, and PlimsollError if a row is wrong.
+    """
     if not path.is_file():
         raise ConfigError(
             f"{path} is not there: no step of the run has ended yet, or {path.parent} is no run "

@@ -1,4 +1,4 @@
-"""A step's report, written to every place that keeps or shows it."""
+"""Write a step's report to metrics.jsonl, the loggers and the display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plimsoll.run.step_report import StepReport
 
 @dataclass(frozen=True)
 class MetricsSink:
-    """The metrics.jsonl, the loggers and the progress display."""
+    """The places for a step's report: metrics.jsonl, the loggers and the progress display."""
 
     directory: RunDirectory
     progress: Progress
@@ -26,7 +26,7 @@ class MetricsSink:
     """Warns of unhealthy figures; None for a run whose figures have no healthy ranges."""
 
     def write(self, report: StepReport) -> None:
-        """Write the step's row, show it, and warn of unhealthy figures."""
+        """Write a step's row to file and loggers, show the step, and warn of unhealthy figures."""
         scalars = scalars_of(report)
         append_row(self.directory.metrics_path, {"step": report.step, **scalars})
         self.loggers.scalars(report.step, scalars, self.progress.note)
@@ -41,7 +41,7 @@ class MetricsSink:
                 self.progress.note(str(warning))
 
     def write_ledger(self, rows: Sequence[LedgerRow]) -> None:
-        """Write rows of the ledger, all of one step."""
+        """Append ledger rows, all of one step, to ledger.jsonl, and send their peaks to loggers."""
         write_ledger(self.directory.ledger_path, rows)
         if rows:
             scalars = {f"memory/{r.process}/{r.phase}": float(r.measured.fullest) for r in rows}
@@ -49,9 +49,9 @@ class MetricsSink:
 
 
 def scalars_of(report: StepReport) -> dict[str, float]:
-    """Return the report as a flat row.
+    """Return a step's report as a flat dict of numbers by name.
 
-    It has the metrics by name, then `tokens`, `tokens_per_second`, on cards `mfu` and `gpu_busy`,
+    First come the metrics, then `tokens`, `tokens_per_second`, on cards `mfu` and `gpu_busy`, then
     `seconds/<phase>` and `memory_bytes/<process>`.
     """
     of_cards = {"mfu": report.mfu, "gpu_busy": report.gpu_busy}

@@ -1,8 +1,8 @@
-"""What processes print: on standard streams, in `run.log`, and in their own logs.
+"""Write to standard streams and `run.log`, and read the logs of other processes.
 
-A standard stream may have no reader: the reader has ended (`plimsoll ... | head -1`), the disk is
-full, or the process started without the stream (`>&-`). `run.log` has what a run shows on the
-console, line by line, with times.
+A standard stream may not be writable: its reader has ended (`plimsoll ... | head -1`), the disk is
+full, or the process started without the stream (`>&-`). `run.log` has the lines that a run shows
+on the console, each with the time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _STANDARD_ERROR = 2
 
 
 def open_missing() -> None:
-    """Open standard streams that this process started without on /dev/null.
+    """Open each standard stream that is missing in this process on /dev/null.
 
-    Otherwise the first files that it opens would get their numbers, and what libraries print would
-    be written into them.
+    Otherwise the first files that the process opens would get the descriptors of these streams,
+    and the output of libraries would be written into these files.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -34,7 +34,7 @@ def open_missing() -> None:
 
 
 def silence(descriptor: int) -> None:
-    """Redirect a descriptor to /dev/null, including what Python still has in its buffers."""
+    """Redirect a descriptor to /dev/null; text in Python's buffers goes there, too."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
@@ -52,7 +52,7 @@ def tell(line: str) -> None:
 
 
 MOST_BYTES = 10 * 2**20
-"""Size at which the file is renamed, replacing the one that was renamed before."""
+"""Size in bytes at which a log is renamed to `NAME-older.log`, replacing the older file."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 """Colours and cursor movements of a terminal."""
@@ -72,7 +72,7 @@ class RunLog:
         self._is_open = True
 
     def add(self, text: str) -> None:
-        """Append the lines of a text, each with the time."""
+        """Append the lines of a text to the file, each after the current time."""
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         lines = _ESCAPES.sub("", text).rstrip("\n").split("\n")
         data = "".join(f"{now} {line}".rstrip() + "\n" for line in lines)
@@ -81,7 +81,7 @@ class RunLog:
                 self._append(data.encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Accept no more lines: libraries may keep a stream that writes here."""
+        """Ignore all further lines: libraries may keep a stream that writes to this log."""
         with self._lock:
             self._is_open = False
 
@@ -108,7 +108,10 @@ class Tee:
         self._rest = ""
 
     def write(self, text: str) -> int:
-        r"""Write the text; of a line that is redrawn by `\r`, only the last state is passed on."""
+        r"""Write the text to the stream, pass on complete lines, and return the stream's result.
+
+        If a line is redrawn with `\r`, only its last state is passed on.
+        """
         with self._lock:
             *lines, rest = (self._rest + text.replace("\r\n", "\n")).split("\n")
             self._rest = rest.rpartition("\r")[2]
@@ -122,7 +125,7 @@ class Tee:
 
 @contextmanager
 def console_to(log: RunLog, out: TextIO, err: TextIO) -> Iterator[None]:
-    """Copy what the block prints to the standard streams into the log."""
+    """During the block, copy standard output and error into the log, besides `out` and `err`."""
     with (
         redirect_stdout(cast(TextIO, Tee(out, log.add))),
         redirect_stderr(cast(TextIO, Tee(err, log.add))),
@@ -131,14 +134,15 @@ def console_to(log: RunLog, out: TextIO, err: TextIO) -> Iterator[None]:
 
 
 LONGEST_LINE = 500
-"""Characters of a line that are shown at most."""
+"""The most characters of a line that are returned."""
 _TAIL_BYTES = 256 * 1024
 
 
 def matches_from_the_end(path: str, pattern: re.Pattern[str]) -> Iterator[str]:
-    """Yield what the pattern's first group matches in the lines of a log's tail, last line first.
+    """Yield the text of the pattern's first group from each matching line, last line first.
 
-    Nothing if there is no such file, as for a process on another node.
+    Only the tail of the log is searched. Yields nothing if there is no such file, as for a process
+    on another node.
     """
     try:
         with open(path, "rb") as stream:

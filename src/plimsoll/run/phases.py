@@ -1,6 +1,6 @@
-"""The phases of a step: the seconds of each, and the file that names the current one.
+"""The phases of an optimizer step: the seconds of each, and the file with the current phase.
 
-Programs that watch a run read the file. Each phase rewrites it.
+Each phase rewrites the file. Programs that watch a run read it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ TimedPhase = Literal[
     "eval",
     "save",
 ]
-"""The phases that a step's time is divided into. The plan has no `data` and `eval`: they hold no
-more than the other phases."""
+"""The phases that a step's time is divided into. The plan has no `data` and `eval`, as they hold no
+more memory than the other phases."""
 
 
 class PhaseClock:
@@ -43,7 +43,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: TimedPhase) -> Iterator[None]:
-        """Count the time of the block, even if it ends with an error."""
+        """Add the time of the block to a phase, even if the block raises."""
         assert self._current is None, f"phase {name} inside of {self._current}"
         self._current = name
         start = time.perf_counter()
@@ -59,7 +59,7 @@ class PhaseClock:
         return dict(self._seconds)
 
     def reset(self) -> None:
-        """Begin a new step."""
+        """Forget all times, at the beginning of a new step."""
         self._seconds.clear()
 
 
@@ -68,9 +68,9 @@ class CurrentPhase:
     """A phase in progress."""
 
     step: int
-    """Step of the phase; 0 is the evaluation before training and what comes before."""
+    """Step of the phase; 0 for the evaluation before training and all phases before it."""
     steps: int
-    """Steps of the whole run; 0 if unknown."""
+    """Total number of the run's steps; 0 if unknown."""
     phase: str
     since: float = field(default_factory=time.time)
     """Start of the phase, in seconds since 1970."""
@@ -81,12 +81,12 @@ class CurrentPhase:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is known to have ended; only possible for one on this machine."""
+        """Whether the run's process has ended; False if it is on another machine."""
         return self.host == socket.gethostname() and not Path(f"/proc/{self.pid}").exists()
 
 
 def write_current_phase(path: Path, now: CurrentPhase) -> None:
-    """Write the file whole, without waiting for the disk, and ignore a full one."""
+    """Write the file atomically, but without fsync; do nothing if the disk refuses it."""
     partial = path.with_name(f".{path.name}.partial-{now.pid}")
     with suppress(OSError):
         partial.write_text(json.dumps(asdict(now)), encoding="utf-8")
@@ -94,7 +94,7 @@ def write_current_phase(path: Path, now: CurrentPhase) -> None:
 
 
 def read_current_phase(path: Path) -> CurrentPhase | None:
-    """Return the current phase, or None if no run goes on or another version wrote it."""
+    """Return the phase in the file, or None if there is no file or another version wrote it."""
     try:
         return CurrentPhase(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):

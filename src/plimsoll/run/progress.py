@@ -1,4 +1,4 @@
-"""What a user sees of a run in progress."""
+"""Show the progress of a run: on a terminal or as lines, and in the log."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ class _Phase:
 
 
 class Progress:
-    """Shows a run's progress; a context manager.
+    """A context manager that shows a run's progress.
 
-    `job` is the name of the job; `steps` the steps of the whole run, None until they are known;
-    `directory` where it writes; `stream` where it shows, standard output by default; `log` takes
-    each line that is shown.
+    Args:
+        job: The name of the job.
+        steps: The total number of the run's steps; None if not known yet.
+        directory: The run directory.
+        stream: The stream to show on; standard output by default.
+        log: Takes each line that is shown.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Progress:
         return self
 
     def lasts(self, steps: int) -> None:
-        """Set the number of steps of the run, once it is known."""
+        """Set the run's total number of steps, once it is known."""
         self._steps = steps
 
     def __exit__(self, *_: object) -> None:
@@ -94,16 +97,16 @@ class Progress:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run; 0 until they are known."""
+        """Total number of the run's steps; 0 until it is known."""
         return self._steps
 
     @property
     def shows_responses(self) -> bool:
-        """Whether the display has a place for sampled responses."""
+        """Whether a display has a place for sampled responses."""
         return any(display.shows_responses for display in self._displays)
 
     def show_group(self, group: ResponseGroup) -> None:
-        """Show responses to one prompt from the end of the next step on."""
+        """Set the responses to one prompt that `update` shows from now on."""
         self._sampled = group
 
     def enter(self, phase: TimedPhase) -> None:
@@ -111,7 +114,7 @@ class Progress:
         self._phase = _Phase(phase, time.monotonic())
 
     def count_calls(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return the function with its calls counted in the current phase."""
+        """Return a wrapper of the function that counts its finished calls in the current phase."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             result = function(*args, **kwargs)
@@ -122,13 +125,16 @@ class Progress:
         return call
 
     def note(self, text: str) -> None:
-        """Print a line above the display."""
+        """Print a line on each display, which stays on the screen."""
         for display in self._displays:
             display.note(text)
 
     @contextmanager
     def counting(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Show a count before the first step; the block gets what advances it."""
+        """Show a count of items during the block; yield the function that advances the count.
+
+        `total` is None if it is unknown.
+        """
         with ExitStack() as stack:
             counts = [stack.enter_context(d.counting(what, total)) for d in self._displays]
 

@@ -1,4 +1,4 @@
-"""What the processes of a run hold, planned and measured."""
+"""The planned and the measured memory of a run's processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class Footprint:
     """Bytes of one process, predicted or measured.
 
-    The bytes on a card are None for a process without one.
+    The fields for card memory are None for a process without a card.
     """
 
     host: int
@@ -20,7 +20,7 @@ class Footprint:
     reserved: int | None = None
     """Bytes that torch's allocator took from the card."""
     device: int | None = None
-    """All that the card shows as used, by any process."""
+    """All used memory of the card, by any process."""
 
     @property
     def fullest(self) -> int:
@@ -30,7 +30,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Bytes in use of a card or a node, by all processes, and its capacity."""
+    """Bytes of a card or a node that all processes use, and its capacity in bytes."""
 
     used: int
     capacity: int
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True)
 class HostReading:
-    """A process and its children on a node, in bytes."""
+    """The host memory of a process and its children, and of their node, in bytes."""
 
     node: str
     """Name of the machine."""
@@ -54,12 +54,12 @@ class HostReading:
 
 @dataclass(frozen=True)
 class CardReading:
-    """A process on its card, in bytes."""
+    """The card memory of a process, and of its card, in bytes."""
 
     peak_allocated: int
-    """Torch's peak since the last reading."""
+    """Peak of torch's allocated bytes since the last reading."""
     peak_reserved: int
-    """Torch's peak since the last reading."""
+    """Peak of torch's reserved bytes since the last reading."""
     allocated: int
     reserved: int
     used: int
@@ -71,41 +71,41 @@ class CardReading:
 
     @property
     def peak_used(self) -> int:
-        """What the card showed at this process's peak, if everything else stayed the same."""
+        """Used memory of the card at this process's peak, if other processes used the same."""
         return self.used + self.peak_reserved - self.reserved
 
     @property
     def line(self) -> Line:
-        """Fill of the card at that moment."""
+        """Fill of the card at this process's peak, and the card's capacity."""
         return Line(self.peak_used, self.capacity)
 
 
 @dataclass(frozen=True)
 class DividedShare:
-    """What one rank holds of a role that ZeRO divides, in bytes."""
+    """The bytes that one rank holds of a role's tensors that ZeRO divides."""
 
     role: str
     what: str
     """`weights` (stage 3) or `fp32 masters` (stages 1 and 2)."""
     whole: int
-    """Bytes of all ranks together."""
+    """Bytes of the undivided tensors: all ranks together."""
     ranks: int
     held: int
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A process at the end of a phase."""
+    """The memory of a process, read at the end of a phase."""
 
     host: HostReading
     card: CardReading | None = None
     """None on CPU."""
     shares: tuple[DividedShare, ...] = ()
-    """What a rank holds of its roles."""
+    """The rank's shares of the roles that ZeRO divides."""
 
     @property
     def peak(self) -> Footprint:
-        """Footprint at its largest since the last reading."""
+        """The largest footprint since the last reading."""
         if self.card is None:
             return Footprint(self.host.peak)
         card = self.card
@@ -113,7 +113,7 @@ class Reading:
 
     @property
     def held(self) -> Footprint:
-        """Footprint now."""
+        """The footprint at the time of the reading."""
         if self.card is None:
             return Footprint(self.host.held)
         card = self.card
@@ -121,7 +121,7 @@ class Reading:
 
 
 def largest(a: Footprint, b: Footprint) -> Footprint:
-    """Return the larger of each number."""
+    """Return a footprint that has the larger value of `a` and `b` in each field."""
 
     def larger(name: str) -> int | None:
         both = (getattr(a, name), getattr(b, name))
@@ -132,7 +132,7 @@ def largest(a: Footprint, b: Footprint) -> Footprint:
 
 
 def total(footprints: Sequence[Footprint]) -> Footprint:
-    """Return the host memory of several footprints together."""
+    """Return a footprint with the sum of the host memory; its card fields are None."""
     return Footprint(sum(footprint.host for footprint in footprints))
 
 
@@ -142,13 +142,13 @@ Footprints = dict[str, Footprint]
 
 @dataclass(frozen=True)
 class Planned:
-    """What a run needs of the plan that was made before it began."""
+    """The parts of the memory plan that a run uses."""
 
     plan: str | None = None
     """JSON text of the plan; None if there is no plan."""
     predicted: Mapping[str, Footprints] = field(default_factory=dict)
-    """Peak of each process, by process and phase."""
+    """Predicted peaks by process and phase."""
     fits: bool = True
     """False for a run that was forced although its plan does not fit."""
     tokens_at_peak: float | None = None
-    """Tokens per second if the cards multiplied at their peak; None if unknown, as on CPUs."""
+    """Tokens per second if the cards reached their peak FLOPs; None if unknown, as on CPUs."""

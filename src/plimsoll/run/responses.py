@@ -1,6 +1,6 @@
-"""Sampled responses for readers, from the trajectories of a step.
+"""Read sampled responses from a step's trajectory file, and choose some to show.
 
-Files of older versions are read too. Texts that models wrote are made safe for a terminal.
+Files of older versions are read, too. `escape_controls` makes texts safe for a terminal.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pyarrow.parquet as pq
 
 _GAP = " ... "
 _SHOWN_AS_CODES = {"Cc", "Cf", "Cs"}
-"""Unicode's categories of control codes, of marks that change the direction of writing, and of
+"""Unicode's categories of control codes, format marks (such as changes of direction) and
 surrogates."""
 
 
 def escape_controls(text: str) -> str:
-    r"""Return the text with control codes escaped, such as `\\x1b`, except tabs and line ends.
+    r"""Return a text with control codes escaped, such as `\\x1b`, except tabs and line ends.
 
-    Unescaped, they would be commands to the terminal.
+    A terminal would execute unescaped control codes.
     """
 
     def escaped(character: str) -> str:
@@ -60,8 +60,8 @@ class ResponsePiece:
 
     text: str
     kind: str
-    """Role of the speaker, `call` (a tool call), `wrong` (what is wrong with it), or `learned` or
-    `other` (whether its tokens are learned from)."""
+    """Role of the speaker, `call` (a tool call), `wrong` (why the turn is wrong), `branch` (a
+    heading), or `learned` or `other` (tokens that are, or are not, learned from)."""
 
 
 _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|\[TOOL_CALLS\].*", re.DOTALL)
@@ -69,10 +69,10 @@ _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|\[TOOL_CALLS\].*", re.DOT
 
 @dataclass(frozen=True)
 class SampledResponse:
-    """A row of trajectories for a reader."""
+    """One sampled response: a row of a trajectory file."""
 
     group: int
-    """Number of the group, whose responses answer the same prompt in the same step."""
+    """Number of the group; a group's responses answer the same prompt in the same step."""
     prompt_index: int
     sample_index: int
     source: str
@@ -81,19 +81,21 @@ class SampledResponse:
     reference: str | None
     reward: float
     parts: Mapping[str, float]
-    """Parts of the reward, before their weights."""
+    """Parts of the reward by name, before their weights."""
     advantage: float | None
-    """Mean over the tokens that are learned from; None if none was estimated."""
+    """Mean advantage of the tokens that are learned from; None if there are no advantages."""
     tokens: int
+    """Number of response tokens."""
     version: int | None
     """Version of the weights that sampled the first token; None without tokens."""
     cut_off: bool
+    """Whether the response was cut at the longest length."""
     pieces: tuple[ResponsePiece, ...] = ()
-    """Turns of an episode with an environment; joined they are the response."""
+    """Turns of an episode with an environment; joined they are the response. Else empty."""
 
     @property
     def all_pieces(self) -> tuple[ResponsePiece, ...]:
-        """The pieces of the response; a response without turns is one piece."""
+        """The pieces of the response; a response without turns has one piece."""
         return self.pieces or (ResponsePiece(self.response, "assistant"),)
 
 
@@ -105,7 +107,7 @@ class ResponseGroup:
 
     @property
     def number(self) -> int:
-        """Id of the group in its step."""
+        """Number of the group in its step."""
         return self.responses[0].group
 
     @property
@@ -125,7 +127,7 @@ class ResponseGroup:
 
 
 def read_responses(path: Path) -> list[SampledResponse]:
-    """Return all responses of a step, in the order in which they were written."""
+    """Return all responses of a trajectory file, in the order of its rows."""
     names = pq.read_schema(path).names
     parts = [name for name in names if name.startswith(_PART)]
     table = pq.read_table(path, columns=[*(n for n in _READ if n in names), "tokens", *parts])
@@ -135,7 +137,7 @@ def read_responses(path: Path) -> list[SampledResponse]:
 
 
 def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> SampledResponse:
-    """Return a row as a response; older files have the prompt's index instead of a group."""
+    """Return the response of a row; its group is the prompt's index in files of old versions."""
     pieces = tuple(_branches(row))
     return SampledResponse(
         group=row.get("group", row["prompt_index"]),
@@ -156,7 +158,7 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
 
 
 def _branches(row: Mapping[str, Any]) -> Iterator[ResponsePiece]:
-    """Yield the pieces of an episode, branch by branch; none without an environment."""
+    """Yield the pieces of an episode, branch by branch; nothing if the row has no turns."""
     branches = [*(row.get("earlier") or ()), row]
     for number, branch in enumerate(branches, 1):
         turns = branch.get("turns") or ()
@@ -172,7 +174,7 @@ def _branches(row: Mapping[str, Any]) -> Iterator[ResponsePiece]:
 
 
 def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[ResponsePiece]:
-    """Yield all turns, each after the name of its speaker."""
+    """Yield the pieces of all turns; each turn begins with the name of its speaker."""
     for number, turn in enumerate(turns):
         role, end = turn["role"], 0
         reward = f", reward {turn['reward']:.4g}" if turn["reward"] else ""
@@ -187,7 +189,7 @@ def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[ResponsePiece]:
 
 
 def read_groups(path: Path) -> list[ResponseGroup]:
-    """Return the groups of a step in the order of their numbers."""
+    """Return the groups of a trajectory file in the order of their numbers."""
     ordered = sorted(read_responses(path), key=lambda r: (r.group, -r.reward))
     return [ResponseGroup(list(group)) for _, group in groupby(ordered, lambda r: r.group)]
 
@@ -198,7 +200,7 @@ def widest_group(groups: Sequence[ResponseGroup]) -> ResponseGroup:
 
 
 def read_some(path: Path, count: int) -> list[SampledResponse]:
-    """Return `count` responses of a step, evenly from the best to the worst."""
+    """Return at most `count` responses of a trajectory file, evenly from the best to the worst."""
     ordered = sorted(read_responses(path), key=lambda r: -r.reward)
     return [ordered[place] for place in pick_evenly(len(ordered), count)]
 
@@ -206,10 +208,10 @@ def read_some(path: Path, count: int) -> list[SampledResponse]:
 def best_and_worst(
     groups: Sequence[ResponseGroup], count: int
 ) -> tuple[list[SampledResponse], list[SampledResponse]]:
-    """Return at most `count` of the best responses and of the worst; none is in both.
+    """Return two lists without common responses: the best and the worst, each at most `count`.
 
-    Within each, prompts differ, so that one easy prompt does not fill it. Among equally bad
-    responses, those come first whose prompts are not among the best.
+    Each list has only one response per prompt, so that one easy prompt does not fill it. Among
+    equally bad responses, the worst list prefers prompts that are not in the best list.
     """
     by_prompt: dict[str, list[SampledResponse]] = {}
     for group in groups:
@@ -226,6 +228,6 @@ def best_and_worst(
 
 
 def pick_evenly(length: int, count: int) -> list[int]:
-    """Return `count` of the positions below `length`, from first to last at even distances."""
+    """Return at most `count` indices below `length`, evenly spaced from the first to the last."""
     kept = min(count, length)
     return [round(i * (length - 1) / max(kept - 1, 1)) for i in range(kept)]

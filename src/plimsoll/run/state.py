@@ -1,4 +1,4 @@
-"""What a run needs to resume, beside weights and optimizer states."""
+"""The state that a run needs to resume, in addition to weights and optimizer states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plimsoll.run.files import write_whole
 
 @dataclass(frozen=True)
 class SourceState:
-    """What a source of data gave a run."""
+    """Fingerprints of the data that a source gave a run."""
 
     asked: str
     """Fingerprint of the settings that select rows and tokenize them."""
@@ -31,21 +31,21 @@ class SourceState:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run after a step."""
+    """The state of a run after an optimizer step."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     step: int
     """Last completed step; 0 before the first."""
     data_position: int
-    """Rows drawn from the data so far, over all epochs."""
+    """Number of rows drawn from the data so far, in all epochs."""
     data_rows: int
-    """Usable rows of the data, which determine their order."""
+    """Number of usable rows of the data. The order of rows depends on it."""
     weight_version: int
     """Version of the weights that the step produced."""
     kl_coefficient: float
     """Weight of the KL in the next step; 0 if there is none."""
     seconds: float
-    """Time of the run so far, over all its parts."""
+    """Seconds of the run so far, including those before it was resumed."""
     best: float | None = None
     """Value of the best evaluation; None before the first."""
     best_step: int = 0
@@ -72,7 +72,10 @@ class RunState:
 
 
 def after_evaluation(config: BestConfig, state: RunState, metrics: Mapping[str, float]) -> RunState:
-    """Return the state after an evaluation; NaN is never better, no metric a ConfigError."""
+    """Return the state after an evaluation, with a new best value if the metric is better.
+
+    NaN is never better. Raises ConfigError if the evaluation gave no such metric.
+    """
     if config.metric not in metrics:
         names = ", ".join(sorted(name for name in metrics if name.startswith("eval/")))
         raise ConfigError(
@@ -93,14 +96,14 @@ def _is_better(config: BestConfig, value: float, best: float | None) -> bool:
 
 
 def is_patience_out(config: BestConfig | None, state: RunState) -> bool:
-    """Return whether the run has to end early."""
+    """Return whether the run must end early: `patience` evaluations in a row were not better."""
     if config is None or config.patience is None:
         return False
     return state.evaluations_since_best >= config.patience
 
 
 def _describe(error: ErrorDetails) -> str:
-    """Return the field of an error with what is wrong with it, and its value if it has one."""
+    """Return a text with an error's field, its value (unless missing) and its message."""
     name = ".".join(map(str, error["loc"])) or "the file"
     value = "" if error["type"] == "missing" else f" is {error['input']!r}"
     return f"{name}{value}: {error['msg']}"

@@ -1,4 +1,4 @@
-"""The report of a step, and of a run at that step."""
+"""The report of an optimizer step, and the progress of the run at that step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StepReport:
     metrics: Mapping[str, float]
     """Values by name, such as `reward`, `reward/math_answer`, `kl`, `policy_loss`."""
     tokens: int
-    """Tokens that the step worked on."""
+    """Number of tokens that the step worked on."""
     seconds: Mapping[str, float]
     """Seconds of each phase since the last report; their sum is the step's time."""
     memory: Mapping[str, MemoryUse]
@@ -35,31 +35,31 @@ class StepReport:
     tokens_at_peak: float | None = None
     """See `Planned`."""
     gpu_busy: float | None = None
-    """Share of the time of phases that work on tokens in which cards computed; None if unknown."""
+    """Share of time in which cards computed, in phases that work on tokens; None if unknown."""
 
     @property
     def total_seconds(self) -> float:
-        """Time of the whole step."""
+        """Seconds of all phases of the step."""
         return sum(self.seconds.values())
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed of the phases that work on the step's tokens; 0 if no time was measured.
+        """Tokens per second in the phases that work on the step's tokens; 0 if none was timed.
 
-        Reading data, loading, evaluating and saving are left out.
+        The time to read data, load, precompute, evaluate and save is left out.
         """
         seconds = self.seconds_without(BESIDE_STEPS)
         return self.tokens / seconds if seconds > 0 else 0.0
 
     @property
     def mfu(self) -> float | None:
-        """Share of the cards' peak that the step reached (model FLOPs utilisation)."""
+        """Share of the cards' peak FLOPs that the step reached; None if the peak is unknown."""
         if self.tokens_at_peak is None:
             return None
         return self.tokens_per_second / self.tokens_at_peak
 
     def seconds_without(self, phases: Set[str]) -> float:
-        """Return the time of the other phases."""
+        """Return the seconds of all phases except the given ones."""
         return sum(seconds for phase, seconds in self.seconds.items() if phase not in phases)
 
 
@@ -72,12 +72,12 @@ class Figure:
 
     @property
     def interval_text(self) -> str:
-        """Interval such as ` (0.533 to 0.641)`; empty if there is none."""
+        """The interval as ` (0.533 to 0.641)`, with the space; "" if there is none."""
         return "" if self.interval is None else " ({:.4g} to {:.4g})".format(*self.interval)
 
 
 def figures(metrics: Mapping[str, float]) -> dict[str, Figure]:
-    """Return the metrics, with `<name>_low` and `<name>_high` as the interval of `<name>`."""
+    """Return the metrics as figures by name; `<name>_low`, `<name>_high` become an interval."""
     intervals = {
         name: (metrics[f"{name}_low"], metrics[f"{name}_high"])
         for name in metrics
@@ -92,14 +92,17 @@ def figures(metrics: Mapping[str, float]) -> dict[str, Figure]:
 
 
 def headline(metrics: Mapping[str, float]) -> dict[str, Figure]:
-    """Return the metrics to show at every step: rewards, KL, losses, accuracies, in their order."""
+    """Return the metrics that are shown at every step, at most 8, in their order.
+
+    These are rewards, KL, losses, accuracies and evaluations.
+    """
     pairs = [pair for pair in figures(metrics).items() if _HEADLINE.fullmatch(pair[0])]
     return dict(pairs[:_HEADLINES])
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """The report of a step within its run, which a display shows."""
+    """A step's report together with the progress of its run, for a display."""
 
     job: str
     steps: int
@@ -107,11 +110,11 @@ class RunProgress:
     metrics: Mapping[str, Figure]
     """Last value of each headline metric; not every step has all of them."""
     seconds_left: float | None
-    """Estimate from the steps so far; None before the first."""
+    """Estimated seconds to the end of the run; None before the first step."""
     sampled: ResponseGroup | None = None
-    """Responses to one prompt of the last step that has some."""
+    """Responses to one prompt, of the last step that has responses."""
 
     @property
     def left(self) -> str:
-        """Time that is left, such as `0:00:04`; empty if unknown."""
+        """The time that is left as text, such as `0:00:04`; "" if unknown."""
         return "" if self.seconds_left is None else duration_text(self.seconds_left)

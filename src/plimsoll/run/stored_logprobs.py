@@ -1,7 +1,7 @@
-"""Log-probs of sequences that a model scored once, as Parquet: one row per sequence.
+"""A Parquet file of sequence log-probs, so that a model scores each sequence once.
 
-A sequence is identified by a hash of its tokens and its loss mask, so any run with some of the
-sequences can use the file, in any order. The model is identified by its fingerprint.
+It has one row per sequence. A sequence is identified by a hash of its tokens and loss mask, so any
+run with some of the sequences can use the file. The model is identified by its fingerprint.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from plimsoll.records import Sample
 from plimsoll.run.files import whole_file
 
 WRITE_SECONDS = 30.0
-"""Maximum scoring time that is lost if the process is killed."""
+"""The most seconds of scoring that are lost if the process is killed."""
 
 _KEY_BYTES = 16
 _ABOUT = b"plimsoll.stored_logprobs"
-"""Key of the metadata that says what the file holds."""
+"""Key of the file's metadata, which has the model's fingerprint."""
 _SCHEMA = pa.schema([("sequence", pa.binary(_KEY_BYTES)), ("logprob", pa.float32())])
 
 
@@ -37,14 +37,14 @@ class StoredLogprobs:
     fingerprint: str
     """Fingerprint of the model that scored."""
     logprobs: Mapping[bytes, float]
-    """Sum over the learned tokens of a sequence, in nats, by its `sequence_key`."""
+    """Sum of the log-probs of a sequence's learned tokens, in nats, by its `sequence_key`."""
 
 
 class LogprobStore:
-    """A growing file of log-probs; a context manager.
+    """A context manager that collects log-probs and writes them to a file.
 
-    Additions are written now and then and at the end, even after an error. The file is whole at any
-    time.
+    It writes the file every `WRITE_SECONDS`, and at the end even after an error. Each time the file
+    is replaced atomically.
     """
 
     def __init__(self, path: Path, stored: StoredLogprobs) -> None:
@@ -60,7 +60,7 @@ class LogprobStore:
         return self._logprobs
 
     def add(self, logprobs: Mapping[bytes, float]) -> None:
-        """Add log-probs; a signal comes before or after all of them."""
+        """Add log-probs by `sequence_key`; a signal cannot interrupt between two of them."""
         self._logprobs.update(logprobs)
         if time.monotonic() - self._written >= WRITE_SECONDS:
             self._write()
@@ -79,13 +79,13 @@ class LogprobStore:
 
 
 def sequence_key(sample: Sample) -> bytes:
-    """Return a hash of the sample's tokens and loss mask; 16 bytes."""
+    """Return a hash of a sample's tokens and loss mask, 16 bytes."""
     tokens = sample.tokens.astype(np.int64)
     return xxhash.xxh3_128_digest(tokens.tobytes() + sample.loss_mask.tobytes())
 
 
 def write_logprobs(path: Path, stored: StoredLogprobs) -> None:
-    """Write the file whole, or raise PlimsollError if the disk is full or not writable."""
+    """Write the file atomically; raise PlimsollError if the disk is full or not writable."""
     columns = [list(stored.logprobs), list(stored.logprobs.values())]
     about = {_ABOUT: json.dumps({"fingerprint": stored.fingerprint})}
     table = pa.table(columns, schema=_SCHEMA).replace_schema_metadata(about)
@@ -94,7 +94,7 @@ def write_logprobs(path: Path, stored: StoredLogprobs) -> None:
 
 
 def read_logprobs(path: Path) -> StoredLogprobs:
-    """Return the log-probs of a file, or raise ConfigError if it holds none."""
+    """Return the log-probs in a file; raise ConfigError if it is no file of log-probs."""
     try:
         table = pq.read_table(path)
         about = json.loads((table.schema.metadata or {})[_ABOUT])

@@ -1,4 +1,4 @@
-"""Trajectories as Parquet: one row per sampled response, with everything that a replay needs."""
+"""Write and read trajectories as Parquet: one row per response, with all that a replay needs."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ _BRANCHES = pa.list_(
     )
 )
 _EPISODE = ["environment", "turns", "token_rewards", "figures", "earlier"]
-"""Additional columns of runs with environments."""
+"""Additional columns in runs with environments."""
 _VALUE = "reference_value"
-"""Additional column, as JSON, of runs with references that are not text."""
+"""Additional column in runs with references that are not text; its values are JSON text."""
 _WHOLE = [
     *("group", "prompt_index", "sample_index", "source", "columns", "prompt", "prompt_tokens"),
     *("response", "tokens", "loss_mask", "reference", "parts", "sampler_logprobs"),
     *("weight_versions", "finish_reason"),
 ]
-"""The columns that make a trajectory."""
+"""The columns without which a trajectory cannot be read."""
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What is known of a step's tokens before they are learned from.
+    """Numbers per token of a step, computed before the tokens are learned from.
 
-    Each is an array for every branch of every trajectory (`Trajectory.branches`), over its response
-    tokens, shape [R]. No array has NaN; tokens that were not sampled have 0.
+    Each field has one array for every branch of every trajectory (`Trajectory.branches`). An array
+    has one number per response token, shape [R], and no NaN; tokens that were not sampled have 0.
     """
 
     advantages: Sequence[Floats] | None = None
-    """None if they are not estimated."""
+    """None if advantages are not estimated."""
     trainer_logprobs: Sequence[Floats] | None = None
-    """Log-probs of the policy that sampled, by the trainer, in nats; None if it did not compute
-    them."""
+    """Log-probs in nats that the trainer computed with the weights of the sampling policy; None if
+    it did not compute them."""
 
 
 _UNSCORED = TokenScores()
@@ -130,7 +130,7 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
 
 
 def _branch(t: Trajectory, advantages: Floats | None, trainer: Floats | None) -> dict[str, Any]:
-    """Return the values of an earlier branch."""
+    """Return the values of an earlier branch by column name."""
     return {
         "prompt_tokens": t.prompt.tokens,
         "response": t.response_text,
@@ -147,7 +147,7 @@ def _branch(t: Trajectory, advantages: Floats | None, trainer: Floats | None) ->
 
 
 def _value_column(prompts: Sequence[Prompt]) -> dict[str, pa.Array]:
-    """Return the column of references that are not text, or nothing if all are text."""
+    """Return the column of references that are not text by its name; empty if all are text."""
     values = [p.reference_value for p in prompts]
     if all(value is None for value in values):
         return {}
@@ -156,7 +156,7 @@ def _value_column(prompts: Sequence[Prompt]) -> dict[str, pa.Array]:
 
 
 def _episode_columns(ts: Sequence[Trajectory]) -> dict[str, pa.Array]:
-    """Return the columns of episodes, or nothing if there are no environments."""
+    """Return the columns of episodes by name; empty if there are no environments."""
     if not any(t.turns for t in ts):
         return {}
     return {
@@ -170,7 +170,7 @@ def _episode_columns(ts: Sequence[Trajectory]) -> dict[str, pa.Array]:
 def _check_arrays(
     name: str, arrays: Sequence[Floats] | None, trajectories: Sequence[Trajectory]
 ) -> Sequence[Floats | None]:
-    """Return the arrays, which must fit their trajectories; None for each if there are none."""
+    """Return the arrays after checking their shapes; if there are none, return None for each."""
     if arrays is None:
         return [None] * len(trajectories)
     counts = f"{len(arrays)} {name}, {len(trajectories)} trajectories"
@@ -183,7 +183,7 @@ def _check_arrays(
 
 
 def _learned_mean(array: Floats | None, trajectory: Trajectory) -> float | None:
-    """Return the mean over the learned tokens; 0 if there are none."""
+    """Return the array's mean at learned tokens; 0 without such tokens, None without an array."""
     if array is None:
         return None
     learned = array[trajectory.loss_mask]

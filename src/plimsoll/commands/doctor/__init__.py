@@ -1,1 +1,1 @@
-"""`plimsoll doctor`: what it looks at (machine.py), the rules (rules.py, limits.py), its report."""
+"""`plimsoll doctor`: observe the machine (machine.py), judge it (rules.py, limits.py), report."""

@@ -25,7 +25,7 @@ _OTHER_DIRECTORY = "choose another run.directory"
 
 
 def memory(machine: Machine) -> Iterator[Problem]:
-    """Check the free host memory."""
+    """Yield a finding about the free host memory."""
     host = machine.memory
     what = f"{bytes_text(host.free_bytes)} of {bytes_text(host.capacity_bytes)} free"
     if host.limit is not None:
@@ -37,7 +37,7 @@ def memory(machine: Machine) -> Iterator[Problem]:
 
 
 def swap(machine: Machine) -> Iterator[Problem]:
-    """Check the swap in use."""
+    """Yield a finding about the swap in use."""
     host = machine.memory
     what = f"{bytes_text(host.swap_used_bytes)} of {bytes_text(host.swap_bytes)} used"
     severity: Severity = "warning" if host.swap_used_bytes > _GIB else "ok"
@@ -47,7 +47,7 @@ def swap(machine: Machine) -> Iterator[Problem]:
 
 
 def cores(machine: Machine) -> Iterator[Problem]:
-    """Report the cores, and whether they multiply bfloat16, which decides `dtype: auto`."""
+    """Yield a finding about the cores, and whether they multiply bfloat16 (for `dtype: auto`)."""
     what = f"{machine.cores:,}"
     if machine.cores < machine.cores_in_all:
         what += f" of {machine.cores_in_all:,} (affinity, or a cgroup's quota)"
@@ -95,7 +95,7 @@ def _limit(
 
 
 def shared_memory(machine: Machine) -> Iterator[Problem]:
-    """Check /dev/shm, which holds NCCL's buffers and Ray's object store."""
+    """Yield a finding about /dev/shm, which holds NCCL's buffers and Ray's object store."""
     shared, host = machine.shared, machine.memory
     what = f"{bytes_text(shared.free_bytes)} of {bytes_text(shared.total_bytes)} free"
     size = f"docker run --shm-size={max(1, round(_RAY_SHARE * host.capacity_bytes / _GIB))}g"
@@ -143,7 +143,7 @@ def temporary_disk(machine: Machine) -> Iterator[Problem]:
 
 
 def cache_disk(machine: Machine) -> Iterator[Problem]:
-    """Check the disk on which packages keep what they compile and download."""
+    """Check the disk for the files that packages compile and download."""
     disk = machine.caches
     enough = disk.writable and disk.free_bytes >= _LEAST_DISK
     why = "Adam for the CPU, Triton's kernels and models of the hub go there, or beside it."
@@ -152,7 +152,10 @@ def cache_disk(machine: Machine) -> Iterator[Problem]:
 
 
 def _describe_disk(disk: Disk, below: str = "") -> str:
-    """Return the free bytes of a disk as text; `below` is the folder in it that is written to."""
+    """Return a text: the free bytes of a disk, or that it is not writable.
+
+    `below` is the folder of the disk that must be writable.
+    """
     if not disk.writable:
         return f"{disk.path}{below} cannot be written to"
     return f"{bytes_text(disk.free_bytes)} free at {disk.path}"

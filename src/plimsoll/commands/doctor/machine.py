@@ -1,6 +1,6 @@
-"""What `plimsoll doctor` looks at; `rules.py` and `limits.py` judge it.
+"""Observe a machine for `plimsoll doctor`; `rules.py` and `limits.py` judge it.
 
-torch and Ray are imported in processes of their own, with a time limit: a broken driver or library
+torch and Ray are imported in separate processes with a time limit, as a broken driver or library
 can hang or kill the process that imports it.
 """
 
@@ -46,7 +46,7 @@ _SEE_RAY = "import json, ray; print(json.dumps(True))"
 
 @dataclass(frozen=True)
 class TorchView:
-    """The state of torch, as a separate process saw it."""
+    """The state of torch, observed in a separate process."""
 
     imported: bool
     cuda: str | None
@@ -55,7 +55,7 @@ class TorchView:
     kernels: tuple[str, ...]
     """Kernels such as sm_80 or compute_90, if CUDA is available."""
     trouble: str
-    """Why torch cannot be imported, or what it warned of."""
+    """Why torch cannot be imported, or torch's warnings."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Disk:
     total_bytes: int
     free_bytes: int
     writable: bool = True
-    """Whether files can be made there."""
+    """Whether files can be created at `path`."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RayView:
     """Why Ray cannot be imported; empty if it can."""
     address: str | None
     silence: str
-    """Why nothing answers at `address`; empty if something does."""
+    """Why `address` does not answer; empty if it answers or is None."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ class Shadowed:
 
     @property
     def differs(self) -> bool:
-        """Whether another version is imported than the installed one."""
+        """Whether the imported version differs from the installed version."""
         return None not in (self.version, self.installed) and self.version != self.installed
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything that `plimsoll doctor` saw of a machine."""
+    """Everything that `plimsoll doctor` observes about a machine."""
 
     python: tuple[int, int, int]
     versions: Mapping[str, str | None]
@@ -119,16 +119,16 @@ class Machine:
     address_bytes: int | None
     open_files: int
     processes: int | None
-    """Limits are None if there is none."""
+    """`locked_bytes`, `address_bytes` and `processes` are None if unlimited."""
     shared: Disk
     runs: Disk
     temporary: Disk
     caches: Disk
-    """Disk on which packages keep what they compile and download."""
+    """Disk for the files that packages compile and download."""
     allocator: str
-    """As `named_settings` reads it."""
+    """The result of `named_settings`."""
     tools: Mapping[str, str | None]
-    """As `system_tools` finds them."""
+    """The result of `system_tools`."""
     ray: RayView
     sandbox_trouble: str
     """Why programs of a policy cannot be run in the sandbox; "" if they can."""
@@ -142,7 +142,10 @@ class Machine:
 
 
 def observe(directory: str, address: str | None) -> Machine:
-    """Return what is seen of this machine, `directory` for runs, and a Ray `address`."""
+    """Return an observation of this machine.
+
+    `directory` is where runs would be written. `address` is a Ray cluster's, or None.
+    """
     versions = installed_versions(known_packages())
     with ThreadPoolExecutor() as pool:
         verifiers = pool.submit(look, venv_directory())
@@ -177,7 +180,7 @@ def observe(directory: str, address: str | None) -> Machine:
 
 
 def _child(script: str) -> tuple[str, str]:
-    """Return what a script printed last, and why it failed (empty if it did not)."""
+    """Run a script in a new process; return its last line, and why it failed ("" if it did not)."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=_PATIENCE
@@ -231,13 +234,13 @@ def _limit(kind: int) -> int | None:
 
 
 def _most_processes() -> int | None:
-    """Return the limit of processes, which counts threads too, or None."""
+    """Return the limit on the number of processes and threads, or None if there is no limit."""
     limits = (_limit(resource.RLIMIT_NPROC), process_limit())
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _disk(path: str) -> Disk:
-    """Return the file system of the nearest directory that exists."""
+    """Return the file system of `path`, or of its nearest parent that exists."""
     whole = Path(expanduser(path)).absolute()
     there = next(p for p in (whole, *whole.parents) if p.exists())
     usage = shutil.disk_usage(there)
@@ -247,8 +250,8 @@ def _disk(path: str) -> Disk:
 def _ray_temporary() -> Disk:
     """Return the disk on which Ray keeps its sessions.
 
-    It is in its folder `ray`, which may belong to another user (_common/utils.py,
-    get_default_system_temp_dir).
+    `writable` says whether Ray's folder `ray` there is writable. It may belong to another user
+    (_common/utils.py, get_default_system_temp_dir).
     """
     disk = _disk(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
     return replace(disk, writable=_disk(f"{disk.path}/ray").writable)

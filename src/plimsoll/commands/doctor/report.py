@@ -1,4 +1,4 @@
-"""`plimsoll doctor`: is this machine fit for runs, and how is a fault corrected?"""
+"""`plimsoll doctor`: report whether this machine can run jobs, and how to correct its faults."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ _COLOURS: Mapping[Severity, str] = {"ok": "32", "warning": "33", "error": "31"}
 
 
 def examine(directory: str, address: str | None) -> list[Problem]:
-    """Return the findings about this machine, `directory` for runs, and a Ray `address`."""
+    """Return the findings about this machine.
+
+    `directory` is where runs would be written. `address` is a Ray cluster's, or None.
+    """
     return diagnose(observe(directory, address))
 
 
 def diagnose(machine: Machine) -> list[Problem]:
-    """Return what all rules find about a machine, right or wrong."""
+    """Return the findings of all rules about a machine, good and bad ones."""
     return list(find(MACHINE_RULES, machine))
 
 
@@ -38,14 +41,17 @@ def render_findings(findings: Sequence[Problem], as_json: bool) -> str:
 
 
 def refuse_wrong(findings: Sequence[Problem]) -> None:
-    """Raise PlimsollError if anything is wrong."""
+    """Raise PlimsollError if any finding is an error."""
     wrong = [finding.key for finding in findings if finding.severity == "error"]
     if wrong:
         raise PlimsollError(f"this machine is not fit for runs: {', '.join(wrong)}.")
 
 
 def table(findings: Sequence[Problem], *, colour: bool = False) -> list[str]:
-    """Return lines of at most 80 columns, unless a word is longer; the last has the counts."""
+    """Return the lines of a table of findings, the last with their counts.
+
+    Lines have at most 80 columns, unless a word is longer.
+    """
     names = max(len(finding.key) for finding in findings)
     lines = [line for finding in findings for line in _lines(finding, names, colour)]
     count = _counts(findings)
@@ -53,7 +59,7 @@ def table(findings: Sequence[Problem], *, colour: bool = False) -> list[str]:
 
 
 def report(findings: Sequence[Problem]) -> dict[str, object]:
-    """Return the values that --json prints."""
+    """Return the JSON values that --json prints: counts, and all findings."""
     rows = [
         {"name": finding.key, "state": _STATES[finding.severity], "seen": finding.what}
         | {"why": finding.why, "fix": finding.fix}

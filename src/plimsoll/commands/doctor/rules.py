@@ -37,7 +37,7 @@ def _python(machine: Machine) -> Iterator[Problem]:
 
 
 def _modules(machine: Machine) -> Iterator[Problem]:
-    """Check where packages are imported from; a folder on PYTHONPATH alone is no finding."""
+    """Yield a finding if PYTHONPATH hides installed packages."""
     differing = [package for package in machine.shadowed if package.differs]
     if shadowed := differing or machine.shadowed:
         names = [
@@ -52,7 +52,7 @@ def _modules(machine: Machine) -> Iterator[Problem]:
 
 
 def _packages(machine: Machine) -> Iterator[Problem]:
-    """Check what every run needs, then what engines need, then what only some runs need."""
+    """Check the packages of every run, then those of engines, then those of some runs only."""
     versions, has_cuda_build = machine.versions, machine.torch.cuda is not None
     installed = Installed(versions, machine.tools, machine.has_gpus, has_cuda_build)
     packages = [p for p in PACKAGES if p.name != LIGER or machine.has_gpus]
@@ -90,7 +90,7 @@ def _cuda(machine: Machine) -> Iterator[Problem]:
 
 
 def _torch_build(machine: Machine) -> tuple[Severity, str, str]:
-    """Return severity, reason and remedy of torch's build beside visible GPUs."""
+    """Return (severity, reason, remedy) for torch's build on a machine with visible GPUs."""
     torch = machine.torch
     if torch.cuda is None:
         why = "This torch is a build for the CPU, and there are GPUs."
@@ -102,7 +102,7 @@ def _torch_build(machine: Machine) -> tuple[Severity, str, str]:
 
 
 def _gpus(machine: Machine) -> Iterator[Problem]:
-    """Check what is in use of each card, and what it can compute."""
+    """Check each visible card's free memory and its kernels."""
     for card in machine.cards:
         yield _gpu_memory(card)
         if card.compute_capability is not None:
@@ -110,7 +110,7 @@ def _gpus(machine: Machine) -> Iterator[Problem]:
 
 
 def _gpu_memory(card: LiveCard) -> Problem:
-    """Check the free memory of a card, and who holds the rest."""
+    """Return a finding about a card's free memory, and the processes that hold the rest."""
     key = f"gpu {card.index}"
     if card.instances:
         what = f"{card.name}, cut by MIG into {plural(len(card.instances), 'instance')}"
@@ -141,7 +141,10 @@ def _holder(process: CardProcess) -> str:
 
 
 def _gpu_kernels(index: int, capability: tuple[int, int], kernels: tuple[str, ...]) -> Problem:
-    """Check a card's bfloat16 and packed attention, and that torch has `kernels` for it."""
+    """Return a finding about a card's bfloat16 and packed attention.
+
+    It is an error if none of torch's `kernels` runs on the card.
+    """
     key, (major, minor) = f"gpu {index} bf16", capability
     what = f"compute capability {major}.{minor}"
     if kernels and not any(_runs_on(kernel, capability) for kernel in kernels):
@@ -157,10 +160,10 @@ def _gpu_kernels(index: int, capability: tuple[int, int], kernels: tuple[str, ..
 
 
 def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
-    """Return whether a kernel runs on a card.
+    """Return whether a torch kernel such as `sm_80` runs on a card of a compute capability.
 
-    sm_80 runs on 8.x from 8.0 on; compute_80 is compiled for newer cards when it is loaded (CUDA
-    C++ programming guide, binary and PTX compatibility).
+    sm_80 runs on 8.0 and higher 8.x. compute_80 also runs on newer cards, as it is compiled when it
+    is loaded (CUDA C++ programming guide, binary and PTX compatibility).
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)(a?)f?", kernel)
     if match is None:
@@ -172,7 +175,7 @@ def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
 
 
 def _allocator(machine: Machine) -> Iterator[Problem]:
-    """Check how ranks take memory from their cards."""
+    """Check whether torch's allocator has segments that grow; yield nothing without GPUs."""
     if not machine.has_gpus:
         return
     settings = machine.allocator
@@ -186,7 +189,7 @@ def _allocator(machine: Machine) -> Iterator[Problem]:
 
 
 def _compilers(machine: Machine) -> Iterator[Problem]:
-    """Check that the tools are installed that engines and Triton compile with."""
+    """Check that the tools with which engines and Triton compile are installed."""
     device, tools = "cuda" if machine.has_gpus else "cpu", machine.tools
     parts = [*(part for rules in every_engine() for part in rules.compiled), _LIGER_KERNELS]
     here = [part for part in parts if device in part.devices]
@@ -214,7 +217,7 @@ def _ray(machine: Machine) -> Iterator[Problem]:
 
 
 def _sandbox(machine: Machine) -> Iterator[Problem]:
-    """Yield whether programs of a policy can be run in the sandbox, which only `code` needs."""
+    """Check the sandbox for programs of a policy, which only the reward `code` needs."""
     state: Severity = "warning" if machine.sandbox_trouble else "ok"
     what = "bwrap does not work" if machine.sandbox_trouble else "bwrap"
     yield finding("sandbox", state, what, machine.sandbox_trouble, REMEDY)
@@ -251,4 +254,4 @@ MACHINE_RULES = (
     _sandbox,
     _verifiers,
 )
-"""In the order in which their findings are best read."""
+"""All rules, in the order in which `plimsoll doctor` shows their findings."""

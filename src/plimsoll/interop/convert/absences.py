@@ -15,8 +15,8 @@ class Absence:
     Attributes:
         kind: Kind of the remark.
         why: The reason.
-        refused: Whether the run would be another one without the setting, so that it is refused.
-        harmless: Values that ask for nothing.
+        refused: Whether a command with the setting is refused, as the run would differ without it.
+        harmless: Values that have no effect, and so are accepted.
     """
 
     kind: RemarkKind
@@ -25,7 +25,7 @@ class Absence:
     harmless: tuple[object, ...] = (None, False)
 
     def unless(self, *harmless: object) -> Absence:
-        """Return the same reason with these harmless values."""
+        """Return a copy of the reason with these harmless values."""
         return replace(self, harmless=harmless)
 
 

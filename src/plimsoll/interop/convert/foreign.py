@@ -1,7 +1,7 @@
-"""Records of the run that a foreign command describes, in words of no trainer.
+"""Records that describe the run of a foreign command, independent of any trainer.
 
-A converter fills these records; `writer` alone knows the keys of a config. Every value is traced to
-the settings that it was made of. None means that the command says nothing.
+A converter fills these records. Only `writer` knows the keys of a config. Every value has the ids
+of the settings from which it was made. A field is None if the command does not set it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NO_VALUE = _NoValue()
 
 @dataclass(frozen=True)
 class Sourced:
-    """A value and where it comes from.
+    """A value and its origin.
 
     Attributes:
         value: The value, or NO_VALUE if there is only something to check.
-        settings: Ids of the settings that it was made of; empty if the start of the program says
-            it.
-        note: How it was made.
-        check: What the user should look at.
+        settings: Ids of the settings from which the value was made; empty if it follows from how
+            the program was started.
+        note: How the value was made.
+        check: What the user should check; "" for nothing.
     """
 
     value: object
@@ -80,8 +80,8 @@ class Schedule:
 
     Attributes:
         shape: cosine, linear or constant.
-        warmup_ratio: Share of the run in which the rate rises; or `warmup_steps`.
-        final_ratio: Share of the peak at the end.
+        warmup_ratio: Share of the run in which the rate rises. `warmup_steps` may be set instead.
+        final_ratio: Rate at the end, as a share of the peak rate.
     """
 
     shape: Value = None
@@ -106,10 +106,10 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """The division of a trained role among the ranks by ZeRO, or by FSDP as its stage 3.
+    """How ZeRO divides a trained role among the ranks. FSDP is recorded as a ZeRO stage.
 
     Attributes:
-        secondary_partition: Ranks over which a second copy of the weights is divided.
+        secondary_partition: Number of ranks that share a second copy of the weights.
         gradient_dtype: Type in which gradients are summed.
     """
 
@@ -123,7 +123,7 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRole:
-    """A role that learns. average_decay: of a moving average of its weights."""
+    """A role that learns. `average_decay` is the decay of a moving average of its weights."""
 
     model: Model | None = None
     adapter: Adapter | None = None
@@ -157,8 +157,8 @@ class ForeignRows:
     Attributes:
         path: File, folder or name on the hub.
         name: Configuration of a data set on the hub.
-        columns: Column for each purpose, such as prompt.
-        limit: Number of rows that are read.
+        columns: Column names by purpose, such as prompt.
+        limit: The most rows that are read.
         weight: Share of the rows in a mixture.
         responses: Responses that are sampled for each held-out prompt.
     """
@@ -179,11 +179,11 @@ class Data:
     Attributes:
         train: One data set, or several by name.
         held_out: The same for evaluation.
-        longest: Most tokens of a prompt in RL, else of a sequence.
-        over_long: What becomes of longer rows.
-        on_bad_row: What becomes of rows that cannot be used.
-        chat_template: Template, as Jinja or by path.
-        mixture: What to check about several data sets.
+        longest: The most tokens of a prompt in RL, else of a sequence.
+        over_long: How longer rows are treated.
+        on_bad_row: How rows that cannot be used are treated.
+        chat_template: The template as Jinja text, or its path.
+        mixture: What the user should check about several data sets.
     """
 
     train: ForeignRows | Mapping[str, ForeignRows] | None = None
@@ -198,12 +198,12 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFilter:
-    """Groups of responses are replaced whose mean reward is not between two bounds.
+    """Dynamic sampling: groups whose mean reward is not between two bounds are replaced.
 
     Attributes:
-        by: Part of the reward that counts.
-        most_drawn: How many times the batch may be drawn.
-        oversampling: How many times the batch is sampled at once.
+        by: The part of the reward that is compared with the bounds.
+        most_drawn: The most prompts that a step draws, as a multiple of the batch's prompts.
+        oversampling: Prompts that are sampled at once, as a multiple of the batch's prompts.
     """
 
     low: Value = None
@@ -218,8 +218,8 @@ class BatchSizes:
     """The sizes of one optimizer step (sequences, pairs) or of one step of RL (prompts).
 
     Attributes:
-        responses: Responses for each prompt.
-        micro_batch_tokens: Tokens of a micro-batch on one rank.
+        responses: Number of responses to each prompt.
+        micro_batch_tokens: Number of tokens of a micro-batch on one rank.
     """
 
     sequences: Value = None
@@ -247,8 +247,8 @@ class ForeignEngine:
 
     Attributes:
         name: vllm or transformers.
-        memory_share: Share of a card that an engine takes.
-        sleep_level: The memory that an engine gives up while roles train.
+        memory_share: Share of a card's memory that an engine takes.
+        sleep_level: vLLM's sleep level: which memory an engine frees while roles train.
     """
 
     name: Sourced
@@ -266,7 +266,7 @@ class Rollout:
     """The engines that sample.
 
     Attributes:
-        engine: Their kind, with its settings.
+        engine: The kind of the engines, with its settings.
         engines: Number of engines.
         placement: `shared` on the ranks' cards, or `own`.
     """
@@ -291,7 +291,7 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardServer:
-    """Servers that score. time_limit: in seconds."""
+    """Servers that score responses. `time_limit` is in seconds."""
 
     urls: Value = None
     format: Value = None
@@ -301,7 +301,7 @@ class RewardServer:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """An advantage, loss, correction or divergence, by name and with its options."""
+    """The name and options of an advantage, loss, correction or divergence."""
 
     name: Value = None
     options: Mapping[str, Value] = field(default_factory=dict)
@@ -330,9 +330,9 @@ class KL:
     Attributes:
         place: `reward` or `loss`.
         estimator: k1, k2 or k3.
-        ratio_corrected: Whether its gradient is that of the KL itself.
-        target: KL to which the coefficient adapts, as slowly as `horizon` says.
-        target_per: What the target counts by.
+        ratio_corrected: Whether the estimator's gradient is the gradient of the KL itself.
+        target: KL that the adaptive coefficient aims at; a larger `horizon` adapts more slowly.
+        target_per: The unit of the target.
     """
 
     place: Value = None
@@ -349,13 +349,13 @@ class Algorithm:
     """The algorithm of the run.
 
     Attributes:
-        aggregation: The units over which the loss is a mean.
-        aggregation_tokens: Divisor of each response's sum.
+        aggregation: The loss is the mean of these units, such as tokens or sequences.
+        aggregation_tokens: Number by which the sum of each response's tokens is divided.
         correction: Correction for the difference between sampler and trainer; a value of None
             turns it off.
         kl: KL from the reference; a value of `none` turns it off.
-        epochs: Passes over the responses of a step.
-        mini_batches: Optimizer steps of a step.
+        epochs: How often the responses of an RL step are learned.
+        mini_batches: Number of optimizer steps per RL step.
         loss: Loss of pairs, labels or a reward model.
         nll_weight: Weight of the log-likelihood beside a loss of pairs.
         nll_share: Share of the log-likelihood in distillation.
@@ -418,7 +418,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignRun:
-    """The whole run that a command describes."""
+    """The run that a command describes: the record with all others."""
 
     machines: Machines
     actor: LearningRole

@@ -1,7 +1,7 @@
-"""Find the training program in a command or script, what its launcher says, and its trainer.
+"""Find the training program in a command or script, and read the words of its launcher.
 
-A launcher is `deepspeed`, `torchrun`, `ray job submit` and the like; it says how many machines and
-cards there are. A further trainer is a package with a TRAINER.
+A launcher is a program such as `deepspeed`, `torchrun` or `ray job submit`. Its words may give the
+numbers of machines and cards. To support another trainer, add a package with a TRAINER.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Launch:
     """One start of a program.
 
     Attributes:
-        program: Its name, such as `train_ppo_ray`.
+        program: Name of the program, such as `train_ppo_ray`.
         arguments: The words after the name.
         launcher: The words before the name.
         line: Line of the script.
-        unknown: Words that could not be read, and why.
-        cards: Cards of a machine, if the launcher says it.
-        nodes: Machines, if the launcher says it.
-        address: Host of the Ray cluster to which the job is submitted.
+        unknown: Words that could not be read, each with the reason.
+        cards: Number of cards per machine; None if the launcher does not say it.
+        nodes: Number of machines; None if the launcher does not say it.
+        address: Host of the Ray cluster to which the job is submitted, or None.
     """
 
     program: str
@@ -53,18 +53,18 @@ class Launch:
 
     @property
     def started_by(self) -> str:
-        """The name of the launcher, such as `deepspeed`; "" without one."""
+        """The name of the launcher, such as `deepspeed`; "" if there is no launcher."""
         words = [word for word in self.launcher if "=" not in word]
         return os.path.basename(words[0]) if words else ""
 
 
 Programs = Callable[[Sequence[str]], tuple[str, int] | None]
-"""A function from words to the program that the first of them name, and how many words name it;
-None if they name none."""
+"""Takes the words of a command; returns the program that the first words name, and the number of
+these words. Returns None if they name no program."""
 
 
 def programs_of(package: str) -> Programs:
-    """Return the programs of a package, as `package.name` or as `package/name.py`."""
+    """Return a `Programs` function that finds `package.NAME` and `package/NAME.py`."""
 
     def program(words: Sequence[str]) -> tuple[str, int] | None:
         dotted = words[0].removesuffix(".py").replace("/", ".")
@@ -75,12 +75,12 @@ def programs_of(package: str) -> Programs:
 
 
 def find_launches(words: Sequence[str], programs: Programs) -> list[Launch]:
-    """Return the programs that a command line starts, which a shell has expanded."""
+    """Return the program starts in a command line that a shell has already expanded."""
     return [*_launches([Expanded(0, tuple(words))], programs)]
 
 
 def script_launches(path: str, given: Mapping[str, str], programs: Programs) -> list[Launch]:
-    """Return the programs that a script starts, in its order. given: values of variables.
+    """Return the program starts in a script, in order. `given` has values of shell variables.
 
     Raises:
         ConfigError: The file cannot be read as a script.
@@ -140,7 +140,7 @@ def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _cards(words: Sequence[str]) -> int | None:
-    """Return the cards of a machine, from their number or from a list of them."""
+    """Return the number of cards per machine, from a launcher's number or list; None if unknown."""
     if number := _number(words, _CARDS):
         return number
     selected = _value(words, ("--include", "-i"))
@@ -151,7 +151,7 @@ def _cards(words: Sequence[str]) -> int | None:
 
 
 def _address(words: Sequence[str]) -> str | None:
-    """Return the host of the cluster to which a job is submitted."""
+    """Return the host of the Ray cluster to which a job is submitted, or None."""
     if not any(os.path.basename(word) == "ray" for word in words):
         return None
     try:
@@ -166,14 +166,14 @@ class Trainer:
 
     Attributes:
         name: Name of the trainer.
-        reads: What is read, with the versions.
-        example: A command.
-        programs: Finds its programs in a command.
-        missing: Why a command is none of its own.
+        reads: The programs and versions that can be converted, for the help.
+        example: An example of a command.
+        programs: Finds the trainer's programs in a command.
+        missing: The end of the message about a command without a program of the trainer.
         convert: Converts a command, with a given version and the cards of a machine.
-        versions: An example of `--version`; None if one version is read.
-        beside: Programs that a script may start beside the one that trains.
-        variables: Variables of its scripts that --set need not give.
+        versions: An example of `--version`; None if only one version is read.
+        beside: Programs that a script may start in addition to the training program.
+        variables: Shell variables of the trainer's scripts that --set need not give.
     """
 
     name: str
@@ -188,5 +188,5 @@ class Trainer:
 
     @property
     def command(self) -> str:
-        """The command of Plimsoll."""
+        """The name of Plimsoll's command that converts this trainer's commands."""
         return f"from-{self.name.lower()}"

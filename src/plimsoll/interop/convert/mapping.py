@@ -1,4 +1,4 @@
-"""Map what all trainers have: schedules, adapters, precision, micro-batches, sources, loggers."""
+"""Map settings that all trainers have: schedules, adapters, micro-batches, sources, loggers."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ PRESETS = {
     "rloo": "rloo",
     "reinforce_pp": "reinforce_pp",
 }
-"""Command for each estimator; for the others it is `rl`."""
+"""Plimsoll's command for each estimator; the command for other estimators is `rl`."""
 HALF, HALF_16, FULL = ("bf16", "bfloat16"), ("fp16", "float16", "half"), ("fp32", "float32")
 _RESERVED = {*COLUMNS, *WeightedSource.model_fields, *EvalSource.model_fields}
 _FILE_NAMES = ("train", "test", "val", "validation", "data")
-"""Names of files that say nothing about what is in them."""
+"""File names that do not describe the file's content."""
 _HEAD = "give HOST:PORT of Ray's head"
 
 
@@ -58,9 +58,9 @@ def schedule_of(
         o: The settings.
         named: The setting with the schedule's name.
         default: The schedule's name if no setting gives it.
-        warmup: Ratio below 1, or number of steps.
-        final: Share of the peak at the end.
-        constant_warmup: Whether a schedule called `constant` warms up.
+        warmup: Warm-up as a number of steps (int) or a share of the run (float).
+        final: Rate at the end, as a share of the peak rate.
+        constant_warmup: Whether a schedule called `constant` has a warm-up.
         note: How the name was found.
     """
     name = str(o[named] or default)
@@ -79,7 +79,7 @@ def schedule_of(
 def adapter_of(
     o: Options, rank: str, alpha: str, targets: str, dropout: str = ""
 ) -> Adapter | None:
-    """Return the adapter, or None if its rank is 0."""
+    """Return the LoRA adapter from the settings with these ids, or None if its rank is 0."""
     if not o[rank]:
         return None
     names = o[targets] or "all-linear"
@@ -92,27 +92,27 @@ def adapter_of(
 
 
 def half_precision_remark(o: Options, *ids: str) -> Iterator[Remark]:
-    """Yield a remark on each of these settings that was given and asks for 16-bit floats."""
+    """Yield a remark on each of these settings that was given and asks for float16."""
     for id in o.given(*ids):
         if o[id] is True or str(o[id]) in HALF_16:
             yield Remark("lacking", id, "models are computed in bfloat16 or float32")
 
 
 def micro_batch(o: Options, key: str, number: int, longest: int, *ids: str) -> Sourced:
-    """Return the tokens of a micro-batch that holds some of the longest sequences or pairs."""
+    """Return a micro-batch's token budget: `number` sequences or pairs of `longest` tokens."""
     note = f"{number} sequences of the longest"
     return o.trace(number * longest, key, *ids, note=note)
 
 
 def token_budget(o: Options, tokens: str, switch: str, longest: int, *bounds: str) -> Sourced:
-    """Return a micro-batch's token budget, raised to the longest sequence."""
+    """Return a micro-batch's token budget: the setting `tokens`, but at least `longest`."""
     if o[tokens] >= longest:
         return o.trace(o[tokens], tokens, switch)
     return o.trace(longest, tokens, switch, *bounds, note="raised to the longest sequence")
 
 
 def equal_parts(o: Options, size: str, whole: int, what: str, *said_by: str) -> int:
-    """Return into how many parts of a size the whole divides.
+    """Return the number of equal parts: `whole` divided by the setting `size`.
 
     Raises:
         ConfigError: The size does not divide the whole. The nearest one that does is named.
@@ -129,7 +129,7 @@ def equal_parts(o: Options, size: str, whole: int, what: str, *said_by: str) -> 
 
 
 def source_names(paths: Iterable[str]) -> list[str]:
-    """Return a name for each data set of a mixture: its file's, or its folder's."""
+    """Return a unique name for each data set of a mixture, from its file's or folder's name."""
     names: list[str] = []
     for path in paths:
         folder, _, file = path.rstrip("/").rpartition("/")
@@ -143,23 +143,26 @@ def source_names(paths: Iterable[str]) -> list[str]:
 
 
 def mixture_to_check(*, weighted: bool) -> Value:
-    """Return what to check if data sets are joined there and drawn equally here."""
+    """Return a check about the weights of several data sets; None if they are weighted.
+
+    The other trainer concatenates data sets, but Plimsoll draws equally from each.
+    """
     why = "sources are concatenated there; here rows are drawn equally from each: give weights "
     return None if weighted else Sourced(NO_VALUE, check=f"{why}as their numbers of rows are")
 
 
 def with_check(value: Sourced, why: str) -> Sourced:
-    """Return the value with something to check; unchanged for an empty reason."""
+    """Return the value with a text for the user to check; unchanged if the text is empty."""
     return replace(value, check=why) if why else value
 
 
 def to_check(why: str) -> Sourced:
-    """Return something to check about a key without a value."""
+    """Return a check for the user about a key, without a value for the key."""
     return Sourced(NO_VALUE, check=why)
 
 
 def ray_head(o: Options, machines: int) -> Value:
-    """Return the address of Ray's head, or what to check, if there are several machines."""
+    """Return the address of Ray's head, or a check if it is unknown; None for one machine."""
     if machines <= 1:
         return None
     if o.launch.address is None:
@@ -169,24 +172,27 @@ def ray_head(o: Options, machines: int) -> Value:
 
 
 def sleep_level(o: Options, flag: str) -> Value:
-    """Return what a sleeping engine gives up: all, as each sync brings all weights."""
+    """Return vLLM's sleep level: 2 (free all memory) if the flag is on, else 0; None without it.
+
+    Level 2 is possible because each sync brings all weights.
+    """
     return o.take(flag, lambda on: 2 if on else 0)
 
 
 def one_or_named(
     names: Sequence[str], rows: Sequence[ForeignRows]
 ) -> ForeignRows | Mapping[str, ForeignRows]:
-    """Return the data set, or several by their names."""
+    """Return the only data set, or a dict of several data sets by name."""
     return rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True))
 
 
 def known_loggers(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the loggers that Plimsoll has."""
+    """Return the names in `names` that are loggers of Plimsoll."""
     return tuple(name for name in names if name in LOGGERS)
 
 
 def unknown_loggers(id: str, names: Sequence[str], harmless: Sequence[str]) -> Iterator[Remark]:
-    """Yield a remark on each logger that Plimsoll has not."""
+    """Yield a remark on each logger that Plimsoll does not have, except harmless ones."""
     for name in names:
         if name not in (*LOGGERS, *harmless):
             yield Remark("lacking", id, f"{name}: loggers are {', '.join(LOGGERS)}")

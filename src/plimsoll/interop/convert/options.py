@@ -1,4 +1,4 @@
-"""Hold what a foreign command says, and what is said about it."""
+"""Hold the settings of a foreign command, and remarks about them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Remark:
     """A remark on a setting from which no key was made.
 
     Attributes:
-        kind: `same`: Plimsoll does so without a key. `idle`: it has no effect here. `lacking`:
-            Plimsoll has nothing like it, and it is left out. `unknown`: the trainer has no such
-            setting, and it is left out. `check`: the user should look at it.
-        about: Id of a setting; for `check` also a key of the config, for `unknown` the words.
+        kind: `same`: Plimsoll does the same without a key. `idle`: the setting has no effect here.
+            `lacking`: Plimsoll has nothing like it, so it is left out. `unknown`: the trainer has
+            no such setting, so it is left out. `check`: the user should check it.
+        about: Id of a setting. For `check` it may be a key of the config; for `unknown` it is the
+            words as typed.
         why: The reason.
     """
 
@@ -36,19 +37,19 @@ class Options:
     """The settings of a command.
 
     Attributes:
-        command: The command, as the trainer's table calls it.
-        launch: How it was started.
+        command: The command's name in the trainer's table.
+        launch: How the program was started.
         values: Value of every setting, given or default, by id.
-        typed: The settings that were given, each as it was typed.
-        names: How this version spells each setting.
-        absent: Why settings have no counterpart.
-        remarks: Remarks on what was typed.
-        cards: Cards of a machine, if the user says it.
+        typed: Text of each given setting as it was typed, by id.
+        names: Name of each setting in this version, by id.
+        absent: Reasons why settings have no counterpart, by id.
+        remarks: Remarks on the typed settings.
+        cards: Number of cards per machine; None if the user does not say it.
         version: Version of the trainer.
-        rl: Whether the command samples and learns.
-        pairs: Whether it learns from pairs.
-        has_critic: Whether it trains a critic.
-        show_default: Shows a default, from its name and value.
+        rl: Whether the command samples responses and learns from them.
+        pairs: Whether the command learns from pairs.
+        has_critic: Whether the command trains a critic.
+        show_default: Takes a setting's name and default; returns a text for messages.
     """
 
     command: str
@@ -70,28 +71,28 @@ class Options:
         return self.values.get(id)
 
     def first(self, *ids: str) -> str:
-        """Return the first of these settings that the version has; else the last."""
+        """Return the first of these ids that the version has, or the last if it has none."""
         return next((id for id in ids if id in self.values), ids[-1])
 
     def given(self, *ids: str) -> list[str]:
-        """Return those of these settings that were typed."""
+        """Return the ids among these whose settings were typed."""
         return [id for id in ids if id in self.typed]
 
     def show(self, *ids: str) -> str:
-        """Return settings as they were typed, or with their defaults."""
+        """Return a text of these settings for messages: as typed, or with their defaults."""
         return " ".join(
             self.typed[id] if id in self.typed else self.show_default(self.names[id], self[id])
             for id in ids
         )
 
     def trace(self, value: object, *ids: str, note: str = "", check: str = "") -> Sourced:
-        """Return a value made of those of these settings that the version has."""
+        """Return a value with its origin: the ids among these that the version has."""
         return Sourced(value, tuple(id for id in ids if id in self.values), note, check)
 
     def take(
         self, id: str, convert: Callable[[Any], object] = lambda value: value, note: str = ""
     ) -> Sourced | None:
-        """Return the converted value of one setting, or None if nothing is left of it."""
+        """Return a setting's converted value with its origin; None if either value is None."""
         value = None if self[id] is None else convert(self[id])
         return None if value is None else self.trace(value, id, note=note)
 
@@ -101,11 +102,11 @@ class Assignment:
     """A setting that was given.
 
     Attributes:
-        name: Its name as it was typed.
-        words: Its words; None for null.
-        text: All of it as it was typed.
-        setting: The setting; None if there is none of this name.
-        unknown: Why there is none.
+        name: The setting's name as typed.
+        words: The words of its value; None for null.
+        text: Name and value as typed.
+        setting: The setting, or None if the trainer has no setting of this name.
+        unknown: Why there is no such setting.
     """
 
     name: str
@@ -123,15 +124,15 @@ def read_settings(
     remedy: str,
     problems: Sequence[Problem] = (),
 ) -> Options:
-    """Return the settings of a command.
+    """Return the options of a command: given values, and defaults for all other settings.
 
     Args:
-        command: The command.
-        launch: How it was started.
-        settings: All settings of the command, as this version spells them.
-        assignments: What was given; of two names of a setting the later one counts.
-        remedy: What to do about a value that cannot be read.
-        problems: Problems that are known already.
+        command: The command's name in the trainer's table.
+        launch: How the program was started.
+        settings: All settings of the command, by their names in this version.
+        assignments: The given settings. If a setting is given twice, the later value counts.
+        remedy: The remedy in messages about values that cannot be read.
+        problems: Problems that were found before.
 
     Raises:
         ConfigError: Values cannot be read, or there are other problems.
@@ -161,6 +162,6 @@ def read_settings(
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question for the known names that are nearest to a name; "" if none is near."""
+    """Return text that asks `did you mean` one of the known names; "" if none is similar."""
     close = difflib.get_close_matches(name, known, n=2)
     return f"; did you mean {' or '.join(close)}?" if close else ""

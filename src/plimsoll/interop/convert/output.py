@@ -21,7 +21,10 @@ _KINDS: Mapping[RemarkKind, str] = {
 
 
 def config_text(converted: Converted) -> str:
-    """Return the config file with the origin of each line, and at its end what is left out."""
+    """Return the config as YAML text.
+
+    A comment on each line says its origin. Comments at the end list the settings left out.
+    """
     comments = {
         tuple(key.split(".")): _comment(converted, entry)
         for key, entry in converted.entries.items()
@@ -54,7 +57,7 @@ def _lines(values: Mapping[str, Any], comments: Mapping[Path, str], above: Path)
 
 
 def table_text(converted: Converted, width: int = 100) -> str:
-    """Return what became of every given setting, and the defaults that were written."""
+    """Return a text that lists how each given setting was converted, and the defaults written."""
     given = {key: e for key, e in converted.entries.items() if converted.is_given(e)}
     others = {key: e for key, e in converted.entries.items() if key not in given}
     head = f"{converted.about} -> plimsoll {converted.job}"

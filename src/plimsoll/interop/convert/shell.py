@@ -1,9 +1,8 @@
-"""Read the commands of a shell script, with all that is known put in.
+"""Read the commands of a shell script, and expand everything that is known without running it.
 
-tree-sitter's grammar of bash parses the script; nothing is executed. Variables, arrays, defaults,
-sums, here-documents and the few commands that only make paths are expanded. Whatever is not known
-stays as it was written and is reported. A branch that cannot run is skipped; a branch that may run
-is read.
+tree-sitter's grammar of bash parses the script. Variables, arrays, defaults, sums, here-documents
+and a few commands that only make paths are expanded. Text with an unknown value stays unchanged and
+is reported. A branch that cannot run is skipped. A branch that may run is read.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from plimsoll.errors import ConfigError
 
 _BASH = Language(tree_sitter_bash.language())
 _DEEPEST = 20
-"""Levels of scripts and substitutions within one another that are read."""
+"""The most nested levels of scripts and substitutions that are read."""
 _NAME = re.compile(r"\$?\{([A-Za-z_]\w*)\}|\$?([A-Za-z_]\w*)")
 _OPENING = ("'", '"', "${", "$(", "`", "<<")
 _CLOSING = (")", "))", "}", "`", '"')
@@ -47,7 +46,7 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 
 
 class _Unread(str):
-    """Text that stays as it was written. It is never split into words."""
+    """Text that could not be expanded. It is never split into words."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Expanded:
     Attributes:
         line: Line of the script, from 1.
         words: The words, after expansion.
-        unknown: Parts of the words that stay as they were source, each with the reason.
+        unknown: Parts of the words that could not be expanded, each with the reason.
     """
 
     line: int
@@ -70,9 +69,9 @@ class _Piece:
     """A part of a word.
 
     Attributes:
-        texts: What the part stands for; several texts for an array.
-        splits: Whether white space in it separates words.
-        array: Whether each text is a word of its own, even in quotes.
+        texts: The text of the part after expansion; several texts for an array.
+        splits: Whether white space in the part separates words.
+        array: Whether each text is a separate word, even in quotes.
     """
 
     texts: Sequence[str]
@@ -82,15 +81,15 @@ class _Piece:
 
 @dataclass
 class _Scope:
-    """The known variables while a script is read from its beginning.
+    """The known variables at one point of a script, which is read from its beginning.
 
     Attributes:
         path: Name of the script, for messages.
         values: Values of each variable; several for an array.
-        fixed: Variables that the script does not change.
-        unknown: What was unknown in the words at hand.
-        unknown_in: Variables whose value has an unknown part, with that part.
-        ambiguous: Variables that may have kept an earlier value.
+        fixed: Variables that assignments in the script do not change.
+        unknown: Unknown parts of the words that are being read.
+        unknown_in: The unknown part of a variable's value, by the variable's name.
+        ambiguous: Variables that may still have an earlier value.
     """
 
     path: str
@@ -102,12 +101,12 @@ class _Scope:
 
 
 def script_commands(text: str, path: str, given: Mapping[str, str]) -> list[Expanded]:
-    """Return all commands of a script that may run, and those of `bash -c "..."` in it.
+    """Return all commands of a script that may run, including those in `bash -c "..."`.
 
     Args:
         text: The script.
-        path: Its name, for messages.
-        given: Variables whose values the script does not change.
+        path: The script's name, for messages.
+        given: Values of variables, which assignments in the script do not change.
 
     Raises:
         ConfigError: A quote, bracket or here-document is not closed, or the script nests too deep.
@@ -140,10 +139,10 @@ def _parse(text: str, path: str) -> Node:
 
 
 def _tree(source: bytes) -> Node:
-    """Return the syntax tree.
+    """Return the syntax tree of a script.
 
-    The grammar passes over `$1` in here-documents, and may end an unquoted word at the `$` of a
-    `$NAME` in its middle. Such names are put in braces, as the grammar then reads what bash reads.
+    The grammar ignores `$1` in here-documents, and may end an unquoted word at the `$` of a `$NAME`
+    in its middle. Such names are put in braces first; then the grammar agrees with bash.
     """
     source = re.sub(rb"\$(\d)", rb"${\1}", source)
     while True:
@@ -156,7 +155,7 @@ def _tree(source: bytes) -> Node:
 
 
 def _cut_names(node: Node) -> Iterator[int]:
-    """Yield the ends of words that end in a bare `$`."""
+    """Yield the byte positions after words that end in a bare `$`."""
     if node.type == "concatenation" and node.children[-1].type.strip() == "$":
         yield node.end_byte
     for child in node.children:
@@ -164,7 +163,7 @@ def _cut_names(node: Node) -> Iterator[int]:
 
 
 def _broken(node: Node) -> Iterator[Node]:
-    """Yield the nodes where the parser met what it did not expect."""
+    """Yield the nodes of syntax errors."""
     if node.type == "ERROR" or node.is_missing:
         yield node
     for child in node.children:
@@ -177,7 +176,7 @@ def _text(node: Node) -> str:
 
 
 def _run(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[Expanded]:
-    """Yield the commands of a statement. certain: whether the statement surely runs."""
+    """Yield the commands of a statement. `certain` says whether the statement surely runs."""
     match node.type:
         case "variable_assignment":
             _assign(node, scope, certain)
@@ -236,13 +235,13 @@ def _command_words(node: Node | None, scope: _Scope) -> list[str]:
 def _run_arms(
     arms: Iterable[tuple[bool | None, list[Node]]], scope: _Scope, certain: bool, depth: int
 ) -> Iterator[Expanded]:
-    """Run the arms of an `if` or `case`, unless an arm before them surely runs.
+    """Yield the commands of all arms of an `if` or `case` that may run.
 
     Args:
-        arms: Whether the test of each arm holds, None if that is not known; and its statements.
-        scope: What is known.
-        certain: Whether the statement surely runs.
-        depth: Levels of scripts around it.
+        arms: (result of the test, statements) of each arm; the result is None if it is unknown.
+        scope: The known variables.
+        certain: Whether the `if` or `case` surely runs.
+        depth: Number of scripts around it.
     """
     ran_before: bool | None = False
     for test, body in arms:
@@ -275,7 +274,7 @@ def _case_arms(node: Node, scope: _Scope) -> Iterator[tuple[bool | None, list[No
 
 
 def _known_text(node: Node, scope: _Scope) -> str | None:
-    """Return the text that a word becomes without splitting, or None if a part is not known."""
+    """Return a word's text after expansion without splitting, or None if a part is unknown."""
     scope.unknown.clear()
     text = "".join(_fields(node, scope, split=False))
     return None if scope.unknown else text
@@ -286,7 +285,7 @@ def _both(a: bool | None, b: bool | None) -> bool | None:
 
 
 def _test(condition: Sequence[Node], scope: _Scope) -> bool | None:
-    """Return the result of `[ ... ]` or `[[ ... ]]` with one comparison; None for all else."""
+    """Return the result of `[ ... ]` or `[[ ... ]]` with one comparison; None if it is unknown."""
     if len(condition) != 1 or condition[0].type != "test_command":
         return None
     expressions = condition[0].named_children
@@ -315,7 +314,7 @@ def _test(condition: Sequence[Node], scope: _Scope) -> bool | None:
 
 
 def _assign(node: Node, scope: _Scope, certain: bool) -> str:
-    """Set a variable from here on, and return the assignment as text."""
+    """Set a variable in the scope, unless it is fixed, and return the assignment as text."""
     name_node, value_node = node.child_by_field_name("name"), node.child_by_field_name("value")
     name = "" if name_node is None else _text(name_node)
     scope.unknown.clear()
@@ -341,7 +340,7 @@ def _assign(node: Node, scope: _Scope, certain: bool) -> str:
 
 
 def _here_document(node: Node, scope: _Scope) -> str | None:
-    """Return the here-document of a redirected command; None without one."""
+    """Return the expanded text of a redirected command's here-document; None without one."""
     redirect = next((c for c in node.children if c.type == "heredoc_redirect"), None)
     body = redirect and next((c for c in redirect.children if c.type == "heredoc_body"), None)
     if redirect is None or body is None:
@@ -355,7 +354,7 @@ def _here_document(node: Node, scope: _Scope) -> str | None:
 
 
 def _fields(node: Node, scope: _Scope, depth: int = 0, split: bool = True) -> list[str]:
-    """Return the words that a word becomes. split: false where bash does not split values."""
+    """Return the words into which a word expands. `split` is False where bash does not split."""
     fields: list[str] = []
     current: str | None = None
     for piece in _pieces(node, scope, depth):
@@ -414,7 +413,7 @@ def _within(node: Node, scope: _Scope, depth: int, escapable: str) -> Iterator[_
 
 
 def _unescape(source: bytes, escapable: str) -> str:
-    """Remove backslashes. escapable: what they escape; empty: every character."""
+    """Return the text without backslashes before `escapable` characters (if empty, before all)."""
 
     def plain(match: re.Match[str]) -> str:
         if match[1] == "\n":
@@ -425,7 +424,7 @@ def _unescape(source: bytes, escapable: str) -> str:
 
 
 def _expansion(node: Node, scope: _Scope, depth: int, escapable: str) -> Iterator[_Piece]:
-    """Yield what `$NAME`, `${...}`, `$(...)` or `$((...))` stands for; else the text itself."""
+    """Yield the expansion of `$NAME`, `${...}`, `$(...)` or `$((...))`; other text unchanged."""
     text = _text(node).lstrip()
     if node.type in ("simple_expansion", "expansion") and not text[1:2].isspace():
         yield _variable(node, scope, depth)
@@ -474,7 +473,7 @@ def _variable(node: Node, scope: _Scope, depth: int) -> _Piece:
 
 
 def _name_and_index(node: Node) -> tuple[str, str]:
-    """Return the name of a variable and its index in an array, "" without one."""
+    """Return (name, index) of a variable or array element; "" for a missing name or index."""
     if node.type == "subscript":
         name, index = node.child_by_field_name("name"), node.child_by_field_name("index")
         return _text(name) if name else "", _text(index) if index else ""
@@ -512,7 +511,10 @@ def _number(node: ast.expr) -> int:
 
 
 def _path_of(node: Node, scope: _Scope) -> str | None:
-    """Return what a command prints that only makes a path; None for any other command."""
+    """Return the output of a command that only makes a path or is `cat` of a here-document.
+
+    Return None for any other command.
+    """
     inner = node.named_children
     if len(inner) == 1 and inner[0].type == "redirected_statement":
         text = _here_document(inner[0], scope)

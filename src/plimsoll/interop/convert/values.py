@@ -1,4 +1,4 @@
-"""Read the words of a command line: settings, and the values that they give."""
+"""Read the settings of a command line, and convert their words to values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ValueReader:
     """The rules by which the words after a setting become its value.
 
     Attributes:
-        kind: Type of each word. A `bool` needs no word.
+        kind: Type to which each word is converted. A `bool` needs no word.
         least: Smallest number of words.
-        most: Largest number of words; None for any number.
-        lowest: Smallest value.
-        among: The only values; empty for any.
+        most: Largest number of words; None for no limit.
+        lowest: Smallest allowed value.
+        among: The allowed values; empty if all are allowed.
     """
 
     kind: type
@@ -43,20 +43,20 @@ NUMBERS = ValueReader(float, 1, None)
 WORDS = ValueReader(str, 0, None)
 
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
-"""What argparse takes for a number, not for an option."""
+"""Matches words with a dash that argparse reads as a number, not as an option."""
 _TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
 
 
 def one_of(*values: str) -> ValueReader:
-    """Return a reader that takes one of these words."""
+    """Return a reader that accepts exactly one word, which is one of `values`."""
     return ValueReader(str, among=values)
 
 
 def read_value(reader: ValueReader, words: Sequence[str]) -> object:
-    """Return the value that the words give; a tuple if there may be several words.
+    """Return the value of some words: a tuple if the reader allows several words.
 
     Raises:
-        ValueError: The words are no such value. The message says why.
+        ValueError: The words cannot be converted. The message says why.
     """
     if reader.kind is bool:
         return _read_bool(words[0]) if words else True
@@ -90,17 +90,17 @@ def _read_word(reader: ValueReader, word: str) -> object:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a trainer of which one version is read.
+    """A setting of a trainer of which only one version is read.
 
     Attributes:
-        name: Its name, which is also its id.
+        name: The setting's name, which is also its id.
         of: Commands that have the setting.
-        reader: How its words become a value.
-        default: The trainer's own default, by command.
+        reader: How words are converted to a value.
+        default: Takes a command; returns the trainer's default.
         older: Earlier names.
-        secret: Whether its value is never shown.
-        empty: Whether it may be null although its default is not.
-        absent: Why it has no counterpart.
+        secret: Whether the value is never shown.
+        empty: Whether the setting may be null although its default is not.
+        absent: Why the setting has no counterpart; None if it has one.
     """
 
     name: str
@@ -128,16 +128,16 @@ def settings(
     empty: bool = False,
     **by_command: object,
 ) -> tuple[Setting, ...]:
-    """Return settings that are alike.
+    """Return several settings with the same properties.
 
     Args:
-        names: Their names, separated by blanks.
-        of: Commands that have them, separated by blanks.
-        reader: How words become a value.
-        default: Their default.
+        names: The settings' names, separated by blanks.
+        of: Commands that have the settings, separated by blanks.
+        reader: How words are converted to a value.
+        default: The default of all settings.
         older: Earlier names, separated by blanks.
-        empty: Whether they may be null although the default is not.
-        by_command: Other defaults of single commands.
+        empty: Whether the settings may be null although the default is not.
+        by_command: Defaults that differ, by command.
     """
 
     def default_of(command: str) -> object:
@@ -152,7 +152,7 @@ def settings(
 def absent(
     reason: Absence, of: str, names: str, reader: ValueReader = WORDS, default: object = None
 ) -> tuple[Setting, ...]:
-    """Return settings without a counterpart. of, names: separated by blanks."""
+    """Return settings without a counterpart. `of` and `names` are separated by blanks."""
     return tuple(
         replace(setting, absent=reason, empty=True)
         for setting in settings(names, of, reader, default)
@@ -160,20 +160,20 @@ def absent(
 
 
 def settings_of(table: Iterable[Setting], command: str) -> tuple[Setting, ...]:
-    """Return the settings of a command."""
+    """Return the settings in a table that a command has."""
     return tuple(setting for setting in table if command in setting.of)
 
 
 def by_name(settings: Iterable[Setting]) -> dict[str, Setting]:
-    """Return the settings by their names, earlier ones included."""
+    """Return the settings by name; a setting is also under each of its earlier names."""
     return {name: setting for setting in settings for name in (setting.name, *setting.older)}
 
 
 def value_of(read: Setting, command: str, words: Sequence[str] | None) -> object:
-    """Return the value of a setting. words: None for null.
+    """Return the value of a setting from its words; `words` is None for null.
 
     Raises:
-        ValueError: The words are no such value, or null is not allowed.
+        ValueError: The words cannot be converted, or null is not allowed.
     """
     if words is not None:
         most = read.reader.most
@@ -187,14 +187,14 @@ def value_of(read: Setting, command: str, words: Sequence[str] | None) -> object
 
 @dataclass(frozen=True)
 class Typed:
-    """An option, without dashes, and the words that follow it."""
+    """A typed option: its name without dashes, and the words that follow it."""
 
     name: str
     words: tuple[str, ...]
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[Typed], list[Problem]]:
-    """Return the options with the words after each, and a problem for each word before them."""
+    """Return all options with their words, and a problem for each word before the first option."""
     options: list[tuple[str, list[str]]] = []
     stray: list[Problem] = []
     for word in words:
@@ -210,13 +210,13 @@ def split_flags(words: Sequence[str]) -> tuple[list[Typed], list[Problem]]:
 
 
 def join_words(start: str, words: Sequence[str]) -> str:
-    """Return the words on one line, quoted as a shell needs it."""
+    """Return `start` and the words as one line, with the words quoted for a shell."""
     quoted = (shlex.quote(word) if word.isprintable() else repr(word) for word in words)
     return " ".join([start, *quoted])
 
 
 def format_value(value: object) -> str:
-    """Return a value as one would type it."""
+    """Return a value as text in the form that users type."""
     if isinstance(value, tuple):
         return " ".join(map(format_value, value))
     if isinstance(value, float):
@@ -225,12 +225,12 @@ def format_value(value: object) -> str:
 
 
 def format_flag(name: str, value: object) -> str:
-    """Return a default as a flag says it."""
+    """Return a default as flag text: `NAME VALUE`, `NAME` if true, `no NAME` if false or None."""
     if value is None or value is False:
         return f"no {name}"
     return name if value is True else f"{name} {format_value(value)}"
 
 
 def positive(value: float | None) -> float | None:
-    """Return the value, or None for 0 and less, which turn a setting off."""
+    """Return the value if it is above 0, else None: 0 and negative values turn a setting off."""
     return value if value is not None and value > 0 else None

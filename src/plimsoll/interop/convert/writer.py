@@ -1,7 +1,7 @@
-"""Turn a foreign run into a checked config. The keys of a config stand here alone.
+"""Turn a foreign run into a checked config. Only this module knows the keys of a config.
 
-What another trainer's default says is written where Plimsoll's says otherwise, and left out where
-the config means the same without it.
+A default of the other trainer is written if Plimsoll's default differs. It is left out if the
+config means the same without it.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ _KEYS: Mapping[tuple[type, str], str] = {
     (foreign.Algorithm, "noise"): "neftune_alpha",
     (foreign.Algorithm, "precompute_reference"): "/reference_logprobs.precompute",
 }
-"""Keys of the fields that the config calls otherwise. A field without a line here has its own name;
-an empty key adds nothing; a key after `/` stands at the top."""
+"""Keys of the fields whose names differ in the config. A field that is not listed has its own name
+as key. An empty key adds no level. A key after `/` is at the top level."""
 _UNUSED = "it changes nothing beside the other settings"
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A config that was made of a foreign command.
+    """A config that was made from a foreign command.
 
     Attributes:
-        job: Command of Plimsoll.
+        job: Plimsoll's command.
         entries: Values that are written, by their keys, in the order of a config.
         remarks: Remarks on settings without a key.
-        shown: Each setting as it was typed, or with its default.
-        typed: Settings that were given.
-        about: What was read.
+        shown: Text of each setting by id: as typed, or with its default.
+        typed: Ids of the settings that were given.
+        about: What was converted, such as the trainer, its version and its program.
         version_note: How the version was found.
     """
 
@@ -90,11 +90,14 @@ class Converted:
         return _nest(self.entries)
 
     def is_given(self, entry: Sourced) -> bool:
-        """Return whether the command says it, and not a default of the foreign trainer."""
+        """Return whether an entry comes from the command, and not only from foreign defaults."""
         return any(id in self.typed for id in entry.settings)
 
     def origin(self, entry: Sourced) -> str:
-        """Return where a value comes from, on one line."""
+        """Return the text of the settings from which an entry was made, on one line.
+
+        If settings were given, only these are shown. Without settings, return the entry's note.
+        """
         given = [self.shown[id] for id in entry.settings if id in self.typed]
         if given:
             return " ".join(given)
@@ -111,11 +114,11 @@ def write_config(
     """Return the checked config of a run.
 
     Args:
-        job: Command of Plimsoll.
-        run: What the command says.
-        o: Its settings.
+        job: Plimsoll's command.
+        run: The run that the foreign command describes.
+        o: The settings of the foreign command.
         remarks: Further remarks.
-        about: What was read, the trainer's name first.
+        about: What was converted, with the trainer's name first.
 
     Raises:
         ConfigError: A setting cannot be left out, or the config is wrong. The message names the
@@ -143,7 +146,7 @@ def write_config(
 
 
 def _walk(part: object, key: str) -> Iterator[tuple[str, Sourced]]:
-    """Yield every value of a record with its key."""
+    """Yield (key, value) for every value of a record, at all levels."""
     if isinstance(part, Sourced):
         yield key, part
     elif isinstance(part, Mapping):
@@ -166,7 +169,7 @@ def _walk_fields(part: Any, key: str, without: str = "") -> Iterator[tuple[str, 
 
 
 def _refusals(o: Options, trainer: str) -> Iterator[Problem]:
-    """Yield the settings without which the run would be another one."""
+    """Yield a problem for each given setting without which the run would differ."""
     for id in o.typed:
         reason = o.absent.get(id)
         if reason is not None and reason.refused and o[id] not in reason.harmless:
@@ -201,7 +204,7 @@ def _nest(entries: Mapping[str, Sourced]) -> dict[str, Any]:
 
 
 def _in_order(job: str, entries: Mapping[str, Sourced]) -> dict[str, Sourced]:
-    """Return the entries in the order in which the help lists keys."""
+    """Return the entries in the order of the keys in the job's help."""
     keys = _config_keys(job)
 
     def place(name: str) -> int:
@@ -217,7 +220,7 @@ def _config_keys(job: str) -> tuple[Key, ...]:
 
 
 def cards_of_machine(converted: Converted) -> int:
-    """Return the most cards that the run takes of one machine; 0 if it runs on CPUs."""
+    """Return the number of cards that the run needs per machine; 0 if it runs on CPUs."""
     if converted.values.get("cluster", {}).get("device") == "cpu":
         return 0
     spec = _spec(converted)
@@ -227,7 +230,7 @@ def cards_of_machine(converted: Converted) -> int:
 
 
 def _spec(converted: Converted) -> RunSpec[Any]:
-    """Return what the config means. Errors name the foreign settings that say it."""
+    """Return the run spec of the config. Errors name the foreign settings of a wrong value."""
     origins: dict[Path, str] = {
         tuple(key.split(".")): converted.origin(entry) for key, entry in converted.entries.items()
     }
@@ -235,7 +238,7 @@ def _spec(converted: Converted) -> RunSpec[Any]:
 
 
 def _without_defaults(converted: Converted) -> Converted:
-    """Leave out the keys that no setting said and that change nothing."""
+    """Return the config without keys that no setting gave and that do not change its meaning."""
     meaning = _meaning(converted.job, converted.entries)
     kept = dict(converted.entries)
     for key, entry in converted.entries.items():
@@ -246,7 +249,7 @@ def _without_defaults(converted: Converted) -> Converted:
 
 
 def _meaning(job: str, entries: Mapping[str, Sourced]) -> object:
-    """Return the whole config, or None if the entries are none."""
+    """Return the config with all defaults, or None if the entries make no valid config."""
     try:
         return _config(job, entries)
     except ValidationError:
@@ -260,6 +263,6 @@ def _config(job: str, entries: Mapping[str, Sourced]) -> JobConfig:
 
 
 def differences(first: Converted, second: Converted) -> dict[str, object]:
-    """Return the keys that the second config has otherwise, with its values."""
+    """Return the keys in which two configs differ, with the second config's values."""
     a, b = (leaves(_config(c.job, c.entries).model_dump(mode="json")) for c in (first, second))
     return {".".join(p): b.get(p) for p in dict.fromkeys([*b, *a]) if a.get(p) != b.get(p)}

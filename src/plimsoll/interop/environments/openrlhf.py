@@ -1,11 +1,11 @@
 """Agent files of OpenRLHF (its `agent_func_path`), played turn by turn.
 
 A file defines `AgentExecutor`, a `MultiTurnAgentExecutor` that names an agent class with `reset`
-and `step`. Each episode has an agent of its own. The file imports `openrlhf.utils.agent`, which
-need not be installed: while the file is loaded, the classes here stand in for it.
+and `step`. Each episode has a new agent. The file imports `openrlhf.utils.agent`, which need not be
+installed: while the file is loaded, the classes of this module replace it.
 
-Agents speak text, which is appended as it is, without the chat template. Their interface is that
-of OpenRLHF's `openrlhf/utils/agent.py`, at 0.11.
+An agent's text is appended to the conversation unchanged, without the chat template. The interface
+is that of `openrlhf/utils/agent.py` in OpenRLHF 0.11.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from plimsoll.errors import ConfigError
 from plimsoll.reward.outcome import finite, short_repr
 
 PROMPT_TEXT = "prompt_text"
-"""The column in which an agent's row has the prompt as the policy sees it, after the chat template.
-Without it, `prompt` is taken if that is text."""
+"""The column with the prompt as the policy reads it, after the chat template. If a row lacks it,
+the column `prompt` is used, which must be text."""
 
 
 class AgentExecutorBase:
-    """Stands in for OpenRLHF's: plays whole episodes by `execute`, which files may write."""
+    """Replaces OpenRLHF's class, whose subclasses may play complete episodes with `execute`."""
 
     execute: Any = None
 
 
 class AgentInstanceBase:
-    """Stands in for OpenRLHF's: one episode's environment, whose `step` files write."""
+    """Replaces OpenRLHF's class: an episode's environment. Agent files define its `step`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     async def reset(self, states: dict[str, Any], **kwargs: Any) -> Mapping[str, Any]:
-        """Return `observation`, the text that the first turn follows."""
+        """Return a dict whose `observation` is the text before the first turn; here unchanged."""
         return states
 
 
 class MultiTurnAgentExecutor(AgentExecutorBase):
-    """Stands in for OpenRLHF's: names the class of an agent."""
+    """Replaces OpenRLHF's class, which holds the class of an agent."""
 
     def __init__(self, agent_instance_cls: type[AgentInstanceBase]) -> None:
         self.agent_instance_cls = agent_instance_cls
 
 
 class SingleTurnAgentExecutor(AgentExecutorBase):
-    """Stands in for OpenRLHF's, which samples once and asks a reward; a file may import it."""
+    """Replaces OpenRLHF's class, so that files can import it; Plimsoll does not use it."""
 
 
 STAND_INS = (
@@ -69,7 +69,7 @@ STAND_INS = (
 
 
 def stand_in_modules() -> dict[str, ModuleType]:
-    """Return the modules that agent files import, by their names."""
+    """Return replacements of the OpenRLHF modules that agent files import, by module name."""
     package, utils = ModuleType("openrlhf"), ModuleType("openrlhf.utils")
     agent, logs = ModuleType("openrlhf.utils.agent"), ModuleType("openrlhf.utils.logging_utils")
     package.__path__, utils.__path__ = [], []
@@ -81,9 +81,9 @@ def stand_in_modules() -> dict[str, ModuleType]:
 
 
 def load_agent(path: str) -> type[AgentInstanceBase]:
-    """Return the class of the agent that a file names.
+    """Return the agent class that the `AgentExecutor` of a file names.
 
-    Raises ConfigError if the file cannot be loaded, or its executor names no such class.
+    Raises ConfigError if the file cannot be loaded, or if its executor names no agent class.
     """
     kind = vars(load_file(path, stand_in_modules())).get("AgentExecutor")
     if not inspect.isclass(kind) or not issubclass(kind, AgentExecutorBase):
@@ -115,11 +115,11 @@ def load_agent(path: str) -> type[AgentInstanceBase]:
 
 
 class AgentEnvironment:
-    """An agent as an environment of one episode.
+    """Wraps an agent as a Plimsoll environment of one episode.
 
     Args:
-        agent: an object of the file's class.
-        sampling: the agent's `sampling_params`.
+        agent: An object of the file's agent class.
+        sampling: The `sampling_params` that the agent gets.
     """
 
     def __init__(self, agent: Any, sampling: Mapping[str, Any]) -> None:
@@ -128,9 +128,9 @@ class AgentEnvironment:
         self._text = ""
 
     async def reset(self, row: Mapping[str, Any]) -> Observation:
-        """Return the agent's addition to the prompt.
+        """Start an episode; return the text that the agent appends to the prompt.
 
-        Raises ConfigError if the agent replaces the prompt.
+        Raises ConfigError if the agent replaces the prompt, or the row's prompt is no text.
         """
         prompt = row.get(PROMPT_TEXT, row.get("prompt"))
         if not isinstance(prompt, str):
@@ -154,9 +154,9 @@ class AgentEnvironment:
         return Observation(_raw_messages(self._text.removeprefix(prompt)))
 
     async def step(self, reply: Reply) -> Step:
-        """Return the agent's feedback, and its reward for the turn.
+        """Return the agent's feedback text, its reward for the turn, and whether the episode ends.
 
-        Its `scores` and the numbers of its `extra_logs` are figures.
+        The agent's `scores` and the numbers in its `extra_logs` become figures.
         """
         sampling = SimpleNamespace(**self._sampling)
         states = {
@@ -212,7 +212,7 @@ def _text_entry(answer: object, key: str, method: str) -> str:
 
 
 def _number(value: Any, name: str) -> float:
-    """Return a number of Python's, NumPy's, or torch's with one element."""
+    """Return a number of Python, NumPy or torch as a float; raise ConfigError if not finite."""
     number = finite(value)
     if number is None:
         raise ConfigError(f"The agent gave {short_repr(value)} as {name}, not a finite number.")
@@ -220,7 +220,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def open_agent_file(path: str) -> EnvironmentFactory:
-    """Return what makes a file's agent an environment, for each episode."""
+    """Return a factory that makes an environment from a file's agent class for each episode."""
     agent = load_agent(path)
 
     def make(sampling: Mapping[str, Any] | None = None) -> Environment:

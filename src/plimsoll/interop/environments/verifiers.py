@@ -1,7 +1,7 @@
 """Environments of verifiers: `verifiers:TASKSET`, or `verifiers:ENVIRONMENT+TASKSET`.
 
-A process of verifiers' own Python plays the episodes (`interop/verifiers/`). It asks the policy
-for each turn through the endpoint, as any agent does.
+A process in verifiers' virtual environment plays the episodes (`interop/verifiers/`). For each turn
+it asks the policy through the endpoint, like any agent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PREFIX = "verifiers:"
 
 
 def open_environment(name: str) -> EpisodeAgent:
-    """Return the agent of an environment. Its process starts with the first episode."""
+    """Return an agent that plays a verifiers environment; its process starts with episode 1."""
     from plimsoll.interop.verifiers.child import PlayerProcess
     from plimsoll.interop.verifiers.venv import check_environment
 

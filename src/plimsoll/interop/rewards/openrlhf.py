@@ -1,6 +1,7 @@
-"""Reward functions of OpenRLHF: `reward_func(queries, prompts, labels)`.
+"""Adapter for OpenRLHF's reward functions: `reward_func(queries, prompts, labels)`.
 
-Its `remote_rm_url` takes them. A query is prompt and response (openrlhf/utils/agent.py).
+OpenRLHF's flag `remote_rm_url` names such a function's file. A query is prompt and response
+together (openrlhf/utils/agent.py).
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ if TYPE_CHECKING:  # plans look at rewards, too, and need no NumPy
 
 
 def adapt(function: Callable[..., Any]) -> RewardFunction:
-    """Return a reward that gives what the function gives; of a dict its `rewards`.
+    """Return a Plimsoll reward that calls an OpenRLHF reward function.
 
-    Labels are the references as their rows have them, "" for a row without one. Option
-    `tokenizer`: the model whose tokenizer writes the texts as the actor saw them, with the chat
-    template, as OpenRLHF does. Default: the prompt's text, followed by the response.
+    The reward returns the function's result, or its entry `rewards` if the result is a dict. Labels
+    are the rows' references, unchanged; "" for a row without a reference.
+
+    The reward has the option `tokenizer`: a model whose tokenizer decodes the texts from the
+    actor's tokens, with the chat template, as OpenRLHF does. By default the texts have no template.
     """
 
     def reward(trajectories: list[Trajectory], *, tokenizer: str | None = None) -> Any:

@@ -1,15 +1,16 @@
-"""Reward functions of TRL: `(prompts, completions, environments, **columns)`.
+"""Adapter for TRL's reward functions: `(prompts, completions, environments, **columns)`.
 
-Each argument is a list with one entry for each episode, and so is what they give; None there counts
-nothing. They are given what they name of what TRL's `GRPOTrainer` hands over (1.16):
+Each argument is a list with one entry per episode. The result is such a list, too; None in it
+counts as 0. A function gets the arguments for which it has parameters, as from TRL's `GRPOTrainer`
+(1.16):
 
-- `prompts`, `completions`: conversations as lists of messages, as chat templates take them; texts
-  if the row holds its prompt as text and no environment plays;
-- `completion_ids`: tokens, the environment's included;
-- `environments`: the objects that the episodes were played with, after their `close`; an entry is
-  None if the environment is in another process;
-- columns of the rows. The column that `data.train.reference` names is `reference`, as the row has
-  it.
+- `prompts`, `completions`: conversations as lists of messages; texts if the row's prompt is text
+  and there is no environment;
+- `completion_ids`: tokens of the completions, including those of environments;
+- `environments`: the environment objects of the episodes, after `close`; an entry is None if the
+  environment is in another process;
+- columns of the rows. The column that `data.train.reference` names is given as `reference`,
+  unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _PARAMETERS = {"prompts", "completions", "completion_ids", ENVIRONMENTS}
 
 
 def adapt(function: Callable[..., Any]) -> RewardFunction:
-    """Return a reward of a list of trajectories, which is an `async def` if the function is."""
+    """Return a Plimsoll reward that calls a TRL reward function for a list of trajectories.
+
+    The reward is an `async def` if the function is.
+    """
 
     def reward(trajectories: list[Trajectory]) -> Any:
         return _numbers(function(**_arguments(function, trajectories)))

@@ -1,6 +1,6 @@
-"""Reward functions of verl: `compute_score(data_source, solution_str, ground_truth, extra_info)`.
+"""Adapter for verl's rewards: `compute_score(data_source, solution_str, ground_truth, extra_info)`.
 
-Its `custom_reward_function` takes them (verl/workers/reward_manager/naive.py).
+verl's `custom_reward_function` names such a function (verl/workers/reward_manager/naive.py).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def adapt(function: Callable[..., Any]) -> RewardFunction:
-    """Return a reward that gives what the function gives; of a dict its `score`.
+    """Return a Plimsoll reward that calls a verl reward function.
 
-    `data_source` is the row's source, `ground_truth` its reference as the row has it ("" for a row
-    without one), and `extra_info` its column of this name. The function may be an `async def`.
+    The reward returns the function's result, or its entry `score` if the result is a dict.
+    `data_source` is the row's source. `ground_truth` is the row's reference, unchanged ("" without
+    one). `extra_info` is the row's column of this name. The function may be an `async def`.
     """
 
     def reward(trajectory: Trajectory) -> Any:

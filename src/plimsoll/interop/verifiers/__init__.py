@@ -1,1 +1,1 @@
-"""Environments of verifiers (Prime Intellect's), in a virtual environment of their own."""
+"""Environments of Prime Intellect's verifiers, in a separate virtual environment."""

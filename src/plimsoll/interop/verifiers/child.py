@@ -1,4 +1,4 @@
-"""The process of verifiers' Python that plays episodes (`inside/player.py`), and its calls."""
+"""Start and call the process in verifiers' Python that plays episodes (`inside/player.py`)."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from plimsoll.process.child import describe_exit
 from plimsoll.reward.outcome import Failed
 
 _TASK = "task"
-"""The column that has a task's data, as `plimsoll verifiers-tasks` writes it."""
+"""The column with a task's data, which `plimsoll verifiers-tasks` writes."""
 _START_SECONDS = 300.0
 _END_SECONDS = 10.0
-"""The longest time that a process may take to end, or to answer at all."""
+"""The most seconds that a process may take to end, or to show that it still answers."""
 
 
 class PlayerProcess:
-    """Plays the episodes of one environment side by side, in one process.
+    """Plays the episodes of one environment concurrently, in one process.
 
-    The process starts with the first episode, and anew with the next episode after it has ended.
+    The process starts with the first episode. If it has ended, the next episode starts a new one.
 
     Args:
         name: TASKSET, or ENVIRONMENT+TASKSET.
-        program: the command; by default verifiers'.
+        program: The command that starts the process; by default the player in verifiers' Python.
     """
 
     def __init__(self, name: str, program: tuple[str, ...] = ()) -> None:
@@ -45,7 +45,13 @@ class PlayerProcess:
     async def play(
         self, row: Mapping[str, Any], *, base_url: str, api_key: str, **options: Any
     ) -> AgentResult:
-        """Play an episode, whose turns the process asks from the endpoint at `base_url`.
+        """Play an episode; return its reward and figures.
+
+        Args:
+            row: The row; its column `task` has the task's data.
+            base_url: The endpoint that the process asks for the policy's turns.
+            api_key: The key of the endpoint.
+            options: Keys of the environment's config.
 
         Raises EnvironmentFailed if the episode has no score, and PlimsollError if no process
         starts.
@@ -73,7 +79,7 @@ class PlayerProcess:
         return AgentResult(answer["reward"], answer["figures"])
 
     async def close(self) -> None:
-        """End the process, with all that it has started."""
+        """End the process and the processes that it has started; do nothing if none runs."""
         if self._running is not None:
             process, player = self._running
             assert process.stdin is not None
@@ -83,7 +89,10 @@ class PlayerProcess:
             await player.aclose()
 
     async def _start(self, options: Mapping[str, Any]) -> tuple[Process, httpx.AsyncClient]:
-        """Return a process that is ready, and a client of it."""
+        """Start a process; return it when it is ready, with an HTTP client for it.
+
+        Raises PlimsollError if it does not start.
+        """
         process = await asyncio.create_subprocess_exec(
             *(self._program or venv.player_command("play")),
             stdin=PIPE,
@@ -116,7 +125,7 @@ class PlayerProcess:
 
 
 async def _close_pipes(process: Process) -> None:
-    """Wait until a process has ended, and its pipes are closed."""
+    """Wait until a process has ended, and close its standard input."""
     assert process.stdin is not None
     await process.wait()
     process.stdin.close()
@@ -125,7 +134,7 @@ async def _close_pipes(process: Process) -> None:
 
 
 async def _kill_if_stuck(process: Process, player: httpx.AsyncClient) -> None:
-    """Kill a process in which nothing moves, which costs all of its episodes."""
+    """Kill a process that does not answer; all its episodes are lost."""
     try:
         await player.get("/", timeout=_END_SECONDS)
     except httpx.HTTPError:
@@ -134,7 +143,7 @@ async def _kill_if_stuck(process: Process, player: httpx.AsyncClient) -> None:
 
 
 async def _wait_for_end(process: Process) -> int:
-    """Return the exit code. A process that does not end in time is killed."""
+    """Wait for a process to end, and return its exit code; kill it after `_END_SECONDS`."""
     try:
         async with asyncio.timeout(_END_SECONDS):
             return await process.wait()
@@ -144,7 +153,7 @@ async def _wait_for_end(process: Process) -> int:
 
 
 def _kill(process: Process) -> None:
-    """Kill a process, and the tool servers that it started in sessions of their own."""
+    """Kill a process and its children, such as tool servers in other sessions."""
     with suppress(psutil.Error):
         parent = psutil.Process(process.pid)
         for member in (*parent.children(recursive=True), parent):

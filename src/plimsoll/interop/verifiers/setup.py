@@ -1,4 +1,4 @@
-"""Make the virtual environment of verifiers, and write the tasks of its environments as data."""
+"""Make the virtual environment of verifiers, and write environments' tasks as data files."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ from plimsoll.run.counting import plural
 from plimsoll.run.files import whole_file
 
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PYTHONPATH", "PYTHONHOME")
-"""Variables with which pip would install, or Python look for, packages elsewhere."""
+"""Environment variables that make pip install packages, or Python search them, elsewhere."""
 
 
 def set_up(directory: Path | None, packages: Sequence[str], python: str | None) -> str:
-    """Make the virtual environment, or add to it, and return a sentence on what it has.
+    """Make the virtual environment, or add packages to it; return a sentence about the result.
 
-    An interrupted installation goes on when this is called again: pip keeps what it downloaded.
-    Raises PlimsollError if a step fails; its own message is then on the terminal.
+    After an interrupted installation, call this again: pip keeps its downloads.
 
     Args:
-        directory: where it is made; default: `venv_directory`.
-        packages: further packages beside verifiers, as pip takes them.
-        python: the interpreter to make it of; default: the one that runs this.
+        directory: The virtual environment's directory; default: `venv_directory`.
+        packages: Packages besides verifiers, in pip's form.
+        python: The interpreter for the virtual environment; default: the present interpreter.
+
+    Raises ConfigError if the directory cannot be used, and PlimsollError if a step fails; the
+    step's message is then on the terminal.
     """
     where = directory or venv_directory()
     if where.exists() and any(where.iterdir()) and not (where / "pyvenv.cfg").is_file():
@@ -79,16 +81,16 @@ def _run(command: Sequence[str], remedy: str) -> None:
 def write_tasks(
     name: str, options: Mapping[str, Any], limit: int | None, skip: int, out: Path
 ) -> str:
-    """Write an environment's tasks as JSON lines, {messages, task}; return a sentence on them.
-
-    Raises ConfigError if verifiers does not open the environment.
+    """Write an environment's tasks as JSON lines, {messages, task}; return a text about them.
 
     Args:
-        name: as a config names the environment, with or without `verifiers:`.
-        options: keys of the environment's config.
-        limit: the number of tasks; None: all.
-        skip: the number of tasks to leave out first.
-        out: the file.
+        name: The environment's name in a config, with or without `verifiers:`.
+        options: Keys of the environment's config.
+        limit: The most tasks to write; None for all.
+        skip: The number of tasks to leave out first.
+        out: The file to write.
+
+    Raises ConfigError if verifiers cannot open the environment, or if there are no tasks.
     """
     plain = name.removeprefix(PREFIX)
     opening = {**opening_line(plain, options), "limit": limit, "skip": skip}

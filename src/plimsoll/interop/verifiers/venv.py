@@ -1,7 +1,7 @@
-"""The virtual environment of verifiers: where it is, what it has, and what its Python is asked.
+"""Find the virtual environment of verifiers, read its version, and call the player in it.
 
-verifiers pins other versions of libraries that vLLM needs (openai, mcp), so it has a virtual
-environment of its own. `plimsoll setup-verifiers` makes it.
+verifiers pins versions of openai and mcp that conflict with vLLM's, so verifiers is installed in a
+separate virtual environment. `plimsoll setup-verifiers` makes it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ REQUIREMENT = f"verifiers{_RANGE}"
 VERSIONS = SpecifierSet(_RANGE)
 SETUP = "plimsoll setup-verifiers"
 PLACE = "PLIMSOLL_VERIFIERS"
-"""The environment variable that names another place."""
+"""The environment variable that names another directory for the virtual environment."""
 _PLAYER = Path(__file__).parent / "inside" / "player.py"
 _PATIENCE = 300.0
-"""Seconds: a first import compiles everything, and slow disks take long."""
+"""Seconds for one import: the first import compiles all files, and a disk may be slow."""
 _PRINT_VERSION = "import json, verifiers, verifiers.v1; print(json.dumps(verifiers.__version__))"
 
 
 def venv_directory() -> Path:
-    """Return where the virtual environment is.
+    """Return the directory of verifiers' virtual environment, which may not exist.
 
-    It is beside the one that Plimsoll runs in, under its name and `-verifiers`; if Plimsoll runs
-    outside of one, in the user's data.
+    It is `PLIMSOLL_VERIFIERS` if that is set. Otherwise it is next to Plimsoll's virtual
+    environment, with `-verifiers` after its name. If Plimsoll runs outside of a virtual
+    environment, it is in the user's data directory.
     """
     if given := os.environ.get(PLACE):
         return Path(given).expanduser().absolute()
@@ -47,13 +48,13 @@ def venv_directory() -> Path:
 
 
 def python_of(directory: Path) -> Path:
-    """Return the interpreter of a virtual environment."""
+    """Return the path of a virtual environment's interpreter."""
     return directory / "bin" / "python"
 
 
 @dataclass(frozen=True)
 class VerifiersInstall:
-    """The state of the virtual environment."""
+    """The state of verifiers' virtual environment."""
 
     directory: Path
     exists: bool
@@ -64,7 +65,7 @@ class VerifiersInstall:
 
 
 def look(directory: Path) -> VerifiersInstall:
-    """Return what is installed in a directory; verifiers is imported there."""
+    """Return the state of the virtual environment in a directory, by importing verifiers there."""
     python = python_of(directory)
     if not python.exists():
         return VerifiersInstall(directory, exists=False)
@@ -81,7 +82,7 @@ def look(directory: Path) -> VerifiersInstall:
 
 
 def player_command(task: str) -> list[str]:
-    """Return the command of `inside/player.py` for a task: `check`, `tasks` or `play`.
+    """Return the command line that runs `inside/player.py` with `check`, `tasks` or `play`.
 
     Raises ConfigError if there is no virtual environment.
     """
@@ -102,9 +103,9 @@ def opening_line(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask_player(what: str, name: str, opening: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what the player answers to `check` or `tasks`, after its first line.
+    """Run the player with `check` or `tasks`; yield the JSON lines after its first answer.
 
-    Raises ConfigError with the message of verifiers if it does not open the environment.
+    Raises ConfigError, with verifiers' message, if verifiers cannot open the environment.
     """
     with subprocess.Popen(
         player_command(what), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -127,7 +128,7 @@ def ask_player(what: str, name: str, opening: Mapping[str, Any]) -> Iterator[dic
 
 
 def check_environment(name: str, options: Mapping[str, Any]) -> None:
-    """Open an environment with verifiers. Raises ConfigError with its message if it refuses."""
+    """Open an environment with verifiers; raise ConfigError, with its message, if that fails."""
     for _ in ask_player("check", name, opening_line(name, options)):
         pass
 

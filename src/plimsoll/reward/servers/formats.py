@@ -1,17 +1,17 @@
-"""Requests to reward servers and their answers, as JSON, in three forms.
+"""Build JSON requests to reward servers, and read their answers, in three forms.
 
 Plimsoll: {"trajectories": [{"prompt", "messages", "response", "reference", "source", "columns",
 "index", "group", "finish_reason", "prompt_tokens", "response_tokens"}, ...]} -> {"rewards": [number
-or {"failed": text}, ...]}. "reference" is text; if the row has something else, "reference_value" is
-what the row has.
+or {"failed": text}, ...]}. "reference" is text; if the row's reference is not text,
+"reference_value" has its JSON value.
 
 OpenRLHF (openrlhf/utils/agent.py, openrlhf/cli/serve_rm.py): {"query": [...], "prompts": [...],
-"labels": [...]} -> {"rewards": [...]}, where a query is prompt and response, and labels are the
+"labels": [...]} -> {"rewards": [...]}. A query is prompt and response together; labels are the
 references as the rows have them.
 
 vLLM (vllm/entrypoints/pooling/classify/protocol.py): {"input": [[token, ...], ...],
-"use_activation": false, ...} -> {"data": [{"index", "probs": [score], ...}, ...]}, where scores are
-those of the model's head: without activation.
+"use_activation": false, ...} -> {"data": [{"index", "probs": [score], ...}, ...]}. A score is the
+output of the model's head, without activation.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward.outcome import Broken, Failed, Outcome, number, numbers, short_repr
 
 AskServer = Callable[[Sequence[Trajectory]], dict[str, Any]]
-"""Returns the request about some trajectories."""
+"""Takes trajectories; returns the request for their rewards."""
 Texts = Callable[[Trajectory], tuple[str, str]]
-"""Returns prompt and response as a server of OpenRLHF's form reads them."""
+"""Takes a trajectory; returns prompt and response as texts, for a server of OpenRLHF's form."""
 Tokens = Callable[[Trajectory], Sequence[int]]
-"""Returns a conversation as a model that vLLM serves reads it."""
+"""Takes a trajectory; returns the tokens of its conversation, for a model that vLLM serves."""
 
 
 def plimsoll_request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def plimsoll_request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def openrlhf_request(texts: Texts) -> AskServer:
-    """Return what makes requests as OpenRLHF makes them."""
+    """Return a function that builds requests in OpenRLHF's form from these texts."""
 
     def request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         pairs = [texts(trajectory) for trajectory in trajectories]
@@ -53,7 +53,10 @@ def openrlhf_request(texts: Texts) -> AskServer:
 
 
 def vllm_request(tokens: Tokens) -> AskServer:
-    """Return what makes requests to vLLM's `/classify`, which cuts the beginning if it must."""
+    """Return a function that builds requests to vLLM's `/classify` from these tokens.
+
+    vLLM cuts a conversation that is too long at its beginning.
+    """
 
     def request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         return {
@@ -73,9 +76,10 @@ def plain_texts(trajectory: Trajectory) -> tuple[str, str]:
 
 
 def texts_by(tokenizer: str | None) -> Texts:
-    """Return what gives the texts that a tokenizer decodes; for None, `plain_texts`.
+    """Return a function from a trajectory to its texts, decoded by a tokenizer.
 
-    They have chat template and special tokens, as in OpenRLHF (openrlhf/utils/agent.py).
+    The texts include chat template and special tokens, as in OpenRLHF (openrlhf/utils/agent.py).
+    If `tokenizer` is None, return `plain_texts`.
     """
     if tokenizer is None:
         return plain_texts
@@ -93,7 +97,7 @@ def texts_by(tokenizer: str | None) -> Texts:
 
 
 def outcomes(reply: object, wanted: int) -> list[Outcome]:
-    """Return the outcomes in a server's answer for `wanted` trajectories."""
+    """Return one outcome for each of `wanted` trajectories, from a server's answer."""
     rewards = reply.get("rewards") if isinstance(reply, Mapping) else None
     if not isinstance(rewards, list):
         said = f' answered {short_repr(reply)}, and {{"rewards": [...]}} is needed'
@@ -104,7 +108,7 @@ def outcomes(reply: object, wanted: int) -> list[Outcome]:
 
 
 def vllm_outcomes(reply: object, wanted: int) -> list[Outcome]:
-    """Return the outcomes in an answer of vLLM's `/classify`, as `outcomes`."""
+    """Return one outcome for each of `wanted` trajectories, from vLLM's answer to `/classify`."""
     try:
         rows = sorted(reply["data"], key=lambda row: row["index"])  # type: ignore[index]
         scores = [row["probs"] for row in rows]
@@ -126,8 +130,8 @@ def _outcome(reward: object) -> Outcome:
 def read_request(body: Mapping[str, Any]) -> list[Trajectory]:
     """Return the trajectories of a request in Plimsoll's or OpenRLHF's form.
 
-    In OpenRLHF's, the response is what follows the prompt in the query. Raises ValueError, saying
-    what is wrong.
+    In OpenRLHF's form, the response is the text after the prompt in the query. Raises ValueError,
+    saying what is wrong, if the request has another form.
     """
     if "trajectories" in body:
         return [_read(item) for item in _list(body, "trajectories")]

@@ -1,6 +1,7 @@
-"""A reward from servers over HTTP, and the choice among servers that are each as good as any other.
+"""A reward from one or more equivalent servers over HTTP.
 
-A request goes to the least busy server that answers.
+A request goes to the least busy server. A server that just failed is used only if all others
+failed, too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from plimsoll.reward.servers.formats import (
 )
 
 _REST_SECONDS = 5.0
-"""The time for which a server that did not answer gets no requests, if there is another."""
+"""Seconds for which a server that failed gets no requests, if there is another server."""
 _BUSY = (408, 425, 429)
 """Status codes below 500 after which another try may succeed; RFC 9110, RFC 6585."""
 
@@ -45,7 +46,7 @@ class _Server:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Servers of which each can answer any request.
+    """Equivalent servers: each of them can answer any request.
 
     Attributes:
         client: Sends the requests.
@@ -67,14 +68,14 @@ class Replicas:
         limit: TimeLimit,
         headers: Mapping[str, str] | None = None,
     ) -> Replicas:
-        """Return the servers of these addresses."""
+        """Return replicas at these addresses."""
         return cls(client, tuple(map(_Server, urls)), limit, headers or {})
 
     async def post(self, body: Mapping[str, Any]) -> object | Failed | Broken:
-        """Return what a server answers, as JSON.
+        """Send a JSON request to one server, and return its answer as a JSON value.
 
-        Returns Failed if none answers, or cannot now; Broken if the answer is something else, or
-        says that there will never be one.
+        Returns Failed if the server does not answer in time, or has a status that may pass (5xx,
+        408, 425, 429). Returns Broken for another error status, or an answer that is no JSON.
         """
         content = json.dumps(body, default=str).encode()
         async with self._least_busy() as server:
@@ -125,7 +126,7 @@ Read = Callable[[object, int], list[Outcome]]
 
 @dataclass(frozen=True)
 class Servers:
-    """Asks one of several servers about a batch: a `Call`."""
+    """Asks one of several servers for the rewards of a batch: a `RewardCall`."""
 
     replicas: Replicas
     ask: AskServer
@@ -133,7 +134,7 @@ class Servers:
 
     @classmethod
     def of(cls, http: HttpReward, client: httpx.AsyncClient, limit: TimeLimit) -> Servers:
-        """Return the servers of a config. `limit` says how long one request may take."""
+        """Return the caller of a config's servers. `limit` says how long one request may take."""
         replicas = Replicas.of(client, http.urls, limit)
         if http.format == "plimsoll":
             return cls(replicas, plimsoll_request)
@@ -143,7 +144,7 @@ class Servers:
         return cls(replicas, openrlhf_request(texts_by(http.tokenizer)))
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
-        """Return the outcomes that a server gives."""
+        """Return one outcome per trajectory, from the answer of one server."""
         reply = await self.replicas.post(self.ask(trajectories))
         if isinstance(reply, Failed | Broken):
             return [reply] * len(trajectories)
@@ -155,7 +156,7 @@ def _actors_tokens(trajectory: Trajectory) -> Sequence[int]:
 
 
 def _renderer(model: str, chat_template: str | None) -> Tokens:
-    """Return what renders prompt and response by the model's own tokenizer and template."""
+    """Return a function from a trajectory to its tokens by this model's tokenizer and template."""
     # Heavy, and only where asked for.
     from plimsoll.data.template import make_template
     from plimsoll.model.load import load_tokenizer

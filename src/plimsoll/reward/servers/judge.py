@@ -1,4 +1,4 @@
-"""A language model that judges responses, behind an endpoint of OpenAI's form.
+"""A language model that judges responses, behind an OpenAI-compatible endpoint.
 
 POST URL/chat/completions: https://platform.openai.com/docs/api-reference/chat; vLLM, SGLang and
 others serve the same.
@@ -24,7 +24,7 @@ from plimsoll.reward.servers.http import Replicas
 
 @dataclass(frozen=True)
 class Judge:
-    """Asks about one response at a time, and reads the score in the answer: a `Call`."""
+    """Asks for the score of one response at a time: a `RewardCall`."""
 
     settings: JudgeReward
     endpoint: Replicas
@@ -40,7 +40,7 @@ class Judge:
         return cls(settings, Replicas.of(client, [url], limit, headers))
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
-        """Return the outcome of each trajectory."""
+        """Return one outcome per trajectory; trajectories are asked about one after another."""
         return [await self._judge(trajectory) for trajectory in trajectories]
 
     async def _judge(self, trajectory: Trajectory) -> Outcome:
@@ -71,9 +71,9 @@ class Judge:
         }
 
     def _score(self, text: str) -> Outcome:
-        """Return the score as a share of the range.
+        """Return the last score in a judge's answer, scaled from `low`..`high` to 0..1.
 
-        A failure if there is none, or one outside of the range: the next answer may be right.
+        Returns Failed, so that the judge is asked again, if there is no score within the range.
         """
         settings = self.settings
         matches = [match[1] for match in re.finditer(settings.pattern, text)]
@@ -103,7 +103,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 
 def _text(reply: object) -> str | None:
-    """Return the text of a chat completion; None for anything else."""
+    """Return the text of a chat completion; None if the reply has another form."""
     try:
         content = reply["choices"][0]["message"]["content"]  # type: ignore[index]
     except (KeyError, IndexError, TypeError):

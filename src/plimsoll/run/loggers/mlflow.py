@@ -1,4 +1,4 @@
-"""MLflow, at the address in MLFLOW_TRACKING_URI, as for all MLflow programs."""
+"""Logger to MLflow; its environment variable MLFLOW_TRACKING_URI (the address) applies."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from plimsoll.run.responses import SampledResponse
 
 _FAILURES = (MlflowException, OSError)
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _LONGEST_PARAM = 1000, 100, 6000
-"""MLflow refuses more (mlflow/utils/validation.py)."""
+"""Limits above which MLflow refuses a request (mlflow/utils/validation.py)."""
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowLogger:
     """A run of MLflow.
 
-    Its params cannot change, so they are those of the beginning; config.yaml among its files has
-    the current settings.
+    MLflow's params cannot change, so they are the settings when the run began. The artifact
+    config.yaml has the current settings.
     """
 
     name = "MLflow"
@@ -62,7 +62,10 @@ class MlflowLogger:
                 self._client.log_batch(self.identity, metrics=batch)
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
-        """Keep a table in a file per step: a growing table would be sent whole each time."""
+        """Send a table of responses as a new file per step.
+
+        MLflow would send all rows of a growing table again at each step.
+        """
         columns, data = table_of(step, rows)
         content = {name: [row[i] for row in data] for i, name in enumerate(columns)}
         with failing(*_FAILURES):
@@ -75,7 +78,7 @@ class MlflowLogger:
 
 
 def _flat(prefix: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the values by their dotted keys."""
+    """Yield (dotted key, text of the value) for each setting."""
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:

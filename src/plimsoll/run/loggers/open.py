@@ -1,4 +1,4 @@
-"""The loggers that a config asks for, opened and used as one."""
+"""Open the loggers that a config names, and use all of them through one object."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Say = Callable[[str], None]
 
 
 class Loggers:
-    """Several loggers as one.
+    """Passes metrics on to several loggers.
 
-    A logger that fails is reported and left out from then on: the run's own files have everything.
+    A logger that fails is reported and not used any more, as the run's own files have everything.
     `table_every` is the number of steps from one table of responses to the next.
     """
 
@@ -49,7 +49,7 @@ class Loggers:
             self._each(lambda logger: logger.responses(step, rows), say)
 
     def close(self, say: Say, *, failed: bool) -> None:
-        """Have all loggers send what is left; `failed` says whether the run ended with an error."""
+        """Close all loggers. `failed` says whether the run ended with an error."""
         self._each(lambda logger: logger.close(failed=failed), say)
 
     def _each(self, act: Callable[[Logger], None], say: Say) -> None:
@@ -75,10 +75,10 @@ _EPOCHS_TABLE = 10
 def open_loggers(
     config: RunConfig, directory: RunDirectory, settings: Mapping[str, Any], first_step: int
 ) -> Iterator[Loggers]:
-    """Open the loggers in the run's directory; they take metrics inside the block.
+    """Yield the loggers of a config; they take metrics inside the block.
 
-    At its end they send what is left. Their identities of the run are kept in loggers.json, for a
-    run that resumes. `settings` is the resolved config, `first_step` the first step to come.
+    The end of the block closes them. Each logger's id of the run is kept in loggers.json, for a
+    run that resumes. `settings` is the resolved config, `first_step` the next step of the run.
 
     Raises ConfigError if a logger cannot be opened.
     """
@@ -139,12 +139,12 @@ def _open_logger(
 
 
 def _load(name: LoggerName) -> type[Any]:
-    """Return the logger's class; its package is imported only if the config asks for it."""
+    """Import a logger's module and package, and return the logger's class."""
     module = import_module(f"plimsoll.run.loggers.{name}")
     kind: type[Any] = getattr(module, f"{name.capitalize()}Logger")
     return kind
 
 
 def _table_every(config: RunConfig) -> int:
-    """Return the number of steps between two tables; unknown lengths have a fixed number."""
+    """Return the number of steps between two tables; a fixed number if `run.steps` is not set."""
     return _EPOCHS_TABLE if config.steps is None else -(-config.steps // _TABLES)

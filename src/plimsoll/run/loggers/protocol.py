@@ -1,4 +1,4 @@
-"""What a logger is, and what it is given of a run."""
+"""The protocol of loggers, and the data that a logger gets about a run."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ class Logger(Protocol):
     name: str
     """Name for messages."""
     identity: str
-    """Id by which the logger knows the run; empty if it needs none."""
+    """The logger's id of the run; empty if the logger needs none."""
     has_tables: bool
-    """Whether it takes responses."""
+    """Whether the logger keeps tables of responses."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep numbers of a step, sent again or NaN as they may be, or raise LoggerFailed."""
+        """Keep the numbers of a step, or raise LoggerFailed.
+
+        Numbers may be NaN, and a resumed run may send a step again.
+        """
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
         """Keep some sampled responses of a step as a table, or raise LoggerFailed."""
 
     def close(self, *, failed: bool) -> None:
-        """Send what is left of a run that may have failed, or raise LoggerFailed."""
+        """Send all data that is not sent yet and end the run, or raise LoggerFailed."""
 
 
 class LoggerFailed(Exception):
-    """Error of a logger that could not keep something; the run does not depend on it."""
+    """Error of a logger that could not keep data; the run goes on without the logger."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What a logger is given of a run."""
+    """The data that a logger gets about a run."""
 
     project: str
     """Project that the run is filed under."""
@@ -48,7 +51,7 @@ class About:
     settings: Mapping[str, Any]
     """The resolved config."""
     identity: str | None
-    """Identity of a run that resumes; None for a new one."""
+    """The logger's id of a run that resumes; None for a new run."""
 
 
 @contextmanager
@@ -61,7 +64,10 @@ def failing(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def table_of(step: int, rows: Sequence[SampledResponse]) -> tuple[list[str], list[list[Any]]]:
-    """Return responses as columns and rows; a reward part that a response lacks is None."""
+    """Return a table of responses: column names, and rows of values.
+
+    The value is None for a reward part that a response does not have.
+    """
     parts = list(dict.fromkeys(name for row in rows for name in row.parts))
     columns = [
         *("step", "group", "sample", "prompt", "response", "reference"),

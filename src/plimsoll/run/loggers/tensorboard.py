@@ -21,11 +21,11 @@ _NAME = re.compile(r"events\.out\.tfevents\.(\d+\.\d+)\.")
 
 
 class TensorBoardLogger:
-    """Writes scalars, those of each step at once.
+    """Writes scalars to an event file, at once for each step.
 
-    TensorBoard's own writer has a thread, which ends with a traceback if the disk is full, one step
-    late. Several parts of a run share a directory. TensorBoard drops what earlier files hold from
-    `first_step` on, so a resumed run shows each step once.
+    TensorBoard's own writer is not used: if the disk is full, its thread ends with a traceback, one
+    step late. A resumed run writes a new file in the same directory. TensorBoard ignores steps from
+    `first_step` on in earlier files, so it shows each step once.
     """
 
     name = "TensorBoard"
@@ -34,8 +34,8 @@ class TensorBoardLogger:
 
     def __init__(self, directory: Path, first_step: int = 1) -> None:
         now = time.time()
-        # TensorBoard reads files in the order of their names, that is of their beginning; the clock
-        # may have gone back since, or be that of another machine.
+        # TensorBoard reads files in the order of their names, which begin with the time. So a new
+        # name must be later than the old names, even if the clock went back.
         matches = (_NAME.match(path.name) for path in directory.glob("*"))
         begun = max([now, *(float(match[1]) + 1e-6 for match in matches if match)])
         name = f"events.out.tfevents.{begun:017.6f}.{socket.gethostname()}.{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Trackio, in TRACKIO_DIR or on the Space TRACKIO_SPACE_ID, as for all Trackio programs."""
+"""Logger to Trackio; its environment variables (TRACKIO_DIR, TRACKIO_SPACE_ID) apply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FAILURES = (OSError, sqlite3.Error, ValueError, RuntimeError)
 
 
 class TrackioLogger:
-    """A run of Trackio, which knows runs by their names: names must differ in a project."""
+    """A run of Trackio. Its name, unique in the project, is its identity."""
 
     name = "Trackio"
     has_tables = True
@@ -45,6 +45,6 @@ class TrackioLogger:
             self._run.log({"responses": trackio.Table(columns=columns, data=data)}, step=step)
 
     def close(self, *, failed: bool) -> None:
-        """Send what is left."""
+        """Send all data that is not sent yet, and end the run."""
         with failing(*_FAILURES):
             self._run.finish()

@@ -1,4 +1,4 @@
-"""Weights & Biases; its environment variables (WANDB_MODE=offline, WANDB_ENTITY) apply."""
+"""Logger to Weights & Biases; its environment variables (WANDB_MODE, WANDB_ENTITY) apply."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _FAILURES = (wandb.errors.Error, OSError)
 class WandbLogger:
     """A run of W&B.
 
-    Curves have the step of the run on their axis, so that steps which a resumed run repeats are not
-    refused as past.
+    The x axis of curves is Plimsoll's step, not W&B's own: W&B's refuses steps that a resumed run
+    sends again.
     """
 
     name = "W&B"
@@ -52,6 +52,6 @@ class WandbLogger:
             self._run.log({"step": step, "responses": wandb.Table(columns=columns, data=data)})
 
     def close(self, *, failed: bool) -> None:
-        """Send what is left, and say whether the run failed."""
+        """Send all data that is not sent yet, and end the run, as failed if `failed`."""
         with failing(*_FAILURES):
             self._run.finish(exit_code=int(failed))

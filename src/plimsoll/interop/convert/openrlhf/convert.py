@@ -1,6 +1,6 @@
 """Convert a command of OpenRLHF to a config.
 
-Its words are read as its parser does, and the version is found that has such flags.
+The words are read in the same way as OpenRLHF's parser. The version is found by the flags.
 """
 
 from __future__ import annotations
@@ -49,17 +49,20 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Versions:
-    """The first and the last version that have all flags of a command, or else the most."""
+    """The first and the last version that have all flags of a command.
+
+    If no version has all flags, these are the versions that have the most.
+    """
 
     first: Version
     last: Version
 
 
 def command_of_program(program: str) -> str:
-    """Return the table's name of a program such as `train_ppo_ray`.
+    """Return the short name in `COMMANDS` of a program such as `train_ppo_ray`.
 
     Raises:
-        ConfigError: There is no such program, or it is not read.
+        ConfigError: There is no such program, or it cannot be converted.
     """
     for command, name in COMMANDS.items():
         if name == program:
@@ -77,7 +80,7 @@ def command_of_program(program: str) -> str:
 def _read_options(
     launch: Launch, version: Version | None, cards: int | None
 ) -> tuple[Options, Versions]:
-    """Return the settings of a command.
+    """Return the options of a command, and the versions that have its flags.
 
     Args:
         launch: The command.
@@ -113,7 +116,7 @@ def _read_options(
 
 
 def _setting(flag: VersionedFlag, command: str, version: Version) -> Setting:
-    """Return what a flag is in one command and version."""
+    """Return the setting that a flag is in one command and version."""
     value = flag.default(command, version)
     default = bool(value) if flag.reader.kind is bool else value
     return Setting(flag.id, (command,), flag.reader, lambda _: default, absent=flag.absent)
@@ -142,7 +145,7 @@ def known_flags(command: str) -> tuple[VersionedFlag, ...]:
 
 
 def _match(command: str, version: Version, name: str) -> tuple[VersionedFlag | None, list[str]]:
-    """Return the flag of a name, or of a beginning that only one has; and all that it may be."""
+    """Return the flag of a name or of a unique prefix (else None), and all names that match."""
     flags = _flags(command, version)
     if name in flags:
         return flags[name], [name]
@@ -151,7 +154,7 @@ def _match(command: str, version: Version, name: str) -> tuple[VersionedFlag | N
 
 
 def _unknown(command: str, typed: Sequence[Typed], versions: Versions) -> Iterator[Problem]:
-    """Yield a problem for each flag that the version has not."""
+    """Yield a problem for each typed flag that the version does not have."""
     for option in typed:
         flag, possible = _match(command, versions.last, option.name)
         if flag is None:
@@ -163,7 +166,7 @@ def _unknown(command: str, typed: Sequence[Typed], versions: Versions) -> Iterat
 def _explain_unknown(
     command: str, versions: Versions, name: str, possible: Sequence[str]
 ) -> tuple[str, str]:
-    """Return why a name is no flag, and what to write instead."""
+    """Return (reason, remedy) for a name that is no flag."""
     flags = _flags(command, versions.last)
     close = difflib.get_close_matches(name, flags, n=3) or possible[:3]
     fix = f"did you mean {' or '.join(f'--{near}' for near in close)}?" if close else "leave it out"
@@ -191,7 +194,7 @@ def _explain_unknown(
 
 
 def _find_versions(command: str, typed: Sequence[Typed], version: Version | None) -> Versions:
-    """Return the versions that have the most of the flags, or the one that was given."""
+    """Return the versions that have the most of the typed flags; only `version` if it is given."""
     exist = [v for v in RELEASES if _flags(command, v)]
     if version is not None:
         if version not in exist:
@@ -208,16 +211,16 @@ def _find_versions(command: str, typed: Sequence[Typed], version: Version | None
 
 
 _WITH_DEFAULTS = ("reward_clip_range", learning.CORRECTION_FLAGS[-1])
-"""Flags whose defaults ask for something, too."""
+"""Flags that have an effect even if they are not typed."""
 
 
 def convert(launch: Launch, version: Version | None = None, cards: int | None = None) -> Converted:
-    """Return the config that means what a command means.
+    """Return a config that has the same meaning as an OpenRLHF command.
 
     Args:
         launch: The command.
         version: Version of OpenRLHF; None to find it by the flags.
-        cards: Cards of a machine, if the command does not say it.
+        cards: Number of cards per machine, if the command does not say it.
 
     Raises:
         ConfigError: Flags cannot be read, Plimsoll cannot do what they say, or the config is wrong.
@@ -233,7 +236,7 @@ def convert(launch: Launch, version: Version | None = None, cards: int | None = 
 
 
 def _changes(converted: Converted, launch: Launch, versions: Versions, cards: int | None) -> str:
-    """Return what the first version that has the flags makes of the command."""
+    """Return a sentence on how the command's meaning differs in the first version of `versions`."""
     first = format_version(versions.first)
     try:
         older = _convert(*_read_options(launch, versions.first, cards))
@@ -281,7 +284,7 @@ def _run(o: Options) -> ForeignRun:
 
 
 def _remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on flags that have no counterpart beside the others that are given."""
+    """Yield remarks on flags that have no counterpart in combination with other given flags."""
     yield from half_precision_remark(o, "param_dtype")
     for flags, why in _lacking(o).items():
         for flag in flags.split():
@@ -290,7 +293,7 @@ def _remarks(o: Options) -> Iterator[Remark]:
 
 
 def _lacking(o: Options) -> dict[str, str]:
-    """Return why flags are left out, by their ids."""
+    """Return the reasons why flags are left out, by flag ids (several ids separated by blanks)."""
     if not o.rl:
         why = {}
         if o["margin_loss"] and o["loss"] != "sigmoid":

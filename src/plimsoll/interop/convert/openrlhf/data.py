@@ -1,4 +1,4 @@
-"""Read where rows come from, how they are read, how many a step takes, and what is held out."""
+"""Convert the settings of data sets, columns, lengths, batch sizes and evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LENGTHS = ("prompt_max_len", "generate_max_len", "max_len", "max_new_tokens")
 
 
 def rollout_lengths(o: Options) -> tuple[int, int]:
-    """Return the longest prompt and the longest response, in tokens."""
+    """Return (longest prompt, longest response) in tokens."""
     if o["prompt_max_len"] is not None:
         return o["prompt_max_len"], o["generate_max_len"]
     total, response = o["max_len"], o["max_new_tokens"]
@@ -36,7 +36,7 @@ def rollout_lengths(o: Options) -> tuple[int, int]:
 
 
 def response_length(o: Options) -> Sourced:
-    """Return the longest response."""
+    """Return the longest response, in tokens."""
     response = rollout_lengths(o)[1]
     if o["prompt_max_len"] is not None:
         return o.trace(response, "generate_max_len")
@@ -48,7 +48,7 @@ def response_length(o: Options) -> Sourced:
 
 
 def _longest(o: Options) -> Sourced:
-    """Return the longest prompt in RL, else the longest sequence."""
+    """Return the longest prompt in RL, else the longest sequence, in tokens."""
     if not o.rl:
         return o.trace(o["max_len"], "max_len")
     prompt = rollout_lengths(o)[0]
@@ -58,7 +58,7 @@ def _longest(o: Options) -> Sourced:
 
 
 def batch(o: Options) -> foreign.BatchSizes:
-    """Return what a step learns from."""
+    """Return the batch sizes of a step."""
     longest = sum(rollout_lengths(o)) if o.rl else int(o["max_len"])
     longest *= 2 if o.pairs else 1
     if o["use_dynamic_batch"]:
@@ -78,7 +78,7 @@ def batch(o: Options) -> foreign.BatchSizes:
 
 
 def mini_batches(o: Options) -> Value:
-    """Return the optimizer steps of a step."""
+    """Return the number of optimizer steps per RL step; None for other jobs."""
     if not o.rl:
         return None
     said_by = ("rollout_batch_size", "n_samples_per_prompt")
@@ -103,14 +103,14 @@ def _dynamic_sampling(o: Options) -> foreign.GroupFilter | None:
 
 @dataclass(frozen=True)
 class _Source:
-    """A data set: its path, and a folder of a data set on the hub."""
+    """A data set: its path or hub name, and a folder within a data set on the hub."""
 
     path: str
     folder: str | None = None
 
 
 def _sources(text: str) -> list[_Source]:
-    """Return the data sets of `path@folder,...`."""
+    """Return the data sets that a text such as `path@folder,...` names."""
     sources = []
     for part in text.split(","):
         path, at, folder = (piece.strip() for piece in part.partition("@"))
@@ -122,7 +122,7 @@ def _sources(text: str) -> list[_Source]:
 
 
 def data(o: Options) -> foreign.Data:
-    """Return the rows, and how they are read."""
+    """Return the settings of all data sets: training and held-out rows, lengths and template."""
     flag = o.first("prompt_data", "dataset")
     sources = _sources(o[flag] or "")
     if not sources:
@@ -151,7 +151,7 @@ def data(o: Options) -> foreign.Data:
 
 
 def _rows(o: Options, source: _Source, flag: str) -> foreign.ForeignRows:
-    """Return a data set with its columns. flag: the flag that names it."""
+    """Return a data set with its columns. `flag` is the id of the flag that names it."""
     why = ""
     if source.path.endswith(_UNREAD):
         why = "rows are read from JSON lines, JSON and Parquet: convert the file"
@@ -179,7 +179,7 @@ def _weights(o: Options, sources: int) -> Sequence[Value]:
 
 
 def _columns(o: Options) -> Mapping[str, Value]:
-    """Return which columns hold what."""
+    """Return the columns of a data set by their purpose."""
     if o.rl:
         turns = bool(o["apply_chat_template"] and _TURNS.search(o["input_key"]))
         prompts = o.trace(o["input_key"], "input_key")
@@ -215,7 +215,7 @@ def _answer_columns(o: Options) -> Mapping[str, Value]:
 
 
 def _template(o: Options) -> Value:
-    """Return what is put around prompts and responses; None for the tokenizer's template."""
+    """Return the chat template: Jinja text, a path or "none"; None for the tokenizer's template."""
     if o["pretrain_mode"]:
         return None
     if o["apply_chat_template"]:
@@ -228,7 +228,7 @@ def _template(o: Options) -> Value:
 
 
 def as_jinja(text: str) -> str:
-    """Return a chat template that puts a text with `{}` around what the user says."""
+    """Return a Jinja chat template that puts each user message in the place of `{}` in a text."""
     before, _, after = (part.replace("{{", "{").replace("}}", "}") for part in text.partition("{}"))
     quoted = (json.dumps(part, ensure_ascii=False) for part in (before, after))
     user = " ~ m.content ~ ".join(quoted)
@@ -260,7 +260,7 @@ def _held_out(o: Options) -> foreign.ForeignRows | Mapping[str, foreign.ForeignR
 
 
 def eval_sampling(o: Options) -> foreign.SamplingSettings | None:
-    """Return how held-out prompts are answered."""
+    """Return how responses to held-out prompts are sampled; None without evaluation."""
     if not _evaluates(o):
         return None
     flag = o.first("generate_max_len", "max_new_tokens")
@@ -272,7 +272,7 @@ def eval_sampling(o: Options) -> foreign.SamplingSettings | None:
 
 
 def run(o: Options) -> foreign.Run:
-    """Return how long the run is, and what is kept of it."""
+    """Return the length of the run, and its checkpoints and logs."""
     logs = bool(o["use_wandb"])
     best = o["best_metric_key"] not in (None, "none") and _evaluates(o)
     note = "the mean reward, which pass1 is there"

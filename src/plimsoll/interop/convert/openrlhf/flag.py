@@ -1,4 +1,4 @@
-"""Describe a flag of OpenRLHF over its versions and commands.
+"""Describe a flag of OpenRLHF in all versions and commands.
 
 Names and defaults are those of `openrlhf/cli/train_*.py` at each release.
 """
@@ -30,11 +30,11 @@ COMMANDS = {
     "kto": "train_kto",
     "kd": "train_kd",
 }
-"""Programs, by the table's names for them."""
+"""Programs by the short names that the flags' table uses for them."""
 _DOTTED = (0, 10, 2)
 """The first version whose flags have dots."""
 _UNTIL = {"kto": (0, 9, 5), "kd": (0, 9, 5)}
-"""The last version with a command."""
+"""The last version that has a command, for commands that were removed."""
 
 
 @cache
@@ -50,10 +50,10 @@ def format_version(version: Version) -> str:
 
 
 def given_version(text: str) -> Version:
-    """Return the release that `--version` names; for `0.8` its last one.
+    """Return the release that `--version` names; for `0.8` the last release of 0.8.
 
     Raises:
-        ConfigError: There is no such release, or it is not read.
+        ConfigError: There is no such release, or it cannot be converted.
     """
     plain = text.lower().removeprefix("v").partition(".post")[0]
     releases = [v for v in RELEASES if f"{format_version(v)}.".startswith(f"{plain}.")]
@@ -67,17 +67,17 @@ def given_version(text: str) -> Version:
 
 @dataclass(frozen=True)
 class VersionedFlag:
-    """One setting.
+    """A flag of OpenRLHF, whose name and default may differ between versions and commands.
 
     Attributes:
-        flat: Its name up to 0.10.1; None if it had none.
-        dotted: Its names from 0.10.2 on; a word `ppo:NAME` is of that command alone.
-        of: Commands that have it, each with the versions if not all: `rm,kd@0.8.1`,
+        flat: The name up to 0.10.1; None if the flag did not exist.
+        dotted: The names from 0.10.2 on; `ppo:NAME` is the name in that command only.
+        of: Commands that have the flag, with versions unless all have it: `rm,kd@0.8.1`,
             `ppo@0.8.2-0.9.0`.
-        reader: How its words become a value.
-        default: The default of its parser, by command and version.
-        absent: Why it has no counterpart.
-        secret: Whether its value is never shown.
+        reader: How words are converted to a value.
+        default: Takes a command and a version; returns the parser's default.
+        absent: Why the flag has no counterpart; None if it has one.
+        secret: Whether the value is never shown.
     """
 
     flat: str | None
@@ -94,7 +94,7 @@ class VersionedFlag:
         return self.flat or self.dotted.split()[0].rpartition(":")[2]
 
     def name(self, command: str, version: Version) -> str | None:
-        """Return its name in a command of a version, without dashes; None if it is not there."""
+        """Return the flag's name without dashes in a command and version; None if it is missing."""
         if not any(since <= version <= until for since, until in self._spans(command)):
             return None
         if version < _DOTTED:
@@ -116,17 +116,17 @@ class VersionedFlag:
 
 
 def always(value: object) -> Default:
-    """Return a default that every command and version has."""
+    """Return a function for `VersionedFlag.default` that always returns `value`."""
     return lambda command, version: value
 
 
 def from_version(value: object, since: str, later: object) -> Default:
-    """Return a default that is another one from a version on."""
+    """Return a default function: `value` before the version `since`, and `later` from it on."""
     return lambda command, version: later if version >= parse_version(since) else value
 
 
 def by_command(otherwise: object = None, **commands: object) -> Default:
-    """Return a default of each command: a value, or what `from_version` returns."""
+    """Return a default function with a value, or a `from_version`, for each command."""
 
     def default(command: str, version: Version) -> object:
         value = commands.get(command, otherwise)
@@ -138,7 +138,7 @@ def by_command(otherwise: object = None, **commands: object) -> Default:
 def flags(
     of: str, reader: ValueReader, names: str, default: object = None
 ) -> tuple[VersionedFlag, ...]:
-    """Return flags that are alike. names: `FLAT=DOTTED`, separated by blanks."""
+    """Return several flags with the same properties. `names`: `FLAT=DOTTED` words."""
     pairs = (name.partition("=") for name in names.split())
     return tuple(
         VersionedFlag(flat or None, dotted, of, reader, always(default))

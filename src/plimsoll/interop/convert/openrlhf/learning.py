@@ -1,4 +1,4 @@
-"""Read what a run learns by: estimator, policy loss, correction, KL, losses of pairs."""
+"""Convert the settings of the algorithm: estimator, policy loss, correction, KL, pair losses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from plimsoll.interop.convert.openrlhf.table import CORRECTIONS, ESTIMATORS
 from plimsoll.interop.convert.options import Options
 
 _WHITENED_RLOO = (0, 8, 4)
-"""The last version that whitens what rloo gives. The factor between leaving one out and the mean of
-all is gone then, and it is reinforce_baseline."""
+"""The last version that whitens rloo's advantages. Whitening removes the constant factor between
+rloo and reinforce_baseline, so such an rloo is reinforce_baseline."""
 _FROM_ONE = (0, 9, 0)
 """The last version that counts steps from 1."""
 _LEVELS = ("is_correction_level", "is_correction_mode", "is_correction_gating")
@@ -23,14 +23,14 @@ CORRECTION_FLAGS = (*_LEVELS, *_SWITCHES, _THRESHOLD)
 
 
 def estimator(o: Options) -> str:
-    """Return Plimsoll's name of the estimator."""
+    """Return Plimsoll's name of the advantage estimator."""
     name = o["advantage_estimator"]
     whitened = name == "rloo" and o.version <= _WHITENED_RLOO
     return ESTIMATORS["reinforce_baseline" if whitened else name]
 
 
 def job(o: Options) -> str:
-    """Return the command of Plimsoll: a preset if there is one."""
+    """Return the name of Plimsoll's command: a preset such as `grpo` if there is one, else `rl`."""
     if not o.rl:
         return "distill" if o.command == "kd" else o.command
     name = PRESETS.get(estimator(o), "rl")
@@ -40,7 +40,7 @@ def job(o: Options) -> str:
 
 
 def algorithm(o: Options) -> foreign.Algorithm:
-    """Return what the run learns by."""
+    """Return the algorithm of the run."""
     if not o.rl:
         return _offline(o)
     frozen = o["freezing_actor_steps"]
@@ -93,11 +93,11 @@ def _policy_loss(o: Options, gspo: bool) -> foreign.Method:
 
 @dataclass(frozen=True)
 class Gate:
-    """OpenRLHF's weights for the trainer's probabilities over the sampler's.
+    """OpenRLHF's correction for the ratio of the trainer's to the sampler's probabilities.
 
     Attributes:
-        level: token or seq.
-        mode: mask or clip.
+        level: What is corrected: `token` or `seq` (sequences).
+        mode: What happens outside of the bounds: `mask` or `clip`.
         gating: The statistic that is compared with the bounds.
         low: Lower bound.
         high: Upper bound.
@@ -111,7 +111,7 @@ class Gate:
 
 
 def gate(o: Options) -> Gate | None:
-    """Return the correction that OpenRLHF makes, or None."""
+    """Return the correction that the OpenRLHF command makes, or None."""
     bounds = o[_THRESHOLD] or (0.0,)
     low, high = 0.0 if len(bounds) == 1 else bounds[0], bounds[-1]
     if o["is_correction_level"] is not None:
@@ -124,7 +124,7 @@ def gate(o: Options) -> Gate | None:
 
 
 def why_uncorrected(o: Options) -> str:
-    """Return why Plimsoll cannot make OpenRLHF's correction; "" if it can, or if there is none."""
+    """Return why Plimsoll cannot make OpenRLHF's correction; "" if it can or if there is none."""
     correction = gate(o)
     if correction is None:
         return ""
@@ -178,7 +178,7 @@ def _kl(o: Options) -> foreign.KL | Sourced:
 
 
 def _offline(o: Options) -> foreign.Algorithm:
-    """Return what a job learns by that learns from rows."""
+    """Return the algorithm of a job that learns from rows, not from sampled responses."""
     match o.command:
         case "rm":
             # OpenRLHF takes every name but sigmoid for the other loss

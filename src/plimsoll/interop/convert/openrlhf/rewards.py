@@ -1,4 +1,4 @@
-"""Read what a response is worth: models, servers, functions, agents, and OpenRLHF's penalties."""
+"""Convert the settings of rewards: models, servers, functions, agents and penalties."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from plimsoll.interop.convert.openrlhf.roles import frozen_role
 from plimsoll.interop.convert.options import Options
 
 _SECONDS = 180.0
-"""OpenRLHF's limit for an answer."""
+"""OpenRLHF's time limit for a reward server's answer, in seconds."""
 _TURNS = 1000
-"""Most turns of an agent: OpenRLHF bounds an episode by its length alone."""
+"""The most turns of an agent's episode. OpenRLHF limits only the length of an episode."""
 _TEXTS = "texts as the actor saw them"
 
 
 def reward_models(o: Options) -> list[foreign.RewardModel]:
-    """Return the reward models; none if an agent, servers or a function score."""
+    """Return the reward models; empty if an agent, servers or a function give the reward."""
     if not o.rl or o["agent_func_path"] or o["remote_rm_url"]:
         return []
     if not o["reward_pretrain"]:
@@ -36,7 +36,7 @@ def reward_models(o: Options) -> list[foreign.RewardModel]:
 
 
 def agents(o: Options) -> Mapping[str, foreign.Agent]:
-    """Return the agent, if one is given."""
+    """Return a dict with the agent, or an empty dict if no agent file is given."""
     flag = "agent_func_path"
     if not o[flag]:
         return {}
@@ -57,7 +57,7 @@ def agents(o: Options) -> Mapping[str, foreign.Agent]:
 
 
 def rewards(o: Options) -> Mapping[str, foreign.RewardTerm]:
-    """Return the parts of the reward that are no models."""
+    """Return the parts of the reward by name, except reward models."""
     scored = scored_parts(o)
     if clips(o):
         bounds = o.take("reward_clip_range", lambda pair: tuple(map(float, pair)))
@@ -74,12 +74,15 @@ def rewards(o: Options) -> Mapping[str, foreign.RewardTerm]:
 
 
 def clips(o: Options) -> bool:
-    """Return whether rewards are clipped: those of a group hardly ever reach the bounds."""
+    """Return whether rewards are clipped.
+
+    Estimators that compare the rewards of a group hardly ever reach the bounds.
+    """
     return o.rl and estimator(o) in ("gae", "reinforce_pp")
 
 
 def scored_parts(o: Options) -> Mapping[str, foreign.RewardTerm]:
-    """Return what servers and functions give."""
+    """Return the parts of the reward that servers or a function give, by name."""
     flag = "remote_rm_url"
     if o["agent_func_path"] or not o[flag]:
         return {}
@@ -102,7 +105,7 @@ def scored_parts(o: Options) -> Mapping[str, foreign.RewardTerm]:
 
 
 def _over_long(o: Options) -> Mapping[str, foreign.RewardTerm]:
-    """Return the penalty for long responses."""
+    """Return the penalty for long responses by its name; empty without a penalty."""
     flag = "overlong_buffer_len"
     if o[flag] is None:
         return {}

@@ -1,4 +1,4 @@
-"""Read where roles live and how they are held: ranks, engines, models, adapters, optimizers."""
+"""Convert the settings of roles: ranks, engines, models, adapters and optimizers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options
 
 _CARDS = 8
-"""Cards of a machine, if nothing says how many."""
+"""Assumed number of cards per machine, if it is unknown."""
 _ACTOR = ("actor_num_nodes", "actor_num_gpus_per_node")
 _CRITIC = ("critic_num_nodes", "critic_num_gpus_per_node")
 _ENGINES = ("vllm_num_engines", "vllm_tensor_parallel_size")
 
 
 def machines(o: Options) -> foreign.Machines:
-    """Return the cards: of `train_ppo_ray` by its groups, of the others by the launcher."""
+    """Return the machines and cards.
+
+    For `train_ppo_ray` they follow from its groups' flags, for other programs from the launcher.
+    """
     if not o.rl:
         return _launched_machines(o)
     ranks, further = o[_ACTOR[0]] * o[_ACTOR[1]], 0
@@ -52,12 +55,12 @@ def _nodes(number: int) -> Value:
 
 
 def _shares_cards(o: Options) -> bool:
-    """Return whether engines are on the ranks' cards; in asynchronous runs they never are."""
+    """Return whether engines and ranks share cards; in asynchronous runs they never do."""
     return bool(o["colocate_all_models"] and not o["async_train"])
 
 
 def rollout(o: Options) -> foreign.Rollout:
-    """Return the engines, without their sampling."""
+    """Return the settings of the engines, without sampling settings."""
     if not o["vllm_num_engines"]:
         return foreign.Rollout(
             engine=foreign.ForeignEngine(
@@ -82,7 +85,7 @@ def rollout(o: Options) -> foreign.Rollout:
 
 
 def trained_role(o: Options, role: str, path: Value) -> foreign.LearningRole:
-    """Return how a role that learns is held. role: actor or critic."""
+    """Return the settings of a role that learns. `role` is "actor" or "critic"."""
     adapter = mapping.adapter_of(o, "lora_rank", "lora_alpha", "target_modules", "lora_dropout")
     offload = o.take("adam_offload", lambda on: "cpu" if on else None)
     divided_again = o["zpg"] > 1 and o["zero_stage"] == 3
@@ -168,7 +171,10 @@ def _schedule(o: Options, role: str) -> foreign.Schedule:
 
 
 def critic(o: Options) -> foreign.LearningRole | None:
-    """Return the critic; it begins as the reward model if there is one, else as the actor."""
+    """Return the critic, or None if there is no critic.
+
+    Its first weights are critic_pretrain; by default the reward model, or else the actor.
+    """
     if not o.has_critic:
         return None
     note = "critic_pretrain's default"
@@ -182,7 +188,11 @@ def critic(o: Options) -> foreign.LearningRole | None:
 
 
 def reference(o: Options) -> foreign.ScoringRole | None:
-    """Return the frozen policy; None if it is the actor's first weights, whole on every rank."""
+    """Return the reference model, or None if the config needs no section for it.
+
+    The config needs none if there is no reference, or if the reference is the actor's first
+    weights, without ZeRO 3, offload or quantization, or the actor without its adapter.
+    """
     path = o["ref_pretrain"] or o["pretrain"]
     if not o.rl and o.command not in ("dpo", "kto"):
         return None
@@ -197,7 +207,7 @@ def reference(o: Options) -> foreign.ScoringRole | None:
 
 
 def frozen_role(o: Options, path: Value, offload: str) -> foreign.ScoringRole:
-    """Return a role that only scores. offload: the flag that keeps it in host memory."""
+    """Return a role that only scores. `offload` is the flag that keeps it in host memory."""
     return foreign.ScoringRole(
         model=foreign.Model(path=path, quantization=_quantization(o)),
         stage=o.trace(3, "zero_stage") if o["zero_stage"] == 3 else None,
@@ -206,7 +216,7 @@ def frozen_role(o: Options, path: Value, offload: str) -> foreign.ScoringRole:
 
 
 def teacher(o: Options) -> foreign.ScoringRole | None:
-    """Return the teacher of `train_kd`."""
+    """Return the teacher of `train_kd`; None for other programs."""
     if o.command != "kd":
         return None
     if o["teacher_model"] is None:

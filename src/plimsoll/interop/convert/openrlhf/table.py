@@ -1,4 +1,4 @@
-"""List the flags of OpenRLHF: those that a config is made of, those without a counterpart, older ones."""
+"""List the flags of OpenRLHF: with a counterpart, without a counterpart, and removed ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OLD_PPO = "ppo@-0.10.1"
 
 
 def _idle(reason: Absence, of: str, names: str) -> tuple[VersionedFlag, ...]:
-    """Return flags that have no effect. names: `FLAT=DOTTED`, either of which may be empty."""
+    """Return flags without a counterpart. `names`: `FLAT=DOTTED`; either part may be empty."""
     return tuple(replace(flag, absent=reason) for flag in flags(of, WORDS, names))
 
 
@@ -106,7 +106,7 @@ REMOVED: Mapping[str, tuple[str, str]] = {
     "enable_vllm_is_correction": ("0.11.2", "is_correction_level"),
     "vllm_is_correction_type": ("0.11.2", "is_correction_mode"),
 }
-"""Flags that were removed, with the version that has them no more, and their successor."""
+"""Removed flags: (first version without the flag, its successor) by the flag's name."""
 
 
 # fmt: off
@@ -114,7 +114,7 @@ REMOVED: Mapping[str, tuple[str, str]] = {
 
 _DATA = "sft rm dpo kto kd"
 _CARDS = ValueReader(int, lowest=0)
-"""Cards or machines of a group; 0: the command has no such group."""
+"""Number of cards or machines of a group; 0 if the command has no such group."""
 ESTIMATORS = {
     "gae": "gae",
     "reinforce": "reinforce_pp",
@@ -131,7 +131,7 @@ CORRECTIONS = {
     "seq-mask-tis": ("seq", "mask"),
     "mis": ("seq", "mask"),
 }
-"""Level and mode of each type of correction."""
+"""(level, mode) of each type of correction; see `Gate`."""
 
 _MODELS = (
     VersionedFlag("pretrain", "ppo:actor.model_name_or_path model.model_name_or_path", _ALL, TEXT, by_command(kto="bigscience/bloomz-1b7")),

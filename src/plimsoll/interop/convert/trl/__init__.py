@@ -1,4 +1,4 @@
-"""Convert commands of TRL 1.16 and the YAML that they read."""
+"""Convert commands of TRL 1.16, and the YAML files that they read."""
 
 from __future__ import annotations
 

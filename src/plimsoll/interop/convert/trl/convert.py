@@ -1,6 +1,6 @@
 """Convert a command of TRL to a config.
 
-The words of a command line, TRL's YAML, and the files of accelerate and DeepSpeed are read.
+The command line, TRL's YAML file, and the config files of accelerate and DeepSpeed are read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CONFIGS: Mapping[str, Mapping[str, object]] = {
     **{f"zero{n}": {"zero_stage": n, "num_processes": 8} for n in (1, 2, 3)},
     **{f"fsdp{n}": {"use_fsdp": True, "num_processes": 8} for n in (1, 2)},
 }
-"""What TRL's own files for accelerate say, by their names without `deepspeed_`."""
+"""Settings of TRL's own accelerate configs, by the files' names without `deepspeed_`."""
 _ACCELERATE = ("num_processes", "num_machines", "zero_stage", "mixed_precision")
 _DEEPSPEED = ("zero_stage", "offload_optimizer_device", "offload_param_device")
 
@@ -55,10 +55,10 @@ def _known(command: str) -> Mapping[str, Setting]:
 
 
 def _read_options(launch: Launch, cards: int | None) -> Options:
-    """Return the settings of a command.
+    """Return the options of a command.
 
     Raises:
-        ConfigError: The program is not read, or a file or a value cannot be read.
+        ConfigError: The program cannot be converted, or a file or a value cannot be read.
     """
     command = find_command(launch.program)
     typed, problems = split_flags([*_accelerate_flags(launch), *launch.arguments])
@@ -83,14 +83,14 @@ def _read_options(launch: Launch, cards: int | None) -> Options:
 
 
 def _accelerate_flags(launch: Launch) -> Sequence[str]:
-    """Return the flags of `accelerate launch`."""
+    """Return the words of `accelerate launch` before the program; empty without accelerate."""
     words = launch.launcher
     at = next((i for i, word in enumerate(words) if os.path.basename(word) == "accelerate"), None)
     return () if at is None else [word for word in words[at + 2 :] if word not in ("-m", "python")]
 
 
 def _assignment(command: str, option: Typed) -> Assignment:
-    """Return the setting of a name, of `no_NAME`, or of a beginning that only one has."""
+    """Return the assignment of an option: its name may be `no_NAME`, or a unique prefix."""
     known, name = _known(command), f"--{option.name}"
     words: tuple[str, ...] | None = option.words
     text = join_words(name, option.words)
@@ -117,7 +117,7 @@ def _explain_unknown(command: str, name: str) -> str:
 
 
 def _files(given: Sequence[Typed], notes: list[Remark]) -> Iterator[Typed]:
-    """Yield what the files of accelerate, of TRL and of DeepSpeed say that flags name."""
+    """Yield the settings in the files of accelerate, TRL and DeepSpeed that flags name."""
     flags = {option.name: option.words[0] for option in given if option.words}
     for flag in ("config_file", "accelerate_config"):
         if flag in flags:
@@ -151,7 +151,7 @@ def _as_word(value: object) -> str:
 
 
 def _mapping(path: str) -> Mapping[str, object]:
-    """Return what a file of YAML or JSON holds."""
+    """Return the mapping in a YAML or JSON file; raise ConfigError if it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -161,7 +161,7 @@ def _mapping(path: str) -> Mapping[str, object]:
 
 
 def _accelerate(flag: str, path: str, notes: list[Remark]) -> Iterator[Typed]:
-    """Yield what matters here of a config of accelerate."""
+    """Yield the settings in a config of accelerate that can be converted."""
     name = os.path.basename(path).partition(".")[0].removeprefix("deepspeed_")
     values: dict[str, object] = {}
     if Path(path).is_file():
@@ -185,7 +185,7 @@ def _accelerate(flag: str, path: str, notes: list[Remark]) -> Iterator[Typed]:
 
 
 def _deepspeed(path: str, notes: list[Remark]) -> Iterator[Typed]:
-    """Yield what matters here of a config of DeepSpeed."""
+    """Yield the settings in a config of DeepSpeed that can be converted."""
     if not Path(path).is_file():
         why = "the file is not here: its ZeRO stage and offload are not known"
         notes.append(Remark("check", f"--deepspeed {path}", why))
@@ -204,11 +204,11 @@ _VERSION = "1.16"
 
 
 def convert(launch: Launch, cards: int | None = None) -> Converted:
-    """Return the config that means what a command means.
+    """Return a config that has the same meaning as a TRL command.
 
     Args:
         launch: The command.
-        cards: Cards of a machine, if the command does not say it.
+        cards: Number of cards per machine, if the command does not say it.
 
     Raises:
         ConfigError: Values or files cannot be read, Plimsoll cannot do what they say, or the config

@@ -1,7 +1,7 @@
-"""Read the sources of rows, the columns, the rows of a step, and the checkpoints that are kept.
+"""Convert the settings of data sets, columns, batch sizes, evaluation and checkpoints.
 
-TRL counts sequences of a process; Plimsoll counts those of a step. TRL knows formats by the names
-of columns: they are looked at if the data is a file here.
+TRL counts the sequences of a process; Plimsoll counts the sequences of a step. TRL recognizes the
+format of rows by column names. They are read if the data is a local file.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from plimsoll.interop.convert.trl.roles import processes
 from plimsoll.interop.convert.values import positive
 
 _LONGEST = 1024
-"""TRL's longest sequence, for null, which leaves it open."""
+"""The longest sequence, in tokens, if TRL's setting is null (no limit)."""
 _PROMPT = 2048
-"""Plimsoll's longest prompt: TRL bounds none."""
+"""The longest prompt, in tokens, as TRL has no limit."""
 _SIZE, _ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"
 _SAMPLED = (_SIZE, _ACCUMULATED, "generation_batch_size", "steps_per_generation", "num_generations")
 _SOLVED = ("accuracy_reward", "reasoning_accuracy_reward")
-"""Reward functions that read the column `solution`."""
+"""TRL's reward functions that read the column `solution`."""
 _WANTED = "`datasets` must be a list of mappings with a path each, as in TRL's docs"
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The responses that a step samples, and the optimizer steps that learn them."""
+    """Numbers of one RL step: sampled responses, and optimizer steps that learn from them."""
 
     responses: int
     updates: int
 
 
 def _generation(o: Options) -> Generation:
-    """Return a step: TRL samples a generation batch, and learns it in as many steps as it has."""
+    """Return the numbers of an RL step, from TRL's generation batch and its steps."""
     once, accumulated = o[_SIZE] * processes(o), o[_ACCUMULATED]
     given = o["generation_batch_size"]
     if given is not None and given % once:
@@ -61,17 +61,17 @@ def _generation(o: Options) -> Generation:
 
 
 def updates(o: Options) -> int:
-    """Return the optimizer steps of a step."""
+    """Return the number of optimizer steps per RL step; 1 for other jobs."""
     return _generation(o).updates * int(o["num_iterations"]) if o.rl else 1
 
 
 def mini_batches(o: Options) -> Value:
-    """Return into how many parts a step's responses are learned."""
+    """Return the number of mini-batches of an RL step; None for other jobs."""
     return o.trace(_generation(o).updates, *_SAMPLED[:-1]) if o.rl else None
 
 
 def batch(o: Options) -> foreign.BatchSizes:
-    """Return what a step learns from."""
+    """Return the batch sizes of a step."""
     if o.rl:
         return _sampled_batch(o)
     note = f"{o[_SIZE]} * {o[_ACCUMULATED]} of each of {processes(o)} processes"
@@ -115,7 +115,7 @@ def _longest_prompt(o: Options) -> int:
 
 
 def _longest(o: Options) -> Sourced:
-    """Return the longest prompt in RL, else the longest sequence."""
+    """Return the longest prompt in RL, else the longest sequence, in tokens."""
     if o.rl:
         flags = o.given("max_prompt_length", "vllm_max_model_length")[:1]
         why = f"TRL bounds no prompt: {_PROMPT} tokens are Plimsoll's default. Longer ones are "
@@ -128,7 +128,7 @@ def _longest(o: Options) -> Sourced:
 
 @cache
 def first_row(path: str) -> Mapping[str, object] | None:
-    """Return the first row of a file or folder; None if it is not here or cannot be read."""
+    """Return the first row of a local file or folder; None if there is none or it is unreadable."""
     if not Path(path).exists():
         return None
     from plimsoll.config.data import SourceConfig
@@ -147,7 +147,7 @@ def _column(name: str, *flags: str) -> Sourced:
 
 
 def _columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Sourced]:
-    """Return which columns hold what. row: the first row, if it is known."""
+    """Return the columns of a data set by their purpose. `row` is the first row, if known."""
     if o.rl:
         solved = any(name in _SOLVED for name in o["reward_funcs"] or ())
         answers = {"reference": _column("solution", "reward_funcs")} if solved else {}
@@ -164,7 +164,7 @@ def _columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Sourced]
 
 
 def _sft_columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Sourced]:
-    """Return the columns in the order in which TRL looks for them."""
+    """Return the columns of SFT rows by purpose; TRL's order decides if several forms fit."""
     text = {"text": _column(str(o["dataset_text_field"]), *o.given("dataset_text_field"))}
     flags = o.given("completion_only_loss")
     answered = {
@@ -182,7 +182,7 @@ def _sft_columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Sour
 
 
 def _has_prompt(row: Mapping[str, object] | None) -> bool:
-    """Return whether prompts of pairs are in a column of their own."""
+    """Return whether the prompts of pairs are in a separate column `prompt`."""
     if row is None or row.get("prompt") is None:
         return False
     chosen = row.get("chosen")
@@ -191,7 +191,7 @@ def _has_prompt(row: Mapping[str, object] | None) -> bool:
 
 
 def _with_checks(o: Options, columns: dict[str, Sourced]) -> dict[str, Sourced]:
-    """Return the columns with what to check if no row is known."""
+    """Return guessed columns, as no row is known, with checks for the user."""
     why = ""
     if o.pairs:
         why = (
@@ -206,7 +206,7 @@ def _with_checks(o: Options, columns: dict[str, Sourced]) -> dict[str, Sourced]:
 
 
 def _sources(o: Options) -> list[tuple[str, foreign.ForeignRows]]:
-    """Return the data sets with their paths."""
+    """Return (path, data set) for each data set."""
     if o["datasets"] is not None:
         return [_rows_of_entry(i, source) for i, source in enumerate(_read_mixture(o), 1)]
     if not o["dataset_name"]:
@@ -222,7 +222,7 @@ def _sources(o: Options) -> list[tuple[str, foreign.ForeignRows]]:
 
 
 def _read_mixture(o: Options) -> Sequence[Mapping[str, Any]]:
-    """Return the entries of `datasets`."""
+    """Return the entries of the setting `datasets`; raise ConfigError if they are wrong."""
     try:
         entries = json.loads(o["datasets"])
     except ValueError as error:
@@ -257,7 +257,7 @@ def _rows_of_entry(number: int, entry: Mapping[str, Any]) -> tuple[str, foreign.
 
 
 def data(o: Options) -> foreign.Data:
-    """Return the rows, and how they are read."""
+    """Return the settings of all data sets: training and held-out rows, lengths and template."""
     sources = _sources(o)
     rows = [replace(source, columns=_columns(o, first_row(path))) for path, source in sources]
     if first_row(sources[0][0]) is None:
@@ -289,7 +289,7 @@ def _is_template(path: str) -> bool:
 
 
 def _held_out(o: Options, path: str, rows: foreign.ForeignRows) -> foreign.ForeignRows | None:
-    """Return the held-out rows of the first data set."""
+    """Return the held-out rows of the first data set, or None without evaluation."""
     if o["eval_strategy"] == "no":
         return None
     number = o["num_generations_eval"] or o["num_generations"]
@@ -303,7 +303,7 @@ def _held_out(o: Options, path: str, rows: foreign.ForeignRows) -> foreign.Forei
 
 
 def learned_tokens(o: Options) -> Value:
-    """Return which turns are learned: all, but of prompts and completions the completions."""
+    """Return "assistant" or "all": which turns are learned; None for jobs or rows without turns."""
     read = _columns(o, first_row(_sources(o)[0][0]))
     if o.command != "sft" or "text" in read:
         return None
@@ -319,12 +319,12 @@ def learned_tokens(o: Options) -> Value:
 
 
 def _every(o: Options, flag: str) -> int | None:
-    """Return how many steps a number of optimizer steps is; None for a share of the run."""
+    """Convert a number of optimizer steps to Plimsoll's steps; None if it is a share of the run."""
     return max(1, round(o[flag] / updates(o))) if o[flag] >= 1 else None
 
 
 def run(o: Options) -> foreign.Run:
-    """Return how long the run is, and what is kept of it."""
+    """Return the length of the run, and its checkpoints and logs."""
     each = updates(o)
     counted = o["max_steps"] > 0
     resumes = o["resume_from_checkpoint"] not in (None, "False", "false")
@@ -381,7 +381,7 @@ def _logger_names(o: Options) -> list[str]:
 
 
 def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart beside the others that are given."""
+    """Yield remarks on settings that have no counterpart in combination with others."""
     yield from mapping.unknown_loggers("report_to", _logger_names(o), ("none",))
     if o.given("truncation_mode") and o["truncation_mode"] == "keep_end":
         why = "the end of what is longer is cut, not its beginning"

@@ -1,4 +1,4 @@
-"""Read what a run learns by: advantages, losses, corrections, KL, and what a response is worth."""
+"""Convert the settings of the algorithm and the rewards: advantages, losses, corrections, KL."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _AGGREGATIONS = {
     "cispo": "tokens",
     "dr_grpo": "constant",
 }
-"""What each loss is a mean over."""
+"""The units of which each loss is a mean."""
 _DELTA = 1e-4
-"""What TRL adds to a group's deviation."""
+"""The number that TRL adds to a group's standard deviation."""
 _SCALES = {"group": "grpo", "true": "grpo", "none": "dr_grpo", "false": "dr_grpo"}
 _PAIR_LOSSES = {
     "sigmoid": "dpo",
@@ -33,7 +33,7 @@ _PAIR_LOSSES = {
 }
 _NORMALISED = ("sigmoid_norm", "ipo")
 _SMOOTHED = ("exo_pair", "robust", "aot", "aot_unpaired")
-"""The losses of pairs in which TRL reads `label_smoothing`; it passes over it in all others."""
+"""The pair losses that use `label_smoothing` in TRL; all others ignore it."""
 _THINK = r"(?s)^<think>(?!.*<think>)(.*?)</think>.*$"
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "accuracy_reward": ("math_answer", {}),
@@ -41,11 +41,11 @@ _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "think_format_reward": ("pattern", {"pattern": _THINK}),
     "get_soft_overlong_punishment": ("overlong", {"max_new_tokens": 1280, "buffer": 256}),
 }
-"""Plimsoll's rule for each of TRL's functions."""
+"""Plimsoll's reward and its options for each of TRL's reward functions."""
 
 
 def job(o: Options) -> str:
-    """Return the command of Plimsoll."""
+    """Return the name of Plimsoll's command."""
     if o.command == "grpo":
         if o["importance_sampling_level"] == "sequence":
             return "gspo"
@@ -55,7 +55,7 @@ def job(o: Options) -> str:
 
 
 def algorithm(o: Options) -> foreign.Algorithm:
-    """Return what the run learns by."""
+    """Return the algorithm of the run."""
     match o.command:
         case "grpo":
             return _grpo(o)
@@ -146,7 +146,10 @@ def _policy_loss(o: Options, loss: str) -> foreign.Method:
 
 
 def _rloo(o: Options) -> foreign.Algorithm:
-    """Return RLOO: TRL's loss is the sum of a response's log-probs, by the ratio of all of it."""
+    """Return the algorithm of `trl rloo`.
+
+    TRL's loss is a sum over each response, weighted by the probability ratio of the full response.
+    """
     note, number = "TRL's loss is a sum over each response", updates(o)
     why = "TRL clips the ratio of the whole response, here each token's: they are alike in the "
     why += f"first of a step's {number} updates alone"
@@ -269,7 +272,7 @@ def _cpo(o: Options) -> foreign.Algorithm:
 
 
 def teacher(o: Options) -> foreign.ScoringRole | None:
-    """Return the teacher of `trl gkd`."""
+    """Return the teacher of `trl gkd`; None for other commands."""
     if o.command != "gkd":
         return None
     path = o.take("teacher_model_name_or_path")
@@ -292,7 +295,7 @@ def _gkd(o: Options) -> foreign.Algorithm:
 
 
 def reward_model(o: Options) -> foreign.RewardModel | None:
-    """Return the reward model, if one is given."""
+    """Return the reward model, or None if none is given."""
     path = o.take("reward_model_name_or_path")
     if path is None:
         return None
@@ -304,7 +307,7 @@ def reward_model(o: Options) -> foreign.RewardModel | None:
 
 
 def _weights(o: Options) -> list[float]:
-    """Return the weights of the reward model and of the functions, in this order."""
+    """Return the weights of the reward model (if any) and of the functions, in this order."""
     model, functions = o["reward_model_name_or_path"], list(o["reward_funcs"] or ())
     number = len(functions) + (model is not None)
     if number == 0:
@@ -318,7 +321,7 @@ def _weights(o: Options) -> list[float]:
 
 
 def rewards(o: Options) -> Mapping[str, foreign.RewardTerm]:
-    """Return the parts of the reward that functions give."""
+    """Return the parts of the reward that functions give, by name."""
     if not o.rl:
         return {}
     functions = list(o["reward_funcs"] or ())
@@ -350,7 +353,7 @@ def _part(o: Options, function: str, weight: float) -> tuple[str, foreign.Reward
 
 
 def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart beside the others that are given."""
+    """Yield remarks on settings that have no counterpart in combination with others."""
     if o.command == "gkd" and o.given("neftune_noise_alpha"):
         yield Remark("lacking", "neftune_noise_alpha", "noise on embeddings is one of SFT's")
     if o.command == "grpo" and o["importance_sampling_level"] == "sequence" and o.given("delta"):

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from plimsoll.errors import ConfigError
 
 COMMANDS = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "orpo", "cpo", "gkd")
-"""Commands that are read; the last three are experimental ones of TRL."""
+"""Commands that can be converted; the last three are experimental in TRL."""
 _SCRIPTS: Mapping[str, str] = {
     "reward_modeling": "reward",
     "gspo": "grpo",
     "ppo_tldr": "ppo",
     "dpo_online": "online_dpo",
 }
-"""Scripts with other names."""
+"""Commands of the scripts that have another name than their command."""
 _REFUSED: Mapping[str, str] = {
     "distillation": "the student samples what the teacher corrects; `plimsoll distill` learns on "
     "the rows' responses: docs/distill.md",
@@ -37,7 +37,10 @@ _FOLDERS = re.compile(
 
 
 def program(words: Sequence[str]) -> tuple[str, int] | None:
-    """Return the program that `trl sft`, `trl/scripts/sft.py` or `-m trl.scripts.sft` names."""
+    """Return the program that the first words name, and the number of these words; else None.
+
+    Programs are named as `trl sft`, `trl/scripts/sft.py` or `-m trl.scripts.sft`.
+    """
     if os.path.basename(words[0]) == "trl" and len(words) > 1 and _is_command(words):
         return words[1], 2
     script = _FOLDERS.fullmatch(words[0].removesuffix(".py"))
@@ -45,17 +48,17 @@ def program(words: Sequence[str]) -> tuple[str, int] | None:
 
 
 def _is_command(words: Sequence[str]) -> bool:
-    """Return whether `trl` starts a program, as it does not in `pip install trl peft`."""
+    """Return whether the word `trl` starts a program; in `pip install trl peft` it does not."""
     if words[1] in COMMANDS or words[1] in _REFUSED:
         return True
     return not words[1].startswith("-") and any(word.startswith("--") for word in words[2:])
 
 
 def find_command(name: str) -> str:
-    """Return the name of a command that is read.
+    """Return the name if it is a command that can be converted.
 
     Raises:
-        ConfigError: It is not read. The message says why.
+        ConfigError: The command cannot be converted. The message says why.
     """
     if name in COMMANDS:
         return name

@@ -1,4 +1,4 @@
-"""Read ranks, ZeRO, dtypes, adapters, optimizers and engines."""
+"""Convert the settings of ranks, ZeRO, dtypes, adapters, optimizers and engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plimsoll.interop.convert.options import Options, Remark
 _DIVIDES = ("zero_stage", "use_fsdp", "fsdp")
 _EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
 _PEFT_TARGETS = ("q_proj", "v_proj")
-"""PEFT's own targets for Llama, Qwen and most others."""
+"""PEFT's default target modules for Llama, Qwen and most other models."""
 
 
 def _machines(o: Options) -> int:
@@ -24,7 +24,7 @@ def _machines(o: Options) -> int:
 
 
 def processes(o: Options) -> int:
-    """Return the processes of all machines."""
+    """Return the number of training processes on all machines."""
     if o["num_processes"] is not None:
         return int(o["num_processes"])
     return 1 if _is_single(o) else (o.launch.cards or o.cards or 1) * _machines(o)
@@ -57,7 +57,7 @@ def _is_fsdp(o: Options) -> bool:
 
 
 def frozen_stage(o: Options) -> Value:
-    """Return stage 3 for a role that only scores, if FSDP or ZeRO divide weights."""
+    """Return ZeRO stage 3 for a role that only scores if weights are divided, else None."""
     stage = o["zero_stage"] if o["zero_stage"] is not None else 3 if _is_fsdp(o) else 0
     return o.trace(3, *o.given(*_DIVIDES), note="ZeRO") if stage == 3 else None
 
@@ -104,7 +104,7 @@ def _dtype(o: Options) -> Value:
 
 
 def actor(o: Options) -> foreign.LearningRole:
-    """Return the model that learns."""
+    """Return the settings of the model that learns."""
     path = o.take("model_name_or_path")
     if path is None:
         raise ConfigError("--model_name_or_path is needed: the model to train.")
@@ -178,7 +178,10 @@ def _optimizer(o: Options) -> foreign.Optimizer:
 
 
 def final_ratio(o: Options) -> Value:
-    """Return the share of the peak at which a cosine ends, of `lr_scheduler_kwargs`."""
+    """Return the final rate of a cosine schedule as a share of the peak rate, or None.
+
+    It is read from `lr_scheduler_kwargs`.
+    """
     flag, name = "lr_scheduler_kwargs", str(o["lr_scheduler_type"])
     if o[flag] is None:
         if name == "cosine_with_min_lr":
@@ -198,7 +201,11 @@ def final_ratio(o: Options) -> Value:
 
 
 def reference(o: Options) -> foreign.ScoringRole | None:
-    """Return the frozen policy if it is divided; with an adapter it is the actor without it."""
+    """Return the reference model, or None if the config needs no section for it.
+
+    The config needs it only if weights are divided and the actor has no adapter. With an adapter
+    the reference is the actor without its adapter.
+    """
     uses = (o.rl and o["beta"]) or o.command in ("dpo", "kto")
     stage = frozen_stage(o)
     if not uses or stage is None or o["use_peft"]:
@@ -207,7 +214,10 @@ def reference(o: Options) -> foreign.ScoringRole | None:
 
 
 def rollout(o: Options) -> foreign.Rollout | None:
-    """Return what samples: vLLM beside or on the ranks' cards, or transformers."""
+    """Return the engines that sample, with sampling settings; None if the command samples nothing.
+
+    They are vLLM on separate cards or on the ranks' cards, or transformers.
+    """
     if not o.rl:
         return None
     sampling = foreign.SamplingSettings(
@@ -254,7 +264,7 @@ def rollout(o: Options) -> foreign.Rollout | None:
 
 
 def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart beside the others that are given."""
+    """Yield remarks on settings that have no counterpart in combination with others."""
     if _asks_for_half(o):
         why = "models are trained in bfloat16 or float32"
         yield from (

@@ -1,6 +1,6 @@
 """Convert a command of verl to a config.
 
-Its words are overrides of hydra: `key=value`, `+key=value`, `++key=value`, `~key`.
+The command's words are hydra overrides: `key=value`, `+key=value`, `++key=value`, `~key`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _CONFIG_NAMES = ("--config-name", "-cn")
 
 
 def _read_options(launch: Launch, cards: int | None) -> Options:
-    """Return the settings of a command.
+    """Return the options of a command.
 
     Raises:
-        ConfigError: The program is not read, or values cannot be read.
+        ConfigError: The program cannot be converted, or values cannot be read.
     """
     command = find_command(launch.program)
     notes: list[Remark] = []
@@ -56,7 +56,7 @@ def _read_options(launch: Launch, cards: int | None) -> Options:
 
 
 def _overrides(words: Sequence[str], notes: list[Remark]) -> Iterator[tuple[str, str]]:
-    """Yield each key with its value as it was written."""
+    """Yield (key, text of the value) for each override; add notes on words that are not read."""
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
@@ -85,7 +85,7 @@ def _assignment(known: Mapping[str, Setting], name: str, value: str) -> Assignme
 
 
 def _of_family(name: str) -> Setting | None:
-    """Return a setting that is like the others whose names begin so."""
+    """Return a setting without a counterpart if the name begins like a family's; else None."""
     for prefixes, reason in FAMILIES:
         if name.startswith(prefixes):
             return Setting(name, (), WORDS, absent=reason)
@@ -93,7 +93,7 @@ def _of_family(name: str) -> Setting | None:
 
 
 def _unknown(known: Mapping[str, Setting], name: str) -> str:
-    """Return why there is no such key, with the nearest names by all of it or its last part."""
+    """Return a text that says a key is unknown, and suggests similar keys."""
     last = name.rpartition(".")[2]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     close += [key for key in known if key.rpartition(".")[2] == last]
@@ -106,7 +106,7 @@ def _words(text: str) -> tuple[str, ...] | None:
     """Return the words of a value in hydra's grammar; None for null.
 
     Raises:
-        ConfigError: It begins like a list and is none.
+        ConfigError: The text begins like a list but is no list.
     """
     bare = text.strip()
     if bare in _NOTHING:
@@ -127,11 +127,11 @@ _VERSION = "0.9.1"
 
 
 def convert(launch: Launch, cards: int | None = None) -> Converted:
-    """Return the config that means what a command means.
+    """Return a config that has the same meaning as a verl command.
 
     Args:
         launch: The command.
-        cards: Cards of a machine, if the command does not say it.
+        cards: Number of cards per machine, if the command does not say it.
 
     Raises:
         ConfigError: Values cannot be read, Plimsoll cannot do what they say, or the config is

@@ -1,4 +1,4 @@
-"""Read rows, lengths, batches, how long a run is, and what of it is kept.
+"""Convert the settings of rows, lengths, batch sizes, the run's length and its checkpoints.
 
 verl's rows are Parquet files with prompts as lists of turns.
 """
@@ -18,20 +18,20 @@ from plimsoll.interop.convert.values import positive
 
 _ACTOR = "actor_rollout_ref.actor"
 _ANSWER = "reward_model.ground_truth"
-"""The column of verl's data that rewards compare with."""
+"""The column of verl's data that has the reference answer."""
 _METRICS = (None, "reward", "seq_reward", "score", "acc", "seq_final_reward")
-"""What verl may leave a group out by: all are alike if the rewards are."""
+"""Metrics by which verl may filter groups. Each is equal in a group if the rewards are equal."""
 _GROUPS = "algorithm.filter_groups"
 PROMPT, RESPONSE = "data.max_prompt_length", "data.max_response_length"
 
 
 def files(o: Options, flag: str) -> list[str]:
-    """Return the paths of files."""
+    """Return the file paths in a setting, with `~` expanded; empty if it is not set."""
     return [os.path.expanduser(path) for path in o[flag] or ()]
 
 
 def data(o: Options) -> foreign.Data:
-    """Return the rows, and how they are read."""
+    """Return the settings of all data sets: training and held-out rows, lengths and template."""
     paths = files(o, "data.train_files")
     if not paths:
         raise ConfigError("data.train_files=... is needed: the rows to learn from.")
@@ -76,7 +76,7 @@ def _column(o: Options, name: str, *flags: str) -> Sourced:
 
 
 def _columns(o: Options) -> dict[str, Sourced]:
-    """Return which columns hold what."""
+    """Return the columns of a data set by their purpose."""
     if o.command == "sft":
         return _sft_columns(o)
     columns = {"messages": _column(o, str(o["data.prompt_key"]), "data.prompt_key")}
@@ -116,7 +116,10 @@ def _held_out(o: Options) -> foreign.ForeignRows | Mapping[str, foreign.ForeignR
 
 
 def eval_sampling(o: Options) -> foreign.SamplingSettings | None:
-    """Return how held-out prompts are answered: by the likeliest tokens if nothing else is said."""
+    """Return how responses to held-out prompts are sampled; None without evaluation.
+
+    The default is greedy decoding (temperature 0).
+    """
     if not _evaluates(o):
         return None
     sample, temperature, top_p, top_k = (
@@ -133,7 +136,7 @@ def eval_sampling(o: Options) -> foreign.SamplingSettings | None:
 
 
 def batch(o: Options) -> foreign.BatchSizes:
-    """Return what a step learns from."""
+    """Return the batch sizes of a step."""
     size = o.take("data.train_batch_size")
     return foreign.BatchSizes(
         sequences=None if o.rl else size,
@@ -145,7 +148,7 @@ def batch(o: Options) -> foreign.BatchSizes:
 
 
 def mini_batches(o: Options, size: str) -> Value:
-    """Return the optimizer steps of a step; None if no size says how many."""
+    """Return the number of optimizer steps per RL step; None if the setting `size` is not set."""
     if o[size] is None:
         return None
     prompts = "data.train_batch_size"
@@ -191,7 +194,7 @@ def _dynamic_sampling(o: Options) -> foreign.GroupFilter | None:
 
 
 def _steps(o: Options, flag: str) -> int | None:
-    """Return after how many steps something is done; None for -1 and for each epoch."""
+    """Return an interval in steps from a setting; None for -1 or `after_each_epoch`."""
     if str(o[flag]) == "after_each_epoch":
         return None
     try:
@@ -202,7 +205,7 @@ def _steps(o: Options, flag: str) -> int | None:
 
 
 def run(o: Options) -> foreign.Run:
-    """Return how long the run is, and what is kept of it."""
+    """Return the length of the run, and its checkpoints and logs."""
     folder, project, name = (
         f"trainer.{part}" for part in ("default_local_dir", "project_name", "experiment_name")
     )
@@ -237,7 +240,7 @@ def _logger_names(o: Options) -> list[str]:
 
 
 def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart beside the others that are given."""
+    """Yield remarks on settings that have no counterpart in combination with others."""
     yield from mapping.unknown_loggers("trainer.logger", _logger_names(o), ("console", "file"))
     if o.given("trainer.resume_from_path"):
         yield Remark("lacking", "trainer.resume_from_path", "a run goes on from run.directory")

@@ -1,4 +1,4 @@
-"""Read what a run learns by: estimator, policy loss, correction, KL and rewards."""
+"""Convert the settings of the algorithm: estimator, policy loss, correction, KL and rewards."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ _TAKEN_OFF = {
     "rloo": "the mean of the group's others is",
     "reinforce_pp_baseline": "the group's mean is",
 }
-"""What estimators of whole responses scale by. The others take the KL token by token, as here."""
+"""What each estimator of response rewards subtracts or divides by, as part of a message. Other
+estimators subtract the KL token by token, as Plimsoll does."""
 _MANAGERS = ("naive", "dapo", "batch", "prime", "gdpo", "rate_limited", "remote")
 _ACTOR = "actor_rollout_ref.actor"
 _MODE = f"{_ACTOR}.policy_loss.loss_mode"
@@ -62,7 +63,7 @@ def _choose(o: Options, id: str, choices: Mapping[str, str]) -> str:
     """Return Plimsoll's name for the value of a setting.
 
     Raises:
-        ConfigError: Plimsoll has nothing like it.
+        ConfigError: Plimsoll has no counterpart of the value.
     """
     name = choices.get(str(o[id]))
     if name is None:
@@ -79,7 +80,7 @@ def _estimator(o: Options) -> str:
 
 
 def job(o: Options) -> str:
-    """Return the command of Plimsoll."""
+    """Return the name of Plimsoll's command."""
     if not o.rl:
         return "sft"
     name, loss = _estimator(o), o[_MODE]
@@ -91,7 +92,7 @@ def job(o: Options) -> str:
 
 
 def algorithm(o: Options) -> foreign.Algorithm:
-    """Return what the run learns by."""
+    """Return the algorithm of the run."""
     if not o.rl:
         return foreign.Algorithm()
     mode, factor = f"{_ACTOR}.loss_agg_mode", f"{_ACTOR}.loss_scale_factor"
@@ -119,7 +120,7 @@ def algorithm(o: Options) -> foreign.Algorithm:
 
 
 def _always(o: Options, id: str) -> Sourced:
-    """Return the value of a setting, None included."""
+    """Return the value of a setting with its origin, even if the value is None."""
     return o.trace(o[id], id)
 
 
@@ -158,7 +159,7 @@ def _policy_loss(o: Options) -> foreign.Method:
 
 
 def _bound(o: Options, bound: str) -> Sourced:
-    """Return a bound of its own, or else the one for both."""
+    """Return a clip bound: the value of its setting, or of the setting for both bounds if None."""
     both = _CLIPS[0]
     return o.trace(o[both], bound, both) if o[bound] is None else o.trace(o[bound], bound)
 
@@ -236,7 +237,7 @@ def _kl_estimator(o: Options, id: str) -> Sourced:
 
 
 def reward_model(o: Options) -> foreign.RewardModel | None:
-    """Return the reward model, if there is one and no function scores."""
+    """Return the reward model; None if there is none, or if a function gives the reward."""
     flag = "reward.reward_model.model_path"
     if not o.rl or o[_FUNCTION] is not None or not o[_MODELLED]:
         return None
@@ -256,7 +257,7 @@ def reward_model(o: Options) -> foreign.RewardModel | None:
 
 
 def rewards(o: Options) -> Mapping[str, foreign.RewardTerm]:
-    """Return the parts of the reward that functions and rules give."""
+    """Return the parts of the reward that functions and rules give, by name."""
     if not o.rl:
         return {}
     manager = "reward.reward_manager.name"
@@ -279,7 +280,10 @@ def rewards(o: Options) -> Mapping[str, foreign.RewardTerm]:
 
 
 def _rule(o: Options) -> foreign.RewardTerm:
-    """Return verl's own score by the row's source: of GSM8K the number after the last `####`."""
+    """Return the reward that replaces verl's score by data source.
+
+    It is `exact_match` after `####` if all files are GSM8K, else `math_answer`.
+    """
     note = "verl scores by data_source"
     why = (
         "verl scores each row by its data_source: of GSM8K what follows ####, of mathematics what "
@@ -292,7 +296,7 @@ def _rule(o: Options) -> foreign.RewardTerm:
 
 
 def _over_long(o: Options) -> Mapping[str, foreign.RewardTerm]:
-    """Return DAPO's penalty for long responses."""
+    """Return DAPO's penalty for long responses by its name; empty if it is off."""
     start = "reward.reward_kwargs."
     on, size, factor = (
         f"{start}overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor")
@@ -311,7 +315,7 @@ def _over_long(o: Options) -> Mapping[str, foreign.RewardTerm]:
 
 
 def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart beside the others that are given."""
+    """Yield remarks on settings that have no counterpart in combination with others."""
     if o.rl and o[_MODE] != "dppo_tv" and o.given(_BYPASS) and o[_BYPASS]:
         why = "ratios are against the trainer's log-probs, and algorithm.correction weighs these "
         yield Remark("lacking", _BYPASS, f"{why}against the sampler's")

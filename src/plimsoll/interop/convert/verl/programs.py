@@ -15,7 +15,7 @@ COMMANDS: Mapping[str, str] = {
     "sft_trainer_ray": "sft",
     "fsdp_sft_trainer": "sft",
 }
-"""Programs that are read, with the table's name for each."""
+"""Programs that can be converted, with the short name of each in the settings' table."""
 _REFUSED: Mapping[str, str] = {
     "main_generation": "`plimsoll sample CONFIG` samples and scores",
     "main_generation_server": "`plimsoll sample CONFIG` samples and scores",
@@ -33,7 +33,10 @@ _PACKAGES = (
 
 
 def program(words: Sequence[str]) -> tuple[str, int] | None:
-    """Return the program that `verl.trainer.main_ppo` or its path names."""
+    """Return the program that the first word names, and 1; None if it names none of verl's.
+
+    The word is a module such as `verl.trainer.main_ppo`, or its path.
+    """
     for package in _PACKAGES:
         match = programs_of(package)(words)
         if match is not None and (match[0] in COMMANDS or match[0] in _REFUSED):
@@ -42,10 +45,10 @@ def program(words: Sequence[str]) -> tuple[str, int] | None:
 
 
 def find_command(name: str) -> str:
-    """Return the table's name of a program.
+    """Return the short name in `COMMANDS` of a program.
 
     Raises:
-        ConfigError: It is not read. The message says why.
+        ConfigError: The program cannot be converted. The message says why.
     """
     if name in COMMANDS:
         return COMMANDS[name]

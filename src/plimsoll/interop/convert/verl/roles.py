@@ -1,4 +1,4 @@
-"""Read ranks, FSDP's settings as ZeRO's, adapters, optimizers, schedules and engines."""
+"""Convert the settings of ranks, FSDP (to ZeRO), adapters, optimizers, schedules and engines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCHEDULES = ("lr_scheduler_type", "warmup_style", "lr_scheduler", "lr_decay_sty
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections of a role's model, optimizer and engine."""
+    """The names of the sections with a role's model, optimizer and engine settings."""
 
     model: str
     optim: str
@@ -31,14 +31,17 @@ _OF_SFT = Sections("model", "optim", "engine")
 
 
 def _cards(o: Options) -> int:
-    """Return the cards of all machines."""
+    """Return the number of cards of all machines."""
     if o.command == "sft" and o.launch.cards is not None:
         return int(o.launch.cards * (o.launch.nodes or 1))
     return int(o[_CARDS[0]] * o[_CARDS[1]])
 
 
 def machines(o: Options) -> foreign.Machines:
-    """Return the cards: of SFT by the launcher, else by the trainer's settings."""
+    """Return the machines and cards.
+
+    For SFT they follow from the launcher if it says them, otherwise from the trainer's settings.
+    """
     launched = o.command == "sft" and o.launch.cards is not None
     check = ""
     if not launched and not o.given(_CARDS[0]):
@@ -53,7 +56,7 @@ def machines(o: Options) -> foreign.Machines:
 
 
 def actor(o: Options) -> foreign.LearningRole:
-    """Return the model that learns."""
+    """Return the settings of the model that learns."""
     sections = _OF_SFT if o.command == "sft" else _OF_ACTOR
     flag = f"{sections.model}.path"
     if not o.given(flag):
@@ -64,7 +67,7 @@ def actor(o: Options) -> foreign.LearningRole:
 
 
 def critic(o: Options) -> foreign.LearningRole | None:
-    """Return the critic of gae."""
+    """Return the critic, or None if the command trains no critic."""
     path = o.take(f"{_OF_CRITIC.model}.path")
     return _trained_role(o, _OF_CRITIC, path) if o.has_critic else None
 
@@ -103,7 +106,7 @@ def _trained_role(o: Options, sections: Sections, path: Value) -> foreign.Learni
 
 
 def _sharding(o: Options, engine: str, full: bool) -> foreign.Sharding:
-    """Return FSDP's settings: it divides weights, gradients and states, as ZeRO stage 3 does."""
+    """Return FSDP's settings as ZeRO's: stage 3, or 2 if weights stay gathered after forward."""
     gathered = f"{engine}.reshard_after_forward"
     stage = 3 if o[gathered] else 2
     policy, states = f"{engine}.offload_policy", f"{engine}.optimizer_offload"
@@ -138,12 +141,15 @@ def _schedule(o: Options, optim: str) -> foreign.Schedule:
 
 
 def kl_in_reward(o: Options) -> bool:
-    """Return whether the KL is taken off rewards that count: gdpo looks at their parts alone."""
+    """Return whether the KL is subtracted from the reward; gdpo ignores that setting."""
     return bool(o["algorithm.use_kl_in_reward"]) and o["algorithm.adv_estimator"] != "gdpo"
 
 
 def reference(o: Options) -> foreign.ScoringRole | None:
-    """Return the frozen policy, if there is a KL; with an adapter it is the actor without it."""
+    """Return the reference model; None without a KL, or if the actor has an adapter.
+
+    With an adapter the reference is the actor without its adapter.
+    """
     model = "actor_rollout_ref.model"
     has_kl = o.rl and (kl_in_reward(o) or o[f"{_ACTOR}.use_kl_loss"])
     if not has_kl or o[f"{model}.lora_rank"]:
@@ -160,7 +166,7 @@ def reference(o: Options) -> foreign.ScoringRole | None:
 
 
 def rollout(o: Options) -> foreign.Rollout | None:
-    """Return the engines, which share the ranks' cards."""
+    """Return the engines, which share the ranks' cards; None if the command does not sample."""
     if not o.rl:
         return None
     name, width, share, free = (
@@ -225,7 +231,7 @@ def _engine_dtype(o: Options) -> Value:
 
 
 def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart beside the others that are given."""
+    """Yield remarks on settings that have no counterpart in combination with others."""
     roles = [_OF_SFT] if o.command == "sft" else [_OF_ACTOR, *([_OF_CRITIC] * o.has_critic)]
     for sections in roles:
         engine = sections.engine

@@ -1,6 +1,6 @@
-"""List verl's settings, with the defaults of its configs and the names that they had before.
+"""List verl's settings, with the defaults of its configs and their earlier names.
 
-They are those of verl/trainer/config/ of 0.9.1.
+The source is verl/trainer/config/ of 0.9.1.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ FAMILIES: tuple[tuple[tuple[str, ...], Absence], ...] = (
     _family(why.TEMPLATE, "data.apply_chat_template_kwargs.", "data.mm_processor_kwargs."),
     _family(Absence("lacking", "options of a reward function go under rewards.<name>.options"), "reward.reward_kwargs.", "reward_model.reward_kwargs.", "custom_reward_function.reward_kwargs.", "reward.custom_reward_function.reward_kwargs."),
 )
-"""Beginnings of names, with the reason why such settings have no counterpart."""
+"""Families of settings: (prefixes of names, reason why these settings have no counterpart)."""
 
 
 # fmt: off
@@ -123,13 +123,13 @@ FAMILIES: tuple[tuple[tuple[str, ...], Absence], ...] = (
 
 
 def _under(prefix: str, names: str, reader: ValueReader, default: object = None, of: str = _PPO, *, older: str = "", empty: bool = False, **by_command: object) -> tuple[Setting, ...]:
-    """Return settings of one section. older: their earlier sections or names."""
+    """Return settings of one section. `older` has their earlier sections or names."""
     full = " ".join(f"{prefix}.{name}" for name in names.split())
     return settings(full, of, reader, default, older=older, empty=empty, **by_command)
 
 
 def _role(of: str, model: str, optim: str, engine: str, rate: float, older: str = "") -> tuple[Setting, ...]:
-    """Return the settings of a role that learns. older: the earlier name of the engine's section."""
+    """Return the settings of a role that learns. `older` is the engine section's earlier name."""
     return (
         *_under(model, "path", TEXT, "~/models/deepseek-llm-7b-chat", of, older=f"{model}.partial_pretrain"),
         *_under(model, "trust_remote_code enable_activation_offload", BOOL, False, of),

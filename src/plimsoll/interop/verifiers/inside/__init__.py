@@ -1,1 +1,1 @@
-"""Code for the Python of verifiers' virtual environment. It imports nothing of Plimsoll's."""
+"""Code that runs in verifiers' virtual environment. It imports nothing from Plimsoll."""

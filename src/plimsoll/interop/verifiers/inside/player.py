@@ -1,16 +1,16 @@
-"""Play episodes of a verifiers environment, many side by side, with a policy elsewhere.
+"""Play episodes of a verifiers environment concurrently, with a policy behind an endpoint.
 
     python player.py check|tasks|play
 
-The first line on standard input says what to open, as JSON: {taskset, environment, options}. The
-answer is a line {ready: VERSION, port} or {refused: WHY}. `tasks` then writes {task, messages} for
-each task. `play` serves HTTP at the port of this machine until standard input is closed:
+The first line on standard input is JSON that says what to open: {taskset, environment, options}.
+The answer is a line {ready: VERSION, port} or {refused: WHY}. `tasks` then writes a line {task,
+messages} for each task. `play` serves HTTP at this port until standard input is closed:
 
     POST /play                 {task, base_url, api_key} -> {reward, figures} or {failed, lines}
-    POST /v1/chat/completions  a turn that verifiers asks for, as it asks any endpoint of OpenAI's
-                               form; it is handed on to the base_url of the turn's episode
+    POST /v1/chat/completions  verifiers asks for a turn, as from any OpenAI-compatible endpoint;
+                               the request is forwarded to the base_url of the turn's episode
 
-An episode is given up when its request is closed. What is printed goes to standard error.
+An episode is cancelled when its request is closed. Printed text goes to standard error.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from verifiers.v1.clients.client import SESSION_ID_HEADER
 
 MODEL = "policy"
 HARNESS = "plimsoll-chat"
-"""The file plimsoll_chat.py beside this one."""
+"""The harness in plimsoll_chat.py, beside this file."""
 _REFUSED = "refused"
-"""The code of the endpoint's error for a turn beyond the limits of an episode."""
+"""The error code of Plimsoll's endpoint for a turn beyond the limits of an episode."""
 _TRACEBACK_LINES = 20
 _MAX_BODY = 2**28
 
@@ -48,10 +48,10 @@ class Refused(Exception):
 
 
 def resolve_config(opening: PlayerLine) -> vf.EnvConfig:
-    """Return the config of an environment.
+    """Return the verifiers config of the environment to open.
 
-    If its options do not say otherwise, each agent talks in this process and its tools run on this
-    machine: verifiers' own defaults are a shell for the policy, in a sandbox that costs money.
+    Unless the options say otherwise, each agent talks in this process and its tools run on this
+    machine. verifiers' defaults would give the policy a shell, in a sandbox that costs money.
     """
     taskset, environment = opening["taskset"], opening["environment"]
     options: dict[str, Any] = dict(opening["options"])
@@ -73,7 +73,7 @@ def _with_defaults(given: PlayerLine, default: vf.AgentConfig, taskset: str) -> 
 
 
 def open_environment(opening: PlayerLine) -> vf.Env:
-    """Return the environment. Raises Refused with the message of verifiers or of its package."""
+    """Return the opened environment; raise Refused, with the error's message, if it fails."""
     try:
         return vf.load_environment(resolve_config(opening))
     except ValidationError as error:
@@ -84,7 +84,10 @@ def open_environment(opening: PlayerLine) -> vf.Env:
 
 
 def read_tasks(env: vf.Env, limit: int | None, skip: int) -> Iterator[dict[str, Any]]:
-    """Yield the data of each task, with messages by which a reader recognises the task."""
+    """Yield {task, messages} for each task: its data, and messages for readers of the file.
+
+    Raises Refused if the tasks are endless and there is no limit.
+    """
     chosen = env.taskset.skip(skip)
     if limit is not None:
         chosen = chosen.take(limit)
@@ -102,16 +105,16 @@ def _messages(data: vf.TaskData) -> list[dict[str, str]]:
 
 
 class VerifiersPlayer:
-    """Serves the episodes of an open environment, and the turns that verifiers asks for."""
+    """Serves requests to play episodes, and verifiers' requests for turns of these episodes."""
 
     def __init__(self, env: vf.Env) -> None:
         self._env = env
         self._task_class = type(env.taskset).task_type()
         self._asking: dict[str, tuple[PlayerLine, vf.Trace]] = {}
-        """The requests of the episodes that are played, and their traces, by the traces' ids."""
+        """The episode's request and the trace, by the trace's id, while an episode is played."""
 
     async def serve(self, announce: Callable[[int], None]) -> None:
-        """Call `announce` with the port, and play until standard input is closed."""
+        """Serve requests until standard input is closed; first call `announce` with the port."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         closed = asyncio.StreamReader()
@@ -166,7 +169,7 @@ class VerifiersPlayer:
                 del self._asking[trace.id]
 
     async def _hand_on(self, request: web.Request) -> web.Response:
-        """Have the policy answer a turn."""
+        """Forward a request for a turn to the policy's endpoint, and return its answer."""
         trace_id = request.headers.get(SESSION_ID_HEADER, "")
         if trace_id not in self._asking:
             error = {"message": "The episode is over.", "type": "invalid_request_error"}
@@ -177,18 +180,20 @@ class VerifiersPlayer:
         async with self._http.post(url, data=await request.read(), headers=headers) as answer:
             body = await answer.read()
             if answer.status == 400 and json.loads(body)["error"].get("code") == _REFUSED:
-                # A rollout that is stopped is scored as it is; one that fails is not scored.
+                # verifiers scores a stopped rollout, but not a failed one.
                 trace.stop(_REFUSED)
             kind = answer.content_type
             return web.Response(body=body, status=answer.status, content_type=kind)
 
 
 def describe_result(episode: vf.Episode, asking: set[str]) -> dict[str, Any]:
-    """Return what became of an episode: means over the traces that asked the policy.
+    """Return an episode's {reward, figures}, or {failed} with the reason, and lines if there are.
+
+    Reward and figures are means of the traces that asked the policy.
 
     Args:
-        episode: it is over.
-        asking: the ids of the traces that might ask the policy.
+        episode: An episode that has ended.
+        asking: The ids of the traces that may ask the policy.
     """
     if not episode.ok:
         errors = [*episode.errors, *(error for t in episode.traces for error in t.errors)]
@@ -212,7 +217,7 @@ def describe_result(episode: vf.Episode, asking: set[str]) -> dict[str, Any]:
 
 
 def main(what: str) -> None:
-    """Check, list or play; see above."""
+    """Run `check`, `tasks` or `play`, as the module's docstring describes."""
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

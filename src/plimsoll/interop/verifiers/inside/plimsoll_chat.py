@@ -1,8 +1,8 @@
-"""A harness of verifiers that talks in the player's own process.
+"""A harness for verifiers that runs in the player's process.
 
-The policy speaks until it calls no tool, and its calls go to the task's tool servers. verifiers'
-harness `null` does the same by a program, which takes seconds to import its libraries and starts
-once for each stretch of a rollout.
+The policy is asked for turns until it calls no tool. Its calls go to the task's tool servers.
+verifiers' harness `null` does the same in a separate program. That program starts for each part of
+a rollout, and takes seconds to import its libraries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ChatMessage = dict[str, Any]
 
 
 class PlimsollChat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-    """Talks without a program of its own; the conversation is in the trace."""
+    """A harness without a separate program; the conversation is in the trace."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -43,7 +43,7 @@ class PlimsollChat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Run one stretch of a rollout, up to a reply without a call."""
+        """Run one part of a rollout, until a reply has no tool call; return exit code and error."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(
                 httpx.AsyncClient(
@@ -87,14 +87,14 @@ class PlimsollChat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return the context that all rollouts share: making one takes 40 ms and 1 MB."""
+    """Return the TLS context that all rollouts share; a new context takes 40 ms and 1 MB."""
     return ssl.create_default_context()
 
 
 async def _call_tool(
     function: dict[str, str], connections: dict[str, Any], dispatch: dict[str, tuple[str, str]]
 ) -> Any:
-    """Return what a tool gives, or what is wrong with the call."""
+    """Return a tool's result, or an error text if the call is wrong."""
     if function["name"] not in dispatch:
         return f"error: unknown tool {function['name']!r}"
     try:
