@@ -135,7 +135,8 @@ def _serve(place: Place, pipe: Connection, log: Path) -> None:
             function, arguments, options = pipe.recv()
         except EOFError:
             return leave()
-        if gc.get_freeze_count() == 0:
-            gc.freeze()  # what the first call imported; to go through it outlasts most calls
+        # What calls import, and what DeepSpeed keeps of each engine: to go through all of it, as
+        # DeepSpeed does many times for each engine, soon takes longer than most calls.
+        gc.freeze()
         pipe.send(function(place, *arguments, **options))
         gc.collect()  # the engines of the last call: modules and their hooks are cycles

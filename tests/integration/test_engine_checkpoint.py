@@ -41,6 +41,7 @@ from plimsoll.config.engine import AdapterConfig, EmaConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.engine.zero.config import ZeroConfig
+from plimsoll.errors import ConfigError
 from plimsoll.records import Floats, from_packed
 
 ALL_CPU = ZeroConfig(stage=3, optimizer_offload="cpu", parameter_offload="cpu")
@@ -178,6 +179,8 @@ def train_in_short_rows(place: Place, model: Path, setting: Setting, out: Path) 
         worker.save_checkpoint("actor", out / "checkpoint")
         worker.load_checkpoint("actor", out / "checkpoint")
     worker.save_model("actor", out)
+    with pytest.raises(ConfigError, match="holds no whole checkpoint"):
+        worker.load_checkpoint("actor", out / "nothing")
     engine: Any = worker._engines["actor"]
     return len(engine.masters())
 

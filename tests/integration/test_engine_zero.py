@@ -32,6 +32,7 @@ from ranks import RankProcesses
 from torch import nn
 from zero_cases import (
     BUDGETS,
+    BYTES,
     CASES,
     EXACT,
     ROUNDED,
@@ -71,8 +72,6 @@ BOUNDS: Mapping[Numbers, Bound] = {
 }
 """bfloat16 has 8 bits. Block-wise 8-bit numbers have errors of a few per cent: Dettmers et al.
 2021, https://arxiv.org/abs/2110.02861, figure 4."""
-BYTES = 0.02
-"""The largest error of the plan's bytes, as a share of them."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -235,4 +234,4 @@ def test_the_search_for_tensors_finds_them() -> None:
     before = live_storages()
     parameter = nn.Parameter(torch.zeros(1000))
     parameter.sum().backward()
-    assert bytes_since(before) == 8000
+    assert bytes_since(before, expected=8000) == 8000

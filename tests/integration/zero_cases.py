@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -50,6 +51,9 @@ FORMS: Mapping[str, AdapterConfig | None] = {
 """What is trained: all weights, or an adapter; its base is in 4 bits where that is in the name."""
 BUDGETS: Mapping[Split, int] = {"many": 39, "one": 100_000, "sparse": 39}
 """Tokens of a micro-batch; 39 just hold the longest pair."""
+BYTES = 0.02
+"""The largest error of the plan's bytes, as a share of them."""
+_PATIENCE = 5.0
 RECOMPUTED: Mapping[Recompute, bool | Literal["selective"]] = {
     "nothing": False,
     "layers": True,
@@ -273,9 +277,10 @@ def train_and_weigh(place: Place, case: Case, model: Path, other: Path, out: Pat
     if role.adapter is not None:
         worker.save_model("actor", out / "first")
     steps = [_step(worker, place, case, number) for number in (0, 1)]
-    between = bytes_since(before)
+    priced = price(case, model)
+    between = bytes_since(before, priced.between)
     worker.save_checkpoint("actor", out / "checkpoint")
-    with _weighing(worker, before) as found:
+    with _weighing(worker, before, priced) as found:
         steps.append(_step(worker, place, case, 2))
     held = Weight(between, *found)
     worker.save_model("actor", out / "last")
@@ -290,18 +295,20 @@ def train_and_weigh(place: Place, case: Case, model: Path, other: Path, out: Pat
         again = _step(worker, place, case, 2)
         resumed = _states(worker, case, out / "resumed")
         is_same = is_same and all(map(torch.equal, straight, resumed))
-    return Seen(steps, held, price(case, model), again, is_same)
+    return Seen(steps, held, priced, again, is_same)
 
 
 @contextmanager
-def _weighing(worker: Worker, before: dict[int, UntypedStorage]) -> Iterator[list[int]]:
+def _weighing(
+    worker: Worker, before: dict[int, UntypedStorage], priced: Weight
+) -> Iterator[list[int]]:
     """Weigh the update inside the block: just before it, and at its highest point."""
     engine, found = worker._engines["actor"], list[int]()
     assert isinstance(engine, ZeroEngine)
     take = engine.step
 
     def step(rate: float) -> float:
-        found.append(bytes_since(before))
+        found.append(bytes_since(before, priced.before))
         with LiveBytes() as live:
             for tensor in _live_tensors():
                 live.count(tensor)
@@ -367,8 +374,18 @@ def live_storages() -> dict[int, UntypedStorage]:
     return {storage.data_ptr(): storage for storage in storages}
 
 
-def bytes_since(before: dict[int, UntypedStorage]) -> int:
-    return sum(one.nbytes() for start, one in live_storages().items() if start not in before)
+def bytes_since(before: dict[int, UntypedStorage], expected: int) -> int:
+    """Return the bytes of what lives and did not live before.
+
+    If they are more than what is expected, look again for some seconds: gloo's threads let go of
+    what they have sent a moment after the send is done.
+    """
+    give_up = time.monotonic() + _PATIENCE
+    while True:
+        found = sum(one.nbytes() for start, one in live_storages().items() if start not in before)
+        if found <= (1 + BYTES) * expected or time.monotonic() > give_up:
+            return found
+        time.sleep(0.01)
 
 
 def price(case: Case, model: Path) -> Weight:
