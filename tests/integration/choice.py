@@ -47,10 +47,3 @@ def pairwise(
 def pairs(case: Case) -> set[Pair]:
     """Of the values of two axes, each with the number of its axis."""
     return set(combinations(enumerate(case), 2))
-
-
-def pairwise_first(*axes: Sequence[Any]) -> list[Any]:
-    """All combinations for `parametrize`, of which those that `pairwise` chooses are not slow."""
-    chosen = pairwise(*axes)
-    rest = (case for case in product(*axes) if case not in chosen)
-    return [*chosen, *(slow(*case) for case in rest)]

@@ -40,6 +40,8 @@ VOCAB = 320
 SEED = 5
 """Of the critic's new head."""
 CLIP_VALUE = 0.2
+DECAY = 0.23
+"""What stays of a moving average at each step, after the first."""
 OBJECTIVE = PolicyObjective(
     Choice(name="clip", options={"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 1.5}),
     terms=PolicyTerms(kl_estimator="k3", kl_coefficient=0.1, entropy_bonus=0.05),
@@ -162,6 +164,24 @@ def own_packs(place: Place, batch: Batch, budget: int) -> list[Pack]:
     return pack(batch.samples, place.ranks, budget)[place.rank]
 
 
+def policy_streams(packs: Sequence[Pack], batch: Batch) -> list[PolicyStream]:
+    """Return what packs of sampled responses carry."""
+    return [
+        PolicyStream(
+            to_packed(p, batch.advantages),
+            to_packed(p, batch.old_logprobs),  # the sampler's; without a correction only measured
+            to_packed(p, batch.old_logprobs),
+            to_packed(p, batch.reference_logprobs),
+        )
+        for p in packs
+    ]
+
+
+def value_streams(packs: Sequence[Pack], batch: Batch) -> list[ValueStream]:
+    """Return what packs of a critic carry."""
+    return [ValueStream(to_packed(p, batch.returns), to_packed(p, batch.old_values)) for p in packs]
+
+
 def sft_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> UpdateResult:
     packs = own_packs(place, batch, budget)
     streams = [None] * len(packs)
@@ -172,15 +192,7 @@ def policy_step(
     worker: Worker, place: Place, batch: Batch, budget: int, rate: float
 ) -> UpdateResult:
     packs = own_packs(place, batch, budget)
-    streams = [
-        PolicyStream(
-            to_packed(p, batch.advantages),
-            to_packed(p, batch.old_logprobs),  # the sampler's; without a correction only measured
-            to_packed(p, batch.old_logprobs),
-            to_packed(p, batch.reference_logprobs),
-        )
-        for p in packs
-    ]
+    streams = policy_streams(packs, batch)
     return worker.train("actor", packs, streams, batch.counts, OBJECTIVE, rate)
 
 
@@ -188,9 +200,7 @@ def value_step(
     worker: Worker, place: Place, batch: Batch, budget: int, rate: float
 ) -> UpdateResult:
     packs = own_packs(place, batch, budget)
-    streams = [
-        ValueStream(to_packed(p, batch.returns), to_packed(p, batch.old_values)) for p in packs
-    ]
+    streams = value_streams(packs, batch)
     return worker.train("critic", packs, streams, batch.counts, ValueObjective(CLIP_VALUE), rate)
 
 

@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from engine_cases import CLIP_VALUE, RATES, SEED, Batch
+from engine_cases import CLIP_VALUE, DECAY, RATES, SEED, Batch
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+)
 
 from plimsoll.engine.worker import UpdateResult
 from plimsoll.records import Floats, Sample
@@ -37,24 +42,72 @@ class PlainStep:
 
 @dataclass(frozen=True)
 class PlainRun:
+    """average: the moving average of the masters, whose decay is DECAY in the end."""
+
     steps: tuple[PlainStep, ...]
     before: Weights
     after: Weights
+    average: Weights
 
 
-def plain_policy(path: Path, dtype: torch.dtype | Literal["auto"] = torch.float32) -> Any:
-    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+def plain_policy(
+    path: Path, dtype: torch.dtype | Literal["auto"] = torch.float32, *, quantised: bool = False
+) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, attn_implementation="eager", **_in_4_bits(quantised, dtype)
+    )
 
 
-def plain_critic(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+def _in_4_bits(
+    quantised: bool, dtype: torch.dtype | Literal["auto"], skip: Sequence[str] = ()
+) -> dict[str, Any]:
+    if not quantised:
+        return {}
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=[*skip] or None,
+    )
+    return {"quantization_config": settings}
+
+
+def plain_critic(path: Path, dtype: torch.dtype = torch.float32, *, quantised: bool = False) -> Any:
     """A critic with the head that the seed decides: normal, standard deviation 1 / (H + 1)."""
     model = AutoModelForSequenceClassification.from_pretrained(
-        path, num_labels=1, dtype=dtype, attn_implementation="eager"
+        path,
+        num_labels=1,
+        dtype=dtype,
+        attn_implementation="eager",
+        **_in_4_bits(quantised, dtype, ["score"]),
     )
     hidden = model.config.hidden_size
     drawn = torch.randn(1, hidden, generator=torch.Generator().manual_seed(SEED))
     model.score.weight.data.copy_(drawn / (hidden + 1))
     return model
+
+
+def plain_adapted(base: Any, adapter: Path) -> PeftModel:
+    """The base with an adapter from a file, which learns."""
+    base.train()  # in eval mode bitsandbytes lays the weights of a CPU out anew
+    return PeftModel.from_pretrained(
+        base, adapter, is_trainable=True, autocast_adapter_dtype=False
+    ).train()
+
+
+def named_as_saved(run: PlainRun) -> PlainRun:
+    """The run of an adapter, its weights named as PEFT writes them."""
+
+    def renamed(weights: Weights) -> Weights:
+        short = {
+            name.replace(".modules_to_save", "").replace(".default", ""): tensor
+            for name, tensor in weights.items()
+        }
+        return {n.replace("magnitude_vector.weight", "magnitude_vector"): short[n] for n in short}
+
+    weights = (renamed(run.before), renamed(run.after), renamed(run.average))
+    return PlainRun(run.steps, *weights)
 
 
 def plain_logprobs(model: Any, sample: Sample, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -69,10 +122,20 @@ def plain_logprobs(model: Any, sample: Sample, temperature: float = 1.0) -> tupl
 
 def plain_values(model: Any, sample: Sample) -> Tensor:
     """The values of the states that the sample's learned tokens are chosen in."""
+    return _scores(model, sample)[:-1][torch.from_numpy(sample.loss_mask[1:])]
+
+
+def plain_scores(model: Any, sample: Sample) -> Tensor:
+    """The scores of the sample's learned tokens, each the last that was read."""
+    return _scores(model, sample)[torch.from_numpy(sample.loss_mask)]
+
+
+def _scores(model: Any, sample: Sample) -> Tensor:
     tokens = torch.from_numpy(sample.tokens)
-    hidden_TH = model.model(tokens[None], use_cache=False).last_hidden_state[0, :-1]
-    values_T: Tensor = hidden_TH.float() @ model.score.weight[0].float()
-    return values_T[torch.from_numpy(sample.loss_mask[1:])]
+    whole = model.base_model.model if isinstance(model, PeftModel) else model
+    hidden_TH = whole.model(tokens[None], use_cache=False).last_hidden_state[0]
+    scores_T: Tensor = whole.score(hidden_TH)[:, 0].float()
+    return scores_T
 
 
 def _flat(arrays: Sequence[Floats]) -> Tensor:
@@ -129,8 +192,8 @@ def plain_run(model: Any, loss: Loss, batches: Sequence[Batch], max_grad_norm: f
     masters = {name: p.detach().float().clone() for name, p in named.items()}
     before = {name: p.clone() for name, p in masters.items()}
     optimizer = _adamw(masters)
-    steps = []
-    for batch, rate in zip(batches, RATES, strict=True):
+    steps, average = [], dict(before)
+    for batch, rate, decay in zip(batches, RATES, (2 / 11, DECAY, DECAY), strict=True):
         metrics = loss(model, batch)
         metrics["loss"].backward()
         for name, p in named.items():
@@ -145,8 +208,10 @@ def plain_run(model: Any, loss: Loss, batches: Sequence[Batch], max_grad_norm: f
         with torch.no_grad():
             for name, p in named.items():
                 p.copy_(masters[name])
+                average[name] = decay * average[name] + (1 - decay) * masters[name]
         steps.append(PlainStep({name: x.item() for name, x in metrics.items()}, norm.item()))
-    return PlainRun(tuple(steps), before, {n: p.detach().float() for n, p in named.items()})
+    after = {name: p.detach().float() for name, p in named.items()}
+    return PlainRun(tuple(steps), before, after, average)
 
 
 def _adamw(masters: Mapping[str, Tensor]) -> torch.optim.AdamW:
@@ -158,8 +223,9 @@ def _adamw(masters: Mapping[str, Tensor]) -> torch.optim.AdamW:
 
 
 def saved_weights(directory: Path) -> Weights:
-    """The tensors of a Hugging Face directory, as fp32 (exact for bfloat16)."""
-    return {n: t.float() for n, t in load_file(directory / "model.safetensors").items()}
+    """The tensors of a model's or an adapter's directory, as fp32 (exact for bfloat16)."""
+    (file,) = directory.glob("*.safetensors")
+    return {n: t.float() for n, t in load_file(file).items()}
 
 
 def distance(got: Weights, run: PlainRun) -> float:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from engine_cases import RATES, Batch, Setting, make_batch
+from engine_cases import Batch, make_batch
 from engine_reference import Metrics, plain_logprobs, plain_policy
 from torch import Tensor
 
 from plimsoll.config.base import Choice
-from plimsoll.config.engine import FrozenRole
 from plimsoll.data.packing import pack_pairs
 from plimsoll.engine.objectives import PreferenceObjective
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import UpdateResult, Worker
-from plimsoll.engine.zero.config import FrozenZeroConfig
-from plimsoll.records import Floats, Pack, Pair, Sample
+from plimsoll.records import Pack, Pair, Sample
 
 
 def with_prompts(batch: Batch) -> Batch:
@@ -59,43 +55,6 @@ def pairs_of(batch: Batch) -> list[Pair]:
 def own_pair_packs(place: Place, batch: Batch, budget: int, *, share: bool) -> list[Pack]:
     """The rank's micro-batches. share: a pair's prompt is in them once."""
     return pack_pairs(pairs_of(batch), place.ranks, budget, share_prompts=share)[place.rank]
-
-
-@dataclass(frozen=True)
-class Case:
-    """What to train and how. reference: a model, or None for a reference-free loss; stage: how its
-    weights are divided; share: a pair's prompt is computed once."""
-
-    setting: Setting
-    objective: PreferenceObjective
-    reference: Path | None
-    stage: Literal[0, 3] = 0
-    share: bool = True
-
-    def frozen(self) -> FrozenRole:
-        assert self.reference is not None
-        model = self.setting.role(self.reference).model
-        return FrozenRole(model=model).with_engine(FrozenZeroConfig(stage=self.stage))
-
-
-def train_pairs(
-    place: Place, model: Path, case: Case, batches: Sequence[Batch], out: Path
-) -> list[UpdateResult]:
-    """Train on the batches, one step each, and save the model."""
-    worker = Worker(place)
-    worker.load_policy("actor", case.setting.role(model), temperature=1.0)
-    if case.reference is not None:
-        worker.load_policy("reference", case.frozen(), temperature=1.0)
-    results = []
-    for batch, rate in zip(batches, RATES, strict=True):
-        packs = own_pair_packs(place, batch, case.setting.micro_batch_tokens, share=case.share)
-        streams: list[Floats | None] = [None for _ in packs]
-        if case.reference is not None:
-            streams = [*worker.sequence_log_probs("reference", packs)]
-        objective = case.objective
-        results.append(worker.train("actor", packs, streams, batch.counts, objective, rate))
-    worker.save_model("actor", out)
-    return results
 
 
 def plain_sums(model: Any, batch: Batch) -> Tensor:

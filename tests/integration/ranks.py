@@ -8,11 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from unittest.mock import patch
 
+import cpuinfo  # type: ignore[import-untyped]
 from torch import multiprocessing
 
 from plimsoll.config.cluster import Device
@@ -126,12 +128,15 @@ def _serve(place: Place, pipe: Connection, log: Path) -> None:
     with log.open("w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
+    # DeepSpeed's Adam for the CPU asks for each of its instances, and each answer takes a second.
+    cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
     while True:
         try:
             function, arguments, options = pipe.recv()
         except EOFError:
             return leave()
-        if gc.get_freeze_count() == 0:
-            gc.freeze()  # what the first call imported; to go through it outlasts most calls
+        # What calls import, and what DeepSpeed keeps of each engine: to go through all of it, as
+        # DeepSpeed does many times for each engine, soon takes longer than most calls.
+        gc.freeze()
         pipe.send(function(place, *arguments, **options))
         gc.collect()  # the engines of the last call: modules and their hooks are cycles

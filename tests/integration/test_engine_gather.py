@@ -9,7 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
-from engine_cases import BATCHES, RATES, Setting, own_packs, policy_step
+from engine_cases import (
+    BATCHES,
+    RATES,
+    Setting,
+    own_packs,
+    policy_step,
+    train_sft_gathering,
+)
+from engine_reference import (
+    distance,
+    plain_policy,
+    plain_run,
+    saved_weights,
+    sft_loss,
+    worst_error,
+)
 from ranks import RankProcesses
 from safetensors.torch import load_file
 
@@ -213,3 +228,15 @@ def test_only_one_bucket_is_whole_at_a_time(
         assert len(held.gathered) > 4 and max(held.own) <= BUCKET
         for gathered, own in zip(held.gathered, held.own, strict=True):
             assert own <= gathered <= own + held.persistent
+
+
+def test_a_layer_is_computed_anew_where_stage_3_gathers_anew(
+    tied: Path, tmp_path: Path, two_ranks: RankProcesses
+) -> None:
+    """DeepSpeed gathers within the layer, and its linear adds its bias to what is kept."""
+    zero = ZeroConfig(stage=3, bucket_elements=150_000)
+    setting = Setting(zero, checkpointing="selective")
+    results = two_ranks.run(train_sft_gathering, tied, setting, BATCHES, tmp_path)
+    want = plain_run(plain_policy(tied), sft_loss, BATCHES, 1.0)
+    assert worst_error(results, want) < 1e-5
+    assert distance(saved_weights(tmp_path), want) < 5e-5

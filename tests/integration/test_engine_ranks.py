@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from ranks import RankFailed, RankProcesses
 
-from plimsoll.engine.process_group import Place, join
+from plimsoll.engine.process_group import Place, free_port, join, leave
 
 
 def sum_of_ranks(place: Place, times: int) -> tuple[int, float]:
@@ -34,3 +34,12 @@ def test_a_rank_that_fails_is_shown_and_the_next_call_works(two_ranks: RankProce
         two_ranks.run(fail_on_rank_one)
     assert time.monotonic() - began < 120  # far under the patience for a rank that is stuck
     assert two_ranks.run(sum_of_ranks, 1) == [(0, 3.0), (1, 3.0)]
+
+
+def test_a_process_may_leave_and_join_others() -> None:
+    for _ in range(2):
+        join(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+        number = torch.tensor(3.0)
+        dist.all_reduce(number)
+        leave()
+        assert number.item() == 3 and not dist.is_initialized()

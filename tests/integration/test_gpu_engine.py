@@ -66,7 +66,7 @@ ZERO = {f"zero-{stage}": zero_stage(stage) for stage in (0, 1, 2, 3)} | {
 }
 METRICS_BOUND, WEIGHTS_BOUND = 1e-3, 5e-3
 """In fp32. A card adds in another order than a CPU; a wrong step is 0.05 and more from a right
-one (test_engine_equal.py)."""
+one (test_engine_zero.py)."""
 BF16_BOUND = 0.1
 """Of the way that all weights went together: bfloat16, by kernels of another order."""
 

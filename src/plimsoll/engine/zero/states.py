@@ -1,7 +1,7 @@
 """The tensors that DeepSpeed ZeRO 0.19.8 keeps for one trained role on one rank, in our settings.
 
 Read in its source, and checked against the tensors that its engines really hold
-(tests/integration/test_memory_zero_states.py). It departs from the textbook's 16 bytes a parameter:
+(tests/integration/test_engine_zero.py). It departs from the textbook's 16 bytes a parameter:
 
 - stage 1 in bfloat16 keeps undivided fp32 gradients on every rank (runtime/bf16_optimizer.py);
 - stage 2 with fp32 accumulation keeps its share of fp32 gradients on the device from the first
