@@ -58,7 +58,7 @@ class EnvironmentFactory:
 
 @dataclass(frozen=True)
 class EpisodeAgent:
-    """An agent that plays whole episodes by calls of the policy's endpoint."""
+    """An agent, which plays an episode by calls of the policy's endpoint."""
 
     name: str
     """The agent's name in the config."""

@@ -51,7 +51,7 @@ class Conversation:
         return self._extend(turn, tokens, True, logprobs, versions)
 
     def add_answer(self, role: str, tokens: Sequence[int] | TokenIds, text: str) -> Conversation:
-        """Return the branch with an answer appended: its tokens, those of the template included."""
+        """Return the branch with an answer appended; `tokens` include the template's tokens."""
         added = np.asarray(tokens, np.int64)
         zeros = [0] * len(added)
         return self._extend(self._turn(role, added, text), added, False, zeros, zeros)

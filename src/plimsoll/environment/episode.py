@@ -97,7 +97,7 @@ class Episode:
         self.reason: FinishReason = "stop"
         """Why the episode ended, once the agent is done."""
         self.figures: dict[str, float] = {}
-        """Sums of figures over all calls."""
+        """The figures of all calls, added up by name."""
         self.turns = 0
         """The number of turns that were sampled."""
         self._over = False

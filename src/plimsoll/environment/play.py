@@ -1,6 +1,6 @@
 """Play an episode: the policy and the environment speak in turn until one of them is done.
 
-What is put between the policy's turns is what the chat template writes there, and never learned. An
+Between the policy's turns stands the text that the chat template writes; it is never learned. An
 episode ends when
 
 - the environment says so, or a reply of a policy that calls tools has no call: `stop`;

@@ -46,7 +46,10 @@ class TurnCodec:
         return replace(reply, text=self.decode(sampled.tolist())) if self.keeps_end else reply
 
     def encode_prompt(self, messages: Messages) -> list[int]:
-        """Return the tokens of a whole prompt. Raises DataError if the template refuses it."""
+        """Return the tokens of a prompt: all its messages, rendered by the chat template.
+
+        Raises DataError if the template refuses the messages.
+        """
         [(tokens, _)] = self.template.tokenize([self.template.render_prompt([*messages])])
         return [int(token) for token in tokens]
 

@@ -28,7 +28,7 @@ class AgentResult:
 
     reward: EpisodeReward
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What was measured in the episode, by name."""
+    """Measurements of the episode, by name."""
 
 
 @dataclass(frozen=True)

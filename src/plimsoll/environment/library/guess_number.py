@@ -67,7 +67,7 @@ class GuessNumber:
         return Step(self._answer(guess), done, figures=figures if done else {})
 
     def get_reward(self) -> float:
-        """Return a number from 0 to 1."""
+        """Return the reward, from 0 to 1; see the class."""
         if self._last is None:
             return 0.0
         if self._last == self._number:

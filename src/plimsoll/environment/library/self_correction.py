@@ -1,7 +1,7 @@
-"""Two turns: the policy answers, is told whether that is right, and answers again, which counts.
+"""Two turns: the policy answers, reads whether the answer is right, and answers again.
 
-As in SCoRe (Kumar et al., 2024, arXiv 2409.12917) the second of two turns counts. There, the policy
-does not learn whether the first answer was right.
+Only the second answer counts, as in SCoRe (Kumar et al., 2024, arXiv 2409.12917). In SCoRe, the
+policy does not learn whether the first answer was right.
 """
 
 from __future__ import annotations
