@@ -29,7 +29,7 @@ _SHORTAGE = (
     *("out of memory", "OutOfMemory", "MemoryError", "Cannot allocate memory"),
     *("can't allocate memory", "not enough memory"),
 )
-"""What torch and the system say of too little memory."""
+"""Parts of messages of torch and the system that mean a lack of memory."""
 _RAYLET_GONE = "Owner's node has crashed"
 _UNREACHABLE = re.compile(r"actor \w+ is unavailable")
 _NODE_GONE = re.compile(r"because its node has died\. Node Id: \w+(.*)", re.DOTALL)
@@ -131,7 +131,7 @@ def hang_error(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> W
 
 
 def start_error(spec: EngineSpec, reason: str, killed: bool, log: str) -> PlimsollError:
-    """Return the error of an engine that could not start; `reason` is its own message.
+    """Return the error of an engine that could not start; `reason` is the engine's message.
 
     `killed` says whether the kernel killed a process for lack of memory meanwhile.
     """

@@ -107,7 +107,7 @@ class RankActor:
         return _own_host()
 
     def start(self, place: Place) -> None:
-        """Make the worker; this joins the process group and waits for the other ranks."""
+        """Make the worker, which joins the process group of all ranks."""
         self._worker = Worker(place)
 
     def call(self, method: str, *arguments: object) -> Any:
@@ -134,7 +134,7 @@ class EngineActor:
 
     Consumes: requests and weights from the controller. Waits for: its engine. Unblocked by: its
     engine's progress. Produces: trajectories. `watch` returns or fails only when the engine died.
-    `sign` runs in an event loop of its own, as an engine may keep the other one to itself.
+    `sign` runs in a separate event loop, because an engine may block the first one.
     """
 
     def __init__(self, spec: EngineSpec, directory: str) -> None:
