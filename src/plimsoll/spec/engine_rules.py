@@ -166,7 +166,7 @@ def rollout_engines() -> dict[str, RolloutRules]:
 
 
 def every_engine() -> tuple[TrainerRules | RolloutRules, ...]:
-    """Return the rules of all engines, those that train first."""
+    """Return the rules of all engines; trainer engines come first."""
     return (*trainer_engines().values(), *rollout_engines().values())
 
 
@@ -197,7 +197,7 @@ def check_engine_model(spec: RunSpec[Any], key: str, path: str) -> Iterator[Prob
 
 
 def all_rules(spec: RunSpec[Any]) -> tuple[TrainerRules | RolloutRules, ...]:
-    """Return the rules of all engines of a run, those that train first."""
+    """Return the rules of all engines of a run; trainer engines come first."""
     return (*trainers_of(spec), *engine_rules(spec))
 
 

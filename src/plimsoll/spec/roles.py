@@ -63,7 +63,7 @@ class Role:
 
     @property
     def frozen(self) -> FrozenRole | None:
-        """The settings of a role that only scores, with weights of its own; else None."""
+        """The settings of a role that only scores and has its own weights; None for others."""
         if self.without_adapter or not isinstance(self.settings, FrozenRole):
             return None
         return self.settings

@@ -84,7 +84,7 @@ class RunSpec(Generic[ConfigT]):
 
     @property
     def eval_sets(self) -> tuple[EvalSet, ...]:
-        """The sets of held-out prompts; none if the job learns from data."""
+        """The sets of held-out prompts; empty if the job learns from data."""
         return () if self.sampling is None else self.sampling.sets
 
     @property
@@ -104,17 +104,17 @@ class RunSpec(Generic[ConfigT]):
 
     @cached_property
     def trained(self) -> Mapping[RoleName, TrainedRole]:
-        """The roles that learn."""
+        """The settings of the roles that learn."""
         return {name: role.trained for name, role in self.roles.items() if role.trained}
 
     @cached_property
     def frozen(self) -> Mapping[RoleName, FrozenRole]:
-        """The roles that only score, with weights of their own."""
+        """The settings of the roles that only score and have their own weights."""
         return {name: role.frozen for name, role in self.roles.items() if role.frozen}
 
     @cached_property
     def models(self) -> Mapping[RoleName, ModelConfig]:
-        """The model of every role that has weights of its own."""
+        """The model of every role, without the reference that is the actor without its adapter."""
         return {n: role.model for n, role in self.roles.items() if not role.without_adapter}
 
     @property
