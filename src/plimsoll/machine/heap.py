@@ -95,7 +95,7 @@ def keep_large_blocks() -> None:
 
 
 def release_free_blocks() -> None:
-    """Free at once what jemalloc's arenas would keep for a second, if jemalloc is in use."""
+    """Return the unused memory of jemalloc to the system now; do nothing with another heap."""
     mallctl = _mallctl()
     if mallctl is not None:
         mallctl(b"arena.%d.purge" % _ALL_ARENAS, None, None, None, ctypes.c_size_t(0))

@@ -26,7 +26,7 @@ class LocalHost:
     jemalloc: bool
     """Whether CPU processes use jemalloc as their heap, or a heap that LD_PRELOAD names."""
     bfloat16: bool
-    """Whether this machine's CPU has instructions for matrix products in bfloat16."""
+    """Whether this machine's CPU has (and may use) instructions for matrix products in bfloat16."""
 
 
 def read_local_host(packages: Iterable[Package]) -> LocalHost:

@@ -1,4 +1,4 @@
-"""Measure what processes hold on their host, now and at their peak, and how full the host is."""
+"""Measure the host memory of processes, now and at their peak, and how full the host is."""
 
 from __future__ import annotations
 
