@@ -155,8 +155,8 @@ def _proposals(spec: RunSpec[Any], key: str) -> tuple[str, ...]:
 def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]:
     """Return the flags for changed texts, with the keys that must be set together with them.
 
-    `texts` are those of controls by key; an empty text unsets the key. Raises ConfigError for a key
-    without a control, and for a text that is no value.
+    `texts` are the new texts of controls by key; an empty text unsets the key. Raises ConfigError
+    for a key without a control, and for a text that is no value.
     """
     known = [control.key for control in controls(spec, texts)]
     for key in texts:

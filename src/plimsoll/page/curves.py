@@ -269,7 +269,7 @@ def _end(run_curves: Curves, name: str, inside: Any, chosen: Any) -> list[float 
 
 
 def _numbers(values: Column) -> list[float | None]:
-    """Return the values as JSON has them: None for NaN, and whole numbers as integers."""
+    """Return the values as numbers for JSON: None for NaN, integers for integral values."""
     return [_number(value) for value in values.tolist()]
 
 

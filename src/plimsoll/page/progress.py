@@ -27,7 +27,7 @@ from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BEFORE_STEPS, headline
 
 LOG = "run.log"
-"""The file in a run's directory that holds what the run printed."""
+"""The file in a run's directory with the run's printed output."""
 _MOST_BYTES, _MOST_LINES = 64 * 2**10, 300
 
 

@@ -91,7 +91,7 @@ def _numbers(table: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class Watched:
-    """A run as far as it has been read."""
+    """The contents of a run's directory that have been read so far."""
 
     run: RunDirectory
     name: str
