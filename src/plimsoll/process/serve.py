@@ -24,7 +24,7 @@ Responder = Callable[[Any], object]
 
 
 def serve(codec: Any, open_: Callable[[Any], Responder]) -> None:
-    """Answer messages until standard input is closed.
+    """Answer the messages on standard input until it is closed.
 
     The loop consumes messages on standard input, waits for nothing else, is unblocked by each of
     them, and produces an answer to each on standard output. What is printed goes to standard
