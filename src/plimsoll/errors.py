@@ -1,4 +1,4 @@
-"""The errors that Plimsoll raises on purpose, and the exit code each ends the command with.
+"""The errors that Plimsoll raises on purpose, each with the command's exit code.
 
 Each message says what is wrong, the value, why, and what to do. The errors cross process
 boundaries, so each is built from plain strings alone and pickles as it is.
@@ -10,7 +10,7 @@ import traceback
 
 
 class PlimsollError(Exception):
-    """Any error that Plimsoll stops for knowingly. The command ends with exit code 1."""
+    """The base of all errors that Plimsoll raises on purpose. Exit code 1."""
 
     exit_code = 1
 
@@ -26,13 +26,13 @@ class DataError(ConfigError):
 
 
 class DoesNotFit(PlimsollError):
-    """A plan that says that the run does not fit the machine. Exit code 3."""
+    """The plan's verdict that the run does not fit the machine. Exit code 3."""
 
     exit_code = 3
 
 
 class SettingsConflict(PlimsollError):
-    """Settings that are right by themselves but cannot work together. Exit code 4."""
+    """Settings that are valid one by one but cannot work together. Exit code 4."""
 
     exit_code = 4
 
@@ -59,10 +59,10 @@ class Interrupted(PlimsollError):
 
 
 def failure(what: str, error: BaseException, arguments: str = "") -> FunctionFailed:
-    """Return the error to raise where the function is called: a summary line, then the traceback.
+    """Return a FunctionFailed for an error of a function: a summary line, then the traceback.
 
-    The traceback has Python's form and begins with the function's own lines. `what` names the
-    function, and `arguments` says in sentences what it was called with.
+    Call this where the function is called: the traceback begins inside the function. `what` names
+    the function, and `arguments` says in sentences what it was called with.
     """
     summary, lines = describe_error(error)
     end = f". {arguments}" if arguments else ""
@@ -70,9 +70,9 @@ def failure(what: str, error: BaseException, arguments: str = "") -> FunctionFai
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """Return a function's error as one line, and its traceback from the function's own lines on.
+    """Return a function's error as one line, and its traceback from inside the function.
 
-    Call it where the function is called: the first frame is taken for the call and left out.
+    Call this where the function is called: the first frame counts as the call and is left out.
     """
     summary = " ".join("".join(traceback.format_exception_only(error)).split())
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is the call

@@ -1,6 +1,6 @@
-"""The records that cross rooms: prompts, trajectories, training rows and micro-batches.
+"""The records that all packages share: prompts, trajectories, training rows and micro-batches.
 
-They hold plain numpy, no torch, so that any process may hold them and Ray moves them without a
+They hold numpy arrays and no torch, so that any process can use them and Ray moves them without a
 copy.
 
 Shape suffixes used in the whole project:
@@ -12,7 +12,7 @@ Shape suffixes used in the whole project:
 | `_S` | sequences of a pack |
 | `_P` | pairs of sequences (chosen and rejected) |
 | `_T` | packed tokens of a pack |
-| `_L` | learned tokens of a pack: the targets that reach the head, in packed order |
+| `_L` | learned tokens of a pack: the tokens with a loss, in packed order |
 | `_V` | vocabulary |
 """
 
@@ -27,20 +27,20 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 TokenIds = NDArray[np.integer[Any]]
-"""Token ids: int32 in data, as a run holds all its rows; int64 in packs."""
+"""Token ids: int32 in the rows of data, which are all in memory; int64 in packs."""
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
 ExtractedCalls = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
-"""The text outside of tool calls; each call's name, its arguments as JSON text and its id, "" if it
-has none; and a sentence for each call that cannot be read."""
+"""Three parts: the text outside of tool calls; for each call its name, its arguments as JSON text
+and its id ("" if it has none); and a sentence for each call that cannot be parsed."""
 ExtractCalls = Callable[[str, Sequence[Mapping[str, Any]]], ExtractedCalls]
-"""A function that finds tool calls in a text, given the tools; it raises nothing.
+"""A function that finds tool calls in a text, given the tools' schemas; it never raises.
 
-There is one for each format that models write."""
+Each format of tool calls has such a function."""
 
 FinishReason = Literal["stop", "length", "turns", "time"]
-"""Why an episode ended: by itself, at its length limit, after its last turn, at its time limit."""
+"""Why an episode ended: by itself, or at its limit of length, turns or time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Prompt:
 
     @property
     def given_reference(self) -> object:
-        """The reference as the row has it, for functions of other systems; None without one."""
+        """The reference with the type that it has in the row; None if there is no reference."""
         return self.reference if self.reference_value is None else self.reference_value
 
 
@@ -101,8 +101,8 @@ class Turn:
 
     Attributes:
         role: `assistant` for sampled tokens; else the side that answered, such as `tool` or `user`.
-        begin: The first of the turn's tokens in `response_tokens`, with the template's around them.
-        end: One past the last of these tokens.
+        begin: The index in `response_tokens` of the turn's first token, template tokens included.
+        end: The index after the turn's last token.
         text: The message as a person reads it.
         reward: The reward that the environment gave for the turn.
         problem: What is wrong with a tool call in the turn; empty if nothing is.
@@ -138,24 +138,24 @@ class Trajectory:
     """One sampled episode; a response to a prompt is the special case of one turn.
 
     Attributes:
-        group: A number that exactly the trajectories of one prompt in one step share. A prompt that
+        group: The number of the group: the trajectories of one prompt in one step. A prompt that
             comes twice in a step has two groups.
         sample_index: The number within the group, 0 <= sample_index < group size.
         response_tokens: All tokens that follow the prompt, shape [R].
-        loss_mask: True where a token was sampled, and so can be learned; shape [R].
-        sampler_logprobs: Log-probs under the distribution that was sampled from (after
-            temperature), by the engine that sampled; 0 where a token was not sampled; shape [R].
+        loss_mask: True for tokens that were sampled, and so can be learned; shape [R].
+        sampler_logprobs: The engine's log-prob of each sampled token under the distribution from
+            which it was sampled (after temperature); 0 for other tokens; shape [R].
         weight_versions: The version of the weights that sampled each token; shape [R].
-        response_text: The sampled text; with several turns, that of the last turn.
+        response_text: The sampled text; with several turns, the text of the last turn.
         turns: The turns of an episode with an environment, in order; they cover all tokens.
         token_rewards: Rewards that an environment gave for single tokens, shape [R]; None if it
             gave one number.
         figures: Measurements by an environment, such as seconds, by name.
-        earlier: The branches before this one, each with the prompt that it began with, if the
+        earlier: The branches before this one, each with its prompt. A new branch begins if the
             history was rewritten or the episode went on from an earlier place. A sampled token is
-            learned in the branch that it was sampled in. Rewards of the whole episode belong to the
-            last branch.
-        transcript: The transcript, for rewards that look at it; never written to a file.
+            learned in the branch in which it was sampled. The last branch gets the rewards of the
+            whole episode.
+        transcript: The messages, for rewards that read them; never written to a file.
     """
 
     prompt: Prompt
@@ -206,7 +206,7 @@ def single_turn(
     *,
     group: int = 0,
 ) -> Trajectory:
-    """Return a response, all of whose tokens were sampled with weights of one version."""
+    """Return a response as a trajectory; all its tokens were sampled by one version of weights."""
     shape = response_tokens.shape
     return Trajectory(
         prompt,
@@ -223,7 +223,7 @@ def single_turn(
 
 
 class Row(Protocol):
-    """What a job learns from: one sequence, or several that stay together."""
+    """A unit of training data: one sequence, or several that stay together."""
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -237,8 +237,8 @@ class Sample:
 
     Attributes:
         tokens: The token ids, shape [n].
-        loss_mask: True where the token is to be learned, shape [n]. The first token can never be:
-            nothing predicts it.
+        loss_mask: True for tokens that are learned, shape [n]. It is False for the first token,
+            which nothing predicts.
     """
 
     tokens: TokenIds
@@ -258,10 +258,10 @@ class Sample:
 class Pair:
     """A better and a worse response to the same prompt.
 
-    Each sample holds the prompt too, of which nothing is learned.
+    Each sample begins with the prompt, which is not learned.
 
     Attributes:
-        margin: How far the better response's score should be ahead.
+        margin: How much higher the score of the better response should be.
         prompt: A number that rows of the same prompt share.
     """
 
@@ -280,7 +280,7 @@ class Pair:
 class LabelledResponse:
     """A response that is desirable or undesirable by itself.
 
-    The sample holds the prompt too, of which nothing is learned.
+    The sample begins with the prompt, which is not learned.
 
     Attributes:
         prompt: A number that rows of the same prompt share.
@@ -298,11 +298,11 @@ class LabelledResponse:
 
 @dataclass(frozen=True)
 class LabelledSteps:
-    """A response in steps, each with a label.
+    """A response whose text is divided into steps of a solution, each with a label.
 
     Attributes:
-        sample: The sequence. The tokens that are marked as learned are the last ones of the steps;
-            the score is read there.
+        sample: The sequence. Its loss_mask marks the last token of each step, whose score is
+            compared with the label.
         labels: One label for each step, from 0 (wrong) to 1 (right).
         prompt: A number that rows of the same prompt share.
     """
@@ -327,24 +327,23 @@ def samples_of(rows: Sequence[Row]) -> list[Sample]:
 
 @dataclass(frozen=True)
 class Pack:
-    """One micro-batch: whole sequences side by side, no padding, within a token budget.
+    """One micro-batch: complete sequences one after another, no padding, within a token budget.
 
     Worked example: the sequences [a b c] (b, c learned) and [d e] (e learned) give
     tokens_T = [a b c d e], positions_T = [0 1 2 0 1], cu_seqlens = [0 3 5],
     predictor_L = [0 1 3] (the hidden states at a, b and d predict b, c and e),
     targets_L = [b c e], cu_loss_tokens = [0 2 3].
 
-    Sequences may share how they begin: of [a b c] and [a b f] (c, f learned) the second adds only
-    f, at position 2, and b predicts both: tokens_T = [a b c f], positions_T = [0 1 2 2],
-    cu_seqlens = [0 3 4], shared_S = [0 2], predictor_L = [1 1].
+    Sequences may share their first tokens. Example: [a b c] and [a b f] (c and f learned). The
+    second sequence adds only f, at position 2, and b predicts both c and f: tokens_T = [a b c f],
+    positions_T = [0 1 2 2], cu_seqlens = [0 3 4], shared_S = [0 2], predictor_L = [1 1].
 
     Attributes:
-        cu_seqlens: The borders of the tokens that the pack holds for each sequence.
-        shared_S: How many tokens each sequence shares with its leader, the nearest sequence before
-            it that shares none. These tokens come before its own; 0 if the sequence is whole by
-            itself.
-        samples_S: The sample's number in the batch for each sequence; -1 for a filler, a sequence
-            without learned tokens that only keeps the number of micro-batches equal on every rank.
+        cu_seqlens: The borders in tokens_T between sequences, without shared tokens.
+        shared_S: The number of first tokens that each sequence shares with its leader: the nearest
+            sequence before it that shares none. 0 if the pack holds all tokens of the sequence.
+        samples_S: The index in the batch of each sequence's sample; -1 for a filler, a sequence
+            without learned tokens. Fillers give every rank the same number of micro-batches.
     """
 
     tokens_T: Ints
@@ -369,14 +368,14 @@ class Pack:
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """What one optimizer step sees over all ranks.
+    """The counts of one optimizer step, all ranks together.
 
-    Losses are divided by these counts, never by a micro-batch's own, so no split into micro-batches
-    or ranks can change the gradient.
+    Losses are divided by these counts, never by those of a micro-batch. So the split into
+    micro-batches and ranks does not change the gradient.
 
     Attributes:
-        tokens: Learned tokens.
-        sequences: Sequences.
+        tokens: The number of learned tokens.
+        sequences: The number of sequences.
     """
 
     tokens: int
@@ -384,20 +383,20 @@ class BatchCounts:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> BatchCounts:
-        """Count the learned tokens and sequences of a step that learns from these samples."""
+        """Return the counts of an optimizer step that learns from these samples."""
         return cls(sum(int(sample.loss_mask.sum()) for sample in samples), len(samples))
 
 
 def leaders(shared_S: Ints) -> Ints:
-    """Return, for each sequence of a pack, the number of the sequence that holds its first tokens.
+    """Return, for each sequence of a pack, the index of the sequence that holds its first tokens.
 
-    That is the sequence itself, or the nearest one before it that shares none.
+    That is the sequence itself if it shares none, or else the nearest such sequence before it.
     """
     return np.maximum.accumulate(np.where(shared_S == 0, np.arange(len(shared_S)), 0))
 
 
 def to_packed(pack: Pack, per_sample: Sequence[Floats]) -> Floats:
-    """Lay per-sample arrays (one number per learned token) out in the pack's order, _L."""
+    """Return per-sample arrays (one number per learned token) as one array; shape [L], fp32."""
     pieces = [per_sample[sample] for sample in pack.samples_S if sample >= 0]
     flat_L = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
     assert len(flat_L) == pack.loss_tokens

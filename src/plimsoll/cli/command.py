@@ -1,9 +1,9 @@
-"""The command `plimsoll`: reads and checks everything before anything heavy is imported.
+"""The command `plimsoll`. It reads and checks everything before it imports anything heavy.
 
 Exit codes: 0 done; 2 wrong usage, config or input; 3 does not fit; 4 settings that cannot work
-together; 130 stopped by Ctrl-C or SIGTERM; 141 nobody reads what was asked for; 1 anything else.
-Errors are one readable block on stderr, and a stop that was asked for is a line there; `--debug`
-adds the traceback.
+together; 130 stopped by Ctrl-C or SIGTERM; 141 the reader of the output has gone; 1 anything else.
+An error is one readable block on stderr, and a requested stop is one line there; `--debug` adds the
+traceback.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ wins over the file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line, and return the exit code; `arguments` are by default sys.argv[1:]."""
+    """Run one command line and return the exit code; default arguments: sys.argv[1:]."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     if arguments is None:  # the process is ours
@@ -128,11 +128,11 @@ def _prepare(words: list[str], debug: bool) -> None:
 
 
 def _leave_launcher() -> None:
-    """Forget what torchrun or mpirun says of the process that it started.
+    """Delete the environment variables that torchrun or mpirun set for this process.
 
-    The ranks are of this command's own making: torch would look for torchrun's store instead of
-    opening one, and DeepSpeed end on a rank that is not mpirun's (torch/distributed/rendezvous.py,
-    deepspeed/runtime/engine.py).
+    This command starts its ranks itself. With these variables, torch would look for torchrun's
+    store instead of opening one, and DeepSpeed would stop because its rank differs from mpirun's
+    (torch/distributed/rendezvous.py, deepspeed/runtime/engine.py).
     """
     for name in list(os.environ):
         if name in _OF_A_RANK or name.startswith(("TORCHELASTIC_", "OMPI_COMM_WORLD_")):
@@ -177,7 +177,7 @@ def _commands() -> list[str]:
 
 
 def _options(command: str) -> list[str]:
-    """Return the options that the help of a command shows."""
+    """Return the options (`--name`) in the help of a command."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit, PlimsollError):
         _dispatch([command, "--help"])
@@ -208,11 +208,11 @@ _LIGHT = {
     *("from-openrlhf", "from-trl", "from-verl", "init", "completion", "complete"),
     *("setup-vllm", "setup-verifiers", "verifiers-tasks"),
 }
-"""Commands that compute nothing."""
+"""Commands that train and sample nothing: they need no restart with jemalloc."""
 
 
 def _without_utf8(error: UnicodeEncodeError) -> str:
-    """Return the message about a name or text that this process cannot pass on."""
+    """Return the message about a name or text that cannot be encoded."""
     return (
         f"{error.object!r} cannot be written in {error.encoding}. Plimsoll's names and texts are "
         "UTF-8: run it with PYTHONUTF8=1, or in a UTF-8 locale such as LC_ALL=C.UTF-8; and rename "
@@ -237,7 +237,7 @@ _PARTS = {
     **dict.fromkeys(("sapo", "dppo_tv"), ("a policy loss", "rl", "algorithm.policy_loss.name")),
     **dict.fromkeys(("orpo", "simpo", "ipo", "cpo"), ("a loss", "dpo", "algorithm.loss.name")),
 }
-"""Files of algorithm/ that are no preset: what each is, and the job and the key that take it."""
+"""Functions of algorithm/ that are no command: the kind of each, its job, and its key there."""
 
 
 def hint_about(word: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Convert what starts other trainers to configs: `plimsoll from-openrlhf` and the like."""
+"""Convert commands and scripts of other trainers to configs, such as `plimsoll from-openrlhf`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def convert_from(system: str, words: list[str]) -> None:
 
 
 def _check_cards_here(converted: Converted) -> None:
-    """Raise ConfigError if this machine has fewer cards than the command takes."""
+    """Raise ConfigError if this machine has fewer cards than the converted command uses."""
     from plimsoll.interop.convert.writer import cards_of_machine
     from plimsoll.machine.hardware import find_machine
     from plimsoll.run.counting import plural
@@ -95,7 +95,10 @@ def _check_cards_here(converted: Converted) -> None:
 
 
 def _launch(trainer: Trainer, options: Namespace, command: Sequence[str]) -> Launch:
-    """Return the one command that trains. Raises ConfigError if there is none, or several."""
+    """Return the training command in the script or in `command`.
+
+    Raises ConfigError if there is none, or if there are several and `--command` chooses none.
+    """
     script: str | None = options.script
     from plimsoll.interop.convert.launch import find_launches, script_launches
 

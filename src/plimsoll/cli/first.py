@@ -1,4 +1,4 @@
-"""The commands for the first minutes: a config, completion in the shell, a machine made ready."""
+"""The commands for setting up: a first config, completion in the shell, vLLM and verifiers."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def _job(name: str) -> Job[Any]:
 
 
 def _ask(options: Namespace, job: str) -> None:
-    """Ask for what is not given; for held-out data only if something else is asked for.
+    """Ask the user for the missing model and data, and set them in `options`.
 
-    An answer that cannot be used is refused at once, and asked for again.
+    If either is missing, also ask for held-out data. Ask again after an unusable answer.
 
     Raises:
-        ConfigError: nobody can answer.
+        ConfigError: there is no terminal.
     """
     missing = [name for name in ("model", "data") if getattr(options, name) is None]
     if not missing:
@@ -111,7 +111,7 @@ def _ask(options: Namespace, job: str) -> None:
 
 
 def _is_usable(name: str, answer: str) -> bool:
-    """Return whether an answer to a question names what exists; print why if it does not."""
+    """Return whether the model or data in an answer exists; print the reason if not."""
     from plimsoll.commands.init import check_given
 
     try:

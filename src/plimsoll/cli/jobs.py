@@ -1,4 +1,4 @@
-"""The commands that train: `plimsoll JOB CONFIG.yaml`, with the name of a job.
+"""The commands that train: `plimsoll JOB CONFIG.yaml`.
 
 Everything is checked and planned before anything heavy is imported.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_job(name: str, words: list[str]) -> None:
-    """Run the command of the job of this name."""
+    """Run `plimsoll NAME` with these words."""
     from plimsoll.jobs import JOBS
 
     spec = _checked(JOBS[name], words)
@@ -32,7 +32,10 @@ def run_job(name: str, words: list[str]) -> None:
 
 
 def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str] | None:
-    """Return the checked run, and its plan; None after help or a dry run, which it prints."""
+    """Return the checked run and its plan; or print help or the dry run, and return None.
+
+    The plan is a text if the run cannot be planned.
+    """
     from plimsoll.config.flags import split_flags
     from plimsoll.jobs.which import other_job_hint
     from plimsoll.spec.load import read_spec
@@ -124,9 +127,9 @@ def _job_help(job: Job[Any], section: str) -> str:
 
 
 def _set_by_preset(job: Job[Any]) -> list[str]:
-    """Return the lines of the preset that the command is.
+    """Return the help's lines about the preset of a command; empty if it has no preset.
 
-    There is one for each value of it, and one for each that its paper sets otherwise.
+    Each value of the preset has a line, and so has each value that differs in its paper.
     """
     from plimsoll.config.load import leaves
     from plimsoll.config.problems import show as written

@@ -1,4 +1,4 @@
-"""What all commands share: reading their options, and printing results."""
+"""Functions for all commands: parse options, and print results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll.run.output import silence
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser of a command, whose errors are Plimsoll's."""
+    """An argument parser of a command; its errors are ConfigErrors."""
 
     def __init__(self, command: str, **more: Any) -> None:
         super().__init__(prog=f"plimsoll {command}", allow_abbrev=False, **more)
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}. `{self.prog} --help` shows what there is.")
 
     def parse_with_flags(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """Return the options among the words, and the dotted flags with their values."""
+        """Return the parsed plain options, and the words that are dotted flags and their values."""
         from plimsoll.config.flags import split_flags
 
         rest, flags = split_flags(words)
@@ -34,12 +34,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def flags_of(stand_for: Mapping[str, tuple[str, object]], flags: Sequence[str]) -> list[str]:
-    """Return the dotted flags that plain options stand for.
+    """Return dotted flags (`--cluster.nodes=2`) that replace plain options (`--nodes 2`).
 
-    `stand_for` has for each option its flag, and its value, None if it is not given.
+    Args:
+        stand_for: for each option its dotted flag and its value, or None if it is not given.
+        flags: the dotted flags on the command line.
 
     Raises:
-        ConfigError: an option is given beside its flag.
+        ConfigError: an option and its flag are both given.
     """
     from json import dumps
 
@@ -57,11 +59,11 @@ REPLAY_FLAG = "--rollout.replay"
 
 
 class ReaderGone(Exception):
-    """Error of output that nobody reads, as after `| head -1`: the command ends in silence."""
+    """Raised if the output's reader has gone, as with `| head -1`; the command ends silently."""
 
 
 def show(text: str) -> None:
-    """Print the result of a command."""
+    """Print a command's result. Raises ReaderGone or PlimsollError if it cannot be written."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""The commands that train nothing by themselves.
+"""The commands about plans, runs, models and the machine.
 
 They are demo, plan, eval, export, report, rollouts, calibrate, doctor, merge, serve-reward and
 watch.
@@ -49,7 +49,7 @@ def demo(words: list[str]) -> None:
 
 
 def _open_plan(options: Namespace, flags: list[str]) -> None:
-    """Serve the page, or raise ConfigError for options that it has no use for."""
+    """Serve the plan as a page. Raises ConfigError for options that the page does not use."""
     parser = _plan_parser()
     if not options.open:
         parser.error("--host and --port are of the page that --open serves")
@@ -147,7 +147,7 @@ def plan(words: list[str]) -> None:
 
 
 def _check_together(options: Namespace) -> None:
-    """Raise ConfigError for options that contradict the others, and for a file that exists."""
+    """Raise ConfigError for options that contradict each other, and for an existing output file."""
     if options.apply is not None and options.html:
         raise ConfigError("--apply prints a config and no plan. Plan that config with --html.")
     if options.out is None and options.force:
@@ -163,7 +163,7 @@ def _check_together(options: Namespace) -> None:
 
 
 def _apply(options: Namespace, flags: list[str], spec: RunSpec[Any]) -> None:
-    """Print or write the config with an answer in it."""
+    """Print the config with one answer of the planner applied, or write it to the file of -o."""
     from plimsoll.commands.planning import advise_job, apply_answer
     from plimsoll.run.files import write_whole
 

@@ -1,4 +1,4 @@
-"""The choice of the engine that answers a request, and of the time when it is asked."""
+"""Choose the engine for each request, and when to send it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Call:
     """One call of an engine's `generate`.
 
     Attributes:
-        place: The number of the whole request, among all requests.
+        place: The index of the request among all requests.
         engine: The engine's number.
-        request: The request, or a part of it.
+        request: The request; or one response of it, if engines want one response a call.
     """
 
     place: int
@@ -32,19 +32,19 @@ class Call:
 
 
 class Dispatch:
-    """Deals requests out, in their order, as engines get through them.
+    """Deals requests out to engines, in order, as fast as the engines answer them.
 
-    The next request goes to the engine that owes the fewest responses; all of it, so that its
-    prompt is read once and then found in that engine's prefix cache. The engine changes no seed: a
-    response's seed follows from its request and its number.
+    The next request goes to the engine that owes the fewest responses. All its responses come from
+    this engine, so that the prompt is computed once and then found in the prefix cache. The choice
+    does not change samples: a response's seed follows from its request and its number.
 
     Args:
         requests: All requests.
         engines: The number of engines.
-        at_once: The responses that an engine works on at once. It is given requests until it owes
-            more than that, so that it need not wait for the next.
+        at_once: The responses that an engine works on at once. An engine gets requests until it
+            owes more than that, so that it never waits for the next.
         per_call: The responses that an engine wants in one call. If it is 1, each response is a
-            call by itself, and counts as done when it comes.
+            separate call.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Dispatch:
         self._answers: dict[int, list[list[Trajectory]]] = {}
 
     def calls(self) -> Iterator[Call]:
-        """Yield the calls that are to be made now."""
+        """Yield the calls to make now, and count their responses as owed."""
         while self._waiting:
             engine = _least_busy(self._owed)
             if self._owed[engine] > self._at_once:
@@ -70,9 +70,9 @@ class Dispatch:
                 yield call
 
     def note_answers(self, call: Call, answers: Sequence[Trajectory]) -> list[Trajectory] | None:
-        """Note the answers to a call; return all answers to its request if these were the last.
+        """Store the answers to a call; return all answers to its request once they are complete.
 
-        They are sorted by prompt, then by number. The result is None if some are missing.
+        They are sorted by prompt, then by number. The result is None while some are missing.
         """
         self._owed[call.engine] -= call.responses
         request = self._requests[call.place]
@@ -108,10 +108,10 @@ def _parts(request: Request, per_call: int) -> Iterator[Request]:
 
 
 class EpisodeEngines:
-    """The engine that serves each episode.
+    """Chooses the engine that serves each episode.
 
-    At its first turn that is the engine that owes the fewest responses. It stays the same
-    afterwards, because its prefix cache holds the earlier turns.
+    An episode's first turn goes to the engine that owes the fewest responses. Later turns go to the
+    same engine, because its prefix cache holds the earlier turns.
     """
 
     def __init__(self, engines: int) -> None:
@@ -120,7 +120,7 @@ class EpisodeEngines:
 
     @contextmanager
     def serve(self, episode: int, request: Request) -> Iterator[int]:
-        """Yield an episode's engine, which owes the answers to the request during the block."""
+        """Yield the number of the episode's engine; it owes the request's answers in the block."""
         engine = self._engine_of.setdefault(episode, _least_busy(self._owed))
         responses = _owed_for(request)
         self._owed[engine] += responses

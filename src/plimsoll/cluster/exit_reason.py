@@ -1,7 +1,7 @@
 """Errors for processes that died, hang or cannot start; they blame memory only with evidence.
 
-What Ray and a process's logs say of a failure is cut down to what a person needs to know. Ray keeps
-two logs of each process, `LOG.out` and `LOG.err`; a log is named here without suffix.
+They shorten Ray's reports and logs to what a person needs. Ray keeps two logs of each process,
+`LOG.out` and `LOG.err`; a parameter `log` is this path without the suffix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plimsoll.run.output import LONGEST_LINE, matches_from_the_end
 from plimsoll.spec.engine_rules import rollout_engines, rollout_rules
 
 SILENT = "its process ended without a word: it was killed, or it crashed"
-"""The reason that is given for a death of which nothing more is known."""
+"""The reason in the message if nothing more is known of a death."""
 
 _DETAIL = re.compile(r"Worker exit detail: (.*)", re.DOTALL)
 _PROCESS = re.compile(r"\(pid=(\d+), ip=([^,)]+)")
@@ -29,19 +29,19 @@ _SHORTAGE = (
     *("out of memory", "OutOfMemory", "MemoryError", "Cannot allocate memory"),
     *("can't allocate memory", "not enough memory"),
 )
-"""What torch and the system say of too little memory."""
+"""Parts of messages of torch and the system that mean a lack of memory."""
 _RAYLET_GONE = "Owner's node has crashed"
 _UNREACHABLE = re.compile(r"actor \w+ is unavailable")
 _NODE_GONE = re.compile(r"because its node has died\. Node Id: \w+(.*)", re.DOTALL)
 
 
 def message(what: str, why: str, log: str) -> str:
-    """Return a message of several lines: what happened, why, and where more is to be read."""
+    """Return a message of three lines: what happened, why, and the paths of the logs."""
     return f"{what}\n  Why: {why}\n  Logs: {log}.{{out,err}}"
 
 
 def death_reason(report: str) -> str:
-    """Return the reason alone from Ray's report of a dead actor."""
+    """Return the reason, as one line, from Ray's long report of a dead actor."""
     if pressure := _PRESSURE.search(report):
         return f"Ray's memory monitor killed it: {pressure[0].strip()}"[:LONGEST_LINE]
     detail = _DETAIL.search(report)
@@ -59,30 +59,37 @@ def death_reason(report: str) -> str:
 
 
 def says_out_of_memory(why: str) -> bool:
-    """Return whether Ray's memory monitor, torch or an engine says that memory was too little."""
+    """Return whether a reason of Ray's memory monitor, torch or an engine is a lack of memory."""
     engines = (words for rules in rollout_engines().values() for words in rules.shortages)
     return _PRESSURE.search(why) is not None or any(w in why for w in (*_SHORTAGE, *engines))
 
 
 def failing_process(report: str) -> tuple[int, str] | None:
-    """Return (pid, node) of the process that failed first, from Ray's report of a failed call."""
+    """Return (pid, node address) of the process that failed first, or None if not reported.
+
+    `report` is Ray's report of a failed call.
+    """
     processes = _PROCESS.findall(report)
     return (int(processes[-1][0]), processes[-1][1]) if processes else None
 
 
 def last_crash_line(log: str) -> str | None:
-    """Return the last line in which the interpreter reports its crash; None without one."""
+    """Return the log's last line that reports a crash of the interpreter, or None."""
     return next(matches_from_the_end(f"{log}.err", _CRASH), None)
 
 
 _FULL = 0.95
-"""The share of a node's memory in use from which on a killed process counts as killed for it."""
+"""A killed process counts as out of memory if this share of its node's memory was in use."""
 
 
 def exit_reason(name: str, why: str, log: str, sighting: Sighting) -> PlimsollError:
     """Return the error of a process that ended without a request to stop.
 
-    `name` is what messages call the process; `why` and `log` are as at the top of this module.
+    Args:
+        name: the name of the process in messages.
+        why: the reason, such as `death_reason` returns it.
+        log: the path of its logs without suffix.
+        sighting: the state of its node, as evidence for a lack of memory.
     """
     if says_out_of_memory(why):
         on_card = "CUDA" in why or "on device" in why
@@ -100,8 +107,10 @@ def exit_reason(name: str, why: str, log: str, sighting: Sighting) -> PlimsollEr
 def hang_error(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerDied:
     """Return the error of a run that hangs.
 
-    Stopped processes are given as by `ask_for_stacks`. The logs are those of all ranks and engines,
-    by what messages call them; see the top of this module.
+    Args:
+        hang: the silent processes, and for how long.
+        stopped: the result of `ask_for_stacks`.
+        logs: the logs of all ranks and engines (without suffix), by their names in messages.
     """
     first, *other_names = hang.silent or ("the run",)
     if hang.silent:
@@ -122,9 +131,9 @@ def hang_error(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> W
 
 
 def start_error(spec: EngineSpec, reason: str, killed: bool, log: str) -> PlimsollError:
-    """Return the error of an engine that could not start; `reason` is its own message.
+    """Return the error of an engine that could not start; `reason` is the engine's message.
 
-    `killed` says whether the kernel killed a process for want of memory meanwhile.
+    `killed` says whether the kernel killed a process for lack of memory meanwhile.
     """
     title = rollout_rules(spec.rollout).title
     what = f"rollout engine {spec.index}: {title} could not start"

@@ -1,6 +1,6 @@
-"""The decision whether a run hangs: a process that does not answer, or no process that works.
+"""Decide whether a run hangs: a process does not answer, or all answer and none works.
 
-It is taken from signs of life alone, by a clock that stands still while nobody watches.
+The decision uses only the answers of processes. Its clock runs only while they are watched.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 
 LEAST_SECONDS = 60.0
-"""The shortest allowed silence."""
+"""The least seconds that a silence may last."""
 FIRST_SECONDS = 600.0
-"""The shortest allowed silence of first calls, and of calls that read or write whole models."""
+"""The least seconds for a method's first calls, and for calls that load or save models."""
 _SEVERAL = 5.0
-"""How many times as long as the longest silence before a silence may be."""
+"""A silence may last this many times as long as the longest silence before."""
 _IDLE = 0.03
-"""The share of one core above which a process works; a process of Ray's that only waits takes a
-third of it."""
+"""A process works if it uses more than this share of one core. A Ray process that only waits uses a
+third of that."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Pulse:
 
 @dataclass(frozen=True)
 class Hang:
-    """What hangs, and for how long.
+    """The processes that hang, and for how long.
 
     Attributes:
         silent: The processes that do not answer, the longest silence first; empty if all answer and
@@ -54,16 +54,16 @@ class Hang:
 
 @dataclass(frozen=True)
 class Heartbeats:
-    """What was seen of processes, by their names, while calls were waited for.
+    """The answers of processes, by their names, while the run waits for calls.
 
-    Times are seconds of watching.
+    All times are in seconds of watching, from the first watch on.
 
     Attributes:
         now: The time now.
         asked: When each process that has not answered yet was asked.
-        pulses: When each process answered last, and its answer.
-        moved: When a process was last seen to work, or a call ended.
-        longest: The longest silence that ended since `begin`.
+        pulses: The time of each process's last answer, and the answer.
+        moved: When a process last worked, or a call ended.
+        longest: The longest silence since `begin` that has ended, in seconds.
     """
 
     now: float = 0.0
@@ -73,19 +73,19 @@ class Heartbeats:
     longest: float = 0.0
 
     def begin(self) -> Heartbeats:
-        """Return the state in which other calls are waited for from now on."""
+        """Return the state at the beginning of a wait for other calls."""
         return replace(self, moved=self.now, longest=0.0)
 
     def later(self, seconds: float, at_most: float) -> Heartbeats:
-        """Return the state after so many seconds.
+        """Return the state after `seconds`, of which at most `at_most` count.
 
-        Seconds above `at_most` are not the processes' silence: the watching process was stopped
-        itself, or the machine slept.
+        More are not the processes' silence: the watching process itself was stopped, or the machine
+        slept.
         """
         return replace(self, now=self.now + min(seconds, at_most))
 
     def ask(self, name: str) -> Heartbeats:
-        """Return the state in which the process is asked, or still is."""
+        """Return the state after a question to the process; an open question keeps its time."""
         return replace(self, asked={name: self.now, **self.asked})
 
     def answer(self, name: str, pulse: Pulse) -> Heartbeats:
@@ -106,9 +106,10 @@ class Heartbeats:
         return replace(self, moved=self.now, longest=max(self.longest, self.now - self.moved))
 
     def hang(self, allowed: float) -> Hang | None:
-        """Return what hangs, if a silence lasts longer than the allowed seconds; else None.
+        """Return the hang if a silence lasts longer than `allowed` seconds; else None.
 
-        A process that does not answer may work: only if all answer is it known that none works.
+        A process that does not answer may be working. So "none works" is reported only if all
+        answer.
         """
         late = {name: self.now - since for name, since in self.asked.items()}
         if not late and self.now - self.moved > allowed:
@@ -118,9 +119,12 @@ class Heartbeats:
 
 
 def allowance(hang_timeout: float | None, call: str, longest: float | None) -> float:
-    """Return the seconds that a silence may last in calls of a `Worker` or `RolloutEngine` method.
+    """Return how many seconds a silence may last; infinity if `hang_timeout` is 0.
 
-    `longest` is the longest silence in such calls before, or None if these are the first.
+    Args:
+        hang_timeout: the setting `cluster.hang_timeout`; None: derive the seconds from `longest`.
+        call: the method of `Worker` or `RolloutEngine` that is waited for.
+        longest: the longest silence in earlier calls of it; None if there were none.
     """
     if hang_timeout is not None:
         return hang_timeout or inf
@@ -147,5 +151,5 @@ def _pulse(process: psutil.Process) -> Pulse:
 
 
 def _state(stat: Path) -> str:
-    """Return a thread's state by its letter in proc(5); the name before it may hold anything."""
+    """Return the letter of a thread's state, see proc(5). It follows a name with any characters."""
     return stat.read_text(errors="replace").rpartition(")")[2].split()[0]

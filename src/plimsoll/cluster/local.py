@@ -1,4 +1,4 @@
-"""Everything in this process: one rank, an engine that samples, no Ray. pdb works."""
+"""A cluster inside this process: one rank, and engines; no Ray. pdb works."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class LocalCluster:
         self.critics = self
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        """Call a method of `Worker` with each set of arguments."""
+        """Call a method of `Worker` with each set of arguments; return the results."""
         return [self._do(task, *call_arguments) for call_arguments in arguments]
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
-        """Call a method of `Worker`."""
+        """Call a method of `Worker` once; return a list of its one result."""
         return [self._do(task, *arguments)]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Yield each request's place and trajectories, one request after another."""
+        """Yield each request's index and its trajectories, one request after another."""
         for i, request in enumerate(requests):
             with self._add_sighting("rollout"):
                 trajectories = asyncio.run(self._engines[i % self.engines].generate(request))
@@ -57,7 +57,7 @@ class LocalCluster:
     def converse(
         self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
     ) -> R:
-        """Run a coroutine in the loop; its requests are answered in this thread."""
+        """Run a coroutine in the loop; return its result. This thread answers its requests."""
         questions: SimpleQueue[tuple[Request, int, asyncio.Future[list[Trajectory]]] | None]
         questions = SimpleQueue()
 
@@ -77,7 +77,7 @@ class LocalCluster:
         return talking.result()
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
-        """Call a method of `RolloutEngine` on every engine."""
+        """Call a method of `RolloutEngine` on every engine; return their results."""
         method = task.__name__
         with self._add_sighting("rollout"):
             return [asyncio.run(getattr(engine, method)(*arguments)) for engine in self._engines]
@@ -88,18 +88,21 @@ class LocalCluster:
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
     ) -> list[R]:
-        """Pass what the worker gathers to every engine, one set of arguments after the other."""
+        """Gather with each set of arguments in turn, and pass each result to every engine.
+
+        Returns the first engine's result for each set of arguments.
+        """
         return [
             self.engines_do(receive, self._do(gather, *gather_arguments))[0]
             for gather_arguments in arguments
         ]
 
     def responses_per_request(self) -> int:
-        """Return how many responses an engine wants to be asked for at once."""
+        """Return how many responses an engine wants in one call of `generate`."""
         return self._engines[0].responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:
-        """Return what this process holds, and its peaks since the last call, named `local`."""
+        """Return the memory of this process, with peaks since the last call, as `local`."""
         self._readings = {"local": self._worker.read_memory()}
         return self._readings
 
@@ -110,9 +113,10 @@ class LocalCluster:
 
     @contextmanager
     def _add_sighting(self, role: str | None) -> Iterator[None]:
-        """Add what is around to an OutOfMemory error that is raised inside the block.
+        """Add the state of this machine to an OutOfMemory error from inside the block.
 
-        The role is None for the worker's calls, whose errors name it themselves.
+        `role` is the role whose model is in use; None for calls of the worker, whose errors name
+        the role themselves.
         """
         try:
             with explain_shortage(self._device, lambda: role):

@@ -1,4 +1,4 @@
-"""The node of each CPU process, and the cards of engines that share the ranks' cards."""
+"""Choose the node of each CPU process, and the cards of engines that share the ranks' cards."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from plimsoll.run.counting import plural
 
 @dataclass(frozen=True, order=True)
 class NodeCards:
-    """Cards of one Ray node, by their names there (see `Host`); none on CPU."""
+    """A Ray node and cards of it, by their names there (see `Host`); no cards on CPU."""
 
     node_id: str
     cards: tuple[str, ...]
 
 
 def spread(nodes: Sequence[str], count: int) -> list[NodeCards]:
-    """Return seats on CPU, spread evenly over the nodes, in their order, as the plan has it."""
+    """Return a node for each of `count` CPU processes: evenly spread, in the order of the nodes."""
     return [NodeCards(nodes[i * len(nodes) // count], ()) for i in range(count)]
 
 
 def order_by_node(nodes: Sequence[str]) -> list[int]:
-    """Return the order in which processes are numbered, given the node of each: node by node.
+    """Return the indices of processes sorted by node, given the node of each process.
 
-    Ray mixes them up on more than two nodes of 8 cards (it sorts bundles that are alike by
-    std::sort), and a trainer engine may take neighbours for ranks of one node.
+    Nodes keep the order of their first process. Ray mixes nodes up if there are more than two nodes
+    of 8 cards (it uses std::sort on equal bundles). A trainer engine may take neighbouring ranks
+    for ranks of one node.
     """
     return sorted(range(len(nodes)), key=lambda i: nodes.index(nodes[i]))
 
@@ -36,15 +37,15 @@ def order_by_node(nodes: Sequence[str]) -> list[int]:
 def shared_placement(
     ranks: Sequence[NodeCards], engines: int, degrees: Mapping[str, int]
 ) -> list[NodeCards]:
-    """Return cards of one node for each engine, in the order of the ranks; no card twice.
+    """Return the cards of each engine: all on one node, and no card for two engines.
 
     Args:
-        ranks: Each rank's own cards.
+        ranks: Each rank's cards.
         engines: The number of engines.
-        degrees: Over how many cards an engine is divided, by the keys that set them.
+        degrees: The factors of an engine's number of cards, by the keys that set them.
 
     Raises:
-        SettingsConflict: The ranks' cards are too few.
+        SettingsConflict: The ranks have too few cards.
     """
     parts = prod(degrees.values())
     placement = list(islice(_placement(ranks, parts), engines))

@@ -1,4 +1,4 @@
-"""Where roles live, behind one interface: a run does not know whether there is a Ray."""
+"""The interface of clusters: a run calls ranks and engines the same way with Ray or without."""
 
 from __future__ import annotations
 
@@ -27,46 +27,48 @@ class Ranks(Protocol):
         ...
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        """Call a method of `Worker` on every rank, each with its own arguments."""
+        """Call a method of `Worker` on every rank, each with its own arguments.
+
+        Returns the results in the order of the ranks.
+        """
         ...
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
-        """Call a method of `Worker` on every rank with the same arguments."""
+        """Call a method of `Worker` on every rank with the same arguments; return the results."""
         ...
 
 
 class Cluster(Ranks, Protocol):
     """The training ranks and the engines that sample.
 
-    The ranks are those of the actor, and with it of all roles but a critic that has ranks of its
-    own.
+    The ranks host the actor and all other roles, except a critic that has its own ranks.
     """
 
     engines: int
 
     @property
     def critics(self) -> Ranks:
-        """The critic's ranks: this very object, or a group of its own."""
+        """The ranks that host the critic: this object, or a separate group."""
         ...
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Spread the requests over the engines; yield each one's place and trajectories as it ends.
+        """Spread the requests over the engines; yield (index, trajectories) as requests complete.
 
-        The place is that among the requests.
+        The index is the request's place in `requests`.
         """
         ...
 
     def converse(self, loop: AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]) -> R:
         """Run a coroutine in an event loop of another thread, and return its result.
 
-        The coroutine asks the engines as often as it likes, in its own time. An engine that dies or
-        fails meanwhile ends the call as it ends others. An error that ends the call ends the
-        coroutine first.
+        `talk` gets a function that sends a request to the engines; it may call it at any time. If
+        an engine dies or fails, this call raises, like all other calls. An error ends the coroutine
+        first.
         """
         ...
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
-        """Call a method of `RolloutEngine` on every engine."""
+        """Call a method of `RolloutEngine` on every engine; return the results in their order."""
         ...
 
     def hand_over(
@@ -75,23 +77,23 @@ class Cluster(Ranks, Protocol):
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
     ) -> list[R]:
-        """Pass results of `gather` on the ranks to `receive` of every engine, one after the other.
+        """Call `gather` on the ranks and pass each result to `receive` of every engine.
 
-        `gather` of Worker is called on every rank, with one set of arguments after the other. Rank
-        0's result goes to every engine, without passing through this process where that can be
-        avoided, while the ranks gather the next. At most two results are alive.
+        `gather` is a method of Worker, called on every rank with one set of arguments after the
+        other. Rank 0's result goes to every engine while the ranks gather the next. It passes
+        through this process only if that cannot be avoided. At most two results exist at a time.
 
         Returns:
-            What the first engine made of each result.
+            The first engine's return value for each result.
         """
         ...
 
     def responses_per_request(self) -> int:
-        """Return how many responses an engine wants to be asked for at once."""
+        """Return how many responses an engine wants in one call of `generate`."""
         ...
 
     def read_memory(self) -> dict[str, Reading]:
-        """Return what every process of the run holds, and its peaks since the last call.
+        """Return the memory of every process of the run, with its peaks since the last call.
 
         The keys are the plan's names of the processes, such as `rank 0`; this process comes first.
         """
@@ -103,7 +105,7 @@ class Cluster(Ranks, Protocol):
 
 
 def on_all_ranks(cluster: Cluster, task: Callable[..., object]) -> None:
-    """Call a method of `Worker` on the ranks of all roles."""
+    """Call a method of `Worker` on all ranks, the critic's included."""
     cluster.all(task)
     if cluster.critics is not cluster:
         cluster.critics.all(task)

@@ -52,7 +52,7 @@ from plimsoll.run.readings import Reading
 R = TypeVar("R")
 
 _CULPRIT_SECONDS = 10.0
-"""How long to wait for a death notice after an error that another's death may have caused."""
+"""How long to wait for a death notice after an error that another process may have caused."""
 
 _STACK_SECONDS = 2.0
 """How long processes may take to write their threads' stacks."""
@@ -67,8 +67,8 @@ class RankGroup:
 
     Attributes:
         members: The actors.
-        wait: The cluster's function that waits for the results of calls of a method, and watches
-            all members meanwhile.
+        wait: A function of the cluster that takes a method's name and open calls, returns their
+            results, and watches all members meanwhile.
     """
 
     members: Sequence[Member]
@@ -94,12 +94,12 @@ class RankGroup:
 
 @dataclass
 class _OpenCalls:
-    """Calls that the coroutines of another thread wait for.
+    """Calls whose results coroutines of another thread wait for.
 
     Attributes:
-        pending: The member that each open call was made to.
-        failed: Calls that failed. The waiting thread is to raise their errors; the coroutines that
-            made them wait for ever.
+        pending: The open calls, each with its member.
+        failed: Calls that failed. The thread that runs `converse` raises their errors; the
+            coroutines that made them wait for ever.
     """
 
     pending: dict[Any, Member] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class _OpenCalls:
     _ended: bool = False
 
     async def await_result(self, reference: Any, member: Member) -> Any:
-        """Return the result of a call."""
+        """Return the result of a call, or wait for ever if it failed (see `failed`)."""
         self.pending[reference] = member
         future = reference.future()
         future.add_done_callback(lambda _: self._end(reference))
@@ -122,7 +122,7 @@ class _OpenCalls:
         self.pending.pop(reference, None)
 
     def has_moved(self) -> bool:
-        """Return whether a call has ended since the last time, or none is waited for."""
+        """Return whether a call has ended since the last `has_moved`, or no call is open."""
         ended, self._ended = self._ended, False
         return ended or not self.pending
 
@@ -194,7 +194,7 @@ class RayCluster:
         self._watches |= {member.actor.watch.remote(): member for member in started}
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        """Call a method of `Worker` on every rank of the actor, each with its own arguments."""
+        """Call a method of `Worker` on every rank of the actor, each with different arguments."""
         return self._actors.each(task, arguments)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
@@ -202,7 +202,7 @@ class RayCluster:
         return self._actors.all(task, *arguments)
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Yield each request's place and trajectories as they are complete."""
+        """Yield (index, trajectories) of each request when its trajectories are complete."""
         sequences, per_call = self._engine_sequences, self._responses_per_request
         work = Dispatch(requests, self.engines, sequences, per_call)
         calls: dict[Any, Member] = {}
@@ -225,7 +225,7 @@ class RayCluster:
     def converse(
         self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
     ) -> R:
-        """Run a coroutine in the loop, whose requests go to the engines; return its result."""
+        """Run a coroutine in the loop and return its result; its requests go to the engines."""
         episode_engines, calls = EpisodeEngines(self.engines), _OpenCalls()
 
         async def ask(request: Request, episode: int) -> list[Trajectory]:
@@ -244,9 +244,9 @@ class RayCluster:
         return talking.result()
 
     def _watch_calls(self, talking: Future[Any], calls: _OpenCalls) -> None:
-        """Watch members until the talk has ended, and with it all calls.
+        """Watch members until the coroutine and all its calls have ended.
 
-        An engine is still at work on a call whose coroutine gave up.
+        Calls may outlast it: an engine still works on a call whose coroutine gave up.
         """
         with self._hangs.looking("generate") as look:
             while not talking.done() or calls.pending:
@@ -259,7 +259,7 @@ class RayCluster:
                     raise self._death_error(first)
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
-        """Call a method of `RolloutEngine` on every engine."""
+        """Call a method of `RolloutEngine` on every engine; return their results."""
         return self._wait(task.__name__, _calls(self._engines, task, *arguments))
 
     def hand_over(
@@ -268,7 +268,7 @@ class RayCluster:
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
     ) -> list[R]:
-        """Pass results of `gather` on the ranks to `receive` of all engines, one after another."""
+        """Pass results of `gather` on the ranks to `receive` of all engines; see `Cluster`."""
         received: list[R] = []
         gathered: Any = None
         for gather_arguments in [*arguments, None]:
@@ -285,11 +285,11 @@ class RayCluster:
         return received
 
     def responses_per_request(self) -> int:
-        """Return how many responses an engine wants to be asked for at once."""
+        """Return how many responses an engine wants in one call of `generate`."""
         return self._responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:
-        """Return what every process of the run holds, and its peaks since the last call."""
+        """Return the memory of every process of the run, with its peaks since the last call."""
         members, method = self._members_by_name(), "read_memory"
         readings = self._wait(method, {m.actor.call.remote(method): m for m in members.values()})
         here = {"controller": Reading(read_host())}
@@ -306,7 +306,7 @@ class RayCluster:
         return dict(zip(names, (*self._ranks, *self._engines), strict=True))
 
     def _read_nodes(self, patience: float) -> dict[str, NodeState]:
-        """Read the nodes of all ranks, before anything is loaded; by Ray's names for them."""
+        """Return the memory state of each rank's node, by Ray's ids of the nodes."""
         firsts = {member.host.node_id: member for member in reversed(self._ranks)}
         looks = {m.actor.look.remote(self._pids(node_id)): m for node_id, m in firsts.items()}
         return dict(zip(firsts, self._wait("look", looks, timeout=patience), strict=True))
@@ -317,7 +317,7 @@ class RayCluster:
         return here + [m.host.pid for m in members if m.host.node_id == node_id]
 
     def _sighting(self, member: Member) -> Sighting:
-        """Return what is around a process that failed."""
+        """Return the state of a failed process's node, with the last readings of all processes."""
         members, node_id = self._members_by_name(), member.host.node_id
         before = self._before.get(node_id)
         return Sighting(
@@ -331,9 +331,9 @@ class RayCluster:
         )
 
     def _look(self, node_id: str) -> NodeState | None:
-        """Read a node; return None if it does not answer, or its driver fails.
+        """Return the state of a node; None if it does not answer or its driver fails.
 
-        Another error is being reported then.
+        Nothing is raised, because the caller is about to report another error.
         """
         try:
             return call_on_node(node_id, read_node, self._pids(node_id))
@@ -376,10 +376,10 @@ class RayCluster:
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (reference, result) of each call as it ends and leaves `pending`.
 
-        More calls may be added to `pending` meanwhile. The death of any member ends the wait with
-        an error, and so does a hang. The result of `keep` is not read. With `timeout` the wait has
-        so many seconds instead of a watch for hangs: processes that start give no signs of life
-        yet.
+        The caller may add calls to `pending` meanwhile. The wait raises if any member dies or
+        hangs. The call `keep` is yielded with None, without fetching its result. With `timeout`
+        (seconds) the wait has a limit instead of a watch for hangs, because starting processes give
+        no signs of life yet.
         """
         with self._hangs.watching(call) as wait_for_first:
             while pending:
@@ -424,7 +424,10 @@ class RayCluster:
             raise PlimsollError(message(f"{first.name} failed", why, first.host.log)) from error
 
     def _first_failed(self, error: RayTaskError, caller: Member) -> Member:
-        """Return the member whose call failed first: the caller may have been given its result."""
+        """Return the member whose call failed first.
+
+        That may be another member than the caller, if the caller needed its result.
+        """
         process = failing_process(str(error))
         everyone = (*self._ranks, *self._engines)
         return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
@@ -452,7 +455,7 @@ def _calls(
 
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
-    """Yield each rank's place in a process group of their own, which the first of them leads."""
+    """Yield each rank's place in the group's process group, whose address is the first rank's."""
     on_nodes = Counter(member.host.node_id for member in group)
     # Ranks are numbered node by node. If nodes have different numbers of ranks, they are seen as
     # parts of one size, none of which is on two nodes.

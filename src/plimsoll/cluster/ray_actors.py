@@ -39,28 +39,28 @@ R = TypeVar("R")
 _LOOK_SECONDS = 20.0
 """How long a call of a function on a node may take."""
 _SOON_SECONDS = 30.0
-"""How long processes take to start where nothing else holds their cards."""
+"""How long processes usually take to start if their cards are free."""
 _OWN_CARDS = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Settings by which Ray writes the cards that it gave a process to CUDA_VISIBLE_DEVICES, and leaves
-the variable alone if it gave none, whatever the environment has for others."""
+"""Settings with which Ray writes a process's cards to CUDA_VISIBLE_DEVICES, and leaves the variable
+alone for a process without cards. They override the user's environment."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Where an actor lives.
+    """The process and node of an actor.
 
     Attributes:
-        pid: The actor's process.
+        pid: The id of the actor's process.
         node: The address of its node.
-        port: A port that is free on its node.
-        log: The log of its process; see `exit_reason`.
-        node_id: Ray's name of its node.
-        cards: The GPUs that Ray gave it, or the ranks' for an engine that shares them, as
-            CUDA_VISIBLE_DEVICES names them: by numbers, or by UUIDs where the node's own variable
-            does.
+        port: A free port on its node.
+        log: The log of its process, without suffix; see `exit_reason`.
+        node_id: Ray's id of its node.
+        cards: The GPUs that Ray gave it; for an engine that shares the ranks' GPUs, these. They
+            have the names in CUDA_VISIBLE_DEVICES: numbers, or UUIDs if the node's variable has
+            UUIDs.
     """
 
     pid: int
@@ -77,7 +77,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Member:
-    """An actor, and what messages call it: "training rank 1 (pid 4711 on node 10.0.0.1)"."""
+    """An actor with its place; messages name it "training rank 1 (pid 4711 on node 10.0.0.1)"."""
 
     role: str
     actor: Any
@@ -85,7 +85,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What messages call the actor."""
+        """The actor's name in messages."""
         return f"{self.role} (pid {self.host.pid} on node {self.host.node})"
 
 
@@ -103,19 +103,19 @@ class RankActor:
         write_stacks_when_asked()
 
     def host(self) -> Host:
-        """Return where the actor lives; known before the process group is made."""
+        """Return the actor's process and node; works before the process group is made."""
         return _own_host()
 
     def start(self, place: Place) -> None:
-        """Make the worker, which joins the process group."""
+        """Make the worker, which joins the process group of all ranks."""
         self._worker = Worker(place)
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of the worker."""
+        """Call a method of the worker; return its result."""
         return self._worker.do(method, *arguments)
 
     def look(self, pids: Sequence[int]) -> NodeState:
-        """Read this node, on which these processes are the run's."""
+        """Return the memory state of this node; `pids` are the run's processes here."""
         return read_node(pids)
 
     @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator]
@@ -125,7 +125,7 @@ class RankActor:
 
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     def sign(self) -> Pulse:
-        """Return a sign of life, from a thread of its own."""
+        """Return this process's pulse; a separate thread answers, also during `call`."""
         return read_pulse()
 
 
@@ -134,7 +134,7 @@ class EngineActor:
 
     Consumes: requests and weights from the controller. Waits for: its engine. Unblocked by: its
     engine's progress. Produces: trajectories. `watch` returns or fails only when the engine died.
-    `sign` runs in an event loop of its own, as an engine may keep the other one to itself.
+    `sign` runs in a separate event loop, because an engine may block the first one.
     """
 
     def __init__(self, spec: EngineSpec, directory: str) -> None:
@@ -143,7 +143,7 @@ class EngineActor:
         self._spec = spec
 
     async def host(self) -> Host:
-        """Return where the actor lives, and the cards that its engine uses."""
+        """Return the actor's process and node, and the cards that its engine uses."""
         host = _own_host()
         if host.cards or self._spec.device == "cpu":
             return host
@@ -155,7 +155,7 @@ class EngineActor:
         return int(self._engine.responses_per_request)
 
     async def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of the engine."""
+        """Call a method of the engine; return its result."""
         with explain_shortage(torch.device(self._spec.device), lambda: "rollout"):
             return await getattr(self._engine, method)(*arguments)
 
@@ -167,16 +167,16 @@ class EngineActor:
 
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     async def sign(self) -> Pulse:
-        """Return a sign of life, once the engine's own processes have given one."""
+        """Return this process's pulse, after the engine's own processes have answered."""
         await self._engine.answer()
         return read_pulse()
 
 
 def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) -> list[Any]:
-    """Ask Ray for the actors of a group of training ranks.
+    """Ask Ray for the actors of a group of training ranks; return them before they have started.
 
-    On CPU they are spread over the nodes (by Ray's names for them). On GPUs they are wherever those
-    are, on as few nodes as can be.
+    On CPU the actors are spread over `nodes` (Ray's ids). On GPUs each actor gets a GPU, on as few
+    nodes as possible.
     """
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
     environment |= thread_wait_settings() | card_order()
@@ -197,7 +197,7 @@ def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) ->
 
 
 def create_engines(specs: Sequence[EngineSpec], device: str, nodes: Sequence[str]) -> list[Any]:
-    """Ask Ray for the actors of engines: on CPU spread over the nodes, or on GPUs of their own."""
+    """Ask Ray for one actor per engine: on CPU spread over the nodes, else on separate GPUs."""
     placement = spread(nodes, len(specs)) if device == "cpu" else [None] * len(specs)
     return [
         _create_engine(spec, device, place) for spec, place in zip(specs, placement, strict=True)
@@ -205,7 +205,7 @@ def create_engines(specs: Sequence[EngineSpec], device: str, nodes: Sequence[str
 
 
 def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member]) -> list[Any]:
-    """Ask Ray for the actors of engines on the cards of ranks that have theirs already."""
+    """Ask Ray for one actor per engine, on the cards that Ray has already given to the ranks."""
     rank_cards = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
     placement = shared_placement(rank_cards, len(specs), specs[0].rollout.degrees)
     return [
@@ -214,7 +214,7 @@ def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member
 
 
 def _create_engine(spec: EngineSpec, device: str, place: NodeCards | None) -> Any:
-    """Ask Ray for the actor of one engine, on GPUs of its own if it has no place."""
+    """Ask Ray for the actor of one engine; without a place it gets separate GPUs."""
     environment = dict(rollout_build(spec.rollout).environment(spec))
     environment |= _OWN_CARDS if device == "cuda" else preload_settings()
     actor = ray.remote(num_cpus=0, max_concurrency=10_000, concurrency_groups={"signs": 1})(
@@ -241,7 +241,7 @@ def _on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
 def call_on_node(
     node_id: str, function: Callable[[Sequence[int]], R], pids: Sequence[int]
 ) -> R | None:
-    """Call a function on a node, with processes there; return None if that cannot be done soon."""
+    """Call a function with `pids` on a node; return its result, or None if the node is too slow."""
     if node_id == ray.get_runtime_context().get_node_id():
         return function(pids)
     task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on_node(node_id))(function)
@@ -277,7 +277,7 @@ def rank_members(role: str, actors: Sequence[Any], timeout: float) -> list[Membe
 
 
 def _hosts(role: str, references: Sequence[Any], timeout: float) -> list[Host]:
-    """Return where actors live; tell the user if the wait for cards takes long."""
+    """Return the actors' hosts; print a note if they wait long for cards."""
     soon = min(timeout, _SOON_SECONDS)
     with suppress(GetTimeoutError):
         hosts: list[Host] = ray.get(references, timeout=soon)
@@ -298,8 +298,8 @@ def _free_gpus() -> str:
 def _work_in(directory: str) -> None:
     """Change to the command's directory, so that relative paths mean the same here.
 
-    On a node that lacks the directory only absolute paths do. In a cluster that is joined,
-    processes begin where `ray start` was called.
+    In a joined cluster, processes begin in the directory of `ray start`. A node without the
+    command's directory keeps that; only absolute paths work there.
     """
     with suppress(OSError):
         os.chdir(directory)

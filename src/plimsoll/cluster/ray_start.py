@@ -1,4 +1,4 @@
-"""The start of Ray: quiet, and with the run's own way to end."""
+"""Start Ray: without its messages, and without its handling of signals."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def start_ray(config: ClusterConfig) -> None:
 
 
 def device_of_joined_cluster(config: ClusterConfig) -> Device:
-    """Return the run's device, compared with the GPUs that Ray counts in the joined cluster.
+    """Join the cluster and return the run's device, checked against the GPUs that Ray counts.
 
-    This machine, which may be the cluster's head, need not have one. Tells the user of GPUs that a
-    run on CPUs leaves alone.
+    This machine, which may be the cluster's head, need not have a GPU. Prints a note if a run on
+    CPUs leaves GPUs of the cluster idle.
 
     Raises:
         ConfigError: The config asks for CUDA, and the cluster has no GPU.
@@ -100,7 +100,7 @@ def device_of_joined_cluster(config: ClusterConfig) -> Device:
 
 
 def wait_for_nodes(config: ClusterConfig) -> list[str]:
-    """Return Ray's names of the run's nodes: this one first, the others by address.
+    """Wait for the run's nodes; return Ray's ids of them: this node first, the others by address.
 
     Raises:
         PlimsollError: Too few nodes have joined within `cluster.start_timeout`.
@@ -128,10 +128,11 @@ def _live_nodes() -> list[str]:
 
 
 def _bring_token() -> None:
-    """Bring Ray's authentication token to a cluster that is given by its address.
+    """Send Ray's authentication token, if there is one, to a cluster that is given by its address.
 
-    `ray start` turns token authentication on wherever Ray has ever made a token, and Ray brings the
-    token by itself only to clusters that it finds itself (`auto`). Other clusters accept it.
+    `ray start` turns token authentication on if Ray has ever made a token on that machine. Ray
+    itself sends the token only to clusters that it finds itself (`auto`). A cluster without
+    authentication accepts the token, too.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)  # it logs a line about the token
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
@@ -139,9 +140,9 @@ def _bring_token() -> None:
 
 @contextmanager
 def _keep_signal_handler() -> Iterator[None]:
-    """Keep the run's own SIGTERM handler, which saves first.
+    """Keep the run's SIGTERM handler, which saves first, while Ray starts inside the block.
 
-    Ray makes SIGTERM an exit at once before it starts, and has its C++ part abort on it afterwards.
+    Without this, Ray replaces the handler twice: by an immediate exit, then by an abort in C++.
     """
     handle = utils.set_sigterm_handler
     utils.set_sigterm_handler = lambda handler: None
@@ -155,7 +156,7 @@ def _keep_signal_handler() -> Iterator[None]:
 
 @contextmanager
 def _end_children_on_error() -> Iterator[None]:
-    """End the processes that Ray has begun if the block is left by an error.
+    """End the processes that Ray has started if an error leaves the block.
 
     Ray forgets them if Ctrl-C comes between two of its lines.
     """
@@ -170,10 +171,10 @@ def _end_children_on_error() -> Iterator[None]:
 
 @contextmanager
 def _start_own_process_groups() -> Iterator[None]:
-    """Start Ray's processes in process groups of their own.
+    """Start Ray's processes in separate process groups inside the block.
 
-    A signal to the command's whole process group (of `timeout`, Slurm, a terminal) is for the
-    command: Ray's processes, of which SIGTERM would end each, must be there until it has saved.
+    `timeout`, Slurm and terminals send signals to the command's process group. SIGTERM would end
+    Ray's processes, but the command needs them until it has saved.
     """
     plain = services.ConsolePopen
     services.ConsolePopen = partial(plain, process_group=0)

@@ -1,4 +1,4 @@
-"""The watch over ranks and engines, asked for signs of life while their calls are waited for."""
+"""Watch ranks and engines: ask them for signs of life while the run waits for their calls."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from plimsoll.cluster.ray_actors import Member
 _EVERY_SECONDS = 5.0
 """How often members are asked for a sign of life."""
 _LOOK_SECONDS = 0.1
-"""How long one look waits for something to end."""
+"""How long one call of `looking`'s function waits for a reference to end."""
 
 
 class HangWatch:
-    """Watches ranks and engines from `add` on, as `cluster.hang_timeout` says."""
+    """Watches ranks and engines for hangs, from `add` on; `hang_timeout` 0 switches it off."""
 
     def __init__(self, hang_timeout: float | None) -> None:
         self._timeout = hang_timeout
@@ -33,7 +33,7 @@ class HangWatch:
         self._longest: dict[str, float] = {}
 
     def add(self, members: Sequence[Member]) -> None:
-        """Watch these members, too; none if the watch is switched off."""
+        """Watch these members, too; do nothing if the watch is switched off."""
         if self._timeout != 0:
             self._members += members
 
@@ -41,25 +41,25 @@ class HangWatch:
     def watching(self, call: str) -> Iterator[Callable[[Sequence[Any]], Any]]:
         """Yield a function that waits for calls and returns the first that ends, or a Hang.
 
-        The calls are of one method; the function takes their references. The longest silence inside
-        the block decides how long one may last the next time.
+        `call` is the method that all the calls are of. The function takes the calls' references.
+        The longest silence inside the block decides how long a silence may last next time.
         """
         with self._allow_silence(call) as allowed:
             yield partial(self._first, allowed)
 
     @contextmanager
     def looking(self, call: str) -> Iterator[Callable[[Sequence[Any], bool], Any]]:
-        """Yield a function that looks after calls that another thread waits for.
+        """Yield a function that checks members while another thread waits for their calls.
 
-        The function is to be called now and then, with references that must not end, and whether a
-        call has ended since. It returns the first such reference that ended, a Hang, or None.
+        Call the function again and again, with references that must not end, and with whether a
+        call has ended since the last time. It returns a reference that ended, a Hang, or None.
         """
         with self._allow_silence(call) as allowed:
             yield partial(self._look, allowed)
 
     @contextmanager
     def _allow_silence(self, call: str) -> Iterator[float]:
-        """Yield the seconds that a silence may last while calls of a method are waited for."""
+        """Yield how many seconds a silence may last in calls of a method; store the longest one."""
         self._heartbeats = self._heartbeats.begin()
         yield allowance(self._timeout, call, self._longest.get(call))
         self._longest[call] = max(self._longest.get(call, 0.0), self._heartbeats.longest)
@@ -80,14 +80,14 @@ class HangWatch:
                 return hang or ended
 
     def _wait(self, references: Sequence[Any], seconds: float) -> Any:
-        """Return what `first_ended` does, and advance the heartbeats' clock."""
+        """Return the result of `first_ended`, and advance the heartbeats' clock."""
         start = time.monotonic()
         ended = first_ended(references, seconds)
         self._heartbeats = self._heartbeats.later(time.monotonic() - start, 2 * self._every)
         return ended
 
     def _round(self, allowed: float) -> Hang | None:
-        """Take the answers that have come, judge them, and ask again, if it is time to."""
+        """Read the answers, ask again, and return a hang; None if there is none, or too early."""
         if self._heartbeats.now - self._asked_at < self._every:
             return None
         self._asked_at = self._heartbeats.now

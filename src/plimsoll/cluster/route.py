@@ -1,4 +1,4 @@
-"""The weights' way from the ranks of the actor to the engines, over any cluster."""
+"""Send the actor's weights from its ranks to the engines, in any cluster."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _TAKE_ADAPTER: Callable[..., int] = RolloutEngine.take_adapter  # type: ignore[a
 class ActorRoute:
     """A `WeightRoute` for the actor.
 
-    A pack has at most `largest_pack` tokens. `as_published`: the engines load weights as a model's
-    files have them, or as transformers' model does.
+    Args:
+        cluster: the cluster.
+        largest_pack: the most tokens of a pack.
+        as_published: whether the engines load weights in the layout of a model's files; otherwise
+            in that of transformers' model.
     """
 
     def __init__(self, cluster: Cluster, largest_pack: int, as_published: bool) -> None:
@@ -51,12 +54,12 @@ class ActorRoute:
         return from_packed(chain(*packs), chain(*rank_log_probs), len(samples))
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
-        """Return the log-probs of each engine, one array per sequence."""
+        """Return the log-probs of each engine, as `trainer_log_probs` returns the trainer's."""
         return self._cluster.engines_do(RolloutEngine.log_probs, tuple(sequences))
 
 
 class AdapterRoute:
-    """A `WeightRoute` for the actor's adapter alone: the engines hold its base already."""
+    """A `WeightRoute` for the actor's adapter alone: the engines hold the base model already."""
 
     def __init__(self, cluster: Cluster, actor: ActorRoute) -> None:
         self._cluster = cluster
@@ -64,7 +67,7 @@ class AdapterRoute:
         self.engine_log_probs = actor.engine_log_probs
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
-        """Send the adapter; return the bytes that an engine received."""
+        """Send the adapter; return the bytes that one engine received. `bucket_bytes` is unused."""
         gather_arguments = [("actor", version)]
         return sum(self._cluster.hand_over(Worker.adapter_files, gather_arguments, _TAKE_ADAPTER))
 

@@ -1,4 +1,4 @@
-"""Start the cluster that a config asks for, on the device that it computes on."""
+"""Start the cluster that a config asks for, on the run's device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll.rollout.protocol import EngineSpec
 
 
 def start_cluster(config: ClusterConfig, specs: Sequence[EngineSpec]) -> Cluster:
-    """Start all training ranks, and one rollout engine for each spec (SFT has none)."""
+    """Start all training ranks and one rollout engine for each spec; return the cluster."""
     threads, device = thread_count(config, len(specs)), run_device(config)
     if config.where == "local":
         from plimsoll.cluster.local import LocalCluster
@@ -31,7 +31,7 @@ def thread_count(config: ClusterConfig, engines: int) -> int:
 
 
 def run_device(config: ClusterConfig) -> Device:
-    """Return the device that ranks and engines compute on; ConfigError for CUDA without a card."""
+    """Return the device of ranks and engines. Raises ConfigError for CUDA without a card."""
     if config.where == "local" or config.address is None:
         return check_device(device_of(config))
     from plimsoll.cluster.ray_start import device_of_joined_cluster

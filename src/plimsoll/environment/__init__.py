@@ -1,1 +1,1 @@
-"""Episodes: what an environment says to what was sampled, until it is done."""
+"""Episodes: the policy and an environment speak in turn until the environment is done."""

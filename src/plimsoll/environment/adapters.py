@@ -1,7 +1,7 @@
-"""What plays episodes, and adapters of environments that were written for other systems.
+"""Makers of environments, agents, and adapters of environments written for other systems.
 
-An adapter is a value in a file of `plimsoll.interop.environments`. This room finds it by the
-package's name and imports none, so another system is one more file there.
+An adapter is a value in a file of `plimsoll.interop.environments`. This room looks
+them up by the package's name and imports none, so supporting another system takes one more file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EnvironmentFactory:
 
 @dataclass(frozen=True)
 class EpisodeAgent:
-    """An agent that plays whole episodes by calls of the policy's endpoint."""
+    """An agent, which plays an episode by calls of the policy's endpoint."""
 
     name: str
     """The agent's name in the config."""
@@ -68,7 +68,7 @@ class EpisodeAgent:
     check_options: Callable[[Mapping[str, Any]], None] | None = None
     """A further check of the options; it raises ConfigError if they cannot be used."""
     close: Callable[[], Awaitable[None]] | None = None
-    """A function that releases what the agent holds over all episodes."""
+    """A function that releases what the agent keeps between episodes; called at the run's end."""
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise ConfigError if an option is unknown, missing or wrong."""
@@ -90,15 +90,15 @@ class EnvironmentAdapter:
     what: str
     """What the adapter opens, for messages: `an agent file of OpenRLHF`."""
     example: str
-    """How a config names one."""
+    """An example of a `name` in the config that this adapter recognises."""
     recognises: Callable[[str], bool]
-    """Whether a config's `name` is one of these."""
+    """A function that returns whether a config's `name` is for this adapter."""
     open: Callable[[str], EnvironmentFactory | EpisodeAgent]
     """A function that opens the environment of a name, or raises ConfigError."""
     process_bytes: int = 0
-    """The host memory of the process that plays all its episodes; 0 if there is none."""
+    """Host memory, in bytes, of the process that plays all episodes; 0 if there is none."""
     process_source: str = ""
-    """Where this number is from."""
+    """The source of `process_bytes`."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""One episode's environment in a process of its own: whatever it does, the run goes on."""
+"""Run an episode's environment in a separate process, so that its crash does not end the run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from plimsoll.process.threads import in_thread
 from plimsoll.reward.outcome import Failed
 
 MethodCall = tuple[str, tuple[Any, ...]]
-"""A method of the environment and its arguments; before `reset` a new environment is made."""
+"""The name of an environment's method and its arguments. `reset` makes a new environment first."""
 
 
 def environment_pool(config: EnvironmentConfig, size: int) -> Pool:
-    """Return at most `size` processes, each for one episode at a time."""
+    """Return a pool of at most `size` processes, each for one episode at a time."""
     program = Program(
         open_in_process,
         what=f"The process for environment {config.name}",
@@ -35,7 +35,7 @@ def environment_pool(config: EnvironmentConfig, size: int) -> Pool:
 
 
 def open_in_process(config: EnvironmentConfig) -> Callable[[MethodCall], object]:
-    """Return what answers in the process: calls of methods, one episode after another."""
+    """Return the process's function that calls a method and returns its result or a `Failed`."""
     factory = open_environment(config.name, load_functions(config.tools))
     assert isinstance(factory, EnvironmentFactory), "the config was looked at before"
     loop, environment = asyncio.new_event_loop(), None
@@ -59,7 +59,7 @@ def open_in_process(config: EnvironmentConfig) -> Callable[[MethodCall], object]
 
 @dataclass
 class Apart(EpisodeEnvironment):
-    """An environment in a process, held from the first call until it is closed."""
+    """An environment in a process of the pool, which it keeps from `reset` until `close`."""
 
     pool: Pool
     seconds: float
@@ -67,7 +67,7 @@ class Apart(EpisodeEnvironment):
     _child: Child | None = None
 
     async def call(self, method: str, *arguments: object) -> Any:
-        """Return what a method gave in the process; before `reset` one is taken."""
+        """Call a method in the process and return its result; `reset` takes a process first."""
         if method == "reset":
             self._child = await in_thread(self.pool.take, self.pool.give_back)
         assert self._child is not None, "reset comes first"
@@ -84,7 +84,7 @@ class Apart(EpisodeEnvironment):
         return answer
 
     async def close(self) -> None:
-        """Give the process back, after the environment's own `close`."""
+        """Call the environment's `close`, then give the process back to the pool."""
         if self._child is None:
             return
         try:

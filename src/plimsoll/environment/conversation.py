@@ -1,4 +1,4 @@
-"""An episode's tokens: those that the policy sampled, and those that were put between."""
+"""An episode's tokens: the sampled ones, and the environment's answers between them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from plimsoll.reward.outcome import Failed
 
 @dataclass(frozen=True)
 class Conversation:
-    """A branch of an episode. Columns by token are tuples and arrays of one length."""
+    """A branch of an episode. All per-token fields have the same length, R."""
 
     prompt: Prompt
-    """The prompt of the first turn; the other columns follow its tokens."""
+    """The prompt of the first turn. The other fields hold only what follows it."""
     turns: tuple[Turn, ...] = ()
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     loss_mask: tuple[bool, ...] = ()
@@ -37,18 +37,21 @@ class Conversation:
 
     @property
     def all_tokens(self) -> Ints:
-        """The prompt's tokens and those after it."""
+        """The prompt's tokens, then all tokens after the prompt."""
         return np.concatenate([self.prompt.tokens, self.tokens], dtype=np.int64)
 
     def add_sampled(self, sample: Trajectory, problem: str = "") -> Conversation:
-        """Append a turn of the policy; `problem` says what is wrong with its tool calls."""
+        """Return the branch with a turn of the policy appended.
+
+        `problem` says what is wrong with the turn's tool calls.
+        """
         tokens = np.asarray(sample.response_tokens, np.int64)
         turn = self._turn("assistant", tokens, sample.response_text, problem)
         logprobs, versions = sample.sampler_logprobs.tolist(), sample.weight_versions.tolist()
         return self._extend(turn, tokens, True, logprobs, versions)
 
     def add_answer(self, role: str, tokens: Sequence[int] | TokenIds, text: str) -> Conversation:
-        """Append what the environment said, with all that the template puts around it."""
+        """Return the branch with an answer appended; `tokens` include the template's tokens."""
         added = np.asarray(tokens, np.int64)
         zeros = [0] * len(added)
         return self._extend(self._turn(role, added, text), added, False, zeros, zeros)
@@ -80,7 +83,7 @@ class Conversation:
         return Turn(role, begin, begin + len(tokens), text, problem=problem)
 
     def turn_rewards(self) -> Floats:
-        """Return the rewards of turns, each at the turn's last token; shape [R]."""
+        """Return each turn's reward at the turn's last token, 0 elsewhere; shape [R]."""
         rewards = np.zeros(len(self.tokens), np.float32)
         for turn in self.turns:
             if turn.role == "assistant":
@@ -96,7 +99,7 @@ class Conversation:
         figures: Mapping[str, float] = MappingProxyType({}),
         earlier: tuple[Trajectory, ...] = (),
     ) -> Trajectory:
-        """Return the branch as a trajectory; the arguments are as there."""
+        """Return the branch as a trajectory; the arguments are fields of `Trajectory`."""
         return Trajectory(
             self.prompt,
             0,
@@ -122,17 +125,18 @@ def build_trajectory(
     reward: EpisodeReward,
     figures: Mapping[str, float],
 ) -> Trajectory:
-    """Return an episode that is over.
+    """Return the trajectory of an episode that is over.
 
-    Raises EnvironmentFailed if there is another number of rewards than of sampled tokens.
+    Raises EnvironmentFailed if `reward` is a tuple and has not one number for each sampled token.
 
     Args:
-        branches: each has a sampled token; the last one is the trajectory, the others `earlier`.
-        sample_index: as of `Trajectory`.
-        finish_reason: as of `Trajectory`.
-        reward: of the episode, beside those of turns: added at the last sampled token, or one
-            number at each.
-        figures: what was measured, by name; counts of turns and branches are added.
+        branches: the branches, each with a sampled token. The last branch becomes the trajectory,
+            the others its `earlier`.
+        sample_index: see `Trajectory`.
+        finish_reason: see `Trajectory`.
+        reward: the episode's reward, in addition to the turns' rewards. A number is added at the
+            last sampled token; a tuple has one number for each sampled token.
+        figures: measurements by name; the counts of turns and branches are added.
     """
     rewards = [branch.turn_rewards() for branch in branches]
     sampled = [np.flatnonzero(branch.loss_mask) for branch in branches]

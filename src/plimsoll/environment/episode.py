@@ -1,8 +1,8 @@
 """An episode: the rules of its environment, the policy, and the turns sampled so far.
 
-Every turn's tokens are kept as they were sampled. A turn whose prompt begins with all the tokens of
-an earlier branch continues that branch: what the prompt has behind them was said in between, and is
-never learned from. Any other turn begins a branch of its own (`Trajectory.earlier`).
+Every turn's tokens are kept as they were sampled. A turn continues a branch if its prompt begins
+with all tokens of that branch. The prompt's further tokens are an answer to the policy, and are
+never learned from. Any other turn begins a new branch (`Trajectory.earlier`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from plimsoll.rollout.protocol import Ask, Request
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """What all episodes of one environment of a run have in common."""
+    """The settings that all episodes of one environment share."""
 
     name: str
     """The environment's name in the config."""
@@ -43,17 +43,17 @@ class EpisodePolicy:
     """The policy as one episode samples it."""
 
     ask: Ask
-    """A function that asks an engine."""
+    """A function that sends a request to an engine and returns the samples."""
     episode: int
-    """The number by which the engine knows the episode."""
+    """The episode's number; all its requests go to the same engine."""
     sampling: SamplingConfig
     seed: int
-    """The seed from which each turn's is made."""
+    """The episode's seed; each turn's seed is made from it."""
 
     async def sample_turn(
         self, prompt: Prompt, turn: int, max_tokens: int, stop: Sequence[str]
     ) -> Trajectory:
-        """Return the turn of this number after a prompt; `stop` ends it beside the run's own."""
+        """Sample turn number `turn` after a prompt; `stop` adds to the run's stop strings."""
         seed = int(np.random.SeedSequence([self.seed, turn]).generate_state(1)[0])
         sampling = self.sampling
         if stop:
@@ -70,12 +70,12 @@ def add_figures(sums: dict[str, float], figures: Mapping[str, float]) -> None:
 
 
 class CallRefused(Exception):
-    """The episode is over, or has no turn or room left; the text says which."""
+    """Raised if the episode is over or has no turn or room left; the text says which."""
 
 
 @dataclass(frozen=True)
 class EpisodeMessage:
-    """A turn that a call by messages asked for."""
+    """A turn that `Episode.chat` sampled, with the messages and tools that it was given."""
 
     messages: Messages
     tools: Tools
@@ -97,14 +97,17 @@ class Episode:
         self.reason: FinishReason = "stop"
         """Why the episode ended, once the agent is done."""
         self.figures: dict[str, float] = {}
-        """Sums of figures over all calls."""
+        """The figures of all calls, added up by name."""
         self.turns = 0
         """The number of turns that were sampled."""
         self._over = False
         self._chats: list[EpisodeMessage] = []
 
     def row(self, seed: int) -> dict[str, Any]:
-        """Return the row that it is about; the data's own columns win over the others."""
+        """Return the data row of the episode, as environments and agents get it.
+
+        A column of the data replaces a standard key of the same name.
+        """
         prompt = self.prompt
         return {
             "prompt": prompt.text,
@@ -124,7 +127,7 @@ class Episode:
     async def sample(
         self, tokens: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Trajectory:
-        """Sample a turn after these tokens, and keep it. Raises as `ask`."""
+        """Sample a turn after these tokens, add it to a branch and return it. Raises like `ask`."""
         sample = await self.ask(tokens, max_tokens, stop)
         self.keep(np.asarray(tokens, np.int64), sample, "user", None, "")
         return sample
@@ -136,9 +139,9 @@ class Episode:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> EpisodeMessage:
-        """Sample a turn after these messages, and keep it.
+        """Sample a turn after these messages, add it to a branch and return it.
 
-        Raises as `ask`, and DataError if the chat template refuses the messages.
+        Raises like `ask`, and DataError if the chat template refuses the messages.
         """
         codec = self.rules.codec
         if self.rules.config.describe_tools:
@@ -160,10 +163,10 @@ class Episode:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> Trajectory:
-        """Sample a turn after these tokens.
+        """Sample a turn after these tokens and return it; no branch gets it.
 
-        Raises CallRefused if the episode is over, or has no turn or room left, which then is why it
-        ends.
+        Raises CallRefused if the episode is over, or has no turn or room left. In the last two
+        cases `reason` is set.
         """
         config = self.rules.config
         if self._over:
@@ -188,8 +191,8 @@ class Episode:
     def _encode(self, codec: TurnCodec, messages: Messages, tools: Tools) -> tuple[Ints, Messages]:
         """Return the tokens of a conversation up to the next turn, and its new messages.
 
-        Sampled turns in it are never rendered again: the tokens continue those of the longest call
-        that the conversation continues.
+        Sampled turns are not rendered again: the tokens continue those of the longest earlier call
+        that the conversation goes on from.
         """
         continued = [chat for chat in self._chats if _continues(messages, tools, chat)]
         chat = max(reversed(continued), key=lambda chat: len(chat.messages), default=None)
@@ -209,8 +212,8 @@ class Episode:
     ) -> None:
         """Add a turn to the longest branch that its prompt continues, or to a new branch.
 
-        `role` said what is new in the prompt, `text`; None: its tokens' text. `problem` says what
-        is wrong with the turn's tool calls.
+        `role` is the side that wrote the new part of the prompt, and `text` its text (None: decode
+        the new tokens). `problem` says what is wrong with the turn's tool calls.
         """
         continued = [branch for branch in self.branches if _begins(prompt, branch.all_tokens)]
         branch = max(continued, key=lambda branch: len(branch.all_tokens), default=None)
@@ -228,7 +231,7 @@ class Episode:
     def trajectory(
         self, sample_index: int, reward: EpisodeReward, figures: Mapping[str, float]
     ) -> Trajectory:
-        """Return the episode, which has a turn, with figures beside the sums over all calls."""
+        """Return the episode, which has a turn, as a trajectory with these further figures."""
         figures = {**self.figures, **figures}
         return build_trajectory(self.branches, sample_index, self.reason, reward, figures)
 
@@ -238,7 +241,7 @@ def _begins(tokens: TokenIds, beginning: Ints) -> bool:
 
 
 def _continues(messages: Messages, tools: Tools, chat: EpisodeMessage) -> bool:
-    """Return whether a conversation goes on after the reply of an earlier call."""
+    """Return whether the messages begin with an earlier call's messages and its reply."""
     reply: Mapping[str, Any] = render_message(chat.reply.message)
     return (
         len(messages) > len(chat.messages) + 1

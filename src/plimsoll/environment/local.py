@@ -1,4 +1,4 @@
-"""One episode's environment, called from the event loop: in this process."""
+"""Call one episode's environment from the event loop, in this process."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 
 class EpisodeEnvironment(ABC):
-    """One episode's environment, wherever it is.
+    """One episode's environment, in this process or another.
 
-    Each call raises EnvironmentFailed if it fails or takes too long.
+    Each method raises EnvironmentFailed if the environment fails or takes too long.
     """
 
     @property
@@ -40,15 +40,18 @@ class EpisodeEnvironment(ABC):
 
     @abstractmethod
     async def call(self, method: str, *arguments: object) -> Any:
-        """Return what a method gave, read by `READ`; before `reset` a new object is made."""
+        """Call a method of the object; return its result as `READ` parses it.
+
+        `reset` makes a new object first.
+        """
 
     async def reset(self, row: Mapping[str, Any]) -> Observation:
-        """Begin an episode about a row."""
+        """Begin an episode about a row; return the first messages and the tools."""
         observation: Observation = await self.call("reset", row)
         return observation
 
     async def step(self, reply: Reply) -> StepResult:
-        """Answer a reply."""
+        """Return the environment's answer to a reply."""
         result: StepResult = await self.call("step", reply)
         return result
 
@@ -58,7 +61,7 @@ class EpisodeEnvironment(ABC):
         return reward
 
     async def close(self) -> None:
-        """Call the object's `close`, if it has one; what that raises is dropped."""
+        """Call the object's `close`, if it has one, and ignore its errors."""
         with suppress(EnvironmentFailed):  # the episode is over: nothing depends on this any more
             await self.call("close")
 
@@ -83,7 +86,7 @@ class LocalEnvironment(EpisodeEnvironment):
         return wrapped.inner if isinstance(wrapped, ToolEnvironment) else wrapped
 
     async def call(self, method: str, *arguments: object) -> Any:
-        """Return what a method gave."""
+        """Call a method of the object; return its result as `READ` parses it."""
         if method == "reset":
             self._made = await self._call("__init__", self.make)
         own = method_of(self._made, method)
@@ -101,9 +104,9 @@ class LocalEnvironment(EpisodeEnvironment):
 
 
 async def call_own_code(call: Callable[[], Any], in_loop: bool) -> Any:
-    """Return what a user's code gives. Raises EnvironmentFailed for what the code raises.
+    """Call a user's code and return its result. Raises EnvironmentFailed if the code raises.
 
-    With `in_loop`, for an `async def`, it runs in the event loop; otherwise in a thread.
+    With `in_loop` (for an `async def`) the code runs in the event loop, otherwise in a thread.
     """
     if in_loop:
         return await _await_own(call())

@@ -1,4 +1,4 @@
-"""From an environment's name in the config to what plays its episodes.
+"""Find the environment or agent that a name in the config means.
 
 | name | what it is |
 | --- | --- |
@@ -8,8 +8,8 @@
 | `file.py:play` | an agent: a function with the parameters `base_url` and `api_key` (agents/) |
 | what an adapter recognises | an environment of another system (adapters.py) |
 
-A class with `reset` and `step` is an environment as it is. A class with `reset` and further public
-methods has these as its tools (tool_environment.py), with the functions that are named beside it.
+A class with `reset` and `step` is used as it is. In a class with `reset` but no `step`, the other
+public methods are the policy's tools, and so are the functions in `tools` (tool_environment.py).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from plimsoll.errors import ConfigError
 def open_environment(
     name: str, functions: Sequence[ToolFunction] = ()
 ) -> EnvironmentFactory | EpisodeAgent:
-    """Return what plays the episodes of the environment that a config names so.
+    """Return the environment's factory, or the agent, for a name of the table above.
 
-    The names are those of the table above; `functions` are tools beside the environment's own.
-    Raises ConfigError for an unknown name, for what cannot be imported or loaded, and for a class
-    that is not an environment.
+    `functions` are further tools, in addition to the environment's methods.
+    Raises ConfigError if the name is unknown or cannot be imported, or if the class is not an
+    environment.
     """
     if (adapter := find_adapter(name)) is not None:
         _refuse_functions(name, functions)
@@ -69,9 +69,9 @@ def open_environment(
 
 
 def load_functions(names: Iterable[str]) -> list[ToolFunction]:
-    """Return plain functions as tools, each by `my.module:function` or `path/to/file.py:function`.
+    """Return the functions of the names `my.module:function` or `path/to/file.py:function`.
 
-    Raises ConfigError for what cannot be loaded, and for a function that cannot be a tool.
+    Raises ConfigError if a name cannot be loaded, or its function cannot be a tool.
     """
     functions: list[ToolFunction] = []
     for name in names:
@@ -112,7 +112,7 @@ def _open_target(
 
 
 def _with_tools(make: Callable[..., Any], name: str, functions: Sequence[ToolFunction]) -> Any:
-    """Return a function of the same parameters that makes an environment of what `make` makes."""
+    """Return a function with the parameters of `make` that wraps its object if it has no `step`."""
 
     @wraps(make)
     def make_environment(**options: Any) -> Environment:

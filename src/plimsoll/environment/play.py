@@ -1,6 +1,6 @@
-"""Play an episode with an environment: the policy and it speak in turn until one of them is done.
+"""Play an episode: the policy and the environment speak in turn until one of them is done.
 
-What is put between the policy's turns is what the chat template writes there, and never learned. An
+Between the policy's turns stands the text that the chat template writes; it is never learned. An
 episode ends when
 
 - the environment says so, or a reply of a policy that calls tools has no call: `stop`;
@@ -55,10 +55,10 @@ async def play(
     sample_index: int,
     policy: EpisodePolicy,
 ) -> Trajectory:
-    """Play an episode; return it with the environment's part of the reward.
+    """Play an episode; return its trajectory, with the environment's part of the reward.
 
     Raises EnvironmentFailed if the environment fails, and DataError if the chat template refuses
-    what the environment says.
+    the environment's messages.
     """
     environment, episode = make_environment(), Episode(rules, prompt, policy)
     episode.figures["environment_seconds"] = 0.0
@@ -80,7 +80,7 @@ async def play(
 
 
 async def _measure(episode: Episode, work: Awaitable[T]) -> T:
-    """Return what the environment gives, and count its seconds."""
+    """Return the result of `work`; add its seconds to the episode's `environment_seconds`."""
     start = time.monotonic()
     try:
         return await work
@@ -91,7 +91,7 @@ async def _measure(episode: Episode, work: Awaitable[T]) -> T:
 async def _play_turns(
     environment: EpisodeEnvironment, episode: Episode, row: Mapping[str, Any], messages: Rendered
 ) -> None:
-    """Play until the episode is over.
+    """Sample turns and pass them to the environment until the episode is over.
 
     Args:
         environment: the environment.
@@ -143,8 +143,8 @@ def _next_prompt(
 ) -> TokenIds:
     """Return the tokens after which the next turn is sampled.
 
-    They continue the last branch, unless the template writes earlier messages anew and the config
-    says `branch`: then they are those of the whole conversation.
+    The tokens continue the last branch. Only if the template renders earlier messages differently
+    now, and the config says `rewritten: branch`, is the whole conversation encoded anew.
     """
     new: Sequence[int] | TokenIds
     if raw := "".join(message.content for message in answer if message.role == "raw"):
@@ -164,8 +164,8 @@ def _first_prompt(
 ) -> tuple[Rendered, TokenIds]:
     """Return the messages before the first turn, and their tokens.
 
-    A user's message of the environment is joined to the row's last one, and raw text follows as it
-    is.
+    A user message of the environment is joined to the row's last message if that is a user message,
+    too. Raw text follows the prompt without the template.
     """
     prompt, most = episode.prompt, episode.rules.max_prompt_tokens
     messages: Rendered = [*prompt.messages]

@@ -1,4 +1,4 @@
-"""Count episodes in flight, and price the processes of environments on the host of the loop."""
+"""Count episodes in flight, and the host memory of the processes of environments."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SOURCE = "measured: Linux, Python 3.11, with NumPy 2 and jsonschema, 54.3 MB re
 
 
 def processes_of(config: EnvironmentConfig, cores: int | None) -> int:
-    """Return the most processes that an environment is played in."""
+    """Return the largest number of processes for an environment."""
     return config.at_once or _PER_CORE * (cores or _CORES)
 
 
 def episodes_at_once(
     environments: Mapping[str, EnvironmentConfig], rollout: RolloutConfig, cores: int | None
 ) -> int:
-    """Return the episodes in flight over all engines: as many as each environment allows."""
+    """Return the number of episodes in flight, all engines together: the lowest limit applies."""
     default = ceil(_WAITING * rollout.engines * rollout.max_sequences)
     return min(
         processes_of(config, cores) if config.process else config.at_once or default
@@ -41,9 +41,9 @@ def episodes_at_once(
 def process_items(
     environments: Mapping[str, EnvironmentConfig], cores: int | None
 ) -> Iterator[Item]:
-    """Yield the processes of each environment that has some.
+    """Yield the host memory of each environment's processes, if it has processes.
 
-    What its class loads and makes there, and what tool servers hold, is not counted.
+    The memory of the environment's own objects and of tool servers is not counted.
     """
     for name, config in environments.items():
         adapter = find_adapter(config.name)

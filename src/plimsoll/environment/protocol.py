@@ -1,4 +1,4 @@
-"""What an environment is: it begins an episode and answers the policy's replies until it is done.
+"""The interface of environments: begin an episode, then answer the policy's replies.
 
     class Echo:
         def reset(self, row):            # the beginning: text, messages, or an Observation
@@ -10,7 +10,7 @@
             return 1.0
         def close(self): ...             # may be left out
 
-Each method may be plain or `async`. What `reset` gives follows the row's own messages.
+Each method may be plain or `async`. The messages that `reset` returns follow the row's messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 
 async def await_if_needed(given: Any) -> Any:
-    """Return what a method gave, which may be plain or `async`."""
+    """Return the result of a method: `given` itself, or what awaiting it gives."""
     return await given if inspect.isawaitable(given) else given
 
 
@@ -35,8 +35,8 @@ class ToolCall:
     arguments: Mapping[str, Any]
     """The arguments by name."""
     id: str = ""
-    """Nine letters and digits that no other call of the episode has; the policy's own if it wrote
-    one."""
+    """The call's id, unique in the episode: the policy's if it wrote one, else nine letters and
+    digits; "" before it is set."""
 
 
 @dataclass(frozen=True)
@@ -55,33 +55,33 @@ class Message:
 
 @dataclass(frozen=True)
 class Observation:
-    """What `reset` and `step` give the policy."""
+    """Messages and tools for the policy, from `reset` or `step`."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    """What the policy may call, as chat templates take it."""
+    """The schemas of the tools that the policy may call."""
 
 
 EnvironmentOutput = str | Message | list[Message] | Observation
-"""What an environment may give the policy; text is a user's message."""
+"""The forms of an environment's answer; text becomes a user message."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What `step` may give where a pair says too little."""
+    """The result of `step` if a pair (answer, done) is not enough."""
 
     observation: EnvironmentOutput
     done: bool
     """Whether the episode is over."""
     reward: float | None = None
-    """The reward of this turn; None: it has none."""
+    """The reward of this turn, or None if it has none."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What was measured in this turn, by name."""
+    """Measurements of this turn, by name."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the policy wrote in a turn."""
+    """The policy's text of one turn, with the tool calls that were found in it."""
 
     text: str
     """The text as sampled."""
@@ -90,20 +90,20 @@ class Reply:
     tool_calls: tuple[ToolCall, ...]
     """The calls that can be carried out."""
     problem: str | None
-    """What is wrong with other calls; None: nothing."""
+    """A description of the calls that cannot be carried out; None if there are none."""
 
 
 class Environment(Protocol):
     """One episode's environment.
 
-    It may have two further methods, plain or `async`, too:
+    It may have two further methods, plain or `async`:
     `get_reward()` gives the reward of the whole episode, or a list with a number for each sampled
     token; it is called once, at the end, however that comes.
     `close()` releases what the environment holds; it is called whatever happened.
     """
 
     def reset(self, row: Mapping[str, Any]) -> EnvironmentOutput | Awaitable[EnvironmentOutput]:
-        """Begin an episode about `row`, the columns of the data's row."""
+        """Begin an episode and return the first messages; `row` has the data row's columns."""
         ...
 
     def step(
@@ -114,5 +114,8 @@ class Environment(Protocol):
         | Awaitable[tuple[EnvironmentOutput, bool]]
         | Awaitable[Step]
     ):
-        """Answer a reply. What stands beside a true `done` is not shown to the policy."""
+        """Return the answer to a reply, and whether the episode is over.
+
+        The answer is not shown to the policy if the episode is over.
+        """
         ...

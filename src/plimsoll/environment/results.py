@@ -1,4 +1,4 @@
-"""What the methods of environments gave, read into results or failures."""
+"""Parse the return values of environments' methods into results or failures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from plimsoll.environment.protocol import Message, Observation, Step
 from plimsoll.reward.outcome import Failed, error_outcome, finite, short_repr
 
 EpisodeReward = float | tuple[float, ...] | None
-"""The reward of an episode; or of each sampled token; None: the environment gives none."""
+"""The reward of an episode, or a reward for each sampled token, or None if there is no reward."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What `step` gave."""
+    """The parsed result of `step`."""
 
     messages: tuple[Message, ...]
     done: bool
@@ -24,7 +24,7 @@ class StepResult:
 
 
 class EnvironmentFailed(Exception):
-    """An episode cannot go on; the text of `failed` goes on after the environment's name."""
+    """Raised if an episode cannot go on. The text of `failed` follows the environment's name."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.said)
@@ -32,7 +32,7 @@ class EnvironmentFailed(Exception):
 
 
 def failure_of(error: BaseException) -> Failed:
-    """Return the failure of an environment's or agent's code that raised."""
+    """Return the `Failed` that describes an error of an environment's or agent's code."""
     if isinstance(error, EnvironmentFailed):
         return error.failed
     given = error_outcome(error)
@@ -40,7 +40,7 @@ def failure_of(error: BaseException) -> Failed:
 
 
 def read_reset(given: Any) -> Observation | Failed:
-    """Read what `reset` gave."""
+    """Return the observation that `reset` gave, or a `Failed` if it gave something else."""
     messages = _read_messages(given, "reset")
     if isinstance(messages, Failed):
         return messages
@@ -48,7 +48,10 @@ def read_reset(given: Any) -> Observation | Failed:
 
 
 def read_step(given: Any) -> StepResult | Failed:
-    """Read what `step` gave: a `Step`, or a pair (the answer, whether the episode is over)."""
+    """Return the result of `step`, or a `Failed` if it gave something else.
+
+    `step` may give a `Step`, or a pair (the answer, whether the episode is over).
+    """
     if isinstance(given, Step):
         output, done, figures = given.observation, given.done, given.figures
         reward = 0.0 if given.reward is None else given.reward
@@ -72,7 +75,10 @@ def read_step(given: Any) -> StepResult | Failed:
 
 
 def read_reward(given: Any, method: str = "get_reward") -> EpisodeReward | Failed:
-    """Read what `get_reward` or an agent gave: a number, or one for each sampled token."""
+    """Return the reward that `get_reward` or an agent gave, or a `Failed`.
+
+    It may give a finite number, a list of one number for each sampled token, or None.
+    """
     if given is None:
         return None
     number = finite(given)
@@ -124,7 +130,7 @@ def _wrong(method: str, given: object, wanted: str) -> Failed:
 
 
 def method_of(environment: object, name: str) -> Callable[..., Any] | None:
-    """Return a method that may be left out; None if the environment has none."""
+    """Return the environment's method of a name, or None if it has no such method."""
     method = getattr(environment, name, None)
     return method if callable(method) else None
 
@@ -135,4 +141,4 @@ READ: Mapping[str, Callable[[Any], object]] = {
     "get_reward": read_reward,
     "close": lambda given: None,
 }
-"""What reads the results of an environment's methods."""
+"""The function that parses each method's return value."""

@@ -19,7 +19,7 @@ Tool = Mapping[str, Any]
 "parameters"}}`, or the inner mapping alone."""
 
 MAX_CHARACTERS = 200
-"""The longest value that a sentence shows."""
+"""The most characters of a value in a message."""
 
 
 def tools_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
@@ -72,10 +72,10 @@ def check_tool(tool: Tool) -> None:
 
 
 def wrong_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the arguments of a call, to go on a sentence; None: nothing.
+    """Return a phrase on what is wrong with a call's arguments, or None if they fit the schema.
 
     An argument that the schema does not name is wrong, unless the schema has
-    `additionalProperties`: functions take no others.
+    `additionalProperties`.
     """
     validator = _validator(json.dumps(_parameters(tool), sort_keys=True, default=str))
     error = best_match(validator.iter_errors(dict(arguments)))
@@ -95,7 +95,7 @@ def _strict(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_null(schema: Any) -> Any:
-    """Turn `nullable`, which is OpenAPI's and transformers writes, into a type of JSON schemas."""
+    """Return the schema with OpenAPI's `nullable`, which transformers writes, as `anyOf` null."""
     if isinstance(schema, list):
         return [_with_null(value) for value in schema]
     if not isinstance(schema, dict):
@@ -117,7 +117,7 @@ def _describe_error(error: ValidationError) -> str:
 
 
 def show_value(value: object) -> str:
-    """Return a value as Python prints it; of a long one the middle is left out."""
+    """Return the `repr` of a value, without its middle if it is long."""
     return _cut(safe_repr(value))
 
 

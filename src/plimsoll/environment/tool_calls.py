@@ -1,7 +1,7 @@
 """Read tool calls from a reply's text.
 
-Whatever the policy writes, nothing raises: a call that cannot be read, names no tool or has wrong
-arguments becomes part of the reply's `problem`, which says what is wrong and what was expected.
+No text of the policy raises an error. If a call cannot be read, names no tool or has wrong
+arguments, the reply's `problem` says what is wrong and what was expected.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _BLANKS = re.compile(r"\s*")
 def read_reply(
     text: str, tools: Sequence[Tool], extract: ExtractCalls | None = None, *, one_call: bool = False
 ) -> Reply:
-    """Read what the policy wrote. What is within `<think>` calls nothing.
+    """Return the reply with its tool calls. Calls inside `<think>` are ignored.
 
     Args:
-        text: with the special tokens that its format of calls has, without the end of turn.
-        tools: what the policy may call; without any, the text holds no calls.
-        extract: finds the calls; default: `hermes`.
-        one_call: whether the chat template takes one call a turn, so that further ones are wrong.
+        text: the sampled text, with the special tokens of its call format, without the end of turn.
+        tools: the tools that the policy may call; if empty, no calls are searched for.
+        extract: the function that finds the calls; default: `hermes`.
+        one_call: whether the chat template takes only one call a turn; further calls are wrong.
     """
     if not tools:
         return Reply(text, Message("assistant", text), (), None)
@@ -65,10 +65,10 @@ def _join_problems(problems: Sequence[str]) -> str | None:
 
 
 def hermes(text: str, tools: Sequence[Tool]) -> ExtractedCalls:
-    """Extract calls as Hermes, Qwen 2.5 and Qwen 3 write them.
+    """Return the calls in a text, in the format of Hermes, Qwen 2.5 and Qwen 3.
 
-    That is `<tool_call>` and an object with `name` and `arguments`. The end tag may be missing, as
-    when it ends sampling.
+    A call is `<tool_call>` and an object with `name` and `arguments`. The end tag may be missing,
+    for example because it ends sampling.
     """
     begin, outside = 0, []
     calls: list[tuple[str, str, str]] = []
@@ -86,7 +86,7 @@ def hermes(text: str, tools: Sequence[Tool]) -> ExtractedCalls:
 
 
 def _hermes_call(text: str, begin: int) -> tuple[tuple[str, str] | str, int]:
-    """Return the call, or what is wrong with it; and where the text after it begins."""
+    """Return the call, or a message on what is wrong with it; and the index after the call."""
     close = text.find(_CLOSE, begin)
     end = len(text) if close < 0 else close + len(_CLOSE)
     try:
@@ -112,7 +112,7 @@ def _hermes_call(text: str, begin: int) -> tuple[tuple[str, str] | str, int]:
 
 
 def _decode(text: str, begin: int) -> tuple[object, int]:
-    """Return the JSON value that begins there, and where it ends.
+    """Return the JSON value that begins at `begin`, and the index after it.
 
     Raises ValueError if there is none or it nests too deeply, and RecursionError if it nests even
     more deeply.
@@ -148,7 +148,7 @@ def _skip_blanks(text: str, begin: int) -> int:
 def _check_call(
     name: str, arguments: str, call_id: str, known: Mapping[str, Tool]
 ) -> ToolCall | str:
-    """Return the call, or what is wrong with it."""
+    """Return the call, or a message on what is wrong with it."""
     if name not in known:
         tools = ", ".join(map(format_signature, known.values()))
         return f"There is no tool {show_value(name)}.{nearest(name, known)} The tools: {tools}."
@@ -171,9 +171,9 @@ def _check_call(
 
 
 def _split_thinking(text: str) -> tuple[str, str]:
-    """Return the thought, with its tags, and the rest.
+    """Return the thought, with its tags, and the rest of the text.
 
-    A thought that is not over has no rest; the prompt may have begun it.
+    The rest is empty if the thought has no end. The `<think>` may stand in the prompt instead.
     """
     thought, over, rest = text.partition("</think>")
     if over:
@@ -188,7 +188,7 @@ def _reason(error: Exception) -> str:
 
 
 def _excerpt(text: str, begin: int) -> str:
-    """Return what a call begins with, on one line."""
+    """Return the beginning of a call, on one line."""
     return show_value(" ".join(text[begin : begin + 500].partition(_CLOSE)[0].split()))
 
 

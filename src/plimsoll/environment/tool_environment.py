@@ -39,14 +39,14 @@ from plimsoll.reward.outcome import short_repr
 
 RESERVED = ("reset", "get_reward", "close")
 MAX_CHARACTERS = 20_000
-"""The longest result of a tool; the rest is cut off, and the result says so."""
+"""The most characters of a tool's result; a longer result is cut and says so."""
 
 ToolFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Toolbox:
-    """Functions that a policy may call."""
+    """Functions that a policy may call, with their schemas."""
 
     functions: Mapping[str, ToolFunction]
     """The functions, plain or `async`, by their names."""
@@ -54,10 +54,10 @@ class Toolbox:
 
 
 def toolbox_of(owner: object, functions: Sequence[ToolFunction]) -> Toolbox:
-    """Return functions, and the methods of a class or object that the policy may call.
+    """Return a toolbox of `functions` and of the methods of a class or object.
 
-    These are all public ones but `RESERVED`. Raises ConfigError as `toolbox`, and if there is no
-    tool at all.
+    The methods are the public ones except `RESERVED`. Raises ConfigError as `toolbox` does, and if
+    there is no tool at all.
     """
     kind = owner if inspect.isclass(owner) else type(owner)
     # The names come from the class, as an object's properties may do anything.
@@ -74,11 +74,11 @@ def toolbox_of(owner: object, functions: Sequence[ToolFunction]) -> Toolbox:
 
 
 def toolbox(functions: Iterable[ToolFunction]) -> Toolbox:
-    """Return functions with their schemas.
+    """Return a toolbox of functions with their schemas.
 
-    Schemas are made of signatures and docstrings (Google's style), as transformers does. Raises
+    transformers makes the schemas from signatures and docstrings (Google's style). Raises
     ConfigError for a function without a docstring, for an argument without a type or a description,
-    and if two functions have one name.
+    and if two functions have the same name.
     """
     functions = list(functions)
     schemas = tuple(map(schema_of, functions))
@@ -87,7 +87,7 @@ def toolbox(functions: Iterable[ToolFunction]) -> Toolbox:
 
 
 def schema_of(function: ToolFunction) -> Tool:
-    """Return how chat templates describe a function to the policy. Raises as `toolbox`."""
+    """Return the JSON schema of a function. Raises ConfigError as `toolbox` does."""
     from transformers.utils import chat_template_utils  # takes seconds, and may import torch
 
     try:
@@ -111,25 +111,25 @@ def schema_of(function: ToolFunction) -> Tool:
 
 
 class ToolEnvironment:
-    """An environment of an object with tools as methods, and of functions beside them.
+    """An environment whose tools are the methods of an object, and functions.
 
-    Plain methods and functions are called in threads, `async` ones in the event loop. A tool that
-    raises is answered with the error, and counted. `get_reward` and `close` are the object's, if it
-    has them.
+    Plain methods and functions are called in threads, `async` ones in the event loop. If a tool
+    raises, the policy gets the error as the result, and the failure is counted. `get_reward` and
+    `close` are the object's, if it has them.
     """
 
     get_reward: ToolFunction
     close: ToolFunction
 
     def __init__(self, inner: Any, functions: Sequence[ToolFunction] = ()) -> None:
-        """Wrap an object, whose state rewards may read. Raises ConfigError as `toolbox_of`."""
+        """Wrap an object; rewards may read its state. Raises ConfigError as `toolbox_of` does."""
         self.inner, self._tools = inner, toolbox_of(inner, functions)
         for name in ("get_reward", "close"):
             if callable(method := getattr(inner, name, None)):
                 setattr(self, name, method)
 
     async def reset(self, row: Mapping[str, Any]) -> Observation:
-        """Return what the object's `reset` gives, and the tools."""
+        """Call the object's `reset`; return its text as a user message, and the tools."""
         reset = self.inner.reset
         given = await await_if_needed(await _call(reset, _wanted_columns(reset, row)))
         text = given or "" if isinstance(given, str | None) else _block_text(given, "reset")
@@ -141,7 +141,10 @@ class ToolEnvironment:
         return Observation((Message("user", text),) if text else (), self._tools.schemas)
 
     async def step(self, reply: Reply) -> Step:
-        """Carry the calls out, in their order."""
+        """Carry out the reply's calls in order; return their results.
+
+        The episode is over if there is nothing to answer.
+        """
         results = [await self._carry_out(call) for call in reply.tool_calls]
         messages = [Message("tool", text, name=name) for name, text, _ in results]
         if reply.problem is not None:
@@ -172,10 +175,10 @@ def _wanted_columns(reset: ToolFunction, row: Mapping[str, Any]) -> dict[str, An
 
 
 def _with_problem(messages: list[Message], problem: str) -> list[Message]:
-    """Add what is wrong with other calls.
+    """Return the messages with the problem of the calls that could not be carried out.
 
-    It is a user's message if no call was carried out, for templates refuse a tool's then; else it
-    stands under the last result, for templates want one result a call.
+    Without results the problem is a user message, as templates refuse a tool's message then. With
+    results it is appended to the last one, as templates want exactly one result for each call.
     """
     if not messages:
         return [Message("user", problem)]
@@ -184,11 +187,10 @@ def _with_problem(messages: list[Message], problem: str) -> list[Message]:
 
 
 def result_text(value: object, name: str) -> str:
-    """Return a tool's result as the policy reads it.
+    """Return a tool's result as text for the policy, cut to `MAX_CHARACTERS`.
 
-    Text stays as it is; all else is JSON if it can be, or as Python prints it; at most
-    `MAX_CHARACTERS`. Raises ConfigError for an image, and for a result that would have to be
-    awaited.
+    Text stays as it is. Other values become JSON, or `str(value)` if JSON cannot hold them. Raises
+    ConfigError for an image, and for an awaitable.
     """
     if inspect.isawaitable(value):
         raise ConfigError(f"{name} gave something to await: write it as an `async def`.")
@@ -220,7 +222,7 @@ def _block_text(value: object, name: str) -> str | None:
 
 
 def _limit(text: str) -> str:
-    """Cut a text, and drop halves of surrogate pairs, which no tokenizer takes."""
+    """Return the text, cut if too long; "?" replaces lone surrogates, which tokenizers refuse."""
     kept = text[:MAX_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
     if len(text) <= MAX_CHARACTERS:
         return kept

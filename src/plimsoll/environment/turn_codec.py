@@ -1,4 +1,4 @@
-"""Between messages and tokens: how an environment's episodes are encoded, and replies decoded."""
+"""Encode an episode's messages as tokens, and decode the policy's replies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from plimsoll.environment.protocol import Message, Reply, ToolCall
 from plimsoll.records import Ints
 
 _CHARACTERS_PER_TOKEN = 32
-"""Characters tokenized for each token kept, to find where a long text is to be cut."""
+"""How many characters of a long text are tokenized for each token that is kept."""
 
 ReadReply = Callable[[str, Tools], Reply]
-"""A function that reads a reply's text, given the tools that the policy may call."""
+"""A function that parses a reply's text, given the tools that the policy may call."""
 
 
 @dataclass(frozen=True)
 class TurnCodec:
-    """The encoder of what is said to the policy, and the decoder of what it says."""
+    """An encoder of messages to the policy, and a decoder of its replies."""
 
     template: Template
     """The run's template, with the environment's tools."""
@@ -40,18 +40,21 @@ class TurnCodec:
         return replace(self, template=self.template.with_tools(tools)) if tools else self
 
     def decode_reply(self, sampled: Ints, tools: Tools) -> Reply:
-        """Return what the policy said, which may call the tools."""
+        """Return the policy's reply, with its calls of the tools."""
         tokens = [token for token in sampled.tolist() if token not in self.ends]
         reply = self.read_reply(self.decode(tokens), tools)
         return replace(reply, text=self.decode(sampled.tolist())) if self.keeps_end else reply
 
     def encode_prompt(self, messages: Messages) -> list[int]:
-        """Return the tokens of a whole prompt. Raises DataError if the template refuses it."""
+        """Return the tokens of a prompt: all its messages, rendered by the chat template.
+
+        Raises DataError if the template refuses the messages.
+        """
         [(tokens, _)] = self.template.tokenize([self.template.render_prompt([*messages])])
         return [int(token) for token in tokens]
 
     def shorten(self, message: Message) -> Message:
-        """Return the message without the middle of a text beyond `max_observation_tokens`."""
+        """Return the message; the middle of its text is cut beyond `max_observation_tokens`."""
         text, most = message.content, self.max_observation_tokens
         room = most * _CHARACTERS_PER_TOKEN
         ends = text if len(text) <= room else text[: room // 2] + text[-room // 2 :]
@@ -75,12 +78,12 @@ class TurnCodec:
 
 
 def readable_text(message: Message) -> str:
-    """Return a message as a person reads it: a tool's result follows the tool's name."""
+    """Return a message's text for people: a tool's result follows the tool's name."""
     return f"{message.name}: {message.content}" if message.name else message.content
 
 
 def render_message(message: Message) -> dict[str, Any]:
-    """Return a message as chat templates take it."""
+    """Return a message as a dict for chat templates."""
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name:
         rendered["name"] = message.name
@@ -100,8 +103,8 @@ def _render_call(call: ToolCall) -> dict[str, Any]:
 def with_call_ids(reply: Reply, turn: int) -> Reply:
     """Return the reply with an id for each call.
 
-    The id is the policy's own, or one of the turn's and the call's number, which has nine letters
-    and digits, as Mistral's templates ask.
+    The id is the policy's if it wrote one. Otherwise it is made of the turn's and the call's
+    numbers: nine letters and digits, as Mistral's templates require.
     """
     calls = tuple(
         call if call.id else replace(call, id=f"c{turn % 10_000:04}{place % 10_000:04}")
@@ -111,7 +114,7 @@ def with_call_ids(reply: Reply, turn: int) -> Reply:
 
 
 def match_results(answer: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
-    """Return an answer whose tool results have the ids of the calls that they answer.
+    """Return the answer's messages, with the ids of the calls that tool results answer.
 
     Results without an id answer the calls that no other result answers, in their order.
     """

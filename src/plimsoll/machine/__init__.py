@@ -1,1 +1,1 @@
-"""Hardware, memory and package versions: of known cards, or of the machine at hand."""
+"""Hardware, memory and package versions, of known cards or of this machine."""

@@ -31,7 +31,7 @@ def user_settings(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def expands(settings: str) -> bool:
-    """Return whether segments grow with these settings, with or without NAME=."""
+    """Return whether segments grow with these settings, given as VALUE or NAME=VALUE."""
     return f"{_EXPANDABLE}:true" in settings.replace(" ", "").lower()
 
 

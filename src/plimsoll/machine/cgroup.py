@@ -1,4 +1,4 @@
-"""Read the limits that cgroups set on this process: memory, cores' time, processes.
+"""Read the limits that cgroups set on this process: memory, CPU time, processes.
 
 `membership` is /proc/self/cgroup and `root` is /sys/fs/cgroup, of version 1 (a hierarchy for each
 controller) or 2. A container often sees its own cgroup as the root.
@@ -38,7 +38,7 @@ def memory_limit(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Limit | No
 
 
 def core_quota(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None:
-    """Return how many cores' time this process's cgroup and its parents allow; None if no quota.
+    """Return how many cores' worth of CPU time the cgroups allow; None if there is no quota.
 
     Version 2 has cpu.max, such as `150000 100000`, with `max` for none. Version 1 has
     cpu.cfs_quota_us, with -1 for none.
@@ -58,9 +58,9 @@ def oom_kills(
 ) -> int | None:
     """Return how many processes the kernel killed for lack of memory; None if it does not say.
 
-    The count is of this process's cgroup and those below it, or else of the machine: /proc/vmstat
-    counts kills for a cgroup's limit, too. Version 1's own counter omits the cgroups below, and is
-    not used.
+    The count is that of this process's cgroup and the cgroups below. If there is none, it is the
+    machine's (/proc/vmstat), which includes kills for a cgroup's limit. The counter of version 1 is
+    not used, as it omits the cgroups below.
     """
     folders = _folders(membership, root, "memory")
     for file in (*(folder / "memory.events" for folder in folders), vmstat):

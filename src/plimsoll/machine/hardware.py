@@ -50,9 +50,9 @@ class Card:
     compute_capability: tuple[int, int] | None
     """The compute capability; None if it is unknown."""
     bf16_flops: float
-    """Dense operations a second."""
+    """Dense bf16 operations a second."""
     memory_bandwidth: float
-    """Bytes a second."""
+    """Bytes a second between the card and its memory."""
     link_bandwidth: float
     """Bytes a second to a neighbour, in one direction."""
     source: str
@@ -68,11 +68,11 @@ class Node:
     host_bytes: int | None
     """The host's memory; None if it is unknown, so that the plan cannot check it."""
     cuda_build: bool = False
-    """Whether its torch is built for CUDA, as PyPI's is. Such a build takes more memory on CPU,
-    too.
+    """Whether the machine's torch is built for CUDA, like the one on PyPI. Such a build takes more
+    memory, also on CPU.
     """
     cores: int | None = None
-    """The cores that a process may use; None if unknown."""
+    """The number of cores that a process may use; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -187,13 +187,13 @@ def _other_maker(name: str) -> str | None:
 
 
 def known_card(name: str) -> Card | None:
-    """Return the shipped card of a name that the driver gives; None if there is none."""
+    """Return the shipped card with the driver's name of a card; None if there is none."""
     matches = _matches(name)
     return matches[0] if len(matches) == 1 else None
 
 
 def card_by_bytes(name: str, usable_bytes: int, source: str) -> Card:
-    """Return a card of known memory alone, with an A100's speeds, which change no byte."""
+    """Return a card of which only the memory is known; its speeds are those of an A100."""
     a100 = _BY_NAME["A100-80GB"]
     speeds = a100.bf16_flops, a100.memory_bandwidth, a100.link_bandwidth
     return Card(name, usable_bytes, usable_bytes, None, *speeds, source)
@@ -222,7 +222,10 @@ def _fold(name: str) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of `1TB` (decimal), `512GiB` (binary) or `900e9`; ConfigError for others."""
+    """Return the bytes in a text such as `1TB` (decimal), `512GiB` (binary) or `900e9`.
+
+    Raises ConfigError for other texts.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([kmgtp]?)(i?)b?", text.strip().lower())
     base = 1024 if match and match[3] else 1000
     size = float(match[1]) * base ** " kmgtp".index(match[2] or " ") if match else 0.0
@@ -235,7 +238,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
-    """Return hardware that a user describes. All machines are alike.
+    """Return `nodes` equal machines that a user describes.
 
     `text` has the cards of each machine, such as `8xA100-80GB`, `8 H100`, `H100` (one card),
     `4x24GB` (usable bytes of an unknown card), or `cpu`. Raises ConfigError if a card is unknown,
@@ -249,10 +252,11 @@ def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
 
 
 def live_machine() -> Node:
-    """Return this machine: the GPUs and the memory that programs of this process may use.
+    """Return this machine, with the GPUs and the memory that this process may use.
 
-    A cgroup's limit on the memory counts. Raises ConfigError if MIG has divided a GPU into several
-    instances, or the driver does not tell a GPU's bytes; PlimsollError if the driver fails.
+    The memory is at most the cgroup's limit. Raises ConfigError if MIG has divided a GPU into
+    several instances, or the driver does not report a GPU's bytes; PlimsollError if the driver
+    fails.
     """
     cards = own_cards()
     divided = next((card for card in cards if card.instances), None)
@@ -275,9 +279,10 @@ def live_machine() -> Node:
 
 
 def find_machine() -> Node:
-    """Return this machine as `live_machine` does, but with GPUs that `live_machine` refuses.
+    """Return this machine, like `live_machine`, but refuse no GPU.
 
-    A GPU that MIG has divided is taken whole. A GPU has 0 bytes if the driver does not tell them.
+    A GPU that MIG has divided counts as one GPU with all its memory. A GPU whose bytes the driver
+    does not report has 0 bytes.
     """
     return _node(own_cards())
 
@@ -289,8 +294,8 @@ def _node(cards: tuple[LiveCard, ...]) -> Node:
 
 _COUNTED = re.compile(r"\s*([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*[x×*]\s*(.*)", re.IGNORECASE)
 _SPACED = re.compile(r"\s*(\d{1,2})\s+(?!(?:[kmgtp]i?b?|b)\s*$|\d+\s*[kmgtp])(.+)", re.IGNORECASE)
-"""A count and a card, apart from a number with a unit of bytes: cards have names of three or four
-digits, bytes of any number of digits.
+"""A count, a space and a card. A number with a unit of bytes does not match: cards have names of
+three or four digits.
 """
 
 

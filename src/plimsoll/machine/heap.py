@@ -19,9 +19,8 @@ _NEVER = 2**40
 SETTINGS = (
     f"background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,oversize_threshold:{_NEVER}"
 )
-"""jemalloc's settings. A thread of its own frees what was unused for a second (jemalloc(3),
-TUNING). Blocks of more than 8 MiB are not freed at once, as the next layer would ask for them
-again.
+"""jemalloc's settings. A background thread frees blocks that were unused for a second (jemalloc(3),
+TUNING). Blocks of more than 8 MiB are not freed at once, because the next layer needs them again.
 """
 
 _ALL_ARENAS = 4096  # MALLCTL_ARENAS_ALL of jemalloc 5
@@ -33,10 +32,10 @@ _ORIGINAL = "PLIMSOLL_LD_PRELOAD"
 
 
 def library() -> Path | None:
-    """Return the path of jemalloc; None if it cannot be used.
+    """Return the path of jemalloc's library in Ray's wheel; None if it cannot be used.
 
-    That is so on systems other than Linux, if Ray came without it, or if its path has a space or a
-    colon, which separate entries of LD_PRELOAD.
+    It cannot be used on systems other than Linux, if Ray came without it, or if its path has a
+    space or a colon: these separate the entries of LD_PRELOAD.
     """
     ray = importlib.util.find_spec("ray")
     if sys.platform != "linux" or ray is None or ray.origin is None:
@@ -46,12 +45,15 @@ def library() -> Path | None:
 
 
 def is_chosen(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether LD_PRELOAD already names a heap."""
+    """Return whether LD_PRELOAD names a heap: jemalloc, tcmalloc or mimalloc."""
     return any(heap in environment.get("LD_PRELOAD", "") for heap in _HEAPS)
 
 
 def preload_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables for a process with jemalloc; none without it or beside another heap."""
+    """Return the environment variables that give a new process jemalloc as its heap.
+
+    The result is empty if jemalloc cannot be used, or if LD_PRELOAD already names a heap.
+    """
     preloaded, jemalloc = environment.get("LD_PRELOAD", ""), library()
     if jemalloc is None or is_chosen(environment):
         return {}
@@ -93,7 +95,7 @@ def keep_large_blocks() -> None:
 
 
 def release_free_blocks() -> None:
-    """Free at once what jemalloc's arenas would keep for a second, if jemalloc is in use."""
+    """Return the unused memory of jemalloc to the system now; do nothing with another heap."""
     mallctl = _mallctl()
     if mallctl is not None:
         mallctl(b"arena.%d.purge" % _ALL_ARENAS, None, None, None, ctypes.c_size_t(0))

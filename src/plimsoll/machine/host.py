@@ -24,8 +24,8 @@ _LIMIT = "ONEDNN_MAX_CPU_ISA"
 """The variable that keeps oneDNN, which computes matrix products, from newer instructions."""
 
 _LIMITS_WITH_BFLOAT16 = {"ALL", "DEFAULT", "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"}
-"""Values of that variable that allow the instructions of `_BFLOAT16_FLAGS`, beside all values with
-AMX in them (oneDNN's documentation, "CPU Dispatcher Control").
+"""Values of that variable that allow the instructions of `_BFLOAT16_FLAGS`. All values that contain
+AMX allow them, too (oneDNN's documentation, "CPU Dispatcher Control").
 """
 
 
@@ -59,7 +59,7 @@ class HostMemory:
     total_bytes: int
     """All memory of the machine."""
     available_bytes: int
-    """The bytes that the machine has left."""
+    """The bytes of the machine that are free or can be freed."""
     limit: Limit | None
     """The limit of the cgroups; None if they do not set less than the machine has."""
     swap_bytes: int
@@ -96,18 +96,19 @@ def usable_cores() -> int:
 
 
 def most_busy_processes(cluster: ClusterConfig, engines: int) -> int:
-    """Return how many processes of a node compute at the same time, at most.
+    """Return the largest number of processes on a node that compute at the same time.
 
-    Ranks, the critic's own ranks and engines take turns: while one kind works, the others wait.
+    The actor's ranks, the critic's ranks and the engines take turns: while one kind works, the
+    others wait.
     """
     return ceil(max(cluster.ranks, cluster.critic_ranks or 0, engines) / cluster.nodes)
 
 
 def thread_wait_settings() -> dict[str, str]:
-    """Return the variable that makes waiting threads sleep soon; set it before torch is imported.
+    """Return the environment variable that makes waiting threads sleep soon.
 
-    A thread that spins on holds a core that another thread could use (docs/performance.md). Empty
-    if this process's environment sets how threads wait.
+    Set it before torch is imported. A waiting thread that spins keeps a core from other threads
+    (docs/performance.md). The result is empty if the environment already has OMP_WAIT_POLICY.
     """
     if "OMP_WAIT_POLICY" in os.environ:
         return {}

@@ -1,6 +1,6 @@
-"""Records of a process that ran out of memory, and of its node before and after.
+"""Records of a process that ran out of memory, and of its node's memory before and after.
 
-The memory of a node is what is free, what the run holds, and who holds the rest.
+A node's memory is divided into free bytes, the run's bytes, and the bytes of other processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class NodeState:
 
     @property
     def room(self) -> int:
-        """The bytes that the run can have here."""
+        """The bytes that the run could hold on this node: its own and the free ones."""
         return min(self.capacity, self.free + self.own)
 
 
@@ -85,7 +85,7 @@ def _holders() -> Iterator[Holder]:
 
 @dataclass(frozen=True)
 class Sighting:
-    """The observations of the cluster around a process."""
+    """The state of the cluster around a process that failed."""
 
     process: str
     """The name of the process in plan and ledger, such as `rank 1`."""
@@ -146,5 +146,5 @@ class OutOfMemory(PlimsollError):
         return OutOfMemory(self.text, replace(self.incident, phase=phase))
 
     def with_sighting(self, text: str, seen: Sighting) -> OutOfMemory:
-        """Return this error with the cluster's text and what the cluster saw."""
+        """Return this error with another message and the cluster's sighting."""
         return OutOfMemory(text, replace(self.incident, seen=seen))

@@ -17,20 +17,23 @@ class LocalHost:
     """The settings and packages of this machine that the plan depends on."""
 
     allocator: str
-    """The allocator settings of the environment; see `named_settings`."""
+    """The settings of PyTorch's CUDA allocator in the environment, as NAME=VALUE, or ""."""
     versions: Mapping[str, str]
-    """The versions of the installed packages among those that matter."""
+    """The version of each checked package that is installed."""
     free_bytes: tuple[int, ...]
     """The free bytes of each GPU that a run would see, or of the host if the GPU shares its memory.
     """
     jemalloc: bool
-    """Whether a process here begins with jemalloc, or with another heap that LD_PRELOAD names."""
+    """Whether CPU processes use jemalloc as their heap, or a heap that LD_PRELOAD names."""
     bfloat16: bool
-    """Whether the CPU multiplies bfloat16."""
+    """Whether this machine's CPU has (and may use) instructions for matrix products in bfloat16."""
 
 
 def read_local_host(packages: Iterable[Package]) -> LocalHost:
-    """Return what this process finds, with the versions of packages; errors as `own_cards`."""
+    """Return the LocalHost of this machine; `packages` are the packages to look for.
+
+    Raises PlimsollError if NVIDIA's driver is installed and fails.
+    """
     versions = installed_versions(packages)
     cards = own_cards()
     return LocalHost(

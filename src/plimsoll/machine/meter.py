@@ -1,4 +1,4 @@
-"""Measure what processes hold on their host, now and at their peak, and how full the host is."""
+"""Measure the host memory of processes, now and at their peak, and how full the host is."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def count_as_own(pid: int) -> None:
 
 
 def read_host(children: Sequence[int] = ()) -> HostReading:
-    """Measure this process with its helpers (`count_as_own`), and reset their peaks.
+    """Return the host memory of this process and its helpers (`count_as_own`); reset their peaks.
 
-    `children` are the ids of further processes that count as part of this one. Ended ones count as
-    0. Pages that several processes share (libraries) count in each.
+    `children` are the ids of further processes to include. A process that has ended counts as 0.
+    Pages that several processes share (libraries) count in each.
     """
     this_process = _peak_and_now(None)
     others = [_child_peak_and_now(pid) for pid in {*children, *_live_helpers()}]
@@ -56,15 +56,15 @@ def _peak_and_now(pid: int | None) -> tuple[int, int]:
 
 
 def process_bytes(pid: int | None = None) -> int:
-    """Return the resident set of a process now; default: this process."""
+    """Return the resident bytes of a process now; default: this process."""
     return int(psutil.Process(pid).memory_info().rss)
 
 
 def process_peak_bytes(pid: int | None = None) -> int:
-    """Return the largest resident set of a process since its last reset; default: this process.
+    """Return the most resident bytes of a process since its last reset; default: this process.
 
-    Without /proc, nothing is reset: the peak of this process is that of its whole life, and the
-    peak of another is its size now.
+    Without /proc nothing can be reset. Then the result for this process is its peak since it
+    started, and the result for another process is its size now.
     """
     status = _proc(pid) / "status"
     if status.exists():

@@ -28,14 +28,14 @@ class CardProcess:
 
 @dataclass(frozen=True)
 class LiveCard:
-    """A card as it is now, or a MIG instance of a card."""
+    """The present state of a card, or of a MIG instance of a card."""
 
     index: int
     uuid: str
     name: str
     total_bytes: int
-    """All memory of the card; 0 if the driver does not say, as for cards that share the host's
-    memory (GB10).
+    """All memory of the card; 0 if the driver does not report it, for example for cards that share
+    the host's memory (GB10).
     """
     reserved_bytes: int
     """The bytes that the driver reserves; 0 if the driver is too old to report them."""
@@ -69,7 +69,10 @@ def card_order() -> dict[str, str]:
 
 
 def live_cards() -> tuple[LiveCard, ...]:
-    """Return all cards of this machine, () without a driver; PlimsollError if the driver fails."""
+    """Return all cards of this machine; () if there is no driver.
+
+    Raises PlimsollError if the driver fails or does not answer.
+    """
     import pynvml  # slow to import, and needed only here
 
     result: Future[tuple[LiveCard, ...]] = Future()
@@ -94,9 +97,10 @@ def live_cards() -> tuple[LiveCard, ...]:
 def visible_cards(cards: Sequence[LiveCard], visible: str | None) -> tuple[LiveCard, ...]:
     """Return the cards that CUDA_VISIBLE_DEVICES lets a process see; all if it is None.
 
-    As in CUDA, a list of indices or UUIDs (or their beginnings), of cards or MIG instances, counts
-    up to its first wrong entry. Indices are nvidia-smi's; see `card_order`. An instance replaces
-    its card if the list names it or if it is the only one, and if its bytes are known.
+    The list has indices or UUIDs (or their beginnings) of cards or MIG instances. As in CUDA, it
+    ends at the first wrong entry. Indices are nvidia-smi's; see `card_order`. A MIG instance
+    replaces its card if the list names the instance, or the card has no other, and if its bytes are
+    known.
     """
     if visible is None:
         return tuple(_single_instance(card, card.instances) for card in cards)
@@ -111,12 +115,12 @@ def visible_cards(cards: Sequence[LiveCard], visible: str | None) -> tuple[LiveC
 
 
 def own_cards() -> tuple[LiveCard, ...]:
-    """Return the cards that CUDA programs of this process may use; errors as `live_cards`."""
+    """Return the cards that this process may use with CUDA. Raises the error of `live_cards`."""
     return visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 class BusyMeter:
-    """A meter of how often a card computes. NVML takes a sample about six times a second."""
+    """Measures the share of time that a card computes. NVML takes about six samples a second."""
 
     def __init__(self, nvml: Any, uuid: str, since: int) -> None:
         """Start the meter of a card; samples before `since` (microseconds) do not count."""
@@ -129,7 +133,7 @@ class BusyMeter:
             self._card = None
 
     def read(self) -> float | None:
-        """Return the busy share of the samples since the last reading; None if there are none."""
+        """Return the busy share (0 to 1) since the last reading; None if there are no samples."""
         if self._card is None:
             return None
         kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
@@ -230,7 +234,7 @@ def _process(nvml: Any, pid: int, held: int | None) -> CardProcess:
 
 
 def _query(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of NVML; None if card, driver or rights of the process do not allow it."""
+    """Return the result of an NVML function; None if card, driver or permissions forbid it."""
     try:
         return function(*arguments)
     except (

@@ -15,7 +15,10 @@ _SIGNAL = signal.SIGUSR1
 
 
 def write_stacks_when_asked() -> None:
-    """Make this process answer `ask_for_stacks` on stderr, even if a thread holds Python's lock."""
+    """Make this process write its threads' stacks to stderr when `ask_for_stacks` asks.
+
+    This works even if a thread holds Python's lock.
+    """
     faulthandler.register(_SIGNAL, all_threads=True)
 
 
@@ -42,7 +45,7 @@ def end_processes(pids: Sequence[int]) -> None:
 
 
 def families(pids: Collection[int]) -> Iterator[psutil.Process]:
-    """Yield processes of this machine and all below them; those that have ended are left out."""
+    """Yield the processes with these ids and all their descendants, without ended processes."""
     for pid in pids:
         with suppress(psutil.Error):
             process = psutil.Process(pid)

@@ -33,7 +33,7 @@ def system_tools() -> dict[str, str | None]:
 
 
 def how_to_install(missing: Sequence[str]) -> str:
-    """Return what to do on Debian to get the missing tools."""
+    """Return a phrase on how to install the missing tools on Debian."""
     packages = [DEBIAN[tool] for tool in missing if tool in DEBIAN]
     steps = [f"apt install {' '.join(packages)}"] if packages else []
     if "nvcc" in missing:
@@ -47,10 +47,10 @@ def own_scripts() -> str:
 
 
 def _find(tool: str) -> str | None:
-    """Return the path of a tool, searched as the libraries that need it search.
+    """Return the path of a tool, or None; the search is that of the library that needs the tool.
 
-    They are Triton for gcc (runtime/build.py) and torch for g++ (_inductor/config.py). nvcc may
-    also be in CUDA_HOME or its usual place.
+    Triton needs gcc (runtime/build.py), and torch needs g++ (_inductor/config.py). nvcc may also be
+    in CUDA_HOME or in /usr/local/cuda.
     """
     match tool:
         case "gcc":

@@ -1,8 +1,8 @@
 """Check the versions of the libraries that Plimsoll uses, and list known failures.
 
-The range of each library stands in pyproject.toml alone; here it is read from the installed
-metadata. Not every version of a range was tried. The lock files in requirements/ install tested
-ones. Each failure names the thread that reports it.
+The range of each library is written only in pyproject.toml and read from the installed metadata.
+Not every version of a range was tried. The lock files in requirements/ install tested versions.
+Each failure names the thread that reports it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Package:
     use: str = ""
     """The sentence that says which runs need the library; "" if all do."""
     beyond: str | None = None
-    """A specifier of versions outside of the range that were seen to run."""
+    """A specifier of versions outside of the range with which runs have worked."""
     fatal: tuple[Failure, ...] = ()
     """Failures that stop every run."""
     partial: tuple[Failure, ...] = ()
-    """Failures that stop some runs. They matter outside of the range and `beyond` only: inside, the
-    plan and the rules cover them.
+    """Failures that stop some runs. They are reported only for versions outside of the range and
+    `beyond`; for versions inside, the plan and the rules prevent them.
     """
 
 
@@ -140,10 +140,10 @@ def installed_versions(packages: Iterable[Package]) -> dict[str, str | None]:
 
 @cache
 def required(name: str) -> SpecifierSet:
-    """Return the range of a library that Plimsoll requires.
+    """Return the range of versions of a library that Plimsoll requires.
 
-    If only extras require the library, the range is theirs. If Plimsoll itself is not installed,
-    all versions are in it.
+    If only extras require the library, the range is that of the extras. If Plimsoll itself is not
+    installed, the range has all versions.
     """
     try:
         lines = map(Requirement, requires("plimsoll-rl") or ())
@@ -190,7 +190,7 @@ def check_version(package: Package, installed: str | None) -> Problem | None:
 
 
 def package_finding(package: Package, installed: str | None) -> Problem:
-    """Return what `plimsoll doctor` finds of a package, right or wrong."""
+    """Return the line of `plimsoll doctor` about a package, whether it is good or not."""
     problem = check_version(package, installed)
     if problem is None:
         return finding(package.name, "ok", installed or "")

@@ -1,6 +1,6 @@
-"""Replies to the requests of the page of runs: from a path with its query to JSON.
+"""Return the JSON replies to the requests of the page of runs.
 
-A frozen page contains the replies, by the same paths.
+A frozen page contains the replies, keyed by the same paths and queries.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _flat(values: Any, before: str) -> Iterator[tuple[str, str]]:
 
 
 _FROZEN_GROUPS = 8
-"""Groups of the last step that a frozen page has."""
+"""The number of groups of the last step that a frozen page has."""
 
 
 def answer(runs: Sequence[Watched], name: str, query: Query) -> Any:
@@ -76,8 +76,8 @@ def freeze_replies(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str,
 def _samples(run: Watched, place: int) -> dict[str, Any]:
     """Return the replies about the samples of the last step.
 
-    They have the best and worst responses with their groups, and a few other groups, each of
-    another prompt, from the highest reward to the lowest.
+    They have the best and worst responses with their groups. They also have a few other groups,
+    each of a different prompt, spread evenly over the rewards.
     """
     overview = groups(run, None)
     step = overview["step"]
@@ -97,7 +97,7 @@ def _samples(run: Watched, place: int) -> dict[str, Any]:
 
 
 def pictures(run: Watched) -> list[dict[str, str]]:
-    """Return the pictures that a run drew itself, as data addresses."""
+    """Return the titles of a run's own pictures, with the pictures as data URLs."""
     path, title = run.run.calibration_path, "Calibration: do predicted probabilities come true?"
     if not path.is_file():
         return []

@@ -1,6 +1,6 @@
-"""The settings that a page of a plan offers to change.
+"""The settings that a plan's page offers to change.
 
-For a run there is a list of controls with their possible values. Their texts become flags.
+A run has a list of controls with their possible values. The texts of changed controls become flags.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _GIVEN = (
     *("cluster.hardware", "cluster.host_memory", "cluster.device"),
     *("batch.prompts", "batch.responses", "batch.sequences", "batch.pairs"),
 )
-"""Keys that a user gives and no lever changes; each job has some of them."""
+"""Keys that only users change, no lever of the planner; each job has some of them."""
 _GIVEN_OF_FROZEN = "model.quantization"
-"""Such a key in the section of a role that only scores."""
+"""The key that only users change in the section of a role that only scores."""
 _UNSET_WHOLE = re.compile(r"(.*\.adapter)\.rank")
 """Keys that are unset together with their section."""
 _RANKS = ("", "8", "16", "32", "64", "128")
 """The proposed ranks of adapters."""
 _TYPES = re.compile(r"(integer|number|text|list|mapping|value)\b")
-"""The beginning of the words for a type with more than a few values."""
+"""The beginning of a type's description if the type has many values."""
 _OPEN = re.compile(r"(text|list|mapping|value)\b")
-"""The beginning of the words for a type whose values may name files."""
+"""The beginning of a type's description if its values may name files."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Control:
 def controls(spec: RunSpec[Any], changed: Collection[str] = ()) -> tuple[Control, ...]:
     """Return the controls of a run, in the order of the page.
 
-    There is one for each lever with a field on the page, for each given key, and for each of the
-    `changed` keys, which answers change, if its values are numbers or a choice. A text gets no
-    control, because it may name a file.
+    These keys have a control: the keys of levers that the page offers, the keys that only users
+    change, and those of `changed` (keys that answers change) that are numbers or choices. Other
+    texts have none, because they may name files.
     """
     known = tuple(keys_of(spec.job.config))
     offered = dict.fromkeys(_offered_keys(spec))
@@ -144,7 +144,7 @@ def _choices(key: Key) -> tuple[str, ...]:
 
 
 def _proposals(spec: RunSpec[Any], key: str) -> tuple[str, ...]:
-    """Return texts to choose from; an empty text unsets the key."""
+    """Return proposed texts for a key; an empty text unsets the key."""
     if key == "cluster.hardware":
         given = re.match(r"\d+", spec.cluster.hardware or "")
         count = given[0] if given else str(min(spec.cluster.ranks, 8))
@@ -155,8 +155,8 @@ def _proposals(spec: RunSpec[Any], key: str) -> tuple[str, ...]:
 def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]:
     """Return the flags for changed texts, with the keys that must be set together with them.
 
-    `texts` are those of controls by key; an empty text unsets the key. Raises ConfigError for a key
-    without a control, and for a text that is no value.
+    `texts` are the new texts of controls by key; an empty text unsets the key. Raises ConfigError
+    for a key without a control, and for a text that is no value.
     """
     known = [control.key for control in controls(spec, texts)]
     for key in texts:

@@ -1,6 +1,6 @@
-"""The metrics of a whole run as JSON: evaluations, time by phase, and the curves in panels.
+"""The metrics of a run as JSON: evaluations, time by phase, and the curves in panels.
 
-Curves of long runs have the points that show the shape.
+Curves of long runs are reduced to the points that show their shape.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def metric_names(rows: Iterable[JsonRow], prefix: str) -> list[str]:
 
 
 def evaluations(rows: Iterable[JsonRow], best_step: int | None) -> dict[str, JsonRow]:
-    """Return the first, the best (if known) and the last evaluation by a label, each once."""
+    """Return the first, the best (if known) and the last evaluation, by label, without repeats."""
     by_step = {row["step"]: row for row in rows if metric_names([row], "eval/")}
     if len(by_step) < 2:
         return {f"step {step}": row for step, row in by_step.items()}
@@ -43,7 +43,7 @@ def evaluations(rows: Iterable[JsonRow], best_step: int | None) -> dict[str, Jso
 
 
 def held_out_figures(evaluated: Collection[JsonRow]) -> dict[str, list[Figure | None]]:
-    """Return the figures of each metric in the evaluations; None if an evaluation lacks it."""
+    """Return, by metric, a list with its figure in each evaluation; None if it is missing."""
     per_evaluation = [
         figures({n: nan if row[n] is None else row[n] for n in metric_names([row], "eval/")})
         for row in evaluated
@@ -269,7 +269,7 @@ def _end(run_curves: Curves, name: str, inside: Any, chosen: Any) -> list[float 
 
 
 def _numbers(values: Column) -> list[float | None]:
-    """Return the values as JSON has them: None for NaN, and whole numbers as integers."""
+    """Return the values as numbers for JSON: None for NaN, integers for integral values."""
     return [_number(value) for value in values.tolist()]
 
 

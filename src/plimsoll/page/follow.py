@@ -1,4 +1,4 @@
-"""A growing file of JSON lines, read as Arrow tables from where the last read ended."""
+"""Read a growing file of JSON lines as Arrow tables, each time from where the last read ended."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ class NewRows:
 def read_on(
     path: Path, place: FilePosition, most: int, schema: pa.Schema | None = None
 ) -> NewRows | None:
-    """Return the next whole rows, or None if there are none. A line without its end is left.
+    """Return the next complete rows after `place`, or None if there are none.
 
-    At most `most` bytes are read, and the columns of `schema`, or all columns if it is None. Raises
-    PlimsollError, naming file and line, if a line is no JSON object.
+    At most `most` bytes are read, or one line if it is longer. The last line is left if it has no
+    end yet. Only the columns of `schema` are read, or all if it is None. Raises PlimsollError,
+    naming file and line, if a line is not a JSON object.
     """
     data = _whole_lines(path, place, most)
     if not data:

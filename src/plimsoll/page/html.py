@@ -72,7 +72,10 @@ def join_scripts(view: View) -> str:
 
 
 def policy(style: str, scripts: list[str], *, live: bool) -> str:
-    """Return the Content-Security-Policy: only this content, and a live page's own server."""
+    """Return the Content-Security-Policy.
+
+    It allows only this style and these scripts, and requests to its server if the page is live.
+    """
     hashes = " ".join(map(_hash, scripts))
     return "; ".join(
         [

@@ -1,6 +1,6 @@
-"""The ledger of a run: in constant space as it grows, and in short, predicted beside measured.
+"""Summarise the ledger of a run as it grows, and compare predicted with measured memory.
 
-Sums are by process and phase, peaks by step. The comparison is over all steps.
+Sums are by process and phase, peaks by step. The comparison takes the maxima of all steps.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _HOW = {
     "line.capacity_bytes": "last",
     "seconds": "sum",
 }
-"""The function by which each column of several steps becomes one value."""
+"""The function that reduces each column over the steps to one value."""
 
 
 @dataclass(frozen=True)
 class LedgerSums:
-    """The sums of a ledger as far as it has been read."""
+    """The sums over the rows of a ledger that have been read so far."""
 
     place: FilePosition = field(default_factory=FilePosition)
     sums: pa.Table | None = None
@@ -75,7 +75,7 @@ class LedgerSums:
 
     @property
     def rows(self) -> list[LedgerRow]:
-        """One row for each process and phase: maxima over all steps, seconds summed.
+        """One row for each process and phase, with the maxima of all steps and the total seconds.
 
         `step` is the last step that has the phase.
         """
@@ -152,12 +152,12 @@ class Comparison:
 
     @property
     def over(self) -> float | None:
-        """Share by which measured exceeds predicted; negative if it is less."""
+        """Share by which measured exceeds predicted (0.1: 10% more); None without a prediction."""
         return None if not self.predicted else self.measured / self.predicted - 1
 
 
 def compare(rows: Iterable[LedgerRow]) -> list[Comparison]:
-    """Return the comparisons in the order of first appearance; those of nodes are last."""
+    """Return the comparisons of all processes and phases by first appearance; nodes come last."""
     return [
         comparison
         for process_rows in group_rows(sorted(rows, key=is_node), lambda row: row.process).values()
@@ -177,7 +177,7 @@ def _comparisons(rows: Sequence[LedgerRow]) -> Iterable[Comparison]:
 
 
 def drop_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """Return the rows without those of nodes that run one process, which only repeat it."""
+    """Return the rows without those of nodes with one process: they repeat the process's rows."""
     processes: dict[str, set[str]] = {}
     for row in rows:
         if not is_node(row):
@@ -204,10 +204,10 @@ def fullest_of_kinds(comparisons: Iterable[Comparison]) -> list[Comparison]:
 
 
 def nearest_to_line(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
-    """Return the rows of the main process and of the card or node nearest to its load line.
+    """Return two rows: of the main process, and of the card or node nearest to its load line.
 
-    Of a card, all that it shows as used counts; of a node, only what this run held. The main
-    process held most at that moment.
+    For a card, all used bytes count; for a node, only those of this run. The main process is the
+    process that held most of them at that moment.
     """
     fullest = max(
         (row for row in rows if is_node(row) or row.measured.device is not None),

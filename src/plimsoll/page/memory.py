@@ -44,7 +44,7 @@ def _plan(run: Watched) -> Mapping[str, Any]:
 
 
 def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
-    """Return an entry for each kind of card, with the processes whose planned bytes it has."""
+    """Return an entry for each kind of card; cards with the same planned items are of one kind."""
     card_rows = [row for row in rows if row.measured.device is not None]
     items = _by_device(plan)
     kinds: dict[str, list[Mapping[str, Any]]] = {}
@@ -90,7 +90,7 @@ def describe_place(
     predicted: Iterable[PlanItem],
     measured: Iterable[tuple[LedgerRow, int]] = (),
 ) -> dict[str, Any]:
-    """Return a card or host with its phases in order; an unknown capacity is None."""
+    """Return a card or host as JSON, with its predicted and measured bytes in each phase."""
     phases: dict[str, dict[str, Any]] = {}
 
     def phase(name: str) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _totals(items: Iterable[PlanItem]) -> dict[str, int]:
 
 
 def _fullest(rows: Iterable[LedgerRow]) -> list[tuple[LedgerRow, int]]:
-    """Return the fullest row of each phase and its bytes: a card shows all its processes."""
+    """Return for each phase the row with the most bytes on a card, and these bytes."""
     ordered = sorted(rows, key=lambda row: row.phase)
     return [
         max(((row, row.measured.device or 0) for row in phase_rows), key=lambda pair: pair[1])

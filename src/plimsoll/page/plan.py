@@ -27,9 +27,9 @@ _OF_PROBLEMS = ("severity", "code", "what", "why", "fix")
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """Return a plan for its page.
+    """Return a plan as JSON for its page.
 
-    `says` is the sentence that decides the verdict. `peaks` are the bytes of the fullest card and
+    `says` is the sentence that explains the verdict. `peaks` are the bytes of the fullest card and
     host.
     """
     return {
@@ -44,9 +44,9 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 
 
 def describe_advice(advice: Advice) -> dict[str, Any]:
-    """Return the answers that would make a plan fit.
+    """Return the planner's advice as JSON: answers that would make a plan fit.
 
-    `changes` go from a text to a text; an empty text unsets the key.
+    `changes` give the text of a key before and after; an empty text means unset.
     """
     return {"fits": advice.fits, "answers": [_answer(answer) for answer in advice.answers]}
 
@@ -76,10 +76,10 @@ def peaks(plan: Plan) -> dict[str, int]:
 
 
 def _decisive(plan: Plan) -> str:
-    """Return the sentence that decides the verdict.
+    """Return the sentence that explains the plan's verdict.
 
-    It is about the card or host that is nearest to its line among those with the plan's verdict. If
-    none has that verdict, the sentence is the first error.
+    It is about the fullest card or host with this verdict. If none has this verdict, the sentence
+    is the first error.
     """
     deciding = [s for s in plan.stores if s.capacity and verdict_of(s, plan.band) == plan.verdict]
     if deciding:
@@ -105,9 +105,9 @@ def _says(store: Store, plan: Plan) -> str:
 
 
 def _place(store: Store, plan: Plan) -> dict[str, Any]:
-    """Return a card or host as the page of runs has it, with likely bytes.
+    """Return a card or host as JSON, like `describe_place`, with its verdict and likely bytes.
 
-    `likely` are the bytes of each phase if the prediction is as much too low as its band allows.
+    `likely` are the bytes of a phase if the prediction is too low by the whole error band.
     """
     predicted = [
         {"phase": use.moment.phase, "role": item.role, "item": item.name}

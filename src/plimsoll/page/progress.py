@@ -1,4 +1,4 @@
-"""The progress of a run as JSON: its results, health warnings, and the end of what it printed."""
+"""The progress of a run as JSON: its results, health warnings, and the end of its log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BEFORE_STEPS, headline
 
 LOG = "run.log"
-"""The file in a run's directory that holds what the run printed."""
+"""The file in a run's directory with the run's printed output."""
 _MOST_BYTES, _MOST_LINES = 64 * 2**10, 300
 
 
@@ -72,7 +72,10 @@ _SPEEDS = ("tokens_per_second", "mfu", "gpu_busy")
 
 
 def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
-    """Return the progress of a run at a time in seconds since 1970, by default now."""
+    """Return the progress of a run as JSON.
+
+    `at` is the present time in seconds since 1970; default: the clock.
+    """
     at = time.time() if at is None else at
     settings, last = run.settings, run.metrics.last
     done = int(last.get("step", 0))
@@ -181,7 +184,7 @@ def _warnings(step: int, metrics: dict[str, float]) -> list[dict[str, str]]:
 
 
 def seconds(run: Watched) -> dict[str, Any]:
-    """Return the total seconds of each phase, with those before the steps apart."""
+    """Return the total seconds of each phase, in two groups: before the steps, and in them."""
     totals = _total_seconds(run)
     return {
         "before": {phase: s for phase, s in totals.items() if phase in BEFORE_STEPS and s},

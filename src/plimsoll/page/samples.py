@@ -1,6 +1,6 @@
-"""The samples of a step, as JSON.
+"""The samples of a step as JSON.
 
-Groups are summarized; a single group is shown in full, with the advantage of each token.
+All groups are summarised. One group can be had in full, with the advantage of each token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ScoredText = tuple[str, float | None]
 
 
 def groups(run: Watched, step: int | None) -> dict[str, Any]:
-    """Return a summary of the groups of a step (None: the last), and the steps that there are."""
+    """Return summaries of a step's groups (None: the last step), and the steps with samples."""
     steps = run.run.trajectories()
     if not steps and step is None:
         return {"step": None, "steps": [], "groups": []}
@@ -73,7 +73,7 @@ def group(run: Watched, step: int, number: int) -> dict[str, Any]:
 
 
 def ends(run: Watched, step: int) -> dict[str, Any]:
-    """Return the best and the worst responses of a step in full, of prompts that differ."""
+    """Return the best and the worst responses of a step in full, each to a different prompt."""
     path = _file(run, step)
     tokenizer = _tokenizer(tuple(_tokenizer_files(run)))
     by_number = {response.number: response for response in _groups(path)}
@@ -173,9 +173,9 @@ def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[dict
 
 
 def _pieces(row: Mapping[str, Any], span: slice, tokenizer: Tokenizer) -> list[ScoredText]:
-    """Return the tokens as text, with neighbours of equal advantage joined.
+    """Return the text of the tokens in `span`; neighbours with equal advantages are joined.
 
-    A token that ends within a character belongs to the token that completes it.
+    A token that ends inside a character has no text; the next token has the full character.
     """
     stream = DecodeStream(skip_special_tokens=False)
     mask = row.get("loss_mask") or [True] * len(row["tokens"])

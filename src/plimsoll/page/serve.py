@@ -33,7 +33,7 @@ _HEADERS = {
 
 
 def require_server(way_without: str = "") -> None:
-    """Raise ConfigError if a server's packages are not installed, with a way without them."""
+    """Raise ConfigError if a server's packages are not installed; `way_without` ends its text."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -43,7 +43,7 @@ def require_server(way_without: str = "") -> None:
 
 
 def serve(text: str, answer: AnswerFunction, host: str, port: int) -> None:
-    """Serve an HTML page until it is interrupted, or raise ConfigError if the address is taken."""
+    """Serve an HTML page and its data until Ctrl-C. Raises ConfigError if the address is taken."""
     token = secrets.token_urlsafe(16)
     with bind_socket(host, port) as listening:
         address = f"[{host}]" if ":" in host else host
@@ -61,7 +61,7 @@ def run_app(app: Starlette, listening: socket.socket) -> None:
 
 
 def make_app(text: str, answer: AnswerFunction, token: str) -> Starlette:
-    """Return the application with the page at /TOKEN/ and its data at /TOKEN/data/NAME."""
+    """Return a web application with the page at /TOKEN/ and its data at /TOKEN/data/NAME."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware

@@ -1,6 +1,6 @@
-"""A run as far as it has been read.
+"""Read a run's directory again and again while the run goes on.
 
-Growing files are read from where the last read ended; other files are read again.
+Growing files are read from where the last read ended. Other files are read anew each time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plimsoll.run.ledger import read_ledger
 from plimsoll.run.phases import CurrentPhase, read_current_phase
 
 AT_ONCE = 16 * 2**20
-"""Bytes that are read of a file before anything of it is shown."""
+"""The most bytes that are read of a file at a time, before the page shows them."""
 
 Column = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ class MetricsTable:
 
     @property
     def names(self) -> dict[str, None]:
-        """Names of all metrics in the order of their first appearance, as a row without values."""
+        """Names of all metrics by first appearance, as a row whose values are all None."""
         return {name: None for name in self.rows.column_names if name != "step"}
 
     def column(self, name: str) -> Column:
@@ -91,7 +91,7 @@ def _numbers(table: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class Watched:
-    """A run as far as it has been read."""
+    """The contents of a run's directory that have been read so far."""
 
     run: RunDirectory
     name: str
@@ -110,7 +110,7 @@ class Watched:
     """The reason why the run cannot be read further; empty if it can."""
 
     def look(self, most: int = AT_ONCE) -> Watched:
-        """Return the run after reading at most `most` more bytes of each file."""
+        """Return the run as it is after reading at most `most` more bytes of each growing file."""
         path = self.run.config_path
         latest = self.run.latest_trajectories()
         seen = replace(
@@ -130,7 +130,7 @@ class Watched:
 
     @property
     def unread(self) -> int:
-        """Bytes that are written and not yet read, without an incomplete line."""
+        """The number of bytes that are in the files and have not been read; 0 after a problem."""
         places = (self.metrics.place, self.ledger.place)
         return 0 if self.problem else sum(place.size - place.offset for place in places)
 
@@ -152,19 +152,22 @@ class Watched:
 
     @property
     def job(self) -> str | None:
-        """Name of the job that the config names."""
+        """Name of the job that the config names, or None."""
         return named_job(self.config)
 
 
 def watch_runs(paths: Sequence[Path]) -> tuple[Watched, ...]:
-    """Return the runs of directories, all still to be read; raise ConfigError if one is none."""
+    """Return a run for each directory, with nothing read yet.
+
+    Raises ConfigError if a directory is not a run's.
+    """
     runs = [existing_run(path) for path in paths]
     names = _distinct_names([run.path.resolve().parts for run in runs])
     return tuple(Watched(run, name) for run, name in zip(runs, names, strict=True))
 
 
 def _distinct_names(paths: Sequence[Sequence[str]]) -> list[str]:
-    """Return the shortest ends of the paths that differ; equal paths get numbers."""
+    """Return the shortest ends of the paths that are all distinct; equal paths get numbers."""
     for length in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-length:]) for parts in paths]
         if len(set(names)) == len(paths):
@@ -173,7 +176,10 @@ def _distinct_names(paths: Sequence[Sequence[str]]) -> list[str]:
 
 
 def read_whole_run(run: Watched) -> Watched:
-    """Return a run with all of it read, or raise PlimsollError if that is not possible."""
+    """Read all files of a run to their ends and return the run.
+
+    Raises PlimsollError if a file cannot be read.
+    """
     seen = run.look()
     while (after := seen.look()).unread < seen.unread:
         seen = after

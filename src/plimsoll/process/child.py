@@ -1,7 +1,7 @@
 """The parent's side of child processes that answer messages; serve.py is the child's side.
 
-All calls block: an event loop makes them by threads.in_thread. A pool has children that run one
-program, started when they are needed and replaced when they end.
+All calls block, so an event loop makes them with threads.in_thread. The children of a pool run the
+same program. They are started when needed and replaced when they end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plimsoll.machine.meter import count_as_own
 from plimsoll.process.serve import Responder
 
 _START_SECONDS = 300.0
-"""The longest time that a child may take to open: imports may take long on a slow disk."""
+"""The most seconds that a child may take to open: imports may take long on a slow disk."""
 _END_SECONDS = 10.0
 _LAST_LINES, _LAST_BYTES = 20, 8192
 _LONGEST_LINE = 2**30
@@ -36,7 +36,7 @@ _STARTER = ThreadPoolExecutor(1, "starts-children")
 
 
 def our_environment() -> dict[str, str]:
-    """Return the environment variables with which a child imports what this process does."""
+    """Return this process's environment variables, with its import path as PYTHONPATH."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -45,15 +45,17 @@ class Program:
     """The program of a child process (see serve.py), and its limits.
 
     Attributes:
-        open_: A function of a module; in the child it takes the setup and returns the responder.
+        open_: A module's function that takes the setup, in the child, and returns the function that
+            answers messages.
         what: The name of the child in messages, such as "The process for reward function f".
-        setup: The first message.
-        codec: The module that writes messages: `json`, or pickled.py for trusted children.
+        setup: The first message to the child.
+        codec: The module that encodes messages: `json`, or pickled.py for trusted children.
         python: The command that starts Python.
         environment: All environment variables of the child.
-        memory_gib: The memory that the child may take in addition to its memory once it is open.
-        cpu_seconds: The processor time that the child has for each answer, before it is ended.
-        forwards: Whether what the child prints appears on our standard error.
+        memory_gib: The memory that the child may take beyond its size once it is open; None: no
+            limit.
+        cpu_seconds: The CPU time for each answer; more ends the child. None: no limit.
+        forwards: Whether the child's output is copied to this process's standard error.
     """
 
     open_: Callable[[Any], Responder]
@@ -73,7 +75,7 @@ class Program:
 
 
 class ChildEnded(Exception):
-    """A child ended instead of answering; the text says how.
+    """Raised if a child ended instead of answering; the text says how it ended.
 
     Attributes:
         code: The exit code; below zero the number of the signal that ended it.
@@ -86,7 +88,7 @@ class ChildEnded(Exception):
 
 
 def describe_exit(code: int) -> str:
-    """Return a description of an exit code, in words that follow the name of the process."""
+    """Return a phrase on how a process ended, such as "ended with exit code 1"."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -100,10 +102,11 @@ def describe_exit(code: int) -> str:
 def start(
     words: Sequence[str], environment: Mapping[str, str], **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a process in its own group: Ctrl-C does not reach it, and `end` ends the whole group.
+    """Start a process in a new session and return it.
 
-    `streams` are `stdin`, `stdout` and `stderr`, as `subprocess.Popen` takes them. Raises OSError
-    if the process cannot be started.
+    Ctrl-C does not reach it, and `end` ends it with all processes that it started. `streams` are
+    the arguments `stdin`, `stdout` and `stderr` of `subprocess.Popen`. Raises OSError if the
+    process cannot be started.
     """
     begin: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
     options = {"env": environment, "start_new_session": True, **streams}
@@ -111,7 +114,7 @@ def start(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, and all that it started, at once."""
+    """Kill a process from `start` and all processes that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -136,10 +139,10 @@ class Child:
         """Whether the last message has been answered, so that another one may be sent."""
 
     def open(self) -> None:
-        """Wait until the child is ready.
+        """Send the setup and wait until the child is ready.
 
-        Raises ConfigError with the words of a child that refuses its setup, and PlimsollError if
-        the child does not start; it is then ended.
+        Raises ConfigError, with the child's message, if the child refuses its setup, and
+        PlimsollError if the child does not start. In both cases the child is ended.
         """
         program = self._program
         limits = {"memory_gib": program.memory_gib, "cpu_seconds": program.cpu_seconds}
@@ -154,10 +157,10 @@ class Child:
             raise ConfigError(refusal)
 
     def ask(self, message: object, seconds: float) -> Any:
-        """Return the child's answer to a message.
+        """Send a message and return the child's answer.
 
-        Raises TimeoutError if the answer takes longer, and ChildEnded if the child ends instead or
-        sends what is no message. After either the child is of no use; `end` it.
+        Raises TimeoutError if the answer takes more than `seconds`, and ChildEnded if the child
+        ends or sends something that is no message. After either error, `end` the child.
         """
         line = self._codec.dumps(message).encode() + b"\n"
         self.is_idle, until = False, time.monotonic() + seconds
@@ -173,13 +176,13 @@ class Child:
         return answer
 
     def has_ended(self) -> bool:
-        """Return whether the process is gone, such as one that the system ended."""
+        """Return whether the process has ended by itself or was killed."""
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """End the child, and all that it started.
+        """Kill the child and all processes that it started.
 
-        A thread that waits for an answer gets ChildEnded.
+        A thread that waits for its answer gets ChildEnded.
         """
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -211,7 +214,7 @@ class Child:
 
 
 def _keep_last(stream: IO[bytes], last: bytearray, forwards: bool) -> None:
-    """Read a child's standard error to its end, and keep the last bytes."""
+    """Read a child's standard error to its end, and keep the last bytes in `last`."""
     with stream:
         while data := os.read(stream.fileno(), 2**16):
             last += data
@@ -222,15 +225,15 @@ def _keep_last(stream: IO[bytes], last: bytearray, forwards: bool) -> None:
 
 
 def last_lines(data: bytes | bytearray) -> str:
-    """Return the last lines of what a process wrote."""
+    """Return the last lines of a process's output as text."""
     return "\n".join(data.decode(errors="replace").splitlines()[-_LAST_LINES:])
 
 
 class Pool:
     """A pool of at most `size` children of one program, for any thread.
 
-    The last child that answered gets the next message, so messages one after another start no
-    second child. A child that gave no answer is ended. A child that has ended is replaced.
+    The child that answered last gets the next message, so a sequence of messages needs only one
+    child. A child that gave no answer is killed. A child that has ended is replaced.
     """
 
     def __init__(self, program: Program, size: int) -> None:
@@ -242,7 +245,7 @@ class Pool:
             self._idle.put(None)
 
     def ask(self, message: object, seconds: float) -> Any:
-        """Return the answer of some child. Raises as `Child.ask`, and as `take`."""
+        """Return the answer of any free child. Raises the errors of `take` and `Child.ask`."""
         child = self.take()
         try:
             return child.ask(message, seconds)
@@ -250,7 +253,7 @@ class Pool:
             self.give_back(child)
 
     def take(self) -> Child:
-        """Return a child for the caller alone until it is given back; raises as `Child.open`."""
+        """Wait for a free child and return it, until `give_back`. Raises as `Child.open`."""
         child = self._idle.get()
         if child is not None and not child.has_ended():
             return child
@@ -263,14 +266,14 @@ class Pool:
             raise
 
     def give_back(self, child: Child) -> None:
-        """Let others have a child; end it if it owes an answer."""
+        """Return a child to the pool, or kill it if its last message has no answer."""
         kept = child if child.is_idle else None
         if kept is None:
             self._drop(child)
         self._idle.put(kept)
 
     def close(self) -> None:
-        """End all children. Whoever waits for an answer gets ChildEnded."""
+        """Kill all children. Threads that wait for an answer get ChildEnded."""
         self._closed = True
         for child in tuple(self._running):
             child.end()

@@ -1,7 +1,7 @@
-"""Messages as pickles, which may hold any object, each written as one line.
+"""Encode messages, which may hold any object, as pickles of one line each.
 
-Only for children that run the user's own code, which may do here what it may do there. Programs of
-a policy never answer in pickles.
+A pickle can run code when it is read. So this codec is only for children that run the user's code,
+which is trusted here, too. A policy's programs never answer in pickles.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 def dumps(value: object) -> str:
-    """Return a value as a line."""
+    """Return a value, pickled, as one line of base64."""
     return b64encode(pickle.dumps(value)).decode()
 
 
 def loads(line: str | bytes) -> Any:
-    """Return the value of a line."""
+    """Return the value in a line from `dumps`."""
     return pickle.loads(b64decode(line))  # noqa: S301  from the user's own code

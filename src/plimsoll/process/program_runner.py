@@ -1,9 +1,9 @@
-"""The process that runs one program against its cases, within a sandbox; programs.py asks it.
+"""The process in the sandbox that runs one program on its cases; programs.py sends the cases.
 
-Each case runs in a fork of this process, which bounds itself, runs the program and the case, and
-writes what they gave to a file in memory. Whatever a fork does to this process costs the program
-alone: programs.py believes nothing that is said here but for the case in question. Imports the
-standard library alone.
+Each case runs in a fork of this process. The fork limits its resources, runs the program and the
+case, and writes the result to a file in memory. A fork may damage this process, but that harms only
+this program: programs.py takes an answer as the result of the present case and as nothing else.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _RESULT = 3  # where a fork writes what a call gave
 
 
 def open_program(setup: dict[str, Any]) -> Callable[[dict[str, Any]], list[str]]:
-    """Return what answers in the process: a case to how it ended and its output."""
+    """Return the function that runs a case and returns [how it ended, its output]."""
     site.setquit()  # programs call exit()
     return partial(_run, setup)
 
 
 def _run(setup: dict[str, Any], case: dict[str, Any]) -> list[str]:
-    """Return how a case ended, and its output.
+    """Run a case in a fork; return [how it ended, its output].
 
-    A check that came to its end has written a word that only its fork knew.
+    How is "done", "error" or "time". A check counts as done only if it wrote a random word at its
+    end.
     """
     result, word = os.memfd_create("result"), os.urandom(16).hex()
     child = os.fork()
@@ -51,7 +52,7 @@ def _run(setup: dict[str, Any], case: dict[str, Any]) -> list[str]:
 
 
 def _run_case(setup: dict[str, Any], case: dict[str, Any], result: int, word: str) -> None:
-    """Run a case in the fork, which this ends."""
+    """Run a case in the fork and exit the fork with code 0 if the case succeeds."""
     _open_streams(str(case.get("input", "")), result, to_output="input" in case)
     _limit(math.ceil(setup["seconds"]), setup["memory_bytes"])
     space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
@@ -71,7 +72,7 @@ def _run_case(setup: dict[str, Any], case: dict[str, Any], result: int, word: st
 
 
 def _limit(cpu_seconds: int, memory_bytes: int) -> None:
-    """Bound what this process may use."""
+    """Limit this process's CPU time, memory, files and processes."""
     bounds = {
         resource.RLIMIT_CPU: cpu_seconds + 1,
         resource.RLIMIT_AS: memory_bytes,
@@ -89,7 +90,7 @@ def _limit(cpu_seconds: int, memory_bytes: int) -> None:
 
 
 def _open_streams(text: str, result: int, to_output: bool) -> None:
-    """Open standard input with the text, output to the result or nowhere, and nothing else."""
+    """Set standard input to the text and output to the result or /dev/null; close other files."""
     given, nowhere = os.memfd_create("input"), os.open(os.devnull, os.O_WRONLY)
     with open(os.dup(given), "wb") as file:
         file.write(text.encode())
@@ -105,7 +106,7 @@ def _open_streams(text: str, result: int, to_output: bool) -> None:
 
 
 def _call(space: dict[str, Any], name: str, arguments: list[Any]) -> str:
-    """Return what the function gives, or the method of a class Solution, as JSON."""
+    """Call the function, or the method of a class Solution; return the result as JSON."""
     function = space[name] if name in space else getattr(space["Solution"](), name)
     value = function(*arguments)
     try:

@@ -1,9 +1,8 @@
-"""Programs that a policy wrote, run against their cases in a sandbox (program_runner.py).
+"""Run programs that a policy wrote on their cases, in a sandbox (program_runner.py).
 
-The sandbox is bubblewrap's, https://github.com/containers/bubblewrap. A program in it sees `/usr`,
-the system's libraries and this interpreter with its packages, all of them read-only; an empty
-folder `/tmp` of its own, in memory; and nothing else: no other file, process, network or
-environment variable.
+The sandbox is that of bubblewrap, https://github.com/containers/bubblewrap. A program in it sees
+`/usr`, the system's libraries and this interpreter with its packages, all of them read-only. It has
+an empty folder `/tmp` in memory. It sees no other file, process, network or environment variable.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from plimsoll.process.child import Child, ChildEnded, Program
 from plimsoll.process.program_runner import open_program
 
 Sandbox = Literal["bwrap", "none"]
-"""How a program is kept from the rest of the machine: by bubblewrap, or not at all."""
+"""The sandbox of a program: bubblewrap, or none."""
 
 _FOLDER = "/tmp"
 _FOLDER_BYTES = 64 * 2**20
@@ -58,14 +57,14 @@ def _sandboxed_python(sandbox: Sandbox) -> tuple[str, ...]:
 
 @cache
 def _folder_words(bwrap: str) -> Sequence[str]:
-    """Return the options for the folder; before 0.7 bubblewrap cannot bound a writable one."""
+    """Return bubblewrap's options for `/tmp`: in memory and limited; not writable before 0.7."""
     help_ = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
     sized = ("--size", str(_FOLDER_BYTES), "--tmpfs", _FOLDER)
     return sized if "--size" in help_ else ("--dir", _FOLDER)
 
 
 def _sandbox_environment() -> Mapping[str, str]:
-    """Return the environment variables of a program in the sandbox: none of this process's."""
+    """Return the environment variables of a program; none is inherited from this process."""
     return {
         "PATH": "/usr/bin:/bin",
         "LANG": "C.UTF-8",
@@ -95,9 +94,8 @@ class ProgramBounds:
     """The limits of a program.
 
     Attributes:
-        seconds: Processor time for one case (rounded up); a case may take twice as long by the
-            clock.
-        total_seconds: Time by the clock for all cases.
+        seconds: CPU time for one case, rounded up. Its wall-clock time may be twice as long.
+        total_seconds: Wall-clock time for all cases together.
         memory_bytes: Memory of one process.
     """
 
@@ -108,10 +106,11 @@ class ProgramBounds:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The end of a case.
+    """The result of a case.
 
     Attributes:
-        how: `done`: the program ended by itself, and a check at its last line.
+        how: `done` if the program (and the check, if any) ran to its end; `error` if it failed;
+            `time` if its time was over.
         output: The output of the program; for a call, the result of the function as JSON.
     """
 
@@ -122,14 +121,15 @@ class CaseResult:
 def run_program(
     program: str, cases: Sequence[Mapping[str, object]], bounds: ProgramBounds, sandbox: Sandbox
 ) -> list[CaseResult]:
-    """Run a Python program once for each case, each time in a new process.
+    """Run a Python program once for each case, in a new process; return the results in order.
 
     Args:
         program: The program's text.
-        cases: `{"input": text}`, which the program reads; `{"call": name, "arguments": [...]}`, a
-            function that it defines; or `{"check": text}`, which is run after it.
-        bounds: What the program may use.
-        sandbox: What keeps it from the rest of the machine.
+        cases: Each is `{"input": text}`, the program's standard input; or `{"call": name,
+            "arguments": [...]}`, a call of a function that the program defines; or `{"check":
+            text}`, code that runs after the program.
+        bounds: The limits of the program.
+        sandbox: The sandbox of the program.
 
     Raises ConfigError if the sandbox does not work on this machine.
     """
@@ -158,10 +158,9 @@ def sandbox_trouble() -> str:
 def _run(
     program: str, cases: Sequence[Mapping[str, object]], bounds: ProgramBounds, sandbox: Sandbox
 ) -> list[CaseResult]:
-    """Run the cases by one runner.
+    """Run the cases in one runner and return their results.
 
-    A case that ends the runner, or whose time is over, costs itself alone: the next case gets
-    another runner.
+    After a case that ends the runner, or whose time is over, the next case gets a new runner.
     """
     runner, results = _start(program, bounds, sandbox), list[CaseResult]()
     until = time.monotonic() + bounds.total_seconds
@@ -192,7 +191,7 @@ def _start(program: str, bounds: ProgramBounds, sandbox: Sandbox) -> Child:
 
 
 def _ask(runner: Child, case: Mapping[str, object], seconds: float) -> CaseResult:
-    """Return how a case ended; the runner is ended if it owes an answer."""
+    """Return the result of a case; end the runner if it gives no answer."""
     try:
         match runner.ask(case, seconds):
             case ["done" | "error" | "time" as how, str(output)]:

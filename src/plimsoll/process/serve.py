@@ -1,8 +1,8 @@
 """The child's side: answer the parent's messages, one at a time; child.py is the parent's side.
 
 `python -m plimsoll.process.serve CODEC MODULE FUNCTION`: FUNCTION of MODULE takes the first message
-and returns the function that answers all later ones; the module CODEC writes each as one line.
-Imports the standard library alone, as it runs in the sandbox.
+and returns the function that answers all later messages. The module CODEC encodes each message as
+one line. This module imports only the standard library, because it runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ Responder = Callable[[Any], object]
 
 
 def serve(codec: Any, open_: Callable[[Any], Responder]) -> None:
-    """Answer messages until standard input is closed.
+    """Answer the messages on standard input until it is closed.
 
     The loop consumes messages on standard input, waits for nothing else, is unblocked by each of
     them, and produces an answer to each on standard output. What is printed goes to standard
     error. The kernel ends the process when the parent dies.
 
     Args:
-        codec: What writes and reads lines: a module with `dumps` and `loads`.
-        open_: Takes the setup and returns what answers messages; raises PlimsollError to refuse.
+        codec: A module whose `dumps` and `loads` encode and decode messages.
+        open_: Takes the setup and returns the function that answers messages. It raises
+            PlimsollError to refuse the setup.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     messages, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -60,7 +61,7 @@ def serve(codec: Any, open_: Callable[[Any], Responder]) -> None:
 
 
 def _limit_memory(more_gib: float | None) -> None:
-    """Let this process take no more than so much beyond what it has now."""
+    """Limit this process's address space to its present size and `more_gib`; None: no limit."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if more_gib is not None:
         with open("/proc/self/statm", encoding="ascii") as file:

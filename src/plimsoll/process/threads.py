@@ -1,4 +1,4 @@
-"""Between threads and event loops: blocking calls from a loop, and coroutines in another's loop."""
+"""Make blocking calls from an event loop, and run coroutines in the loop of another thread."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _T = TypeVar("_T")
 async def in_thread(
     function: Callable[[], _T], unused: Callable[[_T], object] = lambda result: None
 ) -> _T:
-    """Return what a function returns, or raise what it raises, called in a thread of its own.
+    """Call a function in a new thread; return its result, or raise its error.
 
-    If this is cancelled the thread goes on, as nothing can end a thread, and `unused` gets what the
-    function returns; the process does not wait for the thread when it exits.
+    A cancelled call cannot end its thread: the function runs on, and `unused` gets its result. The
+    process does not wait for the thread when it exits.
     """
     outcome: Future[tuple[_T | None, BaseException | None]] = Future()
 
@@ -47,9 +47,9 @@ R = TypeVar("R")
 
 @contextmanager
 def conversing(loop: AbstractEventLoop, talk: Coroutine[Any, Any, R]) -> Iterator[Future[R]]:
-    """Run the coroutine in the loop during the block.
+    """Run a coroutine in the loop of another thread; yield the future of its result.
 
-    If an error, or Ctrl-C, leaves the block, the coroutine is cancelled, and its end is waited for.
+    If an error or Ctrl-C leaves the block, cancel the coroutine and wait for its end.
     """
     ended: Future[None] = Future()
 

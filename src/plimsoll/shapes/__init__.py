@@ -1,1 +1,1 @@
-"""The shape of a model, from its config.json or its well-known name."""
+"""Compute the shape of a model from its config.json or its well-known name."""

@@ -22,7 +22,7 @@ class Fields:
     """A config.json with its family's defaults filled in.
 
     Attributes:
-        source: the name of the file in messages.
+        source: the description of the file in messages.
         values: the value of each field.
     """
 
@@ -30,25 +30,28 @@ class Fields:
     values: Mapping[str, object]
 
     def size(self, name: str, most: int, least: int = 1) -> int:
-        """Return a whole number; ConfigError if it is missing, of another type or out of bounds."""
+        """Return a field that is a whole number from `least` to `most`.
+
+        Raises ConfigError if the field is missing, of another type or out of bounds.
+        """
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.error(name, f"is not a whole number from {least} to {most:,}")
         return value
 
     def size_or_none(self, name: str, most: int) -> int | None:
-        """Return a whole number, or None for null. Raises ConfigError as `size`."""
+        """Return a field that is a whole number, or None for null. Raises ConfigError as `size`."""
         return None if self._value(name) is None else self.size(name, most)
 
     def flag(self, name: str) -> bool:
-        """Return true or false. Raises ConfigError for any other value."""
+        """Return a field that is true or false. Raises ConfigError for any other value."""
         value = self._value(name)
         if not isinstance(value, bool):
             raise self.error(name, "is not true or false")
         return value
 
     def list_or_none(self, name: str) -> list[object] | None:
-        """Return a list or None. Raises ConfigError for any other value."""
+        """Return a field that is a list or null (None). Raises ConfigError for any other value."""
         value = self._value(name)
         if value is not None and not isinstance(value, list):
             raise self.error(name, "is not a list")
@@ -70,10 +73,10 @@ class Fields:
 
 
 def longrope_positions(config: Mapping[str, object]) -> int | None:
-    """Return the positions that the short factors of longrope serve; None without longrope.
+    """Return the longest sequence that uses longrope's short factors; None without longrope.
 
-    Only Phi-3 has the field outside of its rope. In a longer sequence the angles of all positions
-    change; see `model.checks.check_length`.
+    In a longer sequence the angles of all positions change; see `model.checks.check_length`. Only
+    Phi-3 has this field outside of its rope settings.
     """
     name, most = "original_max_position_embeddings", config.get("max_position_embeddings")
     original, rope = config.get(name), config.get("rope_parameters") or config.get("rope_scaling")

@@ -1,9 +1,9 @@
 """Build the list of a decoder's tensors from its config.json: linears, norms and routers by family.
 
-Each family follows its model in transformers (models/<family>/modeling_<family>.py), with experts
-named one by one as in the published weights; `qwen`, which transformers does not have, follows
-modeling_qwen.py beside its published weights. Routers are no linear layers there, so adapters and
-quantisation pass them by.
+Each family follows its model in transformers (models/<family>/modeling_<family>.py), with one entry
+per expert as in the published weights. transformers does not have `qwen`; it follows
+modeling_qwen.py from the published model. Routers are not linear layers there, so adapters and
+quantisation do not apply to them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GATED = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that every family has. `intermediate` is the width of a dense layer's MLP."""
+    """The sizes that every family has. `intermediate` is the inner width of a dense layer's MLP."""
 
     layers: int
     hidden: int
@@ -63,7 +63,7 @@ class DecoderParts:
 def attention(
     sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, out: str = "o_proj"
 ) -> tuple[Linear, ...]:
-    """Return queries, keys, values and the output (named `out`), each as a matrix of its own."""
+    """Return the four linears of attention: q_proj, k_proj, v_proj and the output named `out`."""
     hidden, layers = sizes.hidden, sizes.layers
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     return (
@@ -82,9 +82,9 @@ def mlp(
     names: tuple[str, str, str] = _GATED,
     experts: int = 0,
 ) -> tuple[Linear, ...]:
-    """Return gate, up and down (with these `names`) of `count` gated MLPs.
+    """Return the linears gate, up and down (with these `names`) of `count` gated MLPs.
 
-    `experts` is how many of them a layer stacks into one tensor; 0: none.
+    `experts` is the number of experts whose weights a layer stacks into one tensor; 0: none.
     """
     gate, up, down = names
     kinds = (
@@ -96,17 +96,17 @@ def mlp(
 
 
 def layer_norms(sizes: Sizes, per_layer: int) -> ParameterTensors:
-    """Return the RMS norms of all layers, with the norm before the head."""
+    """Return the weights of all layers' RMS norms and of the norm before the head."""
     return ParameterTensors(sizes.hidden, sizes.hidden * (per_layer * sizes.layers + 1))
 
 
 def head_norms(sizes: Sizes) -> ParameterTensors:
-    """Return the RMS norms of queries and of keys."""
+    """Return the weights of the RMS norms of queries and keys, in all layers."""
     return ParameterTensors(sizes.head_dim, sizes.head_dim * 2 * sizes.layers)
 
 
 def llama(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a Llama: biases of attention and MLP as the file says."""
+    """Return the parts of a Llama; config.json says whether attention and MLP have biases."""
     bias = fields.flag("attention_bias")
     linears = _gated_linears(sizes, bias, bias, fields.flag("mlp_bias"))
     return DecoderParts(linears, (layer_norms(sizes, 2),))
@@ -123,7 +123,10 @@ def qwen2(fields: Fields, sizes: Sizes) -> DecoderParts:
 
 
 def with_traits(fields: Fields, sizes: Sizes, traits: Traits) -> DecoderParts:
-    """Return a gated decoder: biases of attention as the file says, and norms as the traits say."""
+    """Return the parts of a gated decoder whose norms follow from `traits`.
+
+    config.json says whether attention has biases.
+    """
     bias = fields.flag("attention_bias")
     norms = (layer_norms(sizes, 4 if traits.post_norms else 2),)
     of_heads = (head_norms(sizes),) if traits.query_norms else ()
@@ -147,7 +150,7 @@ def _gated_linears(
 
 
 def phi(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a Phi: biases everywhere, norms too, and an MLP of two matrices."""
+    """Return the parts of a Phi: biases everywhere (also in norms), and an MLP of two matrices."""
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
     linears = (
         *attention(sizes, qkv_bias=True, out_bias=True, out="dense"),
@@ -162,7 +165,7 @@ def phi(fields: Fields, sizes: Sizes) -> DecoderParts:
 
 
 def phi3(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a Phi-3: queries, keys and values in one matrix, gate and up in one."""
+    """Return the parts of a Phi-3: one matrix for queries, keys and values, one for gate and up."""
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     linears = (
@@ -175,7 +178,7 @@ def phi3(fields: Fields, sizes: Sizes) -> DecoderParts:
 
 
 def qwen(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a Qwen 1: queries, keys and values in one matrix with a bias."""
+    """Return the parts of a Qwen 1: one matrix with a bias for queries, keys and values."""
     layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
     inner, bias = sizes.heads * sizes.head_dim, not fields.flag("no_bias")
     linears = (
@@ -196,7 +199,7 @@ def mixtral(fields: Fields, sizes: Sizes) -> DecoderParts:
 
 
 def qwen2_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a Qwen2-MoE: a shared expert with a gate of its own."""
+    """Return the parts of a Qwen2-MoE: routed experts, and a shared expert with a gate."""
     width = fields.size("moe_intermediate_size", WIDTH)
     shared = fields.size("shared_expert_intermediate_size", WIDTH)
     experts = _experts(fields, "num_experts", width, shared, _sparse_layers(fields, sizes.layers))
@@ -206,7 +209,7 @@ def qwen2_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
 
 
 def qwen3_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a Qwen3-MoE: norms of queries and keys."""
+    """Return the parts of a Qwen3-MoE: routed experts, and norms of queries and keys."""
     width = fields.size("moe_intermediate_size", WIDTH)
     renamed = "num_local_experts" in fields.values  # transformers 5 saves the field so
     name = "num_local_experts" if renamed else "num_experts"
@@ -218,9 +221,9 @@ def qwen3_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
 
 
 def glm4_moe(fields: Fields, sizes: Sizes) -> DecoderParts:
-    """Return the parts of a GLM-4-MoE: first dense layers, then experts with a shared expert.
+    """Return the parts of a GLM-4-MoE: dense layers, then layers with routed and shared experts.
 
-    The layers that predict several tokens are left out: transformers does not load them.
+    Layers for multi-token prediction are left out: transformers does not load them.
     """
     width = fields.size("moe_intermediate_size", WIDTH)
     shared = width * fields.size("n_shared_experts", COUNT)
@@ -250,7 +253,7 @@ def _sparse_layers(fields: Fields, layers: int) -> int:
 
 
 def _mlps(sizes: Sizes, experts: Experts) -> tuple[Linear, ...]:
-    """Return the linears of dense layers, routed and shared experts, all with the same names."""
+    """Return the MLP linears of dense layers, routed experts and shared experts."""
     dense = mlp(sizes.hidden, sizes.intermediate, sizes.layers - experts.layers)
     shared = mlp(sizes.hidden, experts.shared_width, experts.layers if experts.shared_width else 0)
     return (*dense, *_routed_linears(sizes, experts), *shared)

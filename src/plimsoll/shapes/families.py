@@ -18,39 +18,39 @@ from plimsoll.shapes.config_fields import (
 from plimsoll.shapes.decoders import DecoderParts, Sizes
 from plimsoll.shapes.shape import ModelShape
 
-# Rules that count the layers, of all layers, that attend to a sliding window only. They hold if
-# config.json gives a window, and follow transformers' models/<family>/configuration_<family>.py.
+# These functions return how many of `layers` layers attend to a sliding window only. They are used
+# if config.json gives a window, and follow transformers' models/<family>/configuration_<family>.py.
 
 
 def no_layer(fields: Fields, layers: int) -> int:
-    """Return 0: attention is full, whatever the file says."""
+    """Return 0: attention is always full."""
     return 0
 
 
 def every_layer(fields: Fields, layers: int) -> int:
-    """Return all layers."""
+    """Return the number of all layers."""
     return layers
 
 
 def upper_layers(fields: Fields, layers: int) -> int:
-    """Return the layers above the first max_window_layers."""
+    """Return the number of layers above the first max_window_layers."""
     full = fields.size("max_window_layers", COUNT, least=0)
     return _by_type(fields, max(0, layers - full))
 
 
 def every_second_lower_layer(fields: Fields, layers: int) -> int:
-    """Return every second of the first max_window_layers."""
+    """Return the number of every second layer among the first max_window_layers."""
     below = min(layers, fields.size("max_window_layers", COUNT, least=0))
     return _by_type(fields, (below + 1) // 2)
 
 
 def every_second_layer(fields: Fields, layers: int) -> int:
-    """Return the first layer, the third, and so on."""
+    """Return the number of layers at odd places: the first, the third, and so on."""
     return _by_type(fields, (layers + 1) // 2)
 
 
 def all_but_nth(fields: Fields, layers: int) -> int:
-    """Return all layers but the last of each pattern."""
+    """Return the number of layers without the last layer of each pattern."""
     pattern = fields.size("sliding_window_pattern", COUNT)
     return _by_type(fields, layers - layers // pattern)
 
@@ -67,9 +67,8 @@ class FamilyReader:
     Attributes:
         decoder: builds the parts from the fields and sizes.
         defaults: transformers' values for fields that the file leaves out.
-        sliding: counts the layers that attend to a window only, of all layers, if the file gives a
-            window.
-        widths: how many MLP widths the file's intermediate_size adds up.
+        sliding: returns how many layers attend to a window only, if the file gives a window.
+        widths: the number by which the file's intermediate_size is divided to get the MLP's width.
     """
 
     decoder: Callable[[Fields, Sizes], DecoderParts]
@@ -160,7 +159,7 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
 
 
 def _text_part(config: Mapping[str, object], source: str) -> tuple[str, Mapping[str, object]]:
-    """Return the text decoder's name in messages, and its fields."""
+    """Return the text decoder's description for messages, and its fields."""
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         return source, config
@@ -170,7 +169,7 @@ def _text_part(config: Mapping[str, object], source: str) -> tuple[str, Mapping[
 def _check_complete(values: Mapping[str, object], family: str, source: str) -> None:
     """Raise ConfigError if a size that every family needs is missing.
 
-    Families with more parts than a text decoder leave transformers' defaults out of text_config.
+    The text_config of models with more parts may leave out sizes that equal transformers' defaults.
     """
     if missing := [name for name in _SIZES if name not in values]:
         raise ConfigError(
@@ -218,9 +217,9 @@ def _check_divides(fields: Fields, name: str, value: int, whole: str) -> None:
 def _window(
     fields: Fields, family: FamilyReader, layers: int, positions: int
 ) -> tuple[int | None, int]:
-    """Return the window and the number of layers that have it.
+    """Return the window in tokens, and the number of layers with it; (None, 0) without a window.
 
-    A window of all positions is full attention: (None, 0).
+    A window of at least all positions counts as none.
     """
     if "use_sliding_window" in fields.values and not fields.flag("use_sliding_window"):
         return None, 0  # whatever the size: transformers saves an unused window as 0, or null

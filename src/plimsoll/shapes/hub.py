@@ -23,10 +23,9 @@ _PATIENCE = 3.0
 
 
 def not_on_hub(name: str, kind: RepositoryKind) -> tuple[str, str] | None:
-    """Return why a name that is no local path cannot be read, and what to write instead.
+    """Return why a name cannot be read from the hub, and what to write instead; None if it can.
 
-    The result is None if the hub or its cache has the name, and if the hub answers with an error of
-    its own: libraries wait for that to pass.
+    The result is also None if the hub itself has an error: libraries then try again.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
@@ -51,7 +50,7 @@ def not_on_hub(name: str, kind: RepositoryKind) -> tuple[str, str] | None:
 
 @cache
 def _connection_error() -> str | None:
-    """Return why the hub does not answer; None if it answers, whatever it says."""
+    """Return why the hub does not answer; None if it answers, even with an error."""
     from huggingface_hub import constants, get_session
 
     failure = _failure(lambda: get_session().head(constants.ENDPOINT, timeout=_PATIENCE))
@@ -59,7 +58,7 @@ def _connection_error() -> str | None:
 
 
 def _failure(call: Callable[[], object]) -> Exception | None:
-    """Return what a call raises, or None; TimeoutError if it takes too long and is abandoned."""
+    """Return the exception of a call, or None; TimeoutError if the call takes too long."""
     raised: Future[Exception | None] = Future()
 
     def run() -> None:

@@ -1,8 +1,8 @@
 """Look up shapes of models by path: a local config.json, or shipped facts of well-known models.
 
-known_models.json has, for each shape, the fields of the published config.json that decide it, and
-the published names with their max_position_embeddings, in which alone they differ. other_parts: the
-published model has more parts than this text decoder.
+known_models.json has for each shape the fields of the published config.json that decide the shape,
+and the names of the published models. These differ only in max_position_embeddings. other_parts
+means that the published model has more parts than this text decoder.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ def _read_config(file: Path) -> Mapping[str, object]:
 
 @cache
 def _by_key() -> Mapping[str, tuple[str, Mapping[str, object]]]:
-    """Return models by the key of organisation and name, and by that of the name alone."""
+    """Return (name, config) of each model, by the key of its full name and of its short name."""
     keys = {_key(name): (name, config) for name, config in known_models().items()}
     return keys | {key.rpartition("/")[2]: known for key, known in keys.items()}
 
 
 def _key(name: str) -> str:
-    """Return a name without the differences between the published names of one model."""
+    """Return a normalised name, equal for all spellings of the same model's name."""
     organisation, slash, model = name.lower().replace("_", ".").rpartition("/")
     return organisation + slash + model.removeprefix("meta-").removesuffix("-hf")
 
@@ -120,7 +120,7 @@ def _unknown(path: str) -> str:
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """The attention heads of a model, as its config.json has them; None where it does not say.
+    """The sizes of a model's attention heads; None if config.json does not give the size.
 
     Attributes:
         keys: dimensions of a query or key.
@@ -134,10 +134,10 @@ class HeadSizes:
 
 
 def head_sizes(path: str) -> HeadSizes:
-    """Return the attention heads of a model.
+    """Return the sizes of a model's attention heads.
 
-    Fields that config.json leaves out have the family's defaults. An unknown family is read as
-    transformers reads it.
+    Fields that config.json leaves out have the family's defaults. For an unknown family, the fields
+    are read as transformers reads them.
     """
     with suppress(ConfigError, OSError):
         shape = read_shape(path)
@@ -155,7 +155,7 @@ def head_sizes(path: str) -> HeadSizes:
 
 
 def heads_of(fields: Mapping[str, Any]) -> HeadSizes:
-    """Return the attention heads that the fields of a decoder's config have."""
+    """Return the sizes of the attention heads in the fields of a decoder's config."""
     width, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
     share = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
     keys = fields.get("qk_head_dim") or fields.get("head_dim") or share

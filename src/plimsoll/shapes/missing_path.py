@@ -1,4 +1,4 @@
-"""Explain why a path is no data or model here, and what to write instead."""
+"""Explain why a path has no data or model, and what to write instead."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from plimsoll.config.engine import ADAPTER_FILE
 
 
 def missing_path(name: str, wanted: str) -> tuple[str, str] | None:
-    """Return why nothing can be read at a path, and what to write instead.
+    """Return why nothing can be read at a path, and what to write instead; or None.
 
-    The result is None if it may be a name on the hub: `organisation/name` without such a directory
-    here, or a single name that resembles nothing here. `wanted` is the kind of path that is needed,
-    such as `a model directory`.
+    None means that `name` may be a name on the hub. This holds for `organisation/name` if there is
+    no local directory `organisation`, and for a single name if no local path is similar. `wanted`
+    is the kind of path that is needed, such as `a model directory`.
     """
     path = Path(name)
     if path.exists():
@@ -49,7 +49,7 @@ def near_path(path: Path) -> Path | None:
 
 
 def no_model(path: Path) -> tuple[str, str]:
-    """Return what a directory without config.json is, and how to get a model from it.
+    """Return why a directory without config.json is no model, and how to get a model from it.
 
     The second sentence begins in lower case and has no full stop.
     """

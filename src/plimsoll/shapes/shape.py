@@ -11,11 +11,11 @@ class Linear:
     """A kind of linear layer of the decoder (never the head).
 
     Attributes:
-        name: the last part of its module name, such as q_proj; adapters choose by it.
-        count: how many the whole model has (layers, times experts if it is an expert's).
-        stacked: how many of their weights share one parameter tensor. 1, but for experts:
-            transformers keeps all of a layer's as two tensors, gate with up in one and down in the
-            other.
+        name: the last part of its module name, such as q_proj; adapters choose layers by it.
+        count: the number of these layers in the model (for experts: layers times experts).
+        stacked: the number of weight matrices that share one parameter tensor; 1 except for
+            experts. transformers keeps the experts of a layer in two tensors: gate with up, and
+            down.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class ParameterTensors:
-    """Parameter tensors of one size: the elements of each, and the parameters of all together."""
+    """Parameter tensors of one size: `elements` of each, `parameters` of all of them together."""
 
     elements: int
     parameters: int
@@ -48,11 +48,12 @@ class Traits:
     Attributes:
         norms: `rms` normalises in fp32 and multiplies by its weight in the model's dtype;
             `rms_fp32` multiplies in fp32 too; `layer` is PyTorch's layer norm.
-        query_norms: queries and keys have norms of their own.
-        post_norms: a norm reads the outputs of attention and of the MLP.
-        parallel: attention and MLP read one norm, and are added at the end.
-        rotary_tables: pairs of rotary tables.
-        fp32_routing: experts' results are multiplied by fp32 weights, and so become fp32.
+        query_norms: queries and keys are normalised.
+        post_norms: the outputs of attention and of the MLP are normalised, too.
+        parallel: attention and MLP have the same input, the output of one norm; their outputs are
+            added at the end.
+        rotary_tables: the number of pairs of rotary tables.
+        fp32_routing: experts' outputs are multiplied by fp32 weights, and so become fp32.
     """
 
     norms: Literal["rms", "rms_fp32", "layer"] = "rms"
@@ -88,7 +89,7 @@ class ModelShape:
         head_bias: whether the output head has a bias.
         softcapped: whether attention scores are bounded.
         logits_softcapped: whether logits are bounded.
-        traits: how the family computes.
+        traits: the properties of the family's code on which memory depends.
     """
 
     name: str
@@ -139,10 +140,9 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> float:
-        """The parameters that a token is multiplied by.
+        """The number of parameters with which one token is multiplied.
 
-        Of the experts only the chosen ones count; the head counts, tied or not, and the embedding
-        does not.
+        Only the chosen experts count. The head counts, tied or not; the embedding does not.
         """
         chosen = self.experts_per_token / self.experts if self.experts else 1.0
         linears = sum(
@@ -152,7 +152,7 @@ class ModelShape:
 
     @property
     def value_parameters(self) -> int:
-        """The parameters of the decoder with a value (or reward) head of one label as its head."""
+        """The parameters of the decoder with a value (or reward) head of one output as its head."""
         return sum(tensors.parameters for tensors in parameter_tensors(self, value=True))
 
     @property
@@ -167,9 +167,9 @@ class ModelShape:
 
 
 def parameter_tensors(shape: ModelShape, value: bool = False) -> tuple[ParameterTensors, ...]:
-    """Return all parameter tensors of the model as transformers holds them, by size.
+    """Return all parameter tensors of the model as transformers holds them, grouped by size.
 
-    If `value` is set, a value (or reward) head of one label takes the place of the output head.
+    If `value` is set, a value (or reward) head of one output replaces the output head.
     """
     table = shape.vocabulary * shape.hidden
     ends = [ParameterTensors(table, table if shape.tied or value else 2 * table)]
@@ -190,11 +190,18 @@ def _linear_tensors(linear: Linear) -> tuple[ParameterTensors, ...]:
 
 
 def small_parameters(shape: ModelShape, threshold: int, codes: int = 1, value: bool = False) -> int:
-    """Return the elements of all parameter tensors of at most `threshold` elements: norms, biases.
+    """Return the total elements of the parameter tensors with at most `threshold` elements.
 
-    ZeRO-3 keeps these whole on every rank (`param_persistence_threshold`; DeepSpeed,
-    runtime/zero/parameter_offload.py, mark_persistent_parameters). `codes` 4-bit codes of a linear
-    layer share one stored element; 1: no layer is in 4 bits. `value` is as for `parameter_tensors`.
+    These are norms and biases. ZeRO-3 does not divide them: every rank keeps full copies
+    (`param_persistence_threshold`; DeepSpeed, runtime/zero/parameter_offload.py,
+    mark_persistent_parameters).
+
+    Args:
+        shape: the model's shape.
+        threshold: the most elements of a small tensor.
+        codes: the number of 4-bit codes in one stored element of a linear layer; 1 if no layer is
+            in 4 bits.
+        value: see `parameter_tensors`.
     """
     small = sum(t.parameters for t in parameter_tensors(shape, value) if t.elements <= threshold)
     if codes == 1:
@@ -206,14 +213,14 @@ def small_parameters(shape: ModelShape, threshold: int, codes: int = 1, value: b
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The largest forward pass of a rank.
+    """The sizes of a rank's largest forward pass.
 
     Attributes:
-        tokens: packed tokens, in all.
-        sequences: the least number of sequences that share them.
+        tokens: the packed tokens of all sequences.
+        sequences: the least number of sequences in the pack.
         longest: the tokens of the longest sequence.
-        loss_tokens: the most tokens that the head sees.
-        shared: the most tokens that a second sequence attends to.
+        loss_tokens: the most tokens for which the head computes an output.
+        shared: the most tokens of a first sequence that a second sequence attends to, too.
     """
 
     tokens: int

@@ -1,4 +1,4 @@
-"""The functions that a config chooses by name, seen without importing them: they need torch."""
+"""Inspect the functions that a config chooses by name, without importing them: they need torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from plimsoll.spec.run_spec import RunSpec
 def needs_reference(preference_loss: Choice) -> bool:
     """Return whether a preference loss takes the reference's log-probs.
 
-    They are its second positional parameter, beside its inputs. True for a name that cannot be
-    used, which the rules refuse.
+    It does if it has a second positional parameter. The result is also True for a name that cannot
+    be used; the rules refuse that name.
     """
     parameters = _parameters("preference_loss", preference_loss)
     return parameters is None or len(parameters) > 1
@@ -26,22 +26,22 @@ def needs_reference(preference_loss: Choice) -> bool:
 def needs_sampler(policy_loss: Choice) -> bool:
     """Return whether a policy loss takes the sampler's log-probs.
 
-    They are its second positional parameter. Such a loss makes up by itself for their difference
-    from the trainer's.
+    It does if it has a second positional parameter. Such a loss itself corrects for the difference
+    between the sampler's and the trainer's log-probs.
     """
     return len(_parameters("policy_loss", policy_loss) or ()) > 1
 
 
 AdvantageNeed = Literal["values_L", "group_S", "greedy_S", "turn_L"]
-"""What an advantage estimator may ask for besides its inputs, by the names of its positional
-parameters: the critic's values; a number that the responses of one prompt share; the reward of the
-greedy response to the same prompt; the number of each token's turn in its episode."""
+"""Names of further positional parameters that an advantage estimator may have: the critic's values;
+a group number, equal for all responses to one prompt; the reward of the greedy response to the same
+prompt; the number of each token's turn in its episode."""
 
 
 def advantage_needs(advantage: Choice) -> tuple[AdvantageNeed, ...]:
-    """Return what an estimator needs, in the order of its parameters.
+    """Return the further parameters that an estimator takes, in their order.
 
-    Nothing for a name that cannot be used, which the rules refuse.
+    The result is empty for a name that cannot be used; the rules refuse that name.
     """
     parameters = _parameters("advantage", advantage) or ()
     known = (name for name in parameters[1:] if name in get_args(AdvantageNeed))
@@ -49,18 +49,18 @@ def advantage_needs(advantage: Choice) -> tuple[AdvantageNeed, ...]:
 
 
 def unknown_needs(advantage: Choice) -> tuple[str, ...]:
-    """Return the positional parameters of an estimator for which there is no known value."""
+    """Return the estimator's positional parameters that are not in `AdvantageNeed`."""
     parameters = _parameters("advantage", advantage) or ()
     return tuple(name for name in parameters[1:] if name not in get_args(AdvantageNeed))
 
 
 def is_known(package: str, choice: Choice) -> bool:
-    """Return whether there is a function of this name; the rules refuse any other."""
+    """Return whether the choice names a function that can be used."""
     return _parameters(package, choice) is not None
 
 
 def _parameters(package: str, choice: Choice) -> tuple[str, ...] | None:
-    """Return the positional parameters of a function, or None for a name that cannot be used."""
+    """Return a function's positional parameters; None if its name or options cannot be used."""
     function, _ = FUNCTIONS[package]
     try:
         return positional_parameters(choice, f"{PACKAGE}.{package}", function)
@@ -69,12 +69,12 @@ def _parameters(package: str, choice: Choice) -> tuple[str, ...] | None:
 
 
 def is_own(choice: Choice) -> bool:
-    """Return whether it is a function of one's own, which may report metrics of its own."""
+    """Return whether the function is the user's code, which may report further metrics."""
     return ":" in choice.name
 
 
 def check_choices(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield the choices that cannot be used: wrong names, options or values of options."""
+    """Yield a problem for each choice with a wrong name, option or value of an option."""
     for package, choice in spec.job.choices(spec.config).items():
         function, key = FUNCTIONS[package]
         try:
@@ -84,6 +84,6 @@ def check_choices(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def unusable(key: str, choice: Choice, error: ConfigError) -> Problem:
-    """Return the problem of a choice at `key` that cannot be used, with the error's reason."""
+    """Return the problem for a choice at `key` that cannot be used, with the error's reason."""
     chosen = show(choice.model_dump(include={"name", "options"}))
     return invalid(key, chosen, str(error), "correct the name or the options")

@@ -1,6 +1,7 @@
-"""Which columns of a source each job reads, and what must agree between them.
+"""Check the columns that a config names for a source: which of them each kind of job reads.
 
-Every function yields the problems of one source; `name` is its dotted key, such as `data.train`.
+Every public function yields the problems of one source. `name` is the source's dotted key, such as
+`data.train`.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from plimsoll.config.problems import Problem, Section
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of the source with a dotted key."""
+    """The columns of a source; `name` is its dotted key."""
 
     name: str
     source: SourceConfig
 
     def select_given(self, *columns: str) -> list[str]:
-        """Return those of the columns that the source names."""
+        """Return the given columns that the source names in its config."""
         return [column for column in columns if getattr(self.source, column) is not None]
 
     def wrong(self, column: str, why: str, fix: str) -> Problem:
-        """Return the problem of a column that is given, or is missing."""
+        """Return a problem at the key of a column, given or missing."""
         return Section(self.name, self.source).invalid(column, why, fix, "data-columns")
 
     def unread(self, *read: str) -> Iterator[Problem]:
-        """Yield a problem for each column that is given and that the job does not read."""
+        """Yield a problem for each column in the config that is not in `read`."""
         why = f"This job does not look at it; of the columns it reads {', '.join(read)}."
         for column in self.select_given(*COLUMNS):
             if column not in read:
@@ -36,9 +37,9 @@ class _Columns:
 
 
 def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Yield problems of conversations or documents.
+    """Yield problems of a source of conversations or documents, for SFT.
 
-    Conversations are `messages`, or `prompt` with `response`; documents are `text`.
+    Conversations have `messages`, or `prompt` with `response`. Documents have `text`.
     """
     columns = _Columns(name, source)
     yield from columns.unread("messages", "prompt", "response", "tools", "text")
@@ -67,7 +68,7 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Yield problems of prompts: `messages` or `prompt`."""
+    """Yield problems of a source of prompts, for RL: it needs `messages` or `prompt`."""
     columns = _Columns(name, source)
     read = ("messages", "prompt", "tools", "reference", "source", "max_new_tokens", "environment")
     ordered = ("order_by",) if name.startswith("data.train") else ()
@@ -86,9 +87,9 @@ def _prompts(columns: _Columns) -> Iterator[Problem]:
 
 
 def pair_source(name: str, source: SourceConfig, *, margin: bool = False) -> Iterator[Problem]:
-    """Yield problems of pairs: `chosen` and `rejected`, and perhaps `prompt`.
+    """Yield problems of a source of pairs: it needs `chosen` and `rejected`; `prompt` is optional.
 
-    `margin` says whether the job reads that column too.
+    `margin` says whether the job also reads the column `margin`.
     """
     columns = _Columns(name, source)
     more = ("margin",) if margin else ()
@@ -107,10 +108,10 @@ def pair_source(name: str, source: SourceConfig, *, margin: bool = False) -> Ite
 
 
 def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Yield problems of labelled responses.
+    """Yield problems of a source of labelled responses.
 
-    They are `label` beside `messages`, or beside `prompt` and `response`; or pairs, whose
-    responses are labelled by being chosen or rejected.
+    It needs `label` with `messages`, or with `prompt` and `response`. It may have pairs instead:
+    then `chosen` counts as desirable and `rejected` as undesirable.
     """
     columns = _Columns(name, source)
     labelled = columns.select_given("chosen", "rejected")
@@ -140,7 +141,7 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def step_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Yield problems of labelled steps: a prompt, `steps` and `labels`."""
+    """Yield problems of a source of labelled steps: it needs a prompt, `steps` and `labels`."""
     columns = _Columns(name, source)
     yield from columns.unread("messages", "prompt", "tools", "steps", "labels")
     yield from _prompts(columns)

@@ -35,7 +35,7 @@ class Decision:
     Attributes:
         key: the last part of the key, such as "dtype".
         value: the value, as text.
-        why: the reason, as the end of a sentence that begins with "since".
+        why: the reason, as a clause that follows "since".
     """
 
     key: str
@@ -44,7 +44,7 @@ class Decision:
 
 
 def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
-    """Return the config without any `auto`, and the decisions, equal ones once.
+    """Return the config with a value for every `auto`, and the distinct decisions.
 
     Raises:
         ConfigError: `cluster.hardware` names unknown cards.
@@ -73,7 +73,7 @@ def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
 
 
 def _decide_rollout(config: ConfigT) -> ConfigT:
-    """Return the config with engines of the actor's dtype: they sample with its weights."""
+    """Return the config; a rollout dtype of `auto` becomes the actor's, whose weights it uses."""
     rollout = getattr(config, "rollout", None)
     if not isinstance(rollout, RolloutConfig) or rollout.dtype != AUTO:
         return config
@@ -82,7 +82,7 @@ def _decide_rollout(config: ConfigT) -> ConfigT:
 
 
 def _decide_model(model: ModelConfig, ground: _Ground) -> dict[str, tuple[str, str]]:
-    """Return the value of each key that is left to `auto`, and why."""
+    """Return (value, reason) for each key of the model that is `auto`."""
     made: dict[str, tuple[str, str]] = {}
     if model.dtype == AUTO:
         made["dtype"] = ground.dtype
@@ -109,7 +109,7 @@ def _attention(path: str, dtype: str, ground: _Ground) -> tuple[str, str]:
 
 
 class _Ground:
-    """The hardware of a run, as far as it can be seen from here; looked at when asked for."""
+    """The hardware of a run, as far as this machine can tell. Each property is read when used."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster = cluster
@@ -118,7 +118,7 @@ class _Ground:
     def cards(self) -> tuple[Card, ...] | None:
         """The cards of one machine of the run.
 
-        () if the run computes on CPUs, None if it computes on cards that cannot be seen from here.
+        () if the run computes on CPUs; None if it uses cards that this machine cannot see.
         """
         cluster = self._cluster
         if cluster.device == "cpu":
@@ -141,7 +141,7 @@ class _Ground:
 
     @property
     def why_device(self) -> str:
-        """Why the device is that one."""
+        """The reason for `device`, as a clause."""
         cluster, cards = self._cluster, self.cards
         if cluster.hardware is not None:
             return f"cluster.hardware is {cluster.hardware}"
@@ -158,7 +158,7 @@ class _Ground:
 
     @cached_property
     def dtype(self) -> tuple[DecidedDtype, str]:
-        """The dtype that the hardware computes fast in, and why it is that one."""
+        """The dtype in which the hardware is fast, and the reason."""
         cards = self.cards
         if cards is None:
             return "bfloat16", "GPUs from compute capability 8.0 on multiply it"
@@ -173,14 +173,14 @@ class _Ground:
 
     @cached_property
     def kernels(self) -> tuple[DecidedKernels, str]:
-        """Whose kernels models compute with, and why."""
+        """The kernels of models ("own" or "liger"), and the reason."""
         return choose_kernels(self.device, self.capability, cards_have_liger())
 
 
 def fast_dtype(cluster: ClusterConfig) -> tuple[DecidedDtype, str]:
-    """Return the dtype that the hardware of a run computes fast in, and why it is that one.
+    """Return the dtype in which the run's hardware is fast, and the reason.
 
-    Raises as `decide`.
+    Raises the errors of `decide`.
     """
     return _Ground(cluster).dtype
 
@@ -203,9 +203,9 @@ def _refuse_hidden_cards() -> None:
 
 
 def _change_each(value: Any, change: Callable[[Settings], Settings]) -> Any:
-    """Return settings with `change` applied to every section, the innermost first.
+    """Return settings with `change` applied to every section, inner sections first.
 
-    It is the same object if nothing changed.
+    The same object is returned if nothing changed.
     """
     if isinstance(value, Settings):
         old = {name: getattr(value, name) for name in type(value).model_fields}

@@ -1,4 +1,4 @@
-"""The interface of engines before anything is loaded: rules, needs, and words for people.
+"""The part of engines that works before anything is loaded: rules, needs, and descriptions.
 
 Each engine's folder has a `rules.py` with the value RULES; no file of spec/ names an engine.
 """
@@ -37,7 +37,7 @@ class PackageNeed(NamedTuple):
 
 
 class ToolNeed(NamedTuple):
-    """Tools of the system that a part of a run compiles with at its first use."""
+    """Tools of the system with which a part of a run is compiled at its first use."""
 
     tools: Sequence[str]
     key: str
@@ -54,17 +54,17 @@ class Compiled(NamedTuple):
     what: str
     tools: Sequence[str]
     devices: Sequence[Device]
-    """The kinds of machine on which that happens."""
+    """The devices for which that happens."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What `plimsoll doctor` shows an engine of a machine."""
+    """Facts about a machine that `plimsoll doctor` passes to the rules of each engine."""
 
     versions: Mapping[str, str | None]
     """The version of each known package; None if it is not installed."""
     tools: Mapping[str, str | None]
-    """As `system_tools` finds them."""
+    """The path of each tool, or None; see `system_tools`."""
     has_gpus: bool
     """Whether the machine has GPUs."""
     has_cuda_build: bool
@@ -80,18 +80,18 @@ class TrainerRules:
     """The rules of a trainer engine for the roles that it trains or holds.
 
     Attributes:
-        settings: problems between settings, found without the hardware.
-        plan: problems that show once it is known what the run computes on.
-        tools: what the engine compiles with.
-        host: problems of the machine at hand.
+        settings: yields problems between settings; needs no hardware.
+        plan: yields problems that depend on the device of the run.
+        tools: yields the system tools that the engine compiles with.
+        host: yields problems of the local machine.
         packages: Python packages that every run with the engine imports, with their versions.
-        offloaded: keys of a role, without the role's name, that move something to host memory.
-        describe: how a role is divided and where it waits, in a few words.
-        decide: the settings of a role that learns, with nothing left to `auto`; the role's model is
-            decided already.
-        measuring: the settings of a frozen copy of a role that learns, divided as that role is.
-        doctor: findings about what is installed.
-        compiled: what is compiled.
+        offloaded: returns the keys (inside a role's section) that move something to host memory.
+        describe: returns in a few words how a role is divided over ranks and where it waits.
+        decide: returns the settings of a role that learns, with a value for every `auto`. The
+            role's model must be decided before.
+        measuring: returns settings of a frozen copy of a role that learns, divided the same way.
+        doctor: yields findings about the installed packages and tools.
+        compiled: the parts that are compiled at their first use.
     """
 
     settings: Callable[[RunSpec[Any]], Iterator[Problem]]
@@ -115,21 +115,21 @@ class RolloutRules:
         title: the engine's name for people.
         where: the values of cluster.where with which it can sample.
         package: the module that it imports.
-        packages: the distributions that bring that module, or on which it depends, with their
-            versions; none if Plimsoll itself needs the module.
-        settings: problems between settings.
-        model: problems of the heads and layers of a model that is on the disk. Args: run, key of
+        packages: the distributions of that module and of its dependencies, with their versions;
+            empty if Plimsoll itself needs the module.
+        settings: yields problems between settings.
+        model: yields problems of the heads and layers of a model on the disk. Args: run, the key of
             the model, its path.
-        files: problems of other files that the settings name.
-        tools: what the engine compiles with.
-        host: problems of the machine at hand.
-        start: problems that show once it is known what the run computes on.
-        adapter_room: the rank for which engines make room for an adapter beside their model; None
-            if they get merged weights.
+        files: yields problems of other files that the settings name.
+        tools: yields the system tools that the engine compiles with.
+        host: yields problems of the local machine.
+        start: yields problems that depend on the device of the run.
+        adapter_room: returns the adapter rank for which engines reserve memory; None if they get
+            merged weights.
         install: how to install the module.
-        doctor: findings about what is installed.
-        compiled: what is compiled.
-        shortages: what the engine's errors say if memory was too little, as parts of sentences.
+        doctor: yields findings about the installed packages and tools.
+        compiled: the parts that are compiled at their first use.
+        shortages: parts of the engine's error messages that mean a lack of memory.
     """
 
     title: str
@@ -150,7 +150,7 @@ class RolloutRules:
 
 
 def other_engines(rollout: RolloutConfig) -> str:
-    """Return the engines that a run could sample with instead, as they are written."""
+    """Return the settings of the other engines as text, such as `rollout: {vllm: {}}`."""
     others = (name for name in rollout.engine_types if name != rollout.engine_name)
     return " or ".join(f"rollout: {{{name}: {{}}}}" for name in others)
 
@@ -166,7 +166,7 @@ def rollout_engines() -> dict[str, RolloutRules]:
 
 
 def every_engine() -> tuple[TrainerRules | RolloutRules, ...]:
-    """Return the rules of all engines, those that train first."""
+    """Return the rules of all engines; trainer engines come first."""
     return (*trainer_engines().values(), *rollout_engines().values())
 
 
@@ -191,13 +191,13 @@ def engine_rules(spec: RunSpec[Any]) -> tuple[RolloutRules, ...]:
 
 
 def check_engine_model(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
-    """Yield what the engines cannot do with a model; `key` is the one that gives its path."""
+    """Yield problems of the run's sampling engine with a model; `key` is the key of its path."""
     for rules in engine_rules(spec):
         yield from rules.model(spec, key, path)
 
 
 def all_rules(spec: RunSpec[Any]) -> tuple[TrainerRules | RolloutRules, ...]:
-    """Return the rules of all engines of a run, those that train first."""
+    """Return the rules of all engines of a run; trainer engines come first."""
     return (*trainers_of(spec), *engine_rules(spec))
 
 

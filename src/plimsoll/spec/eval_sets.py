@@ -1,4 +1,4 @@
-"""The sets of held-out prompts that a run answers, and the names of their figures."""
+"""The sets of held-out prompts that a run answers, and the names of their metrics."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class EvalSet:
     Attributes:
         key: the dotted key of its source in the config.
         responses: responses to each prompt.
-        sampling: how they are sampled.
-        sampling_key: the dotted key of the section that says so.
-        pass_by: the part of the reward by which a response passes; None without such figures.
-        threshold: the value of that part from which on a response passes.
+        sampling: the sampling settings of the responses.
+        sampling_key: the dotted key of the section with these settings.
+        pass_by: the part of the reward that decides whether a response passes; None if pass@k is
+            not reported.
+        threshold: a response passes if that part is at least this.
         by_source: whether its rows name their sources.
     """
 
@@ -36,13 +37,13 @@ class EvalSet:
 
     @property
     def prefix(self) -> str:
-        """The beginning of its figures' names: its own name, if it has one."""
+        """The beginning of its metrics' names: `NAME/`, or "" for a set without a name."""
         name = set_name(self.key)
         return f"{name}/" if name else ""
 
     @property
     def ks(self) -> tuple[int, ...]:
-        """The k of its pass@k: powers of two, and the number of responses; () if nothing passes."""
+        """The values of k in pass@k: powers of two and `responses`; () if there is no pass@k."""
         if self.pass_by is None:
             return ()
         powers = (2**i for i in range(self.responses.bit_length()))
@@ -50,12 +51,12 @@ class EvalSet:
 
     @property
     def votes(self) -> bool:
-        """Whether maj@k is reported: over all responses to a prompt, if the rule has answers."""
+        """Whether maj@k may be reported, with k = `responses`."""
         return self.pass_by is not None and self.responses > 1
 
     @property
     def passing(self) -> Iterator[str]:
-        """The names of all these figures, without their prefix."""
+        """The names of all pass@k and maj@k metrics, without the prefix."""
         yield from (f"pass@{k}" for k in self.ks)
         if self.votes:
             yield f"maj@{self.responses}"
@@ -85,10 +86,10 @@ def _eval_set(config: RlConfig, key: str, source: EvalSource) -> EvalSet:
 
 
 def _pass_by(config: RlConfig, source: EvalSource, *, named: bool) -> str | None:
-    """Return the part of the reward by which responses pass, by default the one that weighs most.
+    """Return the part of the reward that decides whether a response passes, or None.
 
-    A single set of one response to each prompt has such figures only if they are asked for; a
-    reward model, whose scores have no scale, has them only by name.
+    The default is the part with the largest weight, but never a reward model, as its scores have no
+    fixed scale. A single set with one response per prompt has pass@k only if the config asks.
     """
     is_asked_for = source.pass_by is not None or source.pass_threshold is not None
     if not (named or is_asked_for or source.responses > 1):

@@ -1,6 +1,6 @@
-"""What a job is: everything that a command, the help, the rules and the planner need to know of it.
+"""The type of a job: all that commands, the help, the rules and the planner need to know of it.
 
-Each file of jobs/ makes one such value. Nothing else in the house knows a job by its name.
+Each file of jobs/ defines one job. No other code refers to a job by its name.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from plimsoll.spec.workload import Workload
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes.
+    """A chart of curves with one pair of axes.
 
     Attributes:
-        title: above the axes.
-        unit: the label of the vertical axis, for everything that is drawn there.
+        title: the text above the axes.
+        unit: the label of the vertical axis; all series share it.
         series: the metrics to draw, each with its name in the legend.
-        stacked: draw areas that add up, instead of lines.
-        from_zero: begin the axis at zero, for amounts: a cut axis would exaggerate their changes.
+        stacked: whether to draw stacked areas instead of lines.
+        from_zero: whether the vertical axis begins at zero. Amounts need that, as a cut axis
+            exaggerates their changes.
     """
 
     title: str
@@ -43,7 +44,7 @@ class Panel:
 
 
 def both(title: str, unit: str, name: str) -> Panel:
-    """Return a panel with a metric in training, if it has one, and on held-out rows."""
+    """Return a panel with two series of a metric: in training, and on held-out rows."""
     return Panel(title, unit, {name: "training", f"eval/{name}": "held out"})
 
 
@@ -66,10 +67,10 @@ if TYPE_CHECKING:
 ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 Names = Mapping[str, Goal | None]
-"""Metrics, and which value of each is the best; None if that depends on what the user wants."""
+"""Metrics, each with its best value (highest or lowest); None if that depends on the user."""
 
 SOURCE = "<source>"
-"""The placeholder in a metric's name for the source that rows name."""
+"""The placeholder in a metric's name for the name of a row's source."""
 
 Measured = dict[str, float]
 
@@ -78,11 +79,11 @@ Measured = dict[str, float]
 class Evaluation:
     """The metrics that the evaluation of a job reports.
 
-    A choice by one of them can be checked before anything is loaded.
+    With them, `run.best.metric` can be checked before anything is loaded.
 
     Attributes:
-        metrics: in a name `<source>` stands for what rows name as their source.
-        more: whether a function of one's own may report others.
+        metrics: the metrics; `<source>` in a name stands for the name of a row's source.
+        more: whether a function of the user may report further metrics.
     """
 
     metrics: Names
@@ -94,14 +95,17 @@ class Evaluation:
         return {f"eval/{name}": goal for name, goal in self.metrics.items()}
 
     def reports(self, metric: str) -> str | None:
-        """Return which of the written names a metric has, or None."""
+        """Return the name in `written_names` that a metric matches, or None."""
         if metric in self.written_names:
             return metric
         return next((name for name in self.written_names if source_in(name, metric)), None)
 
 
 def source_in(name: str, metric: str) -> str | None:
-    """Return what stands in a metric in the place of `<source>` in a name, or None if none does."""
+    """Return the source's name in a metric that matches `name`, or None if it does not match.
+
+    `name` has the placeholder `<source>`: `a/<source>` and `a/web` give `web`.
+    """
     before, placeholder, after = name.partition(SOURCE)
     if not (placeholder and metric.startswith(before) and metric.endswith(after)):
         return None
@@ -114,11 +118,11 @@ class Sampling:
 
     Attributes:
         rollout: the settings of the engines.
-        prompts: prompts of a step.
-        responses: responses to each prompt.
-        rewards: the functions that score responses, by their names.
+        prompts: the number of prompts in a step.
+        responses: the number of responses to each prompt.
+        rewards: the functions that score responses, by the names of the reward's parts.
         sets: the sets of held-out prompts.
-        environments: the environments that make episodes of prompts, by name.
+        environments: the environments of episodes, by name; empty for plain responses.
     """
 
     rollout: RolloutConfig
@@ -130,9 +134,10 @@ class Sampling:
 
     @property
     def longest_responses(self) -> Mapping[str, int]:
-        """The most tokens after a prompt, by the keys that say so.
+        """The most tokens after a prompt, by the config's keys that set these limits.
 
-        They are those of episodes; or of responses in training, and to held-out prompts.
+        With environments, these are the limits of episodes. Otherwise, they are the limits of
+        responses: first in training, then to held-out prompts.
         """
         if self.environments:
             return {
@@ -144,18 +149,18 @@ class Sampling:
 
     @property
     def longest_key(self) -> str:
-        """The one of these keys that is for training, or for the longest episodes."""
+        """The key in `longest_responses` for training, or for the longest episodes."""
         responses = self.longest_responses
         return max(responses, key=lambda key: responses[key] if self.environments else 0)
 
     @property
     def sequences(self) -> int:
-        """Sequences that are sampled in a step."""
+        """The number of sequences that a step samples."""
         return self.prompts * self.responses
 
     @property
     def held_out(self) -> Mapping[str, SamplingConfig]:
-        """How held-out prompts are answered if not as in training, by the keys that say so."""
+        """The sampling settings of held-out prompts that are not those of training, by key."""
         samplings = {eval_set.sampling_key: eval_set.sampling for eval_set in self.sets}
         return {key: sampling for key, sampling in samplings.items() if key != TRAINING_SAMPLING}
 
@@ -168,36 +173,36 @@ class Loop(Protocol):
         ...
 
     def measure(self, spec: RunSpec[Any], directory: Path) -> Measured:
-        """Return the measures of a model as the job's evaluation takes them, without training.
+        """Return the metrics of a model on held-out rows, without training.
 
-        What is drawn and written beside the numbers goes to the directory.
+        Pictures and files beside the numbers are written to `directory`.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Job(Generic[ConfigT]):
-    """A command that trains.
+    """A job: a command that trains.
 
     Attributes:
-        name: of the command.
+        name: the name of the command.
         summary: its line in the help.
-        config: the type of its file.
-        roles: its models, in the order in which they are loaded.
-        workload: what a step sees.
-        columns: problems of the columns of a source, with the dotted key that is given.
-        evaluation: what is measured on held-out rows.
+        config: the type of its config.
+        roles: returns the roles of a config.
+        workload: returns the size of a step.
+        columns: yields problems of a source's columns, given the source's dotted key.
+        evaluation: returns the metrics that are measured on held-out rows.
         loop: the import path of its `Loop`, which needs torch.
-        panels: those of its curves.
-        choices: the functions that the config names, by package of algorithm/.
-        rules: what must agree in a config of this job alone.
-        sampling: what its engines do; None if it learns from data.
-        rows: settings besides those of `data` that decide what is made of a row.
+        panels: the panels of its curves.
+        choices: returns the functions that the config names, by package of algorithm/.
+        rules: yields problems between settings that only this job has.
+        sampling: returns the work of its engines; None if the job learns from data.
+        rows: returns the settings, besides those of `data`, that change how a row is encoded.
         has_steps: whether its rows have steps, with a separator.
-        start: what a first config says besides data and model, by dotted key; MODEL stands for the
-            model's path.
-        presets: those that its config may name.
-        preset: the one that its command is.
+        start: the settings of a first config besides data and model, by dotted key; MODEL stands
+            for the model's path.
+        presets: the presets that its config may name.
+        preset: the preset that the command stands for (`plimsoll grpo`), or None.
     """
 
     name: str
@@ -219,7 +224,7 @@ class Job(Generic[ConfigT]):
     preset: str | None = None
 
     def load_loop(self) -> Loop:
-        """Return the module that runs it."""
+        """Import and return the module that runs the job."""
         return cast(Loop, import_module(self.loop))
 
 
@@ -237,4 +242,4 @@ PAIR_METRICS: Names = {
     "rewards/chosen": None,
     "rewards/rejected": None,
 }
-"""What evaluations on pairs report, whichever job learns from them."""
+"""The metrics of evaluations on pairs, for every job that learns from pairs."""

@@ -1,6 +1,6 @@
-"""Where models can use PyTorch's varlen_attn, the flash attention of packed sequences, and Liger's.
+"""Decide where models can use PyTorch's varlen_attn (flash attention of packs) and Liger's kernels.
 
-Asked before a run (`spec/decisions.py`), by rules, and when a model is loaded.
+Used before a run (`spec/decisions.py`), by rules, and when a model is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HEAD_STEP = 8
 def choose_kernels(
     device: str, capability: Capability | None, has_liger: bool
 ) -> tuple[DecidedKernels, str]:
-    """Return whose norms, gated MLPs and rotary embeddings are used, and why.
+    """Return whose norms, gated MLPs and rotary embeddings to use, and the reason as a clause.
 
     `capability` is the card's, or the lowest of several; None if unknown.
     """
@@ -37,10 +37,10 @@ def choose_kernels(
 def against_varlen(
     device: str, capability: Capability | None, dtype: str, softcapped: bool, head_dim: int
 ) -> Iterator[str]:
-    """Yield every reason why varlen_attn cannot compute a model.
+    """Yield every reason why varlen_attn cannot compute a model; nothing if it can.
 
-    `capability` is None, and `head_dim` 0, if unknown; `softcapped` says whether the family bounds
-    its attention scores.
+    An unknown `capability` is None, an unknown `head_dim` 0. `softcapped` says whether the model
+    bounds its attention scores.
     """
     if device != "cuda":
         yield f"it runs on CUDA, and this is {device}"

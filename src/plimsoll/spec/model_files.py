@@ -1,4 +1,4 @@
-"""What a model directory holds, seen from its files alone: no torch, no weights in memory."""
+"""Check a model directory by its files alone: no torch, no weights in memory."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_temp
 
 
 def models_by_key(spec: RunSpec[Any]) -> dict[str, ModelConfig]:
-    """Return the models that the config names, by their keys in it.
+    """Return the models that the config names, by their dotted keys.
 
-    The actor's model is among them even if only engines have it.
+    The actor's model is included even if no role trains it and only engines load it.
     """
     roles = (role for role in spec.roles.values() if role.given)
     return {"actor.model": spec.actor.model} | {f"{role.key}.model": role.model for role in roles}
 
 
 def check_model(key: str, given: str, *, tokenizer: bool) -> Iterator[Problem]:
-    """Yield what is wrong with the model that `key` gives.
+    """Yield problems of the model at `key`: a missing path, config, weights or tokenizer.
 
-    Of a name on the hub only its existence is checked. `tokenizer` says whether this role's
-    tokenizer is read.
+    For a name on the hub only its existence is checked. `tokenizer` says whether the run reads this
+    model's tokenizer.
     """
     path = Path(given)
     if not path.is_dir():
@@ -49,9 +49,10 @@ def check_model(key: str, given: str, *, tokenizer: bool) -> Iterator[Problem]:
 
 
 def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
-    """Yield a problem if a model that scores is where one that writes is needed, or the reverse.
+    """Yield a problem if a reward model stands where a language model is needed, or the reverse.
 
-    A name on the hub is not looked at. `key` gives the model's path; `scores` says which is needed.
+    A name on the hub is not checked. `key` is the key of the path; `scores` says whether a reward
+    model is needed.
     """
     saved_as = "".join(_read_object(Path(path, "config.json")).get("architectures") or [])
     if scores and saved_as.endswith("ForCausalLM"):
@@ -63,7 +64,7 @@ def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
 
 
 def check_template(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield a problem if a chat template is needed and missing."""
+    """Yield problems if a chat template is missing, or a template's file does not exist."""
     data, model = spec.data, spec.actor.model
     yield from _template_file("data.chat_template", data.chat_template)
     for key, source in data.sources().items():
@@ -86,7 +87,7 @@ def _template_file(key: str, given: str | None) -> Iterator[Problem]:
 def lacks_template(path: str) -> bool:
     """Return whether a local directory holds a tokenizer without a chat template.
 
-    The template is looked for where transformers looks for it.
+    The places are those where transformers looks. False for a name on the hub.
     """
     model = Path(path)
     if not (model.is_dir() and has_tokenizer(path)):
@@ -118,7 +119,7 @@ def has_tokenizer(path: str) -> bool:
 
 
 def check_missing(key: str, name: str, kind: RepositoryKind) -> Problem | None:
-    """Return the problem of a path that is not here, or None for a name that the hub has."""
+    """Return a problem if `name` is neither a local path nor a name on the hub; else None."""
     expected = "a model directory" if kind == "model" else "a data file or directory"
     reasons = missing_path(name, expected) or not_on_hub(name, kind)
     return None if reasons is None else invalid(key, show(name), *reasons)
@@ -166,9 +167,9 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _whole(file: Path) -> bool:
-    """Return whether the file is as long as its own header says.
+    """Return whether the file is as long as its safetensors header says.
 
-    A half-finished download is not, and neither is a Git LFS pointer.
+    A half-finished download and a Git LFS pointer are not.
     Format: https://huggingface.co/docs/safetensors, "Format".
     """
     try:

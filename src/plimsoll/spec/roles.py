@@ -1,4 +1,4 @@
-"""The models of a run and what each does in it."""
+"""The roles of a run: each is a model with its work, such as learning or scoring."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_role(name: str) -> bool:
 
 
 HeadKind = Literal["policy", "value", "states"]
-"""The output for a token: log-probs over the vocabulary, one number, or its hidden states."""
+"""The output for a token: log-probs (policy), one number (value), or hidden states (states)."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Role:
     """A model with work to do in a run.
 
     Attributes:
-        name: the role.
-        settings: those of a role that learns, or of one that only scores.
-        head: what it computes of a token.
-        key: the config's key of the role.
-        scores: whether it does a forward without gradients in each step.
-        given: whether the config names it; a reference may be left to its default.
-        early: whether it scores everything before the actor is loaded, and is gone then.
-        without_adapter: whether it is the actor's model with the adapter switched off, and holds
-            nothing of its own.
-        begins: steps of the run before it learns.
+        name: the name of the role.
+        settings: the settings of a role that learns, or of a role that only scores.
+        head: the output for a token.
+        key: the role's section in the config.
+        scores: whether it does a forward pass without gradients in each step of the run.
+        given: whether the config has its section; a reference may be left to its default.
+        early: whether it scores all rows before the actor is loaded, and is removed then.
+        without_adapter: whether it is the actor's model with the adapter switched off, so that it
+            holds no weights.
+        begins: the number of steps of the run before it learns.
     """
 
     name: RoleName
@@ -63,7 +63,7 @@ class Role:
 
     @property
     def frozen(self) -> FrozenRole | None:
-        """The settings of a role that only scores, with weights of its own; else None."""
+        """The settings of a role that only scores and has its own weights; None for others."""
         if self.without_adapter or not isinstance(self.settings, FrozenRole):
             return None
         return self.settings
@@ -87,11 +87,11 @@ def learner(
 
 
 def reference_of(given: FrozenRole | None, actor: TrainedRole, *, precompute: bool = False) -> Role:
-    """Return the role that the actor is compared with.
+    """Return the reference role, with which the actor is compared.
 
-    Its model is the one that the config names, else the actor's first weights. For an actor with
-    an adapter these are its own with the adapter switched off, unless the reference scores before
-    there is an actor.
+    Its model is the config's `reference`, or else the actor's initial weights. If the actor has an
+    adapter, these are the actor's weights with the adapter switched off, except with `precompute`:
+    then the reference scores all rows before the actor is loaded.
     """
     settings = given or FrozenRole.model_validate({"model": actor.model, actor.engine_name: {}})
     shared = given is None and actor.adapter is not None and not precompute
@@ -108,5 +108,5 @@ def reference_of(given: FrozenRole | None, actor: TrainedRole, *, precompute: bo
 
 
 def scoring_role(part: str) -> RoleName:
-    """Return the role of the reward model whose part of the reward has this name."""
+    """Return the name of the role of a reward model, given the name of its part of the reward."""
     return "reward" if part == "reward_model" else f"reward.{part}"

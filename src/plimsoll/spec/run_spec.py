@@ -1,4 +1,4 @@
-"""The meaning of a checked config, decided once: plan, placement and run read it."""
+"""The meaning of a checked config, computed once and used by plan, placement and run."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ Phase = Literal[
     "precompute", "load", "rollout", "score", "train_critic", "train_actor", "sync", "save"
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""Intervals of a step, in their order, and what comes before the first."""
+"""The phases of a run in their order: those before the first step, then those of a step."""
 
 
 @dataclass(frozen=True)
 class RunSpec(Generic[ConfigT]):
-    """A run.
+    """A run as its config describes it.
 
     Attributes:
         job: the job that it does.
-        config: the settings, with nothing left to `auto`.
-        written: the config before these decisions; only another run, with changes to it, is made
-            of it.
-        roles: by name, in the order in which they are loaded.
-        workload: what a step sees.
-        sampling: what engines do; None if the job learns from data.
+        config: the settings, with a value for every `auto`.
+        written: the config with its `auto`; used only to make a changed run of it.
+        roles: the roles by name, in the order in which they are loaded.
+        workload: the size of a step.
+        sampling: the work of engines; None if the job learns from data.
         evaluation: the metrics of held-out rows.
-        rows: rows to learn from, of all sources; None until they are read.
-        decisions: what the config left to `auto`.
+        rows: the number of rows to learn from, all sources together; None until they are read.
+        decisions: the values that were decided for `auto`.
     """
 
     job: Job[ConfigT]
@@ -85,7 +84,7 @@ class RunSpec(Generic[ConfigT]):
 
     @property
     def eval_sets(self) -> tuple[EvalSet, ...]:
-        """The sets of held-out prompts; none if the job learns from data."""
+        """The sets of held-out prompts; empty if the job learns from data."""
         return () if self.sampling is None else self.sampling.sets
 
     @property
@@ -105,35 +104,35 @@ class RunSpec(Generic[ConfigT]):
 
     @cached_property
     def trained(self) -> Mapping[RoleName, TrainedRole]:
-        """The roles that learn."""
+        """The settings of the roles that learn."""
         return {name: role.trained for name, role in self.roles.items() if role.trained}
 
     @cached_property
     def frozen(self) -> Mapping[RoleName, FrozenRole]:
-        """The roles that only score, with weights of their own."""
+        """The settings of the roles that only score and have their own weights."""
         return {name: role.frozen for name, role in self.roles.items() if role.frozen}
 
     @cached_property
     def models(self) -> Mapping[RoleName, ModelConfig]:
-        """The model of every role that has weights of its own."""
+        """The model of every role, without the reference that is the actor without its adapter."""
         return {n: role.model for n, role in self.roles.items() if not role.without_adapter}
 
     @property
     def precomputes(self) -> bool:
-        """Whether the reference scores everything before the actor is loaded."""
+        """Whether the reference scores all rows before the actor is loaded."""
         return any(role.early for role in self.roles.values())
 
     @property
     def may_precompute(self) -> bool:
-        """Whether the reference could score everything before the actor is loaded."""
+        """Whether the job allows the reference to score all rows before the actor is loaded."""
         return self.sampling is None and "reference" in self.roles
 
     @property
     def actor_scores(self) -> bool:
-        """Whether the actor's weights do a forward in the phase `score`.
+        """Whether the actor's weights do a forward pass in the phase `score`.
 
-        In RL they do if a step has several updates, which need the log-probs from before them, or
-        if the reference is the actor without its adapter.
+        In RL they do in two cases: a step has several updates, which need the log-probs from before
+        the first; or the reference is the actor without its adapter.
         """
         if self.sampling is None or any(role.without_adapter for role in self.roles.values()):
             return True
@@ -146,7 +145,7 @@ class RunSpec(Generic[ConfigT]):
         return bool(engines and self.actor.adapter and engines.engine.takes_adapter_alone)
 
     def ranks_of(self, role: RoleName) -> int:
-        """Return the number of ranks that a role is divided over."""
+        """Return the number of ranks over which a role is divided."""
         critic_ranks = self.cluster.critic_ranks
         return critic_ranks if role == "critic" and critic_ranks else self.cluster.ranks
 
@@ -172,9 +171,9 @@ class RunSpec(Generic[ConfigT]):
         return frozenset(phases)
 
     def longest_of(self, role: RoleName) -> tuple[int, str]:
-        """Return the tokens of the longest sequence of a role, and the keys that make it so long.
+        """Return the tokens of a role's longest sequence, and a text of the keys that set them.
 
-        The actor answers held-out prompts too.
+        For the actor, responses to held-out prompts count, too.
         """
         longest = self.data.max_tokens
         keys = f"data.max_tokens = {longest}"
@@ -191,9 +190,9 @@ def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
     """Return the run that a config of a job describes.
 
     Raises:
-        ConfigError: the name of a loss that decides which roles there are cannot be used; and as
-            `decide`.
-        PlimsollError: as `decide`.
+        ConfigError: the config names a loss that cannot be used and on which the roles depend; or
+            `decide` raises it.
+        PlimsollError: `decide` raises it.
     """
     written = config
     config, decisions = decide(written)
@@ -211,8 +210,8 @@ def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
 
 
 def resolve_changed(spec: RunSpec[ConfigT], sections: Mapping[str, object]) -> RunSpec[ConfigT]:
-    """Return the run that has other sections in its config; what is left to `auto` is decided anew.
+    """Return the run with these sections in its config instead; every `auto` is decided anew.
 
-    Raises as `resolve`.
+    Raises the errors of `resolve`.
     """
     return resolve(spec.job, spec.written.model_copy(update=sections))

@@ -1,4 +1,4 @@
-"""How much a step sees, and how it is cut into packs; the same for every job."""
+"""The size of a step and of its packs, in one form for every job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plimsoll.config.data import DataConfig
 from plimsoll.config.run import KtoBatch, PreferenceBatch, SftBatch
 
 Unit = Literal["sequence", "pair", "response"]
-"""What a step is counted in. The two sequences of a pair are always in the same micro-batch."""
+"""The unit in which a step is counted. Both sequences of a pair are in the same micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,17 @@ class Workload:
     """The size of the steps of a run; lengths in tokens.
 
     Attributes:
-        unit: what a step is counted in.
-        units: units of an optimizer step, over all ranks.
-        count_key: the keys that say how many, for a person to read.
-        longest: the longest sequence that is learned from.
+        unit: the unit in which a step is counted.
+        units: the units of an optimizer step, all ranks together.
+        count_key: the config's keys that set `units`, as text for people.
+        longest: the length of the longest sequence that is learned from.
         budget: the most tokens of a micro-batch.
-        length_keys: the keys that make the longest sequence so long.
-        mini_batches: optimizer steps of one pass over what a step drew.
-        epochs: passes over what a step drew.
+        length_keys: the config's keys that set `longest`, as text for people.
+        mini_batches: the optimizer steps in one pass over the data of a step of the run.
+        epochs: the passes over the data of a step of the run.
         ends_only: whether the loss reads only the last token of each sequence.
-        shares_prompts: whether sequences of one prompt compute it once.
-        scored_with: sequences that the reference scores for each that is learned from.
+        shares_prompts: whether sequences with the same prompt compute the prompt only once.
+        scored_with: the sequences that the reference scores for each sequence that is learned from.
     """
 
     unit: Unit
@@ -44,7 +44,7 @@ class Workload:
 
     @property
     def together(self) -> int:
-        """Sequences that are always in the same micro-batch."""
+        """The number of sequences that must be in the same micro-batch: 2 for a pair, else 1."""
         return 2 if self.unit == "pair" else 1
 
     @property
@@ -54,19 +54,19 @@ class Workload:
 
     @property
     def sequences(self) -> int:
-        """Sequences of one optimizer step, over all ranks."""
+        """The sequences of one optimizer step, all ranks together."""
         return self.together * self.units
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of one step of the run."""
+        """The optimizer steps in one step of the run."""
         return self.epochs * self.mini_batches
 
     def largest_pack(self, ranks: int) -> int:
-        """Return the tokens of a rank's largest pack.
+        """Return the tokens of the largest pack of a rank.
 
-        That is the token budget, or all that the rank has of an optimizer step if that is less.
-        What is only scored is packed no larger, so that it needs no more memory.
+        That is the token budget, or all tokens of the rank in an optimizer step if these are fewer.
+        Packs that are only scored are no larger, so they need no more memory.
         """
         most = -(-self.units // ranks) * self.together * self.longest
         return min(self.budget, most)

@@ -1,1 +1,1 @@
-"""Agents that play whole episodes by calls of their own."""
+"""Agents: code that plays an episode by calling the policy whenever it wants a turn."""

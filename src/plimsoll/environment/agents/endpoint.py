@@ -1,13 +1,13 @@
-"""Serve the policy of a run to agents by HTTP, as the OpenAI API does, and by tokens.
+"""Serve the policy of a run to agents by HTTP, with messages (OpenAI's API) or with tokens.
 
     POST /v1/chat/completions   messages, tools, max_tokens, stop, n, stream, logprobs
     POST /v1/generate           prompt_token_ids, max_tokens, stop
     GET  /v1/models
 
-Each episode has a key of its own, the bearer token of its calls. A completion has the tokens, too:
-`prompt_token_ids` and each choice's `token_ids`. How turns are sampled is the run's: another
-temperature in a call is noted once and not followed, for what is learned from must be what the
-run's settings sampled. A call beyond the episode's limits is refused with the error code `refused`.
+Each episode has its own key, the bearer token of its calls. A completion also has the tokens:
+`prompt_token_ids` and each choice's `token_ids`. Turns are always sampled with the run's settings,
+because the run learns from them. A call that asks for another temperature is reported once, and the
+temperature ignored. A call beyond the episode's limits is refused with the error code `refused`.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 MODEL = "policy"
-"""The policy's name; other names are taken, too."""
+"""The policy's name in `GET /v1/models`; calls may use any other name."""
 REFUSED = "refused"
 """The code of the error for a call beyond the limits of an episode."""
 _NEEDED = ("starlette", "uvicorn")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-"""Settings of sampling that are the run's."""
+"""Sampling settings that a call cannot change."""
 
 
 class Endpoint:
-    """The endpoint of a run. It is opened and closed in the event loop that plays episodes."""
+    """The HTTP server of a run. Open and close it in the event loop that plays episodes."""
 
     def __init__(self, config: ServeConfig) -> None:
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -92,7 +92,7 @@ class Endpoint:
 
     @contextmanager
     def serving(self, episode: Episode) -> Iterator[str]:
-        """Answer an episode's calls inside the block, by the key that this gives."""
+        """Yield the key of an episode; calls with this key are answered inside the block."""
         key = f"episode-{secrets.token_urlsafe(24)}"
         self._episodes[key] = episode
         try:
@@ -101,7 +101,7 @@ class Endpoint:
             del self._episodes[key]
 
     async def _answer(self, answer: _Answering, request: Request) -> Response:
-        """Return the answer to a request, or an error that says why there is none."""
+        """Return the response to a request: what `answer` returns, or an error response."""
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         episode = self._episodes.get(key) if scheme.lower() == "bearer" else None
         if episode is None:
@@ -127,7 +127,7 @@ class Endpoint:
 
 
 _Answering = Callable[[Episode, Mapping[str, Any]], Awaitable["Response"]]
-"""A function that answers a request's body, by the calls of an episode."""
+"""A function that takes an episode and a request's body, and returns the response."""
 
 
 async def _list_models(request: Request) -> Response:
@@ -187,7 +187,7 @@ async def _read_body(request: Request) -> Mapping[str, Any]:
 def _completion(
     episode: Episode, body: Mapping[str, Any], turns: list[EpisodeMessage]
 ) -> dict[str, Any]:
-    """Return a completion as the OpenAI API has it, with tokens."""
+    """Return the response body of a chat completion (OpenAI's format), with the token ids."""
     new_tokens = sum(len(turn.sample.response_tokens) for turn in turns)
     prompt = turns[0].prompt
     return {
@@ -231,7 +231,7 @@ def _logprobs(episode: Episode, sample: Trajectory) -> list[dict[str, Any]]:
 
 
 async def _events(completion: Mapping[str, Any]) -> AsyncIterator[str]:
-    """Yield the completion as a stream: a turn is sampled whole, and comes at once."""
+    """Yield the completion as server-sent events; each turn comes in one piece."""
     head = {key: completion[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk"
     for choice in completion["choices"]:

@@ -1,4 +1,4 @@
-"""Translate between the OpenAI chat interface and what chat templates take.
+"""Translate between messages of the OpenAI API and messages for chat templates.
 
 Source: the OpenAI API reference, "Create chat completion".
 """
@@ -16,10 +16,10 @@ from plimsoll.reward.outcome import short_repr
 
 
 def read_messages(given: object) -> Messages:
-    """Return messages as chat templates take them.
+    """Return a request's messages in the form that chat templates take.
 
-    Contents are text, and arguments of calls objects.
-    Raises DataError, which names the message and its key, if they cannot be rendered.
+    Every content becomes text, and the arguments of calls become objects.
+    Raises DataError, which names the message and its key, for a message that is not valid.
     """
     if not isinstance(given, list) or not given:
         raise DataError(f"messages is {short_repr(given)}, and a list of at least one is needed.")
@@ -66,9 +66,9 @@ def _read_call(given: object, where: str) -> dict[str, Any]:
 
 
 def read_tools(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools that a request describes; none if it may call none.
+    """Return the schemas of a request's tools; empty if `tool_choice` is "none".
 
-    Raises DataError, as all of these do, if they cannot be read.
+    Raises DataError, like the other readers below, if the field is not valid.
     """
     tools = request.get("tools") or []
     if not isinstance(tools, list) or not all(
@@ -79,12 +79,12 @@ def read_tools(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def read_max_tokens(request: Mapping[str, Any]) -> int | None:
-    """Return the most tokens of an answer; None: the request does not say."""
+    """Return the request's limit of new tokens, or None if it sets no limit."""
     return read_count(request, "max_completion_tokens") or read_count(request, "max_tokens")
 
 
 def read_count(request: Mapping[str, Any], name: str) -> int | None:
-    """Return a whole number of 1 or more; None: the request does not give it."""
+    """Return the field `name`, a whole number of 1 or more; None if the request lacks it."""
     value = request.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise DataError(
@@ -94,7 +94,7 @@ def read_count(request: Mapping[str, Any], name: str) -> int | None:
 
 
 def read_stop(request: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the strings that end an answer."""
+    """Return the request's stop strings; empty if it has none."""
     given = request.get("stop") or ()
     stops = (given,) if isinstance(given, str) else tuple(given)
     if not all(isinstance(stop, str) and stop for stop in stops):
@@ -103,9 +103,9 @@ def read_stop(request: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def say_the_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return whether two messages say the same.
+    """Return whether two messages have the same role, name, content and tool calls.
 
-    Ids of calls do not count, nor white space around a content, which clients trim.
+    Ids of calls are not compared. White space around the content is ignored: clients trim it.
     """
     return _essence(first) == _essence(second)
 
@@ -119,7 +119,7 @@ def _essence(message: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def reply_to_wire(reply: Reply) -> dict[str, Any]:
-    """Return what the policy said as a client reads it."""
+    """Return the policy's reply as an assistant message of the OpenAI API."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.message.content}
     calls = [
         {

@@ -1,4 +1,4 @@
-"""Agents: they play a whole episode by themselves, and ask the policy for each turn.
+"""Play episodes with agents: code that drives the episode and asks the policy for each turn.
 
 An agent is a function `play(row, base_url, api_key)`, plain or `async`, that calls the policy
 through the OpenAI-compatible endpoint there (endpoint.py).
@@ -24,11 +24,11 @@ from plimsoll.reward.outcome import Failed
 
 @dataclass(frozen=True)
 class AgentResult:
-    """What an agent may give instead of the reward alone."""
+    """A reward with figures; an agent may return this instead of the reward alone."""
 
     reward: EpisodeReward
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What was measured in the episode, by name."""
+    """Measurements of the episode, by name."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ServedAgent:
     endpoint: Endpoint
 
     async def play(self, episode: Episode, row: Mapping[str, Any]) -> AgentResult:
-        """Have the agent play an episode.
+        """Have the agent play an episode; return its checked reward and its figures.
 
         Raises EnvironmentFailed if the agent raises, or if its result is not a reward.
         """
@@ -64,9 +64,9 @@ async def play_agent(
     sample_index: int,
     policy: EpisodePolicy,
 ) -> Trajectory:
-    """Play an episode.
+    """Have the agent play an episode; return the trajectory.
 
-    One that ran out of turns, room or time may have no reward but what `rewards` give.
+    An episode that ran out of turns, room or time may have no reward from the agent.
     Raises EnvironmentFailed if the agent fails, or asks for no turn.
     """
     episode, result = Episode(rules, prompt, policy), AgentResult(None)

@@ -1,4 +1,4 @@
-"""A calculator as a tool, for problems that a small model cannot do in its head."""
+"""A calculator as a tool, for arithmetic that a small model gets wrong without one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fractions import Fraction
 from typing import Any
 
 MAX_CHARACTERS = 200
-"""The longest expression."""
+"""The most characters of an expression."""
 
 MAX_DIGITS = 100
-"""The longest number on the way, and the longest result."""
+"""The most digits of the numerator or denominator of any number, intermediate ones included."""
 
 _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Any]] = {
     ast.Add: operator.add,
@@ -31,13 +31,13 @@ _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 
 
 class Calculator:
-    """A tool for the problem that the row's prompt gives.
+    """An environment with one tool, a calculator; the row's prompt is the problem to solve.
 
-    The run's `rewards`, such as `exact_match` or `math_answer`, score the last reply.
+    It gives no reward: the run's `rewards`, such as `exact_match`, score the last reply.
     """
 
     def reset(self, **row: Any) -> None:
-        """Add nothing to the prompt."""
+        """Start an episode; this tool has no state and adds no text to the prompt."""
 
     def calculate(self, expression: str) -> str:
         """Calculate an arithmetic expression.
@@ -51,8 +51,8 @@ class Calculator:
 def evaluate(expression: str) -> Fraction:
     """Return the exact value of an arithmetic expression.
 
-    Raises ValueError, in words for the policy, for anything else, for what has no value, and for
-    numbers of more than `MAX_DIGITS` digits.
+    Raises ValueError if the text is not arithmetic, is too long, has no value (division by zero,
+    a fractional exponent), or needs more than `MAX_DIGITS` digits. The policy reads the message.
     """
     if len(expression) > MAX_CHARACTERS:
         raise ValueError(
@@ -84,7 +84,7 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def _exact(number: int | float) -> Fraction:
-    """Return the number as it is written: 0.1 is a tenth, which Python's own 0.1 is not."""
+    """Return the number as it is written: 0.1 becomes 1/10, although the float differs a little."""
     if not math.isfinite(number):
         raise _too_long()
     return Fraction(repr(number))
@@ -112,7 +112,7 @@ def _too_long() -> ValueError:
 
 
 def format_number(value: Fraction) -> str:
-    """Return a whole number as it is, another one with at most ten decimals."""
+    """Return a fraction as decimal text: all digits if whole, else rounded to ten decimals."""
     if value.denominator == 1:
         return str(value.numerator)
     tenths = round(abs(value) * 10**10)

@@ -19,7 +19,7 @@ from plimsoll.reward.outcome import finite, short_repr
 async def command(
     row: Mapping[str, Any], base_url: str, api_key: str, *, command: str
 ) -> float | None:
-    """Run a command for an episode; return the reward that it writes, if any.
+    """Run a command for an episode; return the reward that it prints, or None without one.
 
     The command finds the policy as OpenAI's clients do, by OPENAI_BASE_URL and OPENAI_API_KEY, and
     reads the row as one line of JSON from its standard input. The last line that it writes may be
@@ -44,7 +44,7 @@ async def command(
 
 
 def _read_reward(text: str) -> float | None:
-    """Return the reward of the last line, if that is an object with a reward; else None."""
+    """Return the reward in the last line, or None if that line is not an object with a reward."""
     lines = text.strip().splitlines()
     try:
         last = json.loads(lines[-1]) if lines else None

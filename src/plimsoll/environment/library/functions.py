@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Functions:
-    """The functions that `tools` names beside it, for the problem that the row's prompt gives.
+    """An environment whose tools are the functions in the config's `tools`.
 
-    The run's `rewards` score the last reply.
+    The row's prompt is the problem. It gives no reward: the run's `rewards` score the last reply.
     """
 
     def reset(self, **row: Any) -> None:
-        """Add nothing to the prompt."""
+        """Start an episode; this environment has no state and adds no text to the prompt."""

@@ -43,7 +43,7 @@ class GuessNumber:
         self._last: int | None = None
 
     def reset(self, row: Mapping[str, Any]) -> list[Message]:
-        """Return the rules if the row has no prompt.
+        """Start an episode; return the rules as a message, or nothing if the row has a prompt.
 
         Raises ConfigError for a number that is not within the bounds.
         """
@@ -58,7 +58,7 @@ class GuessNumber:
         return [] if prompt else [Message("user", rules(self._low, self._high, self._guesses))]
 
     def step(self, reply: Reply) -> Step:
-        """Say higher or lower, or end."""
+        """Return "higher" or "lower" for the reply's guess, or end the episode."""
         self._used += 1
         guess = read_guess(reply.text)
         self._last = self._last if guess is None else guess
@@ -67,7 +67,7 @@ class GuessNumber:
         return Step(self._answer(guess), done, figures=figures if done else {})
 
     def get_reward(self) -> float:
-        """Return a number from 0 to 1."""
+        """Return the reward, from 0 to 1; see the class."""
         if self._last is None:
             return 0.0
         if self._last == self._number:

@@ -1,7 +1,7 @@
-"""Two turns: an answer, whether it is right, and another answer, which counts.
+"""Two turns: the policy answers, reads whether the answer is right, and answers again.
 
-As in SCoRe (Kumar et al., 2024, arXiv 2409.12917) the second of two turns counts. There, the policy
-does not learn whether the first answer was right.
+Only the second answer counts, as in SCoRe (Kumar et al., 2024, arXiv 2409.12917). In SCoRe, the
+policy does not learn whether the first answer was right.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ class SelfCorrection:
     """
 
     def __init__(self, *, marker: str = "####") -> None:
-        """Begin without an answer.
+        """Set the marker.
 
         Args:
-            marker: what an answer follows; a reply without it has no answer.
+            marker: the text that an answer follows; a reply without it has no answer.
         """
         self._marker, self._reference = marker, ""
         self._right: list[bool] = []
 
     def reset(self, row: Mapping[str, Any]) -> list[Any]:
-        """Add nothing to the prompt. Raises DataError for a row without a solution."""
+        """Start an episode without text for the prompt.
+
+        Raises DataError for a row without a solution.
+        """
         reference = row.get("reference", row.get("answer"))
         if reference is None or not str(reference).strip():
             raise DataError(
@@ -46,7 +49,7 @@ class SelfCorrection:
         return []
 
     def step(self, reply: Reply) -> Step:
-        """Say whether the first answer is right, or end."""
+        """Return whether the first answer is right, or end the episode after the second."""
         answer = read_answer(reply.text, self._marker)
         self._right.append(is_same(answer, self._reference))
         if len(self._right) == 1:
@@ -74,13 +77,13 @@ class SelfCorrection:
 
 
 def read_answer(text: str, marker: str) -> str | None:
-    """Return what stands after the last marker, on its line; None if there is no marker."""
+    """Return the text after the last marker, up to its line's end; None without a marker."""
     _, last_marker, after = text.rpartition(marker)
     return (after.strip().splitlines() or [""])[0] if last_marker else None
 
 
 def is_same(answer: str | None, reference: str) -> bool:
-    """Return whether an answer is the solution, letter by letter; of numbers, by value."""
+    """Return whether an answer equals the solution: numbers by value, other text exactly."""
     if answer is None:
         return False
     texts = _plain(answer), _plain(reference)

@@ -1,4 +1,4 @@
-"""What an advantage, a policy loss and a correction need of the rest of a config."""
+"""Rules about advantages, policy losses and corrections: what else a config needs for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plimsoll.spec.choices import (
 
 
 def check_advantage(config: RlConfig) -> Iterator[Problem]:
-    """Yield problems of the advantage and its inputs, and of the loss and its divisor."""
+    """Yield problems of the advantage and its inputs, of the policy loss and its aggregation."""
     if is_known("advantage", config.algorithm.advantage):
         yield from _critic(config)
         yield from _groups(config)

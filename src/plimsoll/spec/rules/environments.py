@@ -1,4 +1,4 @@
-"""What must agree about environments and the episodes that they make."""
+"""Rules about environments and their episodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_environments(config: RlConfig) -> Iterator[Problem]:
 
 
 def _columns(config: RlConfig) -> Iterator[Problem]:
-    """Yield a problem if rows name none of several environments, or name one and there is none."""
+    """Yield a problem if rows do not name one of several environments, or name one of none."""
     several = len(config.environments) > 1
     for key, source in config.data.sources().items():
         at = Section(key, source)
@@ -42,7 +42,7 @@ def _columns(config: RlConfig) -> Iterator[Problem]:
 
 
 def _templates(config: RlConfig) -> Iterator[Problem]:
-    """Yield a problem if sources have several templates: turns are rendered by one."""
+    """Yield a problem if a source has another chat template: all turns use `data.chat_template`."""
     for key, source in config.data.sources().items():
         if source.chat_template not in (None, config.data.chat_template):
             why = "The turns of episodes are written by data.chat_template, whatever their source."

@@ -1,7 +1,4 @@
-"""Rules about the machine at hand: packages that a run needs, their versions, its environment.
-
-The packages are those beside what every run needs.
-"""
+"""Rules about the local machine: packages that only some runs need, versions, the environment."""
 
 from __future__ import annotations
 
@@ -30,13 +27,13 @@ from plimsoll.spec.model_files import models_by_key
 from plimsoll.spec.run_spec import RunSpec
 
 _FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")
-"""Characters that shlex.quote would quote, except letters that are not ASCII."""
+"""Characters that shlex.quote quotes, except letters outside of ASCII."""
 
 _ALWAYS = ("torch", "transformers")
 
 
 def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what a run needs and is not installed here."""
+    """Yield a problem for each package or tool that the run needs and this machine lacks."""
     yield from missing_for_processes(spec)
     yield from _missing(_of_roles(spec))
     yield from _missing_loggers(spec)
@@ -45,7 +42,10 @@ def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def missing_for_processes(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what Ray and engines need and is missing: all that a run and `plimsoll eval` share."""
+    """Yield a problem for each missing package or tool of Ray and the sampling engine.
+
+    `plimsoll eval` needs only these; a run needs all of `missing_needs`.
+    """
     yield from _missing(_of_processes(spec))
     if spec.cluster.address is None:  # other machines of a cluster are not seen from here
         yield from _lacking(spec, engine_rules(spec))
@@ -87,7 +87,7 @@ def _missing(needs: Iterator[PackageNeed]) -> Iterator[Problem]:
 
 
 def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield loggers that are not installed; they are no part of any extra that runs need."""
+    """Yield a problem for each logger that is not installed; no extra of Plimsoll has them."""
     for name in spec.run.loggers:
         if importlib.util.find_spec(name) is None:
             why = f"The package {name} is not installed."
@@ -97,9 +97,9 @@ def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield a problem if Python's path has characters that a shell would not take as they are.
+    """Yield a problem if the path of Python has characters that a shell does not take literally.
 
-    Ray has a shell start its processes, and quotes all but this path (runtime_env/context.py).
+    Ray starts its processes by a shell and does not quote this path (runtime_env/context.py).
     """
     if spec.cluster.where == "ray" and _FOR_SHELLS.search(sys.executable):
         why = f"Ray cannot start processes of a Python with such a path: {sys.executable}."
@@ -121,7 +121,7 @@ def _lacking(
 
 
 def local_host_rules(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Yield what cannot work on this machine, or was never tried."""
+    """Yield problems of this machine: what cannot work here, and versions that were never tried."""
     return find((_versions, _engines, _heap, _bfloat16), spec, host)
 
 
@@ -139,7 +139,7 @@ def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 
 def _engines(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Yield the problems that the run's engines see in this machine."""
+    """Yield the problems that the rules of the run's engines find on this machine."""
     for rules in all_rules(spec):
         yield from rules.host(spec, host)
 

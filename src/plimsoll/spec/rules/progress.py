@@ -1,4 +1,4 @@
-"""What must agree about how a run goes: schedules, moving averages, and the best evaluation."""
+"""Rules about a run's length, schedules, moving averages, and the best evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def check_length(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield problems of how long the run is."""
+    """Yield problems of the run's length (`run.steps` or `run.epochs`)."""
     at, run = Section("run", spec.run), spec.run
     if (run.steps is None) == (run.epochs is None):
         both = run.steps is not None
@@ -34,7 +34,7 @@ def check_length(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def check_evaluations(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield problems of what is kept of evaluations, and of what is averaged."""
+    """Yield problems of `run.best`, and of the critic's moving average."""
     at, best = Section("", spec.config), spec.run.best
     if best is not None and spec.run.eval_every is None:
         why = "Nothing is evaluated: run.eval_every is not given."
@@ -69,9 +69,9 @@ def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Pro
 
 
 def check_schedule(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
-    """Yield problems of a role's learning rates and averages over its optimizer steps.
+    """Yield problems of a role's learning rate schedule and of its moving average.
 
-    `updates` is the number of these steps, or None if it is not known yet.
+    `updates` is the number of the role's optimizer steps, or None if it is not known yet.
     """
     at, optimizer = Section(name, role), role.optimizer
     if optimizer.final_ratio > 1:

@@ -1,4 +1,4 @@
-"""What must agree within one part of the reward."""
+"""Rules about the settings of one part of the reward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_FUNCTIONS = ("batch", "time_limit", "retries", "process", "memory_gib", "at_
 
 
 def reward_part(key: str, part: RewardConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the part of the reward at `key`."""
+    """Yield problems of the part of the reward at `key`."""
     at = Section(key, part)
     forms = {"name": part.name, "http": part.http, "judge": part.judge}
     given = [form for form, value in forms.items() if value]

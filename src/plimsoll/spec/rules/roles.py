@@ -1,4 +1,4 @@
-"""What must agree within one role: adapters, quantised models and a reference."""
+"""Rules about the settings of one role: adapters, quantised models and a reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def check_adapter(name: str, role: TrainedRole) -> Iterator[Problem]:
 
 
 def check_steadiness(name: str, role: TrainedRole) -> Iterator[Problem]:
-    """Yield problems of an adapter whose log-probs are compared with earlier ones of its own."""
+    """Yield a problem if a role's adapter has dropout although its log-probs must be repeatable.
+
+    A job calls this if its loss compares log-probs from two forward passes.
+    """
     if role.adapter is not None and role.adapter.dropout > 0:
         why = "Each forward pass would drop other inputs, so the ratio of new to old probabilities "
         why += "would be noise."
@@ -38,7 +41,7 @@ SUFFIX = ".parquet"
 
 
 def stored_logprobs(settings: ReferenceLogprobsConfig) -> Iterator[Problem]:
-    """Yield problems of a file for the reference's log-probs."""
+    """Yield problems of the settings for a file of the reference's log-probs."""
     at = Section("reference_logprobs", settings)
     if settings.path is None:
         return
@@ -55,7 +58,7 @@ def stored_logprobs(settings: ReferenceLogprobsConfig) -> Iterator[Problem]:
 def unused_reference(
     given: FrozenRole | None, logprobs: ReferenceLogprobsConfig, loss: Choice
 ) -> Iterator[Problem]:
-    """Yield settings that a loss without a reference would not read."""
+    """Yield a problem for each setting of the reference, for a loss that uses no reference."""
     unused = {"reference": "given"} if given is not None else {}
     if logprobs.precompute:
         unused["reference_logprobs.precompute"] = "true"

@@ -1,4 +1,4 @@
-"""What must agree about sampling, rewards and the steps of reinforcement learning."""
+"""Rules about sampling, rewards and the steps of reinforcement learning."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
     *("rows", "skipped_rows", "cut_rows"),
 )
-"""Figures of an evaluation beside the parts of the reward, with the same `eval/` or in the same
+"""Names that a part of the reward cannot have: metrics of an evaluation (`eval/NAME`) and keys of
 `eval.json`."""
 
 
 def check_learning(config: RlConfig) -> Iterator[Problem]:
-    """Yield problems of a job that samples what it learns from."""
+    """Yield problems of a job that learns from its own samples."""
     yield from check_steadiness("actor", config.actor)
     if config.critic is not None:
         yield from check_steadiness("critic", config.critic)
@@ -41,7 +41,7 @@ def check_learning(config: RlConfig) -> Iterator[Problem]:
 
 
 def check_sampling(config: RlConfig) -> Iterator[Problem]:
-    """Yield problems of a job that samples and does not learn.
+    """Yield problems of a command that samples and does not learn (`plimsoll sample`).
 
     Settings of learning are not checked.
     """
@@ -97,7 +97,7 @@ def _sampling(config: RlConfig) -> Iterator[Problem]:
 
 
 def _settings(at: Section, sampling: SamplingConfig) -> Iterator[Problem]:
-    """Yield problems of sampling settings, whatever they are for."""
+    """Yield problems of sampling settings, in training or on held-out prompts."""
     if "" in sampling.stop:
         why = "An empty string is in every response, from its first token on."
         fix = "only strings of a character or more; [] for none"
@@ -167,7 +167,7 @@ def _rewards(config: RlConfig) -> Iterator[Problem]:
 
 
 def _scoring_models(config: RlConfig) -> Iterator[Problem]:
-    """Yield settings of reward models that nothing would read."""
+    """Yield a problem for each setting of a reward model that nothing would read."""
     for name, model in config.scoring_models.items():
         key = name if name == REWARD_MODEL else f"reward_models.{name}"
         at = Section(key, model)
@@ -200,7 +200,7 @@ def _names(config: RlConfig) -> Iterator[Problem]:
 
 
 def _eval_answers(config: RlConfig) -> Iterator[Problem]:
-    """Yield problems of how held-out prompts are answered, and of which answers pass."""
+    """Yield problems of the sets of held-out prompts: sampling, names, and the rule for passing."""
     sets = eval_sets(config)
     for eval_set, source in zip(sets, config.data.eval_sources().values(), strict=True):
         at, name = Section(eval_set.key, source), set_name(eval_set.key)
@@ -247,7 +247,7 @@ def _passing(at: Section, source: EvalSource, config: RlConfig) -> Iterator[Prob
 
 
 def _replay(config: RlConfig) -> Iterator[Problem]:
-    """Yield settings that would need engines, which a replay does not start."""
+    """Yield a problem for each setting that needs engines, as a replay starts none."""
     at = Section("", config)
     if config.run.eval_every is not None:
         why = "A replay (rollout.replay) starts no engine that could answer held-out prompts."

@@ -1,4 +1,4 @@
-"""What must agree between the keys of a config: contradictions are reported, not repaired."""
+"""Rules between the keys of a config: contradictions are reported, not repaired."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from plimsoll.spec.rules.roles import check_adapter
 from plimsoll.spec.run_spec import RunSpec
 
 MOST_PROCESSES = 100_000
-"""The most ranks and parts of engines, together, and the most nodes of a run."""
+"""The most ranks and parts of engines together; also the most nodes of a run."""
 
 
 def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield keys that every config has, and that this job, or this run, would not read."""
+    """Yield a problem for each given key that this job or this run would not read."""
     at = Section("", spec.config)
     separator = DataConfig.model_fields["step_separator"]
     if spec.data.step_separator != separator.default and not spec.job.has_steps:
@@ -43,7 +43,7 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _unread_of_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield settings of held-out rows that only jobs that sample use."""
+    """Yield a problem for each setting of `data.eval` that only jobs that sample use."""
     sets = spec.data.eval_sources()
     why = "Only jobs that sample answer held-out rows"
     if sets and "data.eval" not in sets:
@@ -58,7 +58,7 @@ def _unread_of_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _processes(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Refuse more processes or machines than any cluster has, before they are counted singly."""
+    """Yield a problem if there are too many processes or machines to be counted one by one."""
     cluster, engines = spec.cluster, spec.engines
     counts = {
         "cluster.ranks": cluster.ranks,
@@ -100,7 +100,7 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _roles(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what contradicts in each role that learns."""
+    """Yield problems of each role that learns: adapter, schedule, optimizer."""
     for name, role in spec.trained.items():
         steps, at = spec.known_steps, Section(name, role)
         if steps is not None:
@@ -145,7 +145,7 @@ def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _engine_sections(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Refuse sections with the settings of several engines."""
+    """Yield a problem for each section with the settings of several engines."""
     sections: dict[str, HasEngine] = {role.key: role.settings for role in spec.roles.values()}
     if spec.sampling is not None:
         sections["rollout"] = spec.sampling.rollout
@@ -158,7 +158,7 @@ def _engine_sections(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _engines(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what the run's engines find wrong with the settings."""
+    """Yield the problems that the rules of the run's engines find in the settings."""
     for rules in all_rules(spec):
         yield from rules.settings(spec)
 
@@ -179,8 +179,8 @@ SETTINGS_RULES = (
 
 
 def check_agreement(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
-    """Raise one error with all settings that contradict one another; return if there are none.
+    """Raise one error that lists all contradictions between settings; do nothing without any.
 
-    `origins` says where each key was written, as `read_spec` gives them. Raises as `refuse`.
+    `origins` says where each key was written (see `read_spec`). The error is that of `refuse`.
     """
     refuse(find(SETTINGS_RULES, spec), origins)

@@ -1,4 +1,4 @@
-"""The trajectories that a run replays: whether they exist, and whether it can learn from them."""
+"""Rules about the trajectories that a run replays: they exist, and fit the run's settings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TOKENS = ("prompt_tokens", "tokens")
 
 
 def check_replayed(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield what is wrong with the trajectories of a run that is to be replayed.
+    """Yield problems of the stored trajectories that this run replays (`rollout.replay`).
 
-    Only the ends of their files are read, which have their columns, counts and ranges.
+    Only the footers of the Parquet files are read: columns, row counts and ranges of values.
     """
     path = None if spec.sampling is None else spec.sampling.rollout.replay
     if path is None:
@@ -60,7 +60,7 @@ def _steps(at: Section, files: Mapping[int, Path], spec: RunSpec[Any]) -> Iterat
 
 
 def _file(at: Section, path: Path, spec: RunSpec[Any]) -> Problem | None:
-    """Return the first thing that is wrong with the file of a step, or None."""
+    """Return the first problem of a step's file, or None."""
     try:
         metadata = pq.read_metadata(path)
     except (OSError, pa.ArrowException) as error:
@@ -84,7 +84,7 @@ def _file(at: Section, path: Path, spec: RunSpec[Any]) -> Problem | None:
 
 
 def _largest_token(metadata: pq.FileMetaData) -> int | None:
-    """Return the largest token of prompts and responses, or None if the file does not tell it."""
+    """Return the largest token id of prompts and responses, or None if the footer lacks it."""
     largest = []
     for group in range(metadata.num_row_groups):
         columns = (metadata.row_group(group).column(i) for i in range(metadata.num_columns))
