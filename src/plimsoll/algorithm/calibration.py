@@ -1,6 +1,6 @@
-"""Measure whether predicted probabilities come true; Guo et al. 2017, arXiv 1706.04599.
+"""Measure how well predicted probabilities agree with the shares that are observed.
 
-https://arxiv.org/abs/1706.04599
+Source: Guo et al. 2017, https://arxiv.org/abs/1706.04599.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Calibration:
-    """The mean prediction, the mean outcome and the count of predictions of K bins of equal width.
+    """Predictions in K bins of equal width: mean prediction, mean outcome and count of each bin.
 
     Empty bins are left out.
     """
@@ -29,16 +29,16 @@ class Calibration:
     def error(self) -> float:
         """The expected calibration error, equation 3.
 
-        It is the distance between the two means of a bin, averaged over all predictions.
+        It is the mean over bins of |mean prediction - mean outcome|, weighted by the counts.
         """
         gaps_K = np.abs(self.predicted_K - self.observed_K)
         return float(np.average(gaps_K, weights=self.counts_K))
 
 
 def calibrate(predicted: Floats, outcomes: Floats) -> Calibration:
-    """Return the mean prediction and the mean outcome in bins of predictions.
+    """Return the calibration of N > 0 predictions, given their outcomes.
 
-    There must be a prediction. Both arrays have a number from 0 to 1 for each, shape [N].
+    Both arrays have shape [N] and values from 0 to 1.
     """
     assert predicted.shape == outcomes.shape and len(predicted)
     bins = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
@@ -53,10 +53,10 @@ def calibrate(predicted: Floats, outcomes: Floats) -> Calibration:
 
 
 def calibrate_pairs(chosen_ahead: Floats) -> Calibration:
-    """Return the calibration of preferences.
+    """Return the calibration of predicted preferences.
 
-    Each pair counts in both orders: as a prediction that came true and as one that did not.
-    `chosen_ahead` is how far the chosen response's score is ahead, [P].
+    `chosen_ahead` is the chosen response's score minus the rejected one's, shape [P]. Each pair
+    counts twice: the chosen response is preferred (outcome 1), and the rejected one is (outcome 0).
     """
     preferred = sigmoid(chosen_ahead)
     outcomes = np.repeat(np.array([1, 0], dtype=np.float32), len(preferred))

@@ -1,11 +1,11 @@
-"""Resolve the losses and the advantage estimator that the config names into functions.
+"""Find the functions that the config names: losses, advantage estimators, and others.
 
-A new one is one new file and one config value: a file in policy_loss/, preference_loss/,
-reward_loss/ or feedback_loss/ with a function `loss`, in divergence/ with a function `compare`, in
-advantage/ with a function `estimate`, or in correction/ with a function `weigh`; or any function
-outside of Plimsoll. A function asks for more than its inputs by its positional parameters: a
-preference loss for the reference's log-probs, a policy loss for the sampler's, an advantage
-estimator for values, groups or greedy rewards by their names.
+A new function is a new file and a config value that names it. The file is in policy_loss/,
+preference_loss/, reward_loss/ or feedback_loss/ and defines `loss`; in divergence/ and defines
+`compare`; in advantage/ and defines `estimate`; or in correction/ and defines `weigh`. Any function
+outside of Plimsoll works too. Further positional parameters ask for further inputs: a preference
+loss gets the reference's log-probs, a policy loss the sampler's, and an advantage estimator values,
+groups or greedy rewards, by the parameters' names.
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ _METRICS_OF_A_JOB = {
     "reward_loss": f"reward_loss|off_centre|calibration_error|{_INTERVAL}",
     "feedback_loss": f"accuracy|{_INTERVAL}",
 }
-"""Metric names of a job and of its evaluation, by the package of algorithm/ with its losses."""
+"""Patterns of a job's own metric names, by the package of algorithm/ that holds its losses."""
 
 
 def policy_loss(choice: Choice) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
-    """Return the policy loss of the config, its options bound. Errors: see `_resolve`."""
+    """Return the policy loss that the config names, with its options set.
+
+    Errors: see `_resolve`.
+    """
 
     def shapes(inputs: PolicyLossInputs, *_: object) -> Shapes:
         return {"loss_L": inputs.logprobs_L.shape}
@@ -71,7 +74,7 @@ def policy_loss(choice: Choice) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
 
 
 def correction(choice: Choice) -> Callable[[CorrectionInputs], TokenWeights]:
-    """Return the correction of the config, its options bound. Errors: see `_resolve`."""
+    """Return the correction that the config names, with its options set; see `_resolve`."""
 
     def shapes(inputs: CorrectionInputs) -> Shapes:
         return {"weights_L": inputs.logratio_L.shape}
@@ -80,21 +83,21 @@ def correction(choice: Choice) -> Callable[[CorrectionInputs], TokenWeights]:
 
 
 def preference_loss(choice: Choice) -> Callable[..., LossOutput]:
-    """Return the preference loss of the config, its options bound. Errors: see `_resolve`.
+    """Return the preference loss that the config names, with its options set; see `_resolve`.
 
-    If it `needs_reference`, its second argument is the reference's log-probs (`PairValues`).
+    If `needs_reference` is true for it, its second argument is the reference's log-probs.
     """
     arguments = 1 + needs_reference(choice)
     return _resolve(choice, "preference_loss", LossOutput, _scalar, arguments)
 
 
 def reward_loss(choice: Choice) -> Callable[[RewardLossInputs], LossOutput]:
-    """Return the reward loss of the config, its options bound. Errors: see `_resolve`."""
+    """Return the reward loss that the config names, with its options set; see `_resolve`."""
     return _resolve(choice, "reward_loss", LossOutput, _scalar)
 
 
 def feedback_loss(choice: Choice) -> Callable[[FeedbackLossInputs], LossOutput]:
-    """Return the feedback loss of the config, its options bound. Errors: see `_resolve`."""
+    """Return the feedback loss that the config names, with its options set; see `_resolve`."""
     return _resolve(choice, "feedback_loss", LossOutput, _scalar)
 
 
@@ -103,7 +106,7 @@ def _scalar(*_: object) -> Shapes:
 
 
 def divergence(choice: Choice) -> Callable[[DivergenceInputs], DivergenceOutput]:
-    """Return the divergence of the config, its options bound. Errors: see `_resolve`."""
+    """Return the divergence that the config names, with its options set; see `_resolve`."""
 
     def shapes(inputs: DivergenceInputs) -> Shapes:
         size_NV = inputs.student_NV.shape
@@ -115,9 +118,10 @@ def divergence(choice: Choice) -> Callable[[DivergenceInputs], DivergenceOutput]
 def advantage(
     choice: Choice,
 ) -> Callable[[AdvantageInputs, Mapping[AdvantageNeed, torch.Tensor]], Advantages]:
-    """Return the advantage estimator of the config, its options bound. Errors: see `_resolve`.
+    """Return the advantage estimator that the config names, with its options set; see `_resolve`.
 
-    Its second argument maps names to tensors, with at least those it needs (`advantage_needs`).
+    Its second argument has the tensors that it needs beside its inputs (`advantage_needs`), by
+    name.
     """
     needs = advantage_needs(choice)
     made = ("advantages_L", "returns_L") if "values_L" in needs else ("advantages_L",)
@@ -222,7 +226,7 @@ class _Checked(Generic[Output]):
 
 
 def is_run_metric(package: str, name: str) -> bool:
-    """Return whether a run has a metric of this name itself, if its loss is of this package."""
+    """Return whether Plimsoll reports a metric of this name in runs with a loss of this package."""
     return re.fullmatch(f"{_METRICS_OF_ALL_JOBS}|{_METRICS_OF_A_JOB[package]}", name) is not None
 
 
@@ -260,13 +264,13 @@ def _resolve(
     shapes: Callable[..., Shapes],
     arguments: int = 1,
 ) -> Callable[..., Output]:
-    """Return the function that `choice` names in a package of algorithm/, its options bound.
+    """Return the function that `choice` names in a package of algorithm/, with its options set.
 
-    It takes `arguments` by position. `shapes`: see `_Checked`.
+    It takes `arguments` positional arguments, and checks its output at each call (see `_Checked`).
 
     Raises:
-        ConfigError: a name, option or option's value cannot be used, or the function does not take
-            just these arguments.
+        ConfigError: a name, option or option's value cannot be used, or the function takes another
+            number of positional arguments.
     """
     name, key = FUNCTIONS[package]
     try:

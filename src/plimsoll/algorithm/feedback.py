@@ -11,9 +11,10 @@ from plimsoll.algorithm.inputs import FeedbackLossInputs, LossOutput
 def kl_baseline(logratios_S: Tensor) -> float:
     """Return KTO's estimate of KL(policy || reference): the mean log-ratio, at least 0, in nats.
 
-    The log-ratios log(pi(y'|x) / ref(y'|x)) are of responses y' to other prompts, for the whole
-    step. The estimate is biased, as y' is not sampled from the policy, but cheap; it has no
-    gradient. Source: Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306, section 4.2.
+    The log-ratios log(pi(y'|x) / ref(y'|x)) are those of all prompts x of the step with responses
+    y' to other prompts. The estimate is cheap but biased, because y' is not sampled from the
+    policy; it has no gradient. Source: Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306,
+    section 4.2.
     """
     return max(0.0, float(logratios_S.mean()))
 

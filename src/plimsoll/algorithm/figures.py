@@ -1,8 +1,8 @@
 """Figures of evaluations: confidence intervals, separation of two groups, pass@k and maj@k.
 
 Rows of one prompt are not independent: a hard prompt is hard for all of its rows, so ten rows of
-one prompt tell less than ten rows of ten prompts. The design effect is the cost: the variance of
-the figure over prompts, divided by the variance if each row had a prompt of its own.
+one prompt tell less than ten rows of ten prompts. The design effect measures this: it is the
+figure's variance divided by the variance that it would have if no rows shared a prompt.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def mean_interval(
     The interval is the mean +- t standard errors over K prompts, with K - 1 degrees of freedom. If
     all prompts have equally many rows, this is Student's interval of the prompts' means; else the
     mean is a ratio of two sums over prompts (Cochran 1977, Sampling Techniques, section 6.3).
-    Values that are all 0 or 1 get their `share_interval`. Parameters as there.
+    If all values are 0 or 1, the result is their `share_interval`, which has the same parameters.
     """
     values = np.asarray(values_N, dtype=np.float64)
     if np.isin(values, (0, 1)).all():
@@ -65,14 +65,14 @@ def mean_interval(
 
 
 def design_effect(influence_N: Doubles, prompts: Iterable[Hashable]) -> float:
-    """Return the number of rows over the number of independent rows that would tell as much.
+    """Return the number of rows divided by the number of independent rows that tell as much.
 
-    It is 1 if no two rows share a prompt. Otherwise it is the variance between prompts' sums over
-    that between rows, each with Bessel's correction, times the squared ratio of Student's quantiles
-    for as many prompts and for as many rows: the degrees of freedom of Korn and Graubard 1998,
-    Survey Methodology 24(2), 193-201. With one prompt, or if prompts do not differ at all (all rows
-    are right, say), the variance is unknown; each prompt then counts as one row (Kish 1965, Survey
-    Sampling, with a correlation of 1 within prompts).
+    It is 1 if no two rows share a prompt. Otherwise it is the variance between the prompts' sums
+    divided by the variance between rows, each with Bessel's correction, times the squared ratio of
+    Student's quantiles for the number of prompts and for the number of rows (the degrees of freedom
+    of Korn and Graubard 1998, Survey Methodology 24(2), 193-201). With one prompt, or if prompts do
+    not differ at all (all rows are right, say), the variance is unknown; each prompt then counts as
+    one row (Kish 1965, Survey Sampling, with a correlation of 1 within prompts).
 
     `influence_N` says how far each row moves the figure, in any unit; the influences add up to 0.
     """
@@ -102,7 +102,7 @@ def wilson_interval(share: float, count: float) -> tuple[float, float]:
 
 
 def student_95(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t for degrees of freedom, to 0.2 %.
+    """Return the 97.5 % quantile of Student's t for `freedom` degrees of freedom, within 0.2 %.
 
     It is the expansion in 1 / freedom of Abramowitz and Stegun 1964, Handbook of Mathematical
     Functions, 26.7.5.
@@ -128,19 +128,19 @@ _HALVINGS = 60
 
 
 def share_ahead(better: Floats, worse: Floats) -> float:
-    """Return the share of pairs (one number of each group) in which the better group's is larger.
+    """Return the share of pairs, one number from each group, where the better group's is larger.
 
-    A tie counts half. It is the area under the ROC curve; 0.5 is chance, however large each group
-    is. Neither group may be empty.
+    A tie counts half. The share is the area under the ROC curve; random order gives 0.5, whatever
+    the sizes of the groups. Neither group may be empty.
     """
     return float(_ranks(better, worse).mean() / (2 * len(worse)))
 
 
 def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hashable]) -> float:
-    """Return the design effect (see `interval`) of the `share_ahead` of two groups of numbers.
+    """Return the design effect (see `design_effect`) of the `share_ahead` of two groups of numbers.
 
-    A prompt may have several numbers, of one group or of both. It is computed from each number's
-    rank among the other group's (Obuchowski 1997, https://doi.org/10.2307/2533958).
+    A prompt may have several numbers, of one group or of both. The effect is computed from each
+    number's rank among the other group's (Obuchowski 1997, https://doi.org/10.2307/2533958).
     """
     better, worse = values_N[better_N], values_N[~better_N]
     better_places, worse_places = _ranks(better, worse), 2.0 * len(better) - _ranks(worse, better)
@@ -155,9 +155,10 @@ def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hasha
 def separation_interval(share: float, better: float, worse: float) -> tuple[float, float]:
     """Return the 95 % confidence interval of a `share_ahead` of groups of independent numbers.
 
-    Newcombe 2006, https://doi.org/10.1002/sim.2324, method 5: Hanley and McNeil's variance with the
-    groups' mean size, at the bound itself, so that the interval stays within [0, 1]. The sizes of
-    the groups are divided by the design effect if their numbers share prompts.
+    `better` and `worse` are the sizes of the groups; if their numbers share prompts, divide both by
+    the design effect. Source: Newcombe 2006, https://doi.org/10.1002/sim.2324, method 5: Hanley and
+    McNeil's variance with the groups' mean size, computed at the bound itself, so that the interval
+    stays within [0, 1].
     """
     assert 0 <= share <= 1 and better > 0 and worse > 0
     size = (better + worse) / 2 - 1
@@ -172,7 +173,7 @@ def separation_interval(share: float, better: float, worse: float) -> tuple[floa
 
 
 def _ranks(numbers: Floats, others: Floats) -> Doubles:
-    """Return twice the number of `others` that each number is ahead of; a tie counts once."""
+    """Return for each number twice the count of smaller `others`; a tie adds 1."""
     ordered = np.sort(others)
     below, up_to = (np.searchsorted(ordered, numbers, side) for side in ("left", "right"))
     return (below + up_to).astype(np.float64)
@@ -201,10 +202,10 @@ def majority(
 ) -> int | None:
     """Return the index of the first response with the most frequent answer (self-consistency).
 
-    If answers are equally frequent, the first one wins. None is no answer, and no vote; without any
-    answer the result is None. `same` says whether two answers that are written differently count as
-    one: an answer joins the first earlier answer that is the same. Source: Wang et al. 2023,
-    https://arxiv.org/abs/2203.11171.
+    Among equally frequent answers the first wins. A response whose answer is None has no vote; if
+    all are None, the result is None. `same` says whether two answers that are written differently
+    are equal; votes for an answer go to the first earlier answer that is equal. Source: Wang et al.
+    2023, https://arxiv.org/abs/2203.11171.
     """
     votes: dict[str, int] = {}
     for answer, count in Counter(text for text in answers if text is not None).items():

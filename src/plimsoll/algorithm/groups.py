@@ -1,4 +1,4 @@
-"""Compare responses to the same prompt, and spread advantages of responses over their tokens."""
+"""Compare responses to the same prompt, and give each token the advantage of its response."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from plimsoll.algorithm.sequences import discounted_sums, sequence_of_token
 
 
 def number_groups(group_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each sequence's group as a number from 0, shape [S], and the size of each group."""
+    """Return the number, from 0, of each sequence's group, [S], and the sizes of the groups."""
     _, number_S, sizes = group_S.unique(return_inverse=True, return_counts=True)
     return number_S, sizes
 
 
 def group_means(x_S: Tensor, group_S: Tensor) -> Tensor:
-    """Return the mean over each sequence's group, shape [S]; exact for equal numbers."""
+    """Return for each sequence the mean over its group, shape [S]; exact if all are equal."""
     number_S, sizes = number_groups(group_S)
     zeros = x_S.new_zeros(len(sizes))
     least = zeros.scatter_reduce(0, number_S, x_S, "amin", include_self=False)
@@ -25,9 +25,9 @@ def group_means(x_S: Tensor, group_S: Tensor) -> Tensor:
 
 
 def group_deviations(x_S: Tensor, group_S: Tensor) -> Tensor:
-    """Return the standard deviation (n - 1) over each sequence's group, shape [S].
+    """Return for each sequence the standard deviation (n - 1) over its group, shape [S].
 
-    A group of one has 0.
+    It is 0 in a group with a single sequence.
     """
     number_S, sizes = number_groups(group_S)
     squares_S = (x_S - group_means(x_S, group_S)).square()
@@ -36,7 +36,7 @@ def group_deviations(x_S: Tensor, group_S: Tensor) -> Tensor:
 
 
 def to_tokens(inputs: AdvantageInputs, advantages_S: Tensor) -> Tensor:
-    """Return each token's advantage, shape [L]: its response's, plus the shaping from there on."""
+    """Return each token's advantage, [L]: its response's, plus the shaping from the token on."""
     advantages_L = advantages_S.float()[
         sequence_of_token(inputs.cu_loss_tokens, len(inputs.shaping_L))
     ]

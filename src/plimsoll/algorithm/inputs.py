@@ -1,7 +1,8 @@
 """Inputs and outputs of losses and advantage estimators: frozen records of tensors.
 
-Floats are float32. `_L` is the learned tokens of several sequences, flat, in packed order; sequence
-s holds the tokens from `cu_loss_tokens[s]` to `cu_loss_tokens[s + 1]`. `_P` is pairs.
+Floats are float32. A name with `_L` is a flat tensor over the learned tokens of several sequences,
+in packed order; the tokens of sequence s are `cu_loss_tokens[s]:cu_loss_tokens[s + 1]` of it.
+A name with `_P` is a tensor over pairs.
 
 Worked example: two sequences with 2 and 1 learned tokens have cu_loss_tokens = [0 2 3], and
 advantages_L[2] belongs to the only learned token of the second.
@@ -40,7 +41,7 @@ class PolicyLossInputs:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """A policy loss of single tokens.
+    """The policy loss of each token.
 
     Attributes:
         loss_L: the loss of each token, before it is aggregated.
@@ -92,7 +93,7 @@ class ValueLossInputs:
 
 @dataclass(frozen=True)
 class PairValues:
-    """One number for each response of several pairs, such as its log-prob; shape [P], maybe 0."""
+    """A number for each response of P >= 0 pairs, such as its log-prob; both tensors have [P]."""
 
     chosen_P: Tensor
     rejected_P: Tensor
@@ -204,7 +205,7 @@ class DivergenceInputs:
 
 @dataclass(frozen=True)
 class DivergenceOutput:
-    """The divergence of each row (nats), and its gradient by the student's logits."""
+    """The divergence of each row (nats), and its gradient with respect to the student's logits."""
 
     values_N: Tensor
     gradient_NV: Tensor
@@ -212,17 +213,17 @@ class DivergenceOutput:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A micro-batch's share of the batch's mean loss, and of the mean of each metric.
+    """A micro-batch's share of the mean loss of an optimizer step, and of the mean of each metric.
 
-    Both are scalars: a sum over the micro-batch divided by the whole step's count. Added over
-    micro-batches and ranks, losses, gradients and metrics are those of the whole batch.
+    Each share is a scalar: the sum over the micro-batch divided by the count of the entire step.
+    The shares of all micro-batches and ranks add up to the means over the step.
 
     Attributes:
         loss: the share of the loss.
         metrics: the shares of the metrics, without a gradient.
-        right_P: for pairs, the values whose mean is the metric `accuracy`: 1 if the chosen response
-            is ahead, 0.5 for a tie, else 0. An evaluation computes its interval from them; None: no
-            interval.
+        right_P: for pairs, 1 if the chosen response is ahead, 0.5 for a tie, else 0. The mean is
+            the metric `accuracy`, and an evaluation computes its interval from these values. None:
+            the accuracy has no interval.
     """
 
     loss: Tensor
@@ -239,17 +240,16 @@ class TokenWeights:
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """A whole batch of sequences, for an advantage estimator.
+    """All sequences of a batch, for an advantage estimator.
 
     Attributes:
-        parts_SR: the reward parts of each whole response; float64. A batch with one reward has R =
-            1.
+        parts_SR: the values of the R reward parts of each response; float64.
         weights_R: the weight of each part; float64.
         shaping_L: further rewards of single tokens, such as minus the KL from the reference; 0 if
             there are none.
         cu_loss_tokens: int, shape [S + 1].
-        placed_L: the share of the scores that belongs to single tokens, as an environment gave it
-            for turns; None: the whole score belongs to the last token.
+        placed_L: the share of the scores that belongs to single tokens, because an environment gave
+            rewards for turns; None: the score belongs to the last token.
     """
 
     parts_SR: Tensor
@@ -266,15 +266,15 @@ class AdvantageInputs:
 
     @property
     def scores_S(self) -> Tensor:
-        """The reward of each whole response: the weighted sum of its parts.
+        """The reward of each response: the weighted sum of its parts.
 
-        It is float64, so that rounding between equal rewards is nothing beside a delta.
+        It is float64, so that rounding of equal rewards is negligible beside an estimator's delta.
         """
         return (self.parts_SR * self.weights_R).sum(1)
 
     @property
     def rewards_L(self) -> Tensor:
-        """The reward of each token: its shaping and placed share, and at the end the rest."""
+        """The reward of each token: its shaping and placed share; the last token adds the rest."""
         scores_S, shaping_L = self.scores_S, self.shaping_L
         if self.placed_L is not None:
             placed_S = sums(self.placed_L.double(), self.cu_loss_tokens)

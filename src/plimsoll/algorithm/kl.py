@@ -27,10 +27,10 @@ def kl(logprobs_L: Tensor, reference_logprobs_L: Tensor, estimator: KlEstimator)
     k3 = exp(-d) - 1 + d: never negative and unbiased. Below d = -20 it keeps its value at -20 (see
     `ratios.k3`), without a gradient.
 
-    In a loss the gradient counts, and it is another matter (Tang and Munos 2025,
-    https://arxiv.org/abs/2506.09477). Only k2's is, in expectation, the gradient of KL(policy ||
-    reference). k1's is zero in expectation: it adds noise and holds nothing back. k3's is the
-    gradient of KL(reference || policy), much the same while the two are close.
+    In a loss only the gradient counts, and it differs (Tang and Munos 2025,
+    https://arxiv.org/abs/2506.09477). In expectation, the gradient of k2 is that of KL(policy ||
+    reference). The gradient of k1 is zero: it adds noise and does not hold the policy back. The
+    gradient of k3 is that of KL(reference || policy), much the same while the two are close.
     """
     difference_L = logprobs_L - reference_logprobs_L
     match estimator:
@@ -49,10 +49,10 @@ def adapt(
 ) -> float:
     """Return the next KL coefficient: larger if the KL from the reference is above its target.
 
-    The relative error is clipped to +-0.2, and the coefficient grows by that share per `horizon`
-    responses. A step of more responses counts as one horizon, so the coefficient cannot turn
-    negative. KL and target are nats per response, or both per token. Raises PlimsollError if the
-    observed KL is not a finite number.
+    The error, observed_kl / target - 1, is clipped to +-0.2. The coefficient grows by this share
+    per `horizon` responses. A step with more responses counts as one horizon, so the coefficient
+    cannot turn negative. Both KLs are in nats per response, or both per token. Raises PlimsollError
+    if the observed KL is not finite.
     """
     if not math.isfinite(observed_kl):
         raise PlimsollError(

@@ -42,7 +42,7 @@ def aggregate(
             each sequence's mean over its tokens (GRPO, https://arxiv.org/abs/2402.03300).
             `constant`: the sum over tokens, divided by `constant` tokens for each sequence, so that
             length changes no token's weight (Dr. GRPO, https://arxiv.org/abs/2503.20783).
-        constant: tokens that each sequence counts as with `constant`.
+        constant: the number of tokens that each sequence counts as, if aggregation is `constant`.
     """
     match aggregation:
         case "tokens":
@@ -57,7 +57,7 @@ def aggregate(
 
 @dataclass(frozen=True)
 class PolicyObjectiveInputs:
-    """One micro-batch of the actor.
+    """The inputs of the actor's objective for one micro-batch.
 
     Attributes:
         policy: the inputs of the policy loss.
@@ -79,7 +79,7 @@ class PolicyObjectiveInputs:
 
     @property
     def correction(self) -> CorrectionInputs:
-        """The trainer's log-probs when the step began, compared with the sampler's."""
+        """The inputs of a correction: the trainer's old log-probs minus the sampler's."""
         old_L = self.policy.old_logprobs_L
         return CorrectionInputs(old_L - self.sampler_logprobs_L, self.policy.cu_loss_tokens)
 
@@ -88,8 +88,8 @@ class PolicyObjectiveInputs:
 class PolicyTerms:
     """The terms of the objective; see `policy_objective`, `aggregate` and `kl`.
 
-    If `ratio_corrected` is set, the KL of each token is multiplied by its importance ratio, and has
-    the gradient of the KL.
+    If `ratio_corrected` is set, the KL estimate of each token is multiplied by its importance
+    ratio, and its gradient is replaced by that of the KL itself.
     """
 
     aggregation: Aggregation = "tokens"

@@ -12,9 +12,9 @@ from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInpu
 
 
 def in_pairs(x_S: Tensor) -> PairValues:
-    """Split numbers of a pack's sequences, chosen before rejected, into pairs.
+    """Return the numbers of a pack's sequences as pairs; they alternate: chosen, rejected, ...
 
-    A filler (a single sequence) gives no pair.
+    The result is empty for a filler, which is a single sequence.
     """
     even_S = x_S[: len(x_S) // 2 * 2]
     return PairValues(even_S[0::2], even_S[1::2])
@@ -49,8 +49,8 @@ def preference_output(losses_P: Tensor, rewards: PairValues, pairs: int) -> Loss
     """Return a preference loss's output: its mean over the step's pairs, with metrics.
 
     Metrics, means over pairs: `accuracy`, the share of pairs whose chosen response has the larger
-    reward (a tie counts half); `rewards/margin`, `rewards/chosen`, `rewards/rejected`. The rewards
-    are those that the loss assigns to the responses; `pairs` counts the whole step.
+    reward (a tie counts half); `rewards/margin`, `rewards/chosen`, `rewards/rejected`. `rewards`
+    are those that the loss assigns to the responses. `pairs` is the count of the optimizer step.
     """
     with torch.no_grad():
         margin_P = rewards.margin_P
@@ -68,9 +68,9 @@ def preference_output(losses_P: Tensor, rewards: PairValues, pairs: int) -> Loss
 def reward_objective(
     inputs: RewardLossInputs, loss: Callable[[RewardLossInputs], LossOutput], centring: float
 ) -> LossOutput:
-    """Return loss + centring * `off_centre`.
+    """Return the reward loss plus `centring` times `off_centre`, with metrics.
 
-    Metrics: the loss's own, and `reward_loss` and `off_centre`, the two terms.
+    Metrics: those of the loss, and the two terms, `reward_loss` and `off_centre`.
     """
     output = loss(inputs)
     off = off_centre(inputs.scores, inputs.pairs)

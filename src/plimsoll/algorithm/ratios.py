@@ -19,12 +19,12 @@ e^20 is 4.9e8; e^88.8 overflows in float32, and its gradient times 0 is NaN.
 
 
 def ratios(logratios: Tensor) -> Tensor:
-    """Return the ratios of log-ratios, clamped to +-`LARGEST` first.
+    """Return exp of the log-ratios, which are first clamped to +-`LARGEST`.
 
-    A clamped log-ratio has no gradient. Below -`LARGEST` nothing is lost: that gradient would be
-    a ratio under 2.1e-9. Above it, the gradient of a single token would be 4.9e8 times that of any
-    other; after the clipping of gradients, the step would learn from this token alone. So a loss
-    that goes through the ratio leaves the token out of the step; `is_clamped` counts it.
+    A clamped log-ratio has no gradient. Below -`LARGEST` nothing is lost, for that gradient would
+    be a ratio under 2.1e-9. Above `LARGEST`, the gradient of a single token would be 4.9e8 times
+    that of any other; after the clipping of gradients, the step would learn from this token alone.
+    So a loss that uses the ratio leaves the token out of the step. `is_clamped` marks such tokens.
     """
     return logratios.clamp(-LARGEST, LARGEST).exp()
 
@@ -38,7 +38,7 @@ def is_clamped(logratios: Tensor) -> Tensor:
 def k3(logratios: Tensor) -> Tensor:
     """Return Schulman's estimate exp(x) - 1 - x of a KL, with log-ratios x of at most `LARGEST`.
 
-    Only this side overflows and is clamped. On the other side the estimate is nearly -x - 1, and
+    Larger x would overflow and are clamped. For very negative x the estimate is nearly -x - 1, and
     keeps its gradient.
     """
     bounded = logratios.clamp(max=LARGEST)
@@ -47,7 +47,7 @@ def k3(logratios: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ratio_metrics(inputs: PolicyLossInputs, exponent_L: Tensor) -> dict[str, Tensor]:
-    """Return the metrics of each token that every policy loss with a ratio reports.
+    """Return the metrics, for each token, that every policy loss with a ratio reports.
 
     `approx_kl`: an estimate (k3) of KL(old policy || new policy) in nats. `ratio`: the new
     probability over the old one. `ratio_clamped`: 1 where the log-ratio that the loss
@@ -62,10 +62,11 @@ def ratio_metrics(inputs: PolicyLossInputs, exponent_L: Tensor) -> dict[str, Ten
 
 
 def sampler_ratios(inputs: CorrectionInputs, level: RatioLevel) -> Tensor:
-    """Return the trainer's probability over the sampler's, shape [L].
+    """Return for each token the trainer's probability divided by the sampler's, shape [L].
 
-    `token`: the ratio of each token. `sequence`: the product over its sequence, which drifts away
-    from 1 with length. `geometric`: the geometric mean over its sequence, which does not.
+    The level `token` gives the ratio of the token itself; `sequence`, the product of the ratios of
+    its sequence, which drifts away from 1 with length; `geometric`, their geometric mean, which
+    does not drift.
     """
     logratio_L, cu_loss_tokens = inputs.logratio_L, inputs.cu_loss_tokens
     match level:
@@ -81,8 +82,7 @@ def sampler_ratios(inputs: CorrectionInputs, level: RatioLevel) -> Tensor:
 
 
 OUTSIDE = (0.5, 2.0)
-"""The bounds of the ratio of trainer over sampler beyond which `mismatch/outside` counts a token.
-"""
+"""Bounds of the trainer's ratio to the sampler beyond which `mismatch/outside` counts a token."""
 
 
 def mismatch_metrics(inputs: CorrectionInputs) -> dict[str, Tensor]:
@@ -90,8 +90,8 @@ def mismatch_metrics(inputs: CorrectionInputs) -> dict[str, Tensor]:
 
     `mismatch/abs`: the absolute difference (nats). `mismatch/k3`: an estimate of KL(sampler ||
     trainer) (nats). `mismatch/outside`: 1 where the ratio lies outside of `OUTSIDE`.
-    `mismatch/clamped`: 1 where the log-ratio is beyond +-`LARGEST`, at which it enters all of
-    these.
+    `mismatch/clamped`: 1 where the log-ratio exceeds +-`LARGEST`; the other measures take it as
+    +-`LARGEST`.
     """
     logratio_L = inputs.logratio_L.clamp(-LARGEST, LARGEST)
     ratio_L = ratios(logratio_L)

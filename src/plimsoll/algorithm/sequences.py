@@ -1,6 +1,6 @@
-"""Sums, means and positions of the sequences in a flat `_L` tensor.
+"""Compute sums, means and positions of the sequences in a flat `_L` tensor.
 
-Their offsets are `cu_loss_tokens`, shape [S + 1].
+Sequence s begins at `cu_loss_tokens[s]`; this tensor has shape [S + 1].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def last_tokens(cu_loss_tokens: Tensor) -> Tensor:
 def sequence_of_token(cu_loss_tokens: Tensor, tokens: int) -> Tensor:
     """Return the number of the sequence that each token belongs to; int, shape [L].
 
-    `tokens` is L; it is given, so that the host need not wait for the device to say.
+    `tokens` is L. It is a parameter, so that the host does not wait for the device to compute it.
     """
     lengths_S = cu_loss_tokens.diff()
     numbers_S = torch.arange(len(lengths_S), device=cu_loss_tokens.device)
@@ -37,10 +37,10 @@ def means(x_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
 
 
 def discounted_sums(x_L: Tensor, cu_loss_tokens: Tensor, discount: float) -> Tensor:
-    """Return sum_k discount^k x_{t+k}, to the end of each sequence, for all sequences at once.
+    """Return at each token t the sum_k discount^k x_{t+k} to the end of its sequence, shape [L].
 
-    The sequences stand side by side as columns, padded with zeros below; going up from the bottom,
-    the padding adds nothing, so a sequence begins at its own last token.
+    All sequences are computed at once, as columns of a table that is padded with zeros below. Sums
+    go from the bottom up, so the padding adds nothing.
     """
     if len(x_L) == 0:
         return x_L.clone()
@@ -60,7 +60,7 @@ _EPS = 1e-8
 def whiten(values_L: Tensor) -> Tensor:
     """Return (x - mean) / sqrt(variance + 1e-8), with the population's variance (divided by L).
 
-    Equal values, a single one included, become 0. No values give no values.
+    If all values are equal, or there is only one, the result is 0.
     """
     if len(values_L) == 0:
         return values_L.clone()
@@ -69,9 +69,9 @@ def whiten(values_L: Tensor) -> Tensor:
 
 
 def token_rewards(scores_S: Tensor, shaping_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
-    """Return the rewards of the learned tokens, shape [L]: shaping, and the score at the end.
+    """Return the rewards of the learned tokens, [L]: shaping, plus the score at the last token.
 
-    A sequence without learned tokens has no place for its score and contributes nothing.
+    The score of a sequence without learned tokens is dropped.
     """
     assert cu_loss_tokens.shape == (len(scores_S) + 1,)
     rewards_L = shaping_L.clone()

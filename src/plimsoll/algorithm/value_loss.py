@@ -1,4 +1,4 @@
-"""The critic's loss, with PPO's clipping of the change of the value.
+"""Compute the critic's loss, with PPO's clipping of the change of a value.
 
 The clipping follows the PPO authors' code (openai/baselines, ppo2), not the paper.
 """

@@ -24,4 +24,4 @@ _PRESETS: list[Job[Any]] = [
 _ALL: list[Job[Any]] = [SFT, DISTILL, RM, PRM, DPO, KTO, RL, *_PRESETS, SAMPLE]
 
 JOBS: Mapping[str, Job[Any]] = {job.name: job for job in _ALL}
-"""All jobs. A preset of a job is a command, too."""
+"""All jobs by the names of their commands. Each preset of a job is a command too."""

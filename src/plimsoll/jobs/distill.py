@@ -16,13 +16,13 @@ class DistillAlgorithm(Settings):
     """Learning a teacher's distributions; Hinton et al. 2015, https://arxiv.org/abs/1503.02531."""
 
     divergence: Choice = Choice(name="forward_kl")
-    """How far the actor is from the teacher: a file of algorithm/divergence/ (`forward_kl`,
+    """The divergence of the actor from the teacher: a file of algorithm/divergence/ (`forward_kl`,
     `reverse_kl`, `jsd`), or a function of one's own."""
     temperature: PositiveFloat = 1.0
-    """Divides the logits of both for the divergence, whose gradient is multiplied back."""
+    """Divides the logits of actor and teacher for the divergence, which is then multiplied by the
+    temperature's square, so that its gradient stays as large."""
     nll_share: Probability = 0.0
-    """The share of the negative log-likelihood of the data in the loss; the divergence has the
-    rest."""
+    """The weight of the data's negative log-likelihood in the loss; the divergence has the rest."""
 
 
 class DistillConfig(JobConfig):

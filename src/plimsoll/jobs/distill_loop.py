@@ -2,9 +2,9 @@
 
     plimsoll distill CONFIG.yaml
 
-Hinton et al. 2015, https://arxiv.org/abs/1503.02531. Each step the teacher reads the step's rows,
-and the student takes one step on its divergence from the teacher, with the likelihood of the rows
-beside it.
+Hinton et al. 2015, https://arxiv.org/abs/1503.02531. In each step the teacher reads the step's
+rows. The student then takes an optimizer step on its divergence from the teacher and, if the config
+says so, on the negative log-likelihood of the rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
 
 
 def learn(work: DistillWork, batch: Sequence[Sample]) -> OptimizerStep[TeacherForward]:
-    """Run the teacher on a batch, and return the student's optimizer step."""
+    """Run the teacher on a batch; return the optimizer step that the student takes on it."""
     packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
     with work.session.phase("score", work.cluster):
         work.cluster.each(Worker.teacher_forward, list(zip(packs)))
@@ -48,9 +48,9 @@ def learn(work: DistillWork, batch: Sequence[Sample]) -> OptimizerStep[TeacherFo
 
 
 def evaluate(work: DistillWork) -> dict[str, float]:
-    """Return the loss on the held-out rows, the divergence, and the likelihood of the rows.
+    """Return loss, divergence, negative log-likelihood and perplexity on the held-out rows.
 
-    Rows are read in groups of one step's size, as the teacher's states are kept in memory.
+    Rows are read in groups as large as a step, because the teacher's states are kept in memory.
     """
     cluster, batch = work.cluster, work.config.batch
     counts, goal = BatchCounts.of(work.data.eval), objective(work.config)
@@ -67,7 +67,7 @@ def evaluate(work: DistillWork) -> dict[str, float]:
 
 
 def objective(config: DistillConfig) -> DistillationObjective:
-    """Return what the student learns."""
+    """Return the student's objective, as the config sets it."""
     algorithm = config.algorithm
     return DistillationObjective(algorithm.divergence, algorithm.temperature, algorithm.nll_share)
 

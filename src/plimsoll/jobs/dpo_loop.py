@@ -2,9 +2,9 @@
 
     plimsoll dpo CONFIG.yaml
 
-Each step draws pairs, scores them with the frozen reference (unless the loss needs none, or all
-pairs were scored before), and takes one step on the loss of the config. Both responses of a pair
-are in the same pack.
+Each step draws pairs, scores them with the frozen reference, and takes an optimizer step on the
+loss of the config. The reference does not score if the loss needs none, or if all pairs were scored
+before. Both responses of a pair are in the same pack.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(spec: RunSpec[DpoConfig], planned: Planned) -> None:
 def learn(
     work: DpoWork, reference: Reference | None, batch: Sequence[Pair]
 ) -> OptimizerStep[Floats | None]:
-    """Score a batch of pairs with the reference, and return the policy's optimizer step."""
+    """Score a batch of pairs with the reference; return the policy's optimizer step for it."""
     algorithm, packs = work.config.algorithm, pack_rows(work.spec, batch, work.cluster)
     reference_S = None if reference is None else reference(batch, packs, "score")
     return OptimizerStep(
@@ -71,13 +71,13 @@ def learn(
 
 
 def hold_out(work: DpoWork, reference: Reference | None) -> ScoredPairs:
-    """Pack the held-out pairs and score them with the reference, which does not change."""
+    """Return the held-out pairs in packs, with the reference's log-probs (None: no reference)."""
     packs = pack_rows(work.spec, work.data.eval, work.cluster)
     return packs, None if reference is None else reference(work.data.eval, packs, "eval")
 
 
 def evaluate(work: DpoWork, held_out: ScoredPairs | None) -> dict[str, float]:
-    """Return the loss on the held-out pairs and its metrics."""
+    """Return the loss on the held-out pairs and its metrics, by name."""
     assert held_out is not None, "evaluated without run.eval_every"
     packs, reference = held_out
     logprobs = log_probs("actor", packs, work.cluster)
@@ -89,7 +89,8 @@ def pair_metrics(
 ) -> dict[str, float]:
     """Return the loss on pairs and its metrics, with the accuracy's 95 % confidence interval.
 
-    The log-probs of actor and reference are of each sequence (chosen, rejected, chosen, ...).
+    `logprobs` and `reference` are log-probs under actor and reference, one for each sequence in
+    the order chosen, rejected, chosen, ...
     """
     lengths = np.array([s.loss_mask.sum() for s in samples_of(pairs)], dtype=np.float32)
     output = preference_objective(
@@ -106,7 +107,7 @@ def _in_pairs(values: Floats) -> PairValues:
 
 
 def measure(spec: RunSpec[DpoConfig], directory: Path) -> dict[str, float]:
-    """Return the loss on the held-out pairs and its metrics."""
+    """Return a model's loss on the held-out pairs with its metrics, and the counts of rows."""
     roles, loaded = tuple(spec.roles), load_held_out(spec, load_pairs)
 
     def score(cluster: Cluster, pairs: Sequence[Pair]) -> list[Floats]:

@@ -3,8 +3,9 @@
     plimsoll kto CONFIG.yaml
 
 Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306. Each step draws labelled responses,
-measures how far the policy is from the reference on the step's prompts with other responses, and
-takes one step on the loss of the config. The KL is of the whole step, before its update.
+estimates the KL of the policy from the reference, and takes an optimizer step on the loss of the
+config. The KL is estimated before the update, on all of the step's prompts, each joined with the
+response to another prompt.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ KtoWork = Work[KtoConfig, LabelledResponse]
 ScoredSamples = tuple[Packs, Floats]
 """Samples in packs, and their log-probs under the reference."""
 Responses = tuple[ScoredSamples, ScoredSamples]
-"""The samples of the responses, and those of the prompts with other responses."""
+"""The rows' samples, and the samples that join their prompts with other prompts' responses."""
 
 
 def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
@@ -62,7 +63,7 @@ def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
 
 
 def check_labels(rows: Sequence[LabelledResponse]) -> None:
-    """Raise DataError if all rows have the same label, as there is nothing to tell apart."""
+    """Raise DataError if all rows have the same label, because KTO learns to tell labels apart."""
     labels = {row.desirable for row in rows}
     if len(labels) == 1:
         word = "desirable" if labels == {True} else "undesirable"
@@ -77,7 +78,7 @@ def check_labels(rows: Sequence[LabelledResponse]) -> None:
 def match_and_mismatch(
     spec: RunSpec[KtoConfig], rows: Sequence[LabelledResponse]
 ) -> tuple[list[Sample], list[Sample]]:
-    """Return the rows' samples, and the samples of their prompts with other responses."""
+    """Return the rows' samples, and the samples of `mismatch_responses` made from them."""
     samples = samples_of(rows)
     return samples, mismatch_responses(samples, spec.data.max_tokens)
 
@@ -85,7 +86,7 @@ def match_and_mismatch(
 def score(
     work: KtoWork, reference: Reference, rows: Sequence[LabelledResponse], phase: ScoringPhase
 ) -> Responses:
-    """Pack the rows, and score them with the reference."""
+    """Return the rows, matched and mismatched, in packs with the reference's log-probs."""
 
     def pack_and_score(samples: Sequence[Sample]) -> ScoredSamples:
         packs = pack_rows(work.spec, samples, work.cluster)
@@ -98,7 +99,7 @@ def score(
 def learn(
     work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse]
 ) -> OptimizerStep[FeedbackStream]:
-    """Score a batch, measure the KL, and return the policy's optimizer step."""
+    """Score a batch and estimate its KL; return the policy's optimizer step for the batch."""
     (packs, reference_S), mismatched = score(work, reference, batch, "score")
     with work.session.phase("score", work.cluster):
         kl = measure_kl(work, mismatched)
@@ -113,14 +114,14 @@ def learn(
 
 
 def measure_kl(work: KtoWork, mismatched: ScoredSamples) -> float:
-    """Return how far the policy has moved from the reference (`kl_baseline`)."""
+    """Return the KL of the policy from the reference in nats per response (see `kl_baseline`)."""
     packs, reference_S = mismatched
     policy_S = log_probs("actor", packs, work.cluster)
     return kl_baseline(torch.from_numpy(policy_S - reference_S))
 
 
 def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
-    """Return the loss on the held-out rows and its metrics. The KL is of all rows together."""
+    """Return the loss on the held-out rows and its metrics; all rows share one KL estimate."""
     assert held_out is not None, "evaluated without run.eval_every"
     (packs, reference_S), mismatched = held_out
     kl = measure_kl(work, mismatched)
@@ -133,8 +134,10 @@ def response_metrics(
 ) -> dict[str, float]:
     """Return the loss on labelled responses and its metrics.
 
-    If there are responses of each label, the accuracy is `share_ahead` of the desirable ones, with
-    its 95 % confidence interval over prompts.
+    `logratios_S` has the policy's log-prob minus the reference's (nats) for each row; `kl` is the
+    estimate of `measure_kl`. If there are responses of each label, `accuracy` is the share of
+    pairings in which the desirable response has the larger log-ratio, with its 95 % confidence
+    interval.
     """
     desirable_S, prompts = labels_of(rows), [row.prompt for row in rows]
     counts = counts_of(desirable_S)
@@ -152,7 +155,7 @@ def response_metrics(
 
 
 def labels_of(rows: Sequence[LabelledResponse]) -> Bools:
-    """Return whether each response is desirable."""
+    """Return True for each desirable response; bool, shape [S]."""
     return np.array([row.desirable for row in rows])
 
 
@@ -163,7 +166,7 @@ def counts_of(desirable_S: Bools) -> LabelCounts:
 
 
 def measure(spec: RunSpec[KtoConfig], directory: Path) -> dict[str, float]:
-    """Return the loss on the held-out rows and its metrics. The KL is of all rows together."""
+    """Return the loss on the held-out rows and its metrics; all rows share one KL estimate."""
     loaded = load_held_out(spec, load_responses)
 
     def log_ratios(cluster: Cluster, part: Sequence[tuple[Sample, Sample]]) -> Floats:
@@ -178,13 +181,14 @@ def measure(spec: RunSpec[KtoConfig], directory: Path) -> dict[str, float]:
 
 
 def mismatch_responses(samples: Sequence[Sample], longest: int) -> list[Sample]:
-    """Join each sample's prompt with the response to another prompt.
+    """Return samples that join each sample's prompt with the response to another prompt.
 
-    The response comes from the next sample of the batch that has another prompt; after the last
-    sample comes the first. If all prompts are equal, it comes from the next sample.
+    The response is taken from the next sample of the batch with another prompt; the first sample
+    follows the last. If all prompts are equal, the response is taken from the next sample.
 
-    The response is everything from the first learned token on. Source: Ethayarajh et al. 2024,
-    https://arxiv.org/abs/2402.01306, section 4.2, which takes the next sample whatever its prompt.
+    A response is everything from the first learned token on. Source: Ethayarajh et al. 2024,
+    https://arxiv.org/abs/2402.01306, section 4.2; the paper takes the next sample whatever its
+    prompt.
 
     Args:
         samples: the batch.
@@ -207,9 +211,9 @@ def mismatch_responses(samples: Sequence[Sample], longest: int) -> list[Sample]:
 
 
 def _partners(prompts: Sequence[bytes]) -> list[int]:
-    """Return for each sample the position of the next sample with another prompt.
+    """Return for each sample the index of the next sample with another prompt.
 
-    The search goes backwards, as equal neighbours share their partner.
+    The search goes backwards, because neighbours with the same prompt have the same partner.
     """
     count = len(prompts)
     changes = [i for i in range(count) if prompts[i] != prompts[(i + 1) % count]]

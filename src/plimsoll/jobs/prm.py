@@ -19,7 +19,7 @@ class PrmConfig(JobConfig):
     batch: SftBatch = SftBatch()
     """What one step sees."""
     actor: TrainedRole
-    """The model that learns; it starts with a new score head, or with its own, if it has one."""
+    """The model that learns. It keeps its score head if it has one; else the head is new."""
 
 
 _METRICS: Names = {

@@ -1,8 +1,9 @@
-"""Process reward model: learning from labelled steps to score each step; Lightman et al. 2023.
+"""Process reward model: learn from labelled steps to score the steps of solutions.
 
     plimsoll prm CONFIG.yaml
 
-A step's score is read at its last token: the log-odds that the step is right.
+Lightman et al. 2023. In this file a step is a step of a solution, unless it is called an optimizer
+step. The score of a step is the log-odds that it is right, read at its last token.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def run(spec: RunSpec[PrmConfig], planned: Planned) -> None:
 
 
 def learn(work: PrmWork, batch: Sequence[LabelledSteps]) -> OptimizerStep[Floats]:
-    """Return the optimizer step of a batch of labelled steps."""
+    """Return the optimizer step for a batch of solutions with labelled steps."""
     packs, labels = pack_rows(work.spec, batch, work.cluster), [row.labels for row in batch]
     return OptimizerStep(
         packs, counts_of(batch), ProcessObjective(), lambda pack: to_packed(pack, labels)
@@ -52,7 +53,7 @@ def learn(work: PrmWork, batch: Sequence[LabelledSteps]) -> OptimizerStep[Floats
 
 
 def evaluate(work: PrmWork) -> dict[str, float]:
-    """Return the loss on the held-out steps and its metrics, and draw the calibration."""
+    """Return the loss on the held-out solutions and its metrics; draw the calibration."""
     scores = score_steps(work.spec, work.cluster, work.data.eval)
     return process_metrics(scores, work.data.eval, work.session.directory.calibration_path)
 
@@ -60,7 +61,10 @@ def evaluate(work: PrmWork) -> dict[str, float]:
 def process_metrics(
     scores: Sequence[Floats], rows: Sequence[LabelledSteps], output_svg: Path
 ) -> dict[str, float]:
-    """Return the metrics of steps and of whole solutions, and draw the calibration."""
+    """Return the metrics of steps and of solutions by name, and draw the calibration.
+
+    `scores` has the scores of each row's steps; `output_svg` is the file of the drawing.
+    """
     flat, labels = np.concatenate(scores), np.concatenate([row.labels for row in rows])
     output = process_loss(torch.from_numpy(flat), torch.from_numpy(labels), counts_of(rows))
     calibration = calibrate(sigmoid(flat), labels)
@@ -73,11 +77,11 @@ def process_metrics(
 
 
 def solution_metrics(scores: Sequence[Floats], rows: Sequence[LabelledSteps]) -> dict[str, float]:
-    """Return the accuracy on whole solutions, and the share of right ones.
+    """Return `solution_accuracy` with its 95 % confidence interval, and `right_solutions`.
 
-    A solution is right if each of its steps is. The model judges it right if its lowest score is
-    over 0. The accuracy is the share of solutions judged as they are, with its 95 % confidence
-    interval over prompts.
+    A solution is right if all of its steps are. The model judges a solution right if the scores of
+    all its steps exceed 0. `solution_accuracy` is the share of solutions that the model judges
+    correctly; its interval is over prompts. `right_solutions` is the share of right solutions.
     """
     judged_right = np.array([steps.min() > 0 for steps in scores])
     right = np.array([row.labels.min() > 0.5 for row in rows])
@@ -94,19 +98,22 @@ def solution_metrics(scores: Sequence[Floats], rows: Sequence[LabelledSteps]) ->
 def score_steps(
     spec: RunSpec[PrmConfig], cluster: Cluster, rows: Sequence[LabelledSteps]
 ) -> list[Floats]:
-    """Return the scores of each row's steps."""
+    """Return an array for each row: the scores (log-odds) of its steps."""
     packs = pack_rows(spec, rows, cluster)
     by_rank = cluster.each(Worker.values, [("actor", rank_packs, at_marks) for rank_packs in packs])
     return from_packed(chain(*packs), chain(*by_rank), len(rows))
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:
-    """Return the number of steps (each has one marked token) and of rows."""
+    """Return the numbers of steps and of rows; the steps count as tokens, for each has one mark."""
     return BatchCounts(sum(len(row.labels) for row in rows), len(rows))
 
 
 def measure(spec: RunSpec[PrmConfig], directory: Path) -> dict[str, float]:
-    """Return a model's loss on the held-out steps and its metrics, and draw the calibration."""
+    """Return the loss on the held-out solutions, its metrics, and the counts of rows, by name.
+
+    The calibration is drawn into `directory`.
+    """
     loaded = load_held_out(spec, load_steps)
     scores = [*chain(*score_in_parts(spec, loaded.items, partial(score_steps, spec), "actor"))]
     picture = directory / PICTURE

@@ -76,7 +76,7 @@ def _sampling(config: RlConfig) -> Sampling:
 
 
 def _evaluation(config: RlConfig) -> Evaluation:
-    """Return the metrics of each evaluation set, and their means under plain names if several."""
+    """Return the metrics of each evaluation set; several sets also have means (plain names)."""
     plain: Names = {"reward": "highest", **dict.fromkeys(config.parts)}
     sets = eval_sets(config)
     goals = _with_intervals(plain) if not sets else {**plain} if len(sets) > 1 else {}

@@ -2,11 +2,12 @@
 
     plimsoll grpo CONFIG.yaml
 
-Each step samples groups of responses with the current weights (or reads those that an earlier run
-stored: `--replay RUN`), scores them, estimates each token's advantage, and takes one or several
-steps on the policy loss. The config says how advantages are estimated and which roles that needs;
-the loop names no method. A step with a single update is on-policy by construction: the old
-log-probs are then those that are differentiated, and are not computed again.
+Each step samples groups of responses with the current weights, scores them, estimates each token's
+advantage, and takes one or several optimizer steps (updates) on the policy loss. With `--replay
+RUN` it reads the responses of an earlier run instead of sampling. The config says how advantages
+are estimated and which roles that needs; the loop names no method. A step with a single update is
+on-policy by construction: the log-probs of the update itself are the old log-probs, so they are not
+computed separately.
 """
 
 from __future__ import annotations
@@ -150,7 +151,10 @@ def train(work: RlWork, source: Source) -> RunState:
 def prepare_batch(
     work: RlWork, experience: Experience, state: RunState
 ) -> tuple[Batch, Scores, Learnables]:
-    """Pack and score what a step learns from, estimate advantages, and write all of it to disk."""
+    """Return a step's packed trajectories, their log-probs and values, and their advantages.
+
+    The trajectories are also written to disk if the run keeps them.
+    """
     spec, cluster, step = work.spec, work.cluster, state.step + 1
     trajectories = experience.trajectories
     batch = pack_batch(trajectories, spec, cluster.ranks, cluster.critics.ranks, step)
@@ -164,7 +168,7 @@ def prepare_batch(
 
 
 def first_evaluated_state(work: RlWork, source: Source) -> RunState:
-    """Return the state before the first step. A new run evaluates the model that it starts from."""
+    """Return the state before the first step; a new run may evaluate its starting model first."""
     state = first_state(work.session, work.data)
     if evaluates_first(work.spec, state):
         work.session.report(0, source.evaluate(), 0)
@@ -179,7 +183,10 @@ def train_actor(
     cluster: Cluster,
     state: RunState,
 ) -> dict[str, float]:
-    """Train the actor for all epochs and mini-batches, and return the means of the metrics."""
+    """Train the actor on all epochs and mini-batches; return the means of the updates' metrics.
+
+    The result is empty during the critic's warm-up, in which the actor is not trained.
+    """
     algorithm = spec.config.algorithm
     if state.step < algorithm.critic_warmup_steps:
         return {}
@@ -212,8 +219,8 @@ def train_actor(
 def actor_rate(spec: RunSpec[RlConfig], step: int, update: int) -> float:
     """Return the actor's learning rate at an update of a step, both counted from 0.
 
-    The schedule begins with the first step that trains the actor, so that a warm-up is not over
-    before.
+    The schedule begins with the first step that trains the actor, so that the learning rate's
+    warm-up does not pass during the critic's.
     """
     algorithm = spec.config.algorithm
     updates, first = algorithm.epochs * algorithm.mini_batches, algorithm.critic_warmup_steps
@@ -222,9 +229,9 @@ def actor_rate(spec: RunSpec[RlConfig], step: int, update: int) -> float:
 
 
 def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:
-    """Return the coefficient that a run begins with; 0 without a KL.
+    """Return the KL coefficient that a run begins with; 0 without a KL.
 
-    In a resumed run, an adaptive coefficient keeps its value, and a fixed one is the config's.
+    In a resumed run, an adaptive coefficient keeps its value; a fixed coefficient is the config's.
     """
     if kl is None:
         return 0.0
@@ -234,7 +241,10 @@ def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:
 def next_kl_coefficient(
     spec: RunSpec[RlConfig], state: RunState, batch: Batch, scores: Scores
 ) -> float:
-    """Return the next step's coefficient: an adaptive one moves once the actor learns."""
+    """Return the next step's KL coefficient.
+
+    It changes only if it is adaptive and the actor is trained (not in the critic's warm-up).
+    """
     kl = spec.config.algorithm.kl
     adaptive = None if kl is None else kl.adaptive
     if adaptive is None or state.step < spec.config.algorithm.critic_warmup_steps:
@@ -246,7 +256,10 @@ def next_kl_coefficient(
 
 
 def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
-    """Return the metrics of the held-out prompts, and write the answers to the directory."""
+    """Answer the held-out prompts, and return the metrics by name.
+
+    The answers are written to `directory`. Without reward models only one rank is started.
+    """
     with open_rewards(spec.config.rewards) as scorer:
         spec = _with_fewest_ranks(spec)
         refuse(check_references(spec.config.rewards, spec.data.eval_sources()))
@@ -291,7 +304,7 @@ def _count_scored(submit: Submit, advance: Advance) -> Submit:
 
 
 def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
-    """Return the run with engines, and with no more ranks than its reward models need."""
+    """Return the run without a replay, and with a single rank if it has no reward models."""
     ranks = spec.cluster.ranks if spec.config.scoring_models else 1
     cluster = spec.written.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
     rollout = spec.written.rollout.model_copy(update={"replay": None})

@@ -21,8 +21,8 @@ class RewardAlgorithm(Settings):
     loss: Choice = Choice(name="log_sigmoid")
     """The reward loss: a file of algorithm/reward_loss/, or a function of one's own."""
     centring: NonNegativeFloat = 0.0
-    """Weight of the mean squared sum of a pair's two scores, which draws scores to 0; such as 0.01,
-    Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244."""
+    """Weight of a loss term that draws scores to 0: the mean square of the sum of a pair's scores;
+    such as 0.01, Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244."""
 
 
 class RmConfig(JobConfig):
@@ -33,7 +33,7 @@ class RmConfig(JobConfig):
     batch: PreferenceBatch = PreferenceBatch()
     """What one step sees."""
     actor: TrainedRole
-    """The model that learns; it starts with a new score head, or with its own, if it has one."""
+    """The model that learns. It keeps its score head if it has one; else the head is new."""
     algorithm: RewardAlgorithm = RewardAlgorithm()
     """The loss."""
 

@@ -1,9 +1,9 @@
-"""Reward model: learning from pairs to score a whole response; Ouyang et al. 2022.
+"""Reward model: learn from pairs to score responses; Ouyang et al. 2022.
 
     plimsoll rm CONFIG.yaml
 
-A score is read at the token that ends the response, so each sequence is cut there. Both responses
-of a pair are in the same pack.
+The score of a response is read at the token that ends it, so each sequence is cut after this token.
+Both responses of a pair are in the same pack.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(spec: RunSpec[RmConfig], planned: Planned) -> None:
 def load_scored_pairs(
     data: DataConfig, source: SourceConfig, template: Template, count_rows: CountRows = ignore_rows
 ) -> Loaded[Pair]:
-    """Return the pairs of `load_pairs`, with each response marked at the token that is scored."""
+    """Return the pairs of `load_pairs`; each loss mask marks only the token that is scored."""
     loaded = load_pairs(data, source, template, count_rows)
     pairs = (
         replace(pair, chosen=cut_to_response(pair.chosen), rejected=cut_to_response(pair.rejected))
@@ -62,13 +62,13 @@ def load_scored_pairs(
 
 
 def cut_to_response(sample: Sample) -> Sample:
-    """Cut what a template writes after a response, and mark only the last token."""
+    """Return the sample cut after its last learned token; only this token is marked."""
     end = int(np.flatnonzero(sample.loss_mask)[-1])
     return Sample(sample.tokens[: end + 1], np.arange(end + 1) == end)
 
 
 def learn(work: RmWork, batch: Sequence[Pair]) -> OptimizerStep[Floats]:
-    """Return the optimizer step of a batch of pairs."""
+    """Return the optimizer step for a batch of pairs."""
     algorithm, margins = work.config.algorithm, margins_of(batch)
     return OptimizerStep(
         pack_rows(work.spec, batch, work.cluster),
@@ -84,7 +84,7 @@ def margins_of(pairs: Sequence[Pair]) -> Floats:
 
 
 def pairs_of(pack: Pack) -> Sequence[int]:
-    """Return the numbers of the pairs in a pack of `pack_pairs`; none for a filler."""
+    """Return the indices in the batch of the pairs in a pack; none for a filler."""
     return [int(sample) // 2 for sample in pack.samples_S[::2] if sample >= 0]
 
 
@@ -101,8 +101,8 @@ def score_metrics(
 ) -> dict[str, float]:
     """Return the loss on pairs and its metrics, and draw the calibration.
 
-    The metrics include the accuracy's 95 % confidence interval and the calibration error. There is
-    a score for each sequence (chosen, rejected, chosen, ...).
+    The metrics include the accuracy's 95 % confidence interval and the calibration error. `scores`
+    has a number for each sequence in the order chosen, rejected, chosen, ...
     """
     algorithm = config.algorithm
     by_pair = in_pairs(torch.from_numpy(scores))
@@ -114,7 +114,7 @@ def score_metrics(
 
 
 def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]) -> Floats:
-    """Return the score of each sequence of the pairs, in their order."""
+    """Return the score of each response, in the order chosen, rejected, chosen, ...; [2 P]."""
     packs = pack_rows(spec, pairs, cluster)
     by_rank = cluster.each(Worker.values, [("actor", rank_packs, at_ends) for rank_packs in packs])
     return in_batch_order(packs, by_rank)

@@ -1,11 +1,12 @@
-"""The rollouts of reinforcement learning alone: sample, score, write down.
+"""Sample and score responses without learning from them, and write the best for SFT and DPO.
 
     plimsoll sample CONFIG.yaml
 
-Each step samples and scores groups of responses as a step of `plimsoll rl` does, with the actor's
-first weights, and writes the same files. At the end the best response of each group, and pairs of
-the best and the worst, are written for SFT and DPO. Each step is saved: a run that was stopped or
-killed goes on after its last step. `plimsoll eval` measures the model as for `plimsoll rl`.
+Each step samples and scores groups of responses like a step of `plimsoll rl`, with the actor's
+first weights, and writes the same files. At the end two files are written: the best response of
+each group, for SFT; and pairs of the best and the worst response, for DPO. Each step is saved, so
+a run that was stopped or killed continues after its last step. `plimsoll eval` works as for
+`plimsoll rl`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from plimsoll.train.saving import is_finished, restore, save_checkpoint
 
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
-    """Sample. `run.resume` decides whether an earlier run goes on."""
+    """Sample all steps and write the files. `run.resume` decides whether an earlier run goes on."""
     kinds = open_kinds(spec.config.environments)
     with (
         open_rewards(spec.config.rewards) as scorer,
@@ -58,7 +59,7 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
 
 
 def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) -> None:
-    """Sample, score and write all steps that are left."""
+    """Sample and score the steps that are left, and write each step's responses."""
     session = work.session
     scorer.restore(session.state.rewards)
     state = first_state(session, work.data)
@@ -93,7 +94,7 @@ def _scored_step(
 
 
 def write_selected(work: RlWork) -> Iterator[str]:
-    """Write `best.jsonl` and `pairs.jsonl` from all trajectories, and yield a line on each file."""
+    """Write `best.jsonl` and `pairs.jsonl` from all trajectories; yield a message on each file."""
     directory = work.session.directory
     steps = map(directory.trajectories_path, range(1, work.spec.steps + 1))
     kept = select(map(read_trajectories, steps), conversations_of(work.data.train))
@@ -111,17 +112,17 @@ def write_selected(work: RlWork) -> Iterator[str]:
 
 SelectedRow = dict[str, Any]
 Conversations = Mapping[int, Sequence[Mapping[str, Any]]]
-"""The messages of prompts, by their index."""
+"""The messages of each prompt, by the prompt's index."""
 
 
 @dataclass(frozen=True)
 class Selected:
-    """The rows that were chosen.
+    """The selected rows.
 
     Attributes:
-        best: rows of prompt, response and reward.
-        pairs: rows of prompt, chosen, rejected and their rewards.
-        groups: how many groups were looked at.
+        best: rows with prompt, response and reward.
+        pairs: rows with prompt, chosen and rejected response, and their rewards.
+        groups: the number of groups that the rows were selected from.
     """
 
     best: list[SelectedRow]
@@ -130,18 +131,21 @@ class Selected:
 
 
 def conversations_of(prompts: Sequence[Prompt]) -> Conversations:
-    """Return the messages of all prompts, for rows of conversations, if one has several turns."""
+    """Return the messages of all prompts if a prompt has several turns, else nothing.
+
+    With messages, `select` returns rows of conversations.
+    """
     turns = {prompt.index: prompt.messages for prompt in prompts}
     return turns if any(len(messages) > 1 for messages in turns.values()) else {}
 
 
 def select(steps: Iterable[Sequence[Trajectory]], conversations: Conversations) -> Selected:
-    """Return each group's best response, and pairs of best and worst if their rewards differ.
+    """Return each group's best response, and a pair of best and worst if their rewards differ.
 
-    Of responses with the same reward the first is taken. Responses that were cut off are left out,
-    and so are empty ones: a row's response is learned with an end. Rows of prompts with
-    `conversations` have `messages` for prompt and response, and whole conversations as chosen and
-    rejected.
+    Among equal rewards the first response is taken. Empty responses and responses that were cut
+    off are left out, because a row's response is learned with its end. If `conversations` is not
+    empty, a row has `messages` in place of prompt and response, and `chosen` and `rejected` are
+    entire conversations.
     """
     groups = [
         list(group)

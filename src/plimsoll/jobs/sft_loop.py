@@ -1,8 +1,8 @@
-"""Supervised fine-tuning: learn the assistant's turns of given conversations, or whole texts.
+"""Supervised fine-tuning: learn the assistant's turns of conversations, or every token of texts.
 
     plimsoll sft CONFIG.yaml
 
-The loss is the mean negative log-likelihood over the learned tokens of the whole step.
+The loss is the mean negative log-likelihood of the optimizer step's learned tokens.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def row_loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
 
 
 def learn(work: SftWork, batch: Sequence[Sample]) -> OptimizerStep[EmbeddingNoise | None]:
-    """Return the optimizer step of a batch of conversations."""
+    """Return the optimizer step for a batch of conversations."""
     packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
     pack_noise = partial(embedding_noise, work.config, work.session.step_under_way)
     return OptimizerStep(packs, BatchCounts.of(batch), NllObjective(), pack_noise)
 
 
 def embedding_noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
-    """Return the noise on a pack's embeddings in a step; None if the config sets none.
+    """Return the noise to add to a pack's embeddings in a step; None if the config sets none.
 
-    Each sequence's noise comes from the run's seed, the step and the sequence's place in the batch.
-    So it is the same in any pack, on any rank, and after a resume.
+    The noise of a sequence depends only on the run's seed, the step and the sequence's place in the
+    batch. So it is the same in any pack, on any rank, and in a resumed run.
     """
     alpha = config.algorithm.neftune_alpha
     if alpha is None:

@@ -1,4 +1,4 @@
-"""Find the job that a config file is for, if the command does not say it."""
+"""Find the job that a config file belongs to, for commands that do not name the job."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from plimsoll.spec.run_spec import RunSpec, resolve
 
 
 def load_any(path: str, flags: Sequence[str] = ()) -> RunSpec[Any]:
-    """Return the run of the job that the file is for.
+    """Return the run that a config file describes; the job is found from the file.
 
-    This is the job that the first line names, such as `# dpo: ...`, or else the only job that takes
-    all keys of the file.
+    If the first line names a job, such as `# dpo: ...`, it is this job. Otherwise it is the only
+    job whose schema accepts all keys of the file.
 
     Raises:
-        ConfigError, SettingsConflict: as `load_spec`. If no job takes the file, the problems are
-            those of the nearest job. If several do, the error asks for the first line.
+        ConfigError, SettingsConflict: as `load_spec`. If no job accepts the file, the problems are
+            those for the job with the fewest. If several jobs accept it, the error asks for a first
+            line that names the job.
     """
     return load_spec(JOBS[_find_job(path, flags)], path, flags)
 
@@ -77,7 +78,7 @@ def _settings_agree(job: str, path: str, flags: Sequence[str]) -> bool:
 
 
 def spec_of(config: JobConfig) -> RunSpec[Any]:
-    """Return the run of a config made in Python. Whether its keys agree is not checked."""
+    """Return the run that a config object describes, without checking that its keys agree."""
     return resolve(job_of(type(config)), config)
 
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters by PEFT: put into a model, switched off, merged; read and written as files.
+"""Add low-rank adapters (PEFT) to a model, switch them off, merge them, and read and write files.
 
 PEFT wraps each layer that gets an adapter: `q_proj` then holds the frozen `q_proj.base_layer` and
 trained parameters whose names begin with `lora_`. PEFT's directories have adapter_config.json and
@@ -35,10 +35,10 @@ _ALL_LINEAR = "all-linear"
 def add_adapter(
     module: PolicyModel | ValueModel, config: AdapterConfig, base: str, seed: int
 ) -> None:
-    """Put an adapter into the model, in place, and freeze everything else but a value head.
+    """Add an adapter to the model, in place, and freeze all other parameters but a value head.
 
-    `base` is the model's path or name, for the saved adapter; `seed` draws the first weights.
-    Raises ConfigError if a target is no layer of the model.
+    `base` is the model's path or name, which the saved adapter refers to. `seed` draws the first
+    weights. Raises ConfigError if a target is not a layer of the model.
     """
     from peft import LoraConfig
 
@@ -60,7 +60,7 @@ def add_adapter(
 
 
 def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) -> None:
-    """Put an adapter with PEFT's own config into the model, as `add_adapter` does."""
+    """Add an adapter to the model like `add_adapter`, from a config of PEFT."""
     from peft import inject_adapter_in_model
 
     dtype = module.lm.dtype
@@ -106,7 +106,7 @@ def _targets(lm: PreTrainedModel, names: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def adapter_off(module: nn.Module) -> Iterator[None]:
-    """Compute without the adapter inside the block."""
+    """During the block, switch the adapter off."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
@@ -129,9 +129,9 @@ def parts_of_weight(module: nn.Module, name: str) -> tuple[str, ...]:
 
 
 def plain_weight(module: nn.Module, name: str) -> Tensor:
-    """Return a parameter as a model without adapters and quantisation has it.
+    """Return a parameter's value dequantised and with its adapter merged in.
 
-    The tensor is new if the parameter is quantised or has an adapter, else the parameter's own.
+    If it has neither quantisation nor an adapter, the result is the parameter's own tensor.
     """
     weight = dequantise(module.get_parameter(name))
     layer, base, leaf = name.rpartition(f"{_BASE}.")
@@ -188,8 +188,8 @@ def save_adapter(
 ) -> None:
     """Write a PEFT directory, whole or not at all, in place of an existing one.
 
-    `state` has the trained parameters, whole, by their names in the module. Raises PlimsollError
-    with the path if the disk is full or not writable.
+    `state` has the trained parameters, gathered from all ranks, by their names in the module.
+    Raises PlimsollError with the path if the disk is full or not writable.
     """
     config, weights = adapter_bytes(module, state)
     with whole_directory(directory) as partial:
@@ -203,7 +203,7 @@ def save_adapter(
 def adapter_bytes(
     module: PolicyModel | ValueModel, state: Mapping[str, Tensor]
 ) -> tuple[bytes, bytes]:
-    """Return the contents of the config file and of the weights file."""
+    """Return the contents of an adapter's config file and of its weights file (safetensors)."""
     tensors = {_saved_name(name): tensor.contiguous().cpu() for name, tensor in state.items()}
     with TemporaryDirectory() as directory:
         module.lm.peft_config[ADAPTER].save_pretrained(directory)
@@ -212,7 +212,10 @@ def adapter_bytes(
 
 
 def read_adapter_config(directory: Path) -> Any:
-    """Return PEFT's config of a saved adapter; ConfigError if it cannot be read or merged."""
+    """Return PEFT's config of a saved adapter.
+
+    Raises ConfigError if it cannot be read, or is not plain LoRA, rsLoRA or DoRA.
+    """
     from peft import PeftConfig
 
     with as_config_error(str(directory), ADAPTER_FILE):
@@ -230,7 +233,7 @@ def read_adapter_config(directory: Path) -> Any:
 
 
 def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path) -> None:
-    """Put a saved adapter into the model that it was trained on; ConfigError if it does not fit."""
+    """Add a saved adapter to the model that it was trained on; ConfigError if it does not fit."""
     config.inference_mode = False
     config.modules_to_save = None
     inject(module, config)
@@ -251,7 +254,7 @@ def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path)
 
 
 def _saved_name(name: str) -> str:
-    """Return PEFT's name in files for a trained parameter of a PolicyModel or ValueModel."""
+    """Return the name that PEFT's files give a trained parameter of a PolicyModel or ValueModel."""
     plain = name.removeprefix(WRAPPER).replace(f".{ADAPTER}", "")
     if plain.endswith("lora_magnitude_vector.weight"):
         plain = plain.removesuffix(".weight")

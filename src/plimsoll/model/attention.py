@@ -1,7 +1,7 @@
-"""Packed attention: sequences side by side in one row, each seeing only itself.
+"""Packed attention: a row holds several sequences, and each sequence attends only to itself.
 
-Registered with transformers' AttentionInterface under two names, so that the model's own config
-carries the choice and any decoder that uses the interface works:
+It is registered with transformers' AttentionInterface under two names. So the model's own config
+holds the choice, and any decoder that uses the interface works:
 
 - `plimsoll_sdpa`: scaled_dot_product_attention, sequence by sequence. Runs everywhere, in any
   dtype, with sliding windows and with softcapped scores (Gemma 2).
@@ -9,8 +9,8 @@ carries the choice and any decoder that uses the interface works:
   in bfloat16, with sliding windows; it has no softcap.
 
 Both read the pack's `PackLayout`, which transformers passes on as the keyword `layout`. A sequence
-that begins as another does (see `Pack.shared_S`) has queries of its own tokens only, the last ones
-of its keys. No mask is ever built for the whole pack.
+may share its first tokens with another (see `Pack.shared_S`). It then has keys for all its tokens,
+but queries only for the tokens after the shared ones. No mask is built for the pack as one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Span(NamedTuple):
 
 
 def spans(own: Sequence[int], shared: Sequence[int]) -> Iterator[Span]:
-    """Yield the sequences of a pack; parameters as the fields of `PackLayout`."""
+    """Yield the place of each sequence in a pack; parameters as the fields of `PackLayout`."""
     start = first = 0
     for tokens, before in zip(own, shared, strict=True):
         first = first if before else start
@@ -139,7 +139,7 @@ def layout_arrays(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Arrays:
 
 
 def _keys(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Ints:
-    """Return the tokens of the pack that each sequence attends to, one sequence after the other."""
+    """Return the indices of the tokens that each sequence attends to, sequence after sequence."""
     starts_S, ends_S = cu_seqlens[:-1], cu_seqlens[1:]
     firsts_S = starts_S[leaders(shared_S)]
     begins = map(np.arange, firsts_S, firsts_S + shared_S)
@@ -171,7 +171,7 @@ class Attended:
     softcap: float | None
 
     def window_within(self, keys: int) -> int | None:
-        """Return the window if a sequence of this many keys is longer, else None."""
+        """Return the window if it is smaller than `keys`, else None: it then hides no key."""
         return self.window if self.window is not None and keys > self.window else None
 
 
@@ -189,7 +189,7 @@ class _Sequence(NamedTuple):
 
 @dataclass(frozen=True)
 class _WindowMask:
-    """Stands for the mask of a layer with a sliding window; see `Attended.window`."""
+    """A stand-in for the mask of a layer with a sliding window; see `Attended.window`."""
 
     window: int
 
@@ -207,7 +207,10 @@ def register_kernel(name: str, kernel: Kernel) -> None:
 
 
 def _mask_for(*_: object, local_size: int | None = None, **__: object) -> _WindowMask | None:
-    """Return the layer's window, if any: some families (Qwen2-MoE) pass it by the mask alone."""
+    """Return a stand-in for the mask that holds the layer's window; None without a window.
+
+    Some families (Qwen2-MoE) pass the window only in the mask.
+    """
     return None if local_size is None else _WindowMask(local_size)
 
 
@@ -313,15 +316,16 @@ def dot_product(
 
 
 def repeat_heads(keys: Tensor, heads: int) -> Tensor:
-    """Return keys or values repeated for all query heads that read them: [1, heads, K, D]."""
+    """Return keys or values with each head repeated for its query heads, [1, heads, K, D]."""
     groups = keys.shape[1]
     return keys[:, :, None].expand(-1, -1, heads // groups, -1, -1).flatten(1, 2)
 
 
 def _mask(layout: PackLayout, query: Tensor, keys: int, window: int | None) -> Tensor:
-    """Return 0 where a query may look, -inf elsewhere.
+    """Return a mask: 0 where a query attends to a key, -inf elsewhere.
 
-    A query sees its own key and the window - 1 keys before. The queries belong to the last keys.
+    A query attends to its own key and, with a window, to the window - 1 keys before it. The queries
+    belong to the last keys.
     """
     queries = query.shape[2]
     kind = (queries, keys, window, query.dtype)
@@ -336,7 +340,7 @@ def _mask(layout: PackLayout, query: Tensor, keys: int, window: int | None) -> T
 def _softcap_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, softcap: float
 ) -> Tensor:
-    """Return softmax(cap * tanh(scores / cap)) @ value with fp32 scores; no kernel computes it."""
+    """Return softmax(cap * tanh(scores / cap)) @ value with fp32 scores; PyTorch has no kernel."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     grouped = query.unflatten(1, (key.shape[1], -1))
     scores = grouped.float() @ key.float().transpose(2, 3).unsqueeze(2) * scale

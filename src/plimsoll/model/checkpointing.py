@@ -1,6 +1,6 @@
-"""Gradient checkpointing and its offload: the tensors that layers keep for the backward pass.
+"""Gradient checkpointing: decide which tensors layers keep for the backward pass, and where.
 
-Inputs of checkpointed layers may wait in pinned host memory until the backward pass.
+The inputs of checkpointed layers may be kept in pinned host memory until the backward pass.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class InputsOnHost:
         self._leaving: tuple[Tensor, torch.cuda.Event] | None = None
 
     def saving(self) -> AbstractContextManager[object]:
-        """Have autograd keep on the host what it saves inside the block; tensors of a CPU stay."""
+        """Return a context in which the tensors that autograd saves are moved from card to host."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: Tensor) -> _OnHost | Tensor:
@@ -93,15 +93,15 @@ class InputsOnHost:
 
 @cache
 def _inputs_on_host() -> InputsOnHost:
-    """Return this process's object: its roles learn one after the other, and share the blocks."""
+    """Return the single object of this process; its roles train in turn and share the blocks."""
     return InputsOnHost()
 
 
 class HostBlocks:
-    """Blocks of host memory that are reused: as many as were ever in use at once.
+    """Blocks of host memory that are reused; there are as many as were ever in use at once.
 
-    PyTorch's own allocator of pinned memory would make more if the host is ahead of the card, which
-    still has to read the blocks of the last micro-batch.
+    PyTorch's own allocator of pinned memory would make more blocks. If the host is ahead of the
+    card, it does not reuse blocks of the last micro-batch that the card still has to read.
     """
 
     def __init__(self, pin: bool) -> None:
@@ -135,7 +135,7 @@ _ATTENTION = (
 
 
 def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
-    """Let layers recompute in the backward pass, as the config says, instead of keeping tensors.
+    """Have the layers that the config names recompute tensors in the backward pass, in place.
 
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174; selective: Korthikanti et al. 2022,
     https://arxiv.org/abs/2205.05198, section 5. Raises ConfigError if the model's layers are not
@@ -167,8 +167,8 @@ def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
 def selective_contexts(thin: int) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Return the contexts of a layer's first forward and of its recomputation, for `checkpoint`.
 
-    Attention is kept, and products whose inner dimension is at least `thin`: not an adapter's
-    second matrix, whose inner dimension is its rank.
+    The results of attention are kept, and of matrix products whose inner dimension is at least
+    `thin`. So an adapter's second product, whose inner dimension is its rank, is recomputed.
 
     torch's own create_selective_checkpoint_contexts needs the same operations both times. Within a
     layer ZeRO stage 3 gathers weights, and skips that for weights that are present.
@@ -178,7 +178,7 @@ def selective_contexts(thin: int) -> tuple[TorchDispatchMode, TorchDispatchMode]
 
 
 class _Keep(TorchDispatchMode):
-    """Stores the results that are not to be recomputed, in order."""
+    """Stores, in order, the results that the backward pass does not recompute."""
 
     def __init__(self, thin: int, kept: deque[Any]) -> None:
         super().__init__()
@@ -197,8 +197,8 @@ class _Keep(TorchDispatchMode):
 class _Reuse(TorchDispatchMode):
     """Returns the stored results, in order, instead of computing them.
 
-    It also skips operations that changed them in place: DeepSpeed's linear at ZeRO stage 3 adds its
-    bias so.
+    It also skips operations that changed these results in place. DeepSpeed's linear at ZeRO stage 3
+    adds its bias in this way.
     """
 
     def __init__(self, thin: int, kept: deque[Any]) -> None:
@@ -247,6 +247,6 @@ def _with_inputs_on_host(
     function: Callable[..., Any],
     *inputs: Any,
 ) -> Any:
-    """Checkpoint a layer; only its inputs pass the hooks, not the tensors that it saves itself."""
+    """Return a checkpointed layer's output; only its inputs go to the host, not what it saves."""
     with on_host.saving():
         return checkpoint(function, *inputs)

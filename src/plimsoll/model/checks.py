@@ -56,7 +56,10 @@ def _mend(path: str) -> str:
 
 
 def read_model_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """Return config.json; ConfigError if it is unreadable, an encoder's, or of several parts."""
+    """Return a model's config.json.
+
+    Raises ConfigError if it is unreadable, or if the model is not a text decoder alone.
+    """
     with as_config_error(path, "config.json"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             path, trust_remote_code=trust_remote_code
@@ -95,7 +98,7 @@ def check_tokenizer_files(path: str) -> None:
 
 
 def has_generic_tokenizer(path: str) -> bool:
-    """Return whether a local directory's tokenizer has a class of no model family."""
+    """Return whether a local directory's tokenizer has a generic class, of no model family."""
     settings, tokens = Path(path, "tokenizer_config.json"), Path(path, "tokenizer.json")
     if not settings.is_file() or not tokens.is_file():
         return False
@@ -104,7 +107,7 @@ def has_generic_tokenizer(path: str) -> bool:
 
 
 def logit_scale(path: str, config: PreTrainedConfig) -> float:
-    """Return the factor of a family's logits; ConfigError for one that the head does not know."""
+    """Return the factor by which a model multiplies its logits; ConfigError if it is unknown."""
     settings = config.to_dict()
     if config.model_type in _MULTIPLIED:
         return float(settings[_MULTIPLIED[config.model_type]])
@@ -121,16 +124,16 @@ def logit_scale(path: str, config: PreTrainedConfig) -> float:
 
 
 def logit_softcap(config: PreTrainedConfig) -> float | None:
-    """Return the bound of the logits in cap * tanh(logits / cap), in families such as Gemma 2."""
+    """Return the cap in cap * tanh(logits / cap), as Gemma 2 has it; None without a cap."""
     cap: float | None = config.to_dict().get("final_logit_softcapping")
     return cap
 
 
 def check_length(config: PreTrainedConfig, longest: int) -> None:
-    """Refuse sequences that are so long that the rotary angles of all positions change.
+    """Raise ConfigError for sequences so long that the rotary angles of all positions change.
 
-    transformers takes the same angles for all tokens of a forward pass, so a long sequence would
-    change its neighbours in a pack.
+    transformers computes the angles for all tokens of a forward pass together. So a long sequence
+    would change the angles of its neighbours in a pack.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     match rope.get("rope_type"):
@@ -150,7 +153,10 @@ def check_length(config: PreTrainedConfig, longest: int) -> None:
 
 
 def check_loaded(path: str, report: Mapping[str, Any], may_be_new: set[str]) -> None:
-    """Refuse a checkpoint that lacks tensors: they would silently be random."""
+    """Raise ConfigError if a checkpoint lacks tensors, which would silently get random values.
+
+    Only the tensors named in `may_be_new` may be missing.
+    """
     absent = [f"{name} is missing" for name in sorted(set(report["missing_keys"]) - may_be_new)]
     reshaped = [
         f"{name} has the shape {list(found)} instead of {list(wanted)}"
@@ -174,7 +180,10 @@ _MASKING_LAYERS = {"doge"}
 
 
 def check_frame(config: ModelConfig, hf_config: PreTrainedConfig, auto_class: Any) -> None:
-    """Build the model without weights and refuse what packs or the head would compute wrongly."""
+    """Raise ConfigError if packs or the head would compute this model wrongly.
+
+    The model is built without weights for this check.
+    """
     saved_as = "".join(hf_config.architectures or [])
     if auto_class is AutoModelForCausalLM and saved_as.endswith("ForSequenceClassification"):
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""What only CPUs compute differently: packed attention with its own backward pass, filled rows.
+"""Kernels for CPUs: packed attention with its own backward pass, and rows filled with zeros.
 
-Nothing else names these kernels: `use_cpu_kernels` switches a model to them.
+`use_cpu_kernels` makes a model use them; no other module names them.
 
 The forward pass of each sequence is PyTorch's own flash kernel. The backward pass is plain products
 over blocks of queries: weights and their gradient in fp32, never kept, made again from queries,
@@ -47,21 +47,22 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def _round_up(rows: int, multiple: int) -> int:
-    """Return the next multiple."""
+    """Return the smallest multiple of `multiple` that is at least `rows`."""
     return -(-rows // multiple) * multiple
 
 
 def _use_packed_attention(lm: PreTrainedModel) -> None:
-    """Have layers use this kernel in place of PyTorch's, if they use PyTorch's."""
+    """Have the layers use this kernel if the model's attention is PyTorch's, in place."""
     if lm.config._attn_implementation == SDPA:
         register_kernel(NAME, _kernel)
         lm.config._attn_implementation = NAME
 
 
 def _kernel(pack: Attended) -> Tensor:
-    """Attend by this kernel if a query sees exactly the tokens before it, else by PyTorch's.
+    """Return attention computed by this kernel if it can, otherwise by PyTorch's.
 
-    PyTorch's computes windows and softcaps, and models that were moved to another device.
+    PyTorch's kernel computes windows and softcaps, values of another width, and models that were
+    moved to another device.
     """
     if (
         pack.query.device.type != "cpu"
@@ -77,7 +78,7 @@ def _kernel(pack: Attended) -> Tensor:
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, sequences: Sequence[Span], scale: float
 ) -> Tensor:
-    """Return the causal attention of each sequence by itself, [1, T, heads, D].
+    """Return causal attention, in which each sequence attends only to itself, [1, T, heads, D].
 
     query [1, heads, T, D]; key, value [1, kv heads, T, D]. Differentiable once.
     """
@@ -86,7 +87,10 @@ def packed_attention(
 
 
 class _Batch(NamedTuple):
-    """Sequences with equally many keys `before` the first query, and filled up to one shape."""
+    """Sequences that are computed together, filled with zeros to one shape.
+
+    All have the same number of keys `before` the first query.
+    """
 
     spans: Sequence[Span]
     before: int
@@ -163,8 +167,8 @@ class _PackedAttention(torch.autograd.Function):
 def _narrow_products(dtype: torch.dtype) -> Iterator[None]:
     """Let oneDNN round the factors of fp32 products to `dtype` inside the block, if it is bfloat16.
 
-    The factors were bfloat16 before, or are rounded to it for the next product; sums stay in fp32.
-    A machine with units for bfloat16 takes half the time.
+    This loses hardly anything: the factors were bfloat16 before, or are rounded to it for the next
+    product, and sums stay in fp32. A machine with units for bfloat16 takes half the time.
     """
     backend: Any = torch.backends.mkldnn  # whose types leave this out
     settings = backend.matmul
@@ -180,7 +184,7 @@ def _narrow_products(dtype: torch.dtype) -> Iterator[None]:
 def _by_token(like_HTD: Tensor, sequences: Sequence[Span]) -> Tensor:
     """Return a new tensor of the same shape in which a token's heads are adjacent.
 
-    It is empty, with zeros behind the last sequence.
+    Its values are not set, except for zeros behind the last sequence.
     """
     heads, tokens, width = like_HTD.shape
     made_THD = like_HTD.new_empty(tokens, heads, width)
@@ -216,10 +220,10 @@ def _backward(
     before: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of a batch's queries, keys and values, from that of its output.
+    """Return the gradients of a batch's queries, keys and values, given that of its output.
 
-    All have one dtype. The heads that share keys are adjacent, so that one product computes them
-    all.
+    All tensors have the same dtype. Query heads that share a key head are adjacent, so a single
+    product computes them together.
     """
     query_BQD, grad_BQD = query_SHQD.flatten(0, 1), grad_SHQD.flatten(0, 1)
     key_CND, value_CND = key_SKND.flatten(0, 1), value_SKND.flatten(0, 1)
@@ -262,9 +266,9 @@ OF_PACKS = 64
 
 
 def use_cpu_kernels(lm: PreTrainedModel, device: torch.device) -> int:
-    """Have a newly loaded model use the kernels for CPUs, in place, if its device is a CPU.
+    """Have a newly loaded model use these kernels, in place, if its device is a CPU.
 
-    Return the multiple that the head's rows are to be filled up to.
+    Return the number to a multiple of which the head must fill its rows.
     """
     if device.type != "cpu":
         return 1

@@ -1,9 +1,9 @@
-"""Compute a student's loss from a teacher's logits without the whole logits of either.
+"""Compute a student's loss from a teacher's logits, chunk by chunk.
 
-A chunk of the student's logits and the same rows of the teacher's exist at once. The weight of each
-token is known beforehand, so all gradients are made in the forward pass and scaled in the backward
-pass: 4 products with a head for each chunk, not 6, and the teacher's head is needed in the forward
-pass alone.
+At any time only a chunk of rows of both logits exists. The weight of each token is known
+beforehand, so all gradients are made in the forward pass and only scaled in the backward pass. Each
+chunk thus takes 4 products with a head instead of 6, and the teacher's head is needed only in the
+forward pass.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Lesson:
         nll_share: the weight of the negative log-likelihood in the loss. The divergence has the
             rest, times temperature^2, which keeps its gradient as large at any temperature (Hinton
             et al. 2015, https://arxiv.org/abs/1503.02531, section 2).
-        tokens: learned tokens of the whole step, over all ranks.
+        tokens: the learned tokens of the optimizer step, on all ranks together.
     """
 
     hidden_L_H: Tensor
@@ -58,12 +58,12 @@ class Lesson:
 
 
 class Distilled(NamedTuple):
-    """The micro-batch's shares of means over the step's learned tokens, fp32 scalars.
+    """A micro-batch's shares of the means over the step's learned tokens, as fp32 scalars.
 
-    Only `loss` has a gradient. It is a tuple, so that hooks on modules find the tensors.
+    Only `loss` has a gradient. The class is a tuple, so that hooks on modules find the tensors.
 
     Attributes:
-        loss: the weighted sum of the other two.
+        loss: the weighted sum of `divergence` and `nll`; see `Lesson.nll_share`.
         divergence: nats, at the temperature.
         nll: nats, at temperature 1.
     """
@@ -83,11 +83,12 @@ def distil(
     chunk: int,
     form: LogitForm,
 ) -> Distilled:
-    """Return the loss of the student's logits, `form` of hidden @ weight.T + bias, from the lesson.
+    """Return the loss of the student on a lesson, with its two terms.
 
-    Shapes as for `token_logprobs`; L may be 0, and then the gradients are zeros, not None. `chunk`
-    is the number of rows of either logits that exist at once. Differentiable once, for hidden,
-    weight and bias, through `loss`.
+    The student's logits are `form` applied to hidden @ weight.T + bias. Shapes are those of
+    `token_logprobs`; if L is 0, gradients are zeros, not None. `chunk` is the number of rows of
+    student's and teacher's logits that exist at once. `loss` is differentiable once, with respect
+    to hidden, weight and bias.
     """
     assert chunk >= 1 and len(hidden_L_H) == len(targets_L) == len(lesson.hidden_L_H)
     assert len(weight_VH) <= len(lesson.weight_VH), "the teacher's vocabulary is smaller"
@@ -131,7 +132,7 @@ def _distill_chunks(
 def _compare(
     logits_NV: Tensor, teacher_NV: Tensor, targets_N: Tensor, lesson: Lesson, form: LogitForm
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a block's divergences, negative log-likelihoods, and d loss / d logits."""
+    """Return a block's divergences [N], negative log-likelihoods [N], and d loss / d logits."""
     temperature, share = lesson.temperature, lesson.nll_share
     capped_NV = form.cap(logits_NV.float())
     soft_NV = _at(form, temperature).log_softmax(capped_NV)

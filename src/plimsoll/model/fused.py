@@ -31,8 +31,9 @@ Fusion = Callable[[nn.Module], Forward | None]
 def fuse(lm: nn.Module, fusions: Sequence[Fusion]) -> None:
     """Replace the forward of each module by that of the first fusion that matches, in place.
 
-    The forward is set in the module, as quantised layers have theirs: class, names and weight stay,
-    by which ZeRO-3, PEFT and transformers know it, and a deep copy's forward is bound to the copy.
+    The forward is set as an attribute of the module, as for quantised layers. So the module keeps
+    its class, names and weight, by which ZeRO-3, PEFT and transformers recognise it, and a deep
+    copy's forward is bound to the copy.
     """
     for module in lm.modules():
         forward = next(filter(None, (fusion(module) for fusion in fusions)), None)
@@ -43,10 +44,10 @@ def fuse(lm: nn.Module, fusions: Sequence[Fusion]) -> None:
 def fusion_of(
     like: Forward, forward: Forward, fits: Callable[[Any], bool] = lambda module: True
 ) -> Fusion:
-    """Return the fusion of modules whose class has a forward with the code of `like`, and that fit.
+    """Return a fusion that gives a module `forward` if its class's forward has the code of `like`.
 
-    transformers' families have classes of their own, whose forwards are copies of Llama's if they
-    compute the same.
+    The module must also fulfil `fits`. The code is compared, because each family in transformers
+    has its own classes; their forwards are copies of Llama's if they compute the same.
     """
 
     def fusion(module: nn.Module) -> Forward | None:
@@ -56,13 +57,13 @@ def fusion_of(
 
 
 def has_code_of(function: object, like: Forward) -> bool:
-    """Return whether a function has the bytecode of another."""
+    """Return whether `function` has the same bytecode as `like`."""
     code = getattr(function, "__code__", None)
     return code is not None and _code(code) == _code(like.__code__)
 
 
 def _code(code: Any) -> tuple[Any, ...]:
-    """Return the code without the annotations, in which copies differ."""
+    """Return the parts of a code object that are equal in copies; annotations may differ."""
     return code.co_code, code.co_consts, code.co_names
 
 
@@ -74,12 +75,12 @@ def has_silu(mlp: Any) -> bool:
 def llama_norm(
     normalise: Callable[[Tensor, Tensor, float], Tensor], norm: Any, hidden_states: Tensor
 ) -> Tensor:
-    """Return the output of a norm with Llama's attributes, by a function such as `rms_norm`."""
+    """Return a norm's output, computed by `normalise`; the norm has the attributes of Llama's."""
     return normalise(hidden_states, norm.weight, norm.variance_epsilon)
 
 
 def gated_mlp(gate: Callable[[Tensor, Tensor], Tensor], mlp: Any, x: Tensor) -> Tensor:
-    """Return the output of a gated MLP whose activation and product are one function."""
+    """Return a gated MLP's output; `gate` computes the activation and the product in one."""
     down: Tensor = mlp.down_proj(gate(mlp.gate_proj(x), mlp.up_proj(x)))
     return down
 
@@ -96,7 +97,7 @@ def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Computes blocks of rows, so that fp32 values stay few, and on CPU in the cache."""
+    """Works on blocks of rows, so that few fp32 values exist at once (on a CPU, in the cache)."""
 
     @staticmethod
     def forward(ctx: Any, input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
@@ -148,9 +149,10 @@ def _row_blocks(*tensors_TX: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def silu_gate(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
-    """Return silu(gate) * up, rounded as the two operations are. Differentiable once.
+    """Return silu(gate) * up, rounded after each of the two operations. Differentiable once.
 
-    Shazeer 2020, https://arxiv.org/abs/2002.05202, equation 6. Both have one shape and dtype.
+    Both inputs have the same shape and dtype. Shazeer 2020, https://arxiv.org/abs/2002.05202,
+    equation 6.
     """
     product_XI: Tensor = _SiluGate.apply(gate_XI, up_XI)
     return product_XI

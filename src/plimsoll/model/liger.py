@@ -53,9 +53,10 @@ _ROTARY = "apply_rotary_pos_emb"
 
 
 def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
-    """Return what `fused.rms_norm` returns, which computes weights that are wider than the input.
+    """Return the result of `fused.rms_norm`, computed by Liger's kernel.
 
-    Liger would round the result to the input's dtype.
+    If weight and input differ in dtype, `fused.rms_norm` itself computes it: Liger would round the
+    result to the input's dtype.
     """
     if input_XH.dtype != weight_H.dtype:
         return fused.rms_norm(input_XH, weight_H, epsilon)
@@ -70,13 +71,16 @@ def offset_rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tenso
 
 
 def silu_gate(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
-    """Return what `fused.silu_gate` returns; differentiable once, even with retain_graph."""
+    """Return the result of `fused.silu_gate`, computed by Liger's kernel.
+
+    It is differentiable only once, even with retain_graph.
+    """
     product_XI: Tensor = _LigerGate.apply(gate_XI, up_XI, swiglu_forward, swiglu_backward)
     return product_XI
 
 
 def gelu_gate(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
-    """Return gelu(gate) * up, by the tanh approximation; rounded, differentiable as `silu_gate`."""
+    """Return gelu(gate) * up, with the tanh approximation; otherwise like `silu_gate`."""
     product_XI: Tensor = _LigerGate.apply(gate_XI, up_XI, geglu_forward, geglu_backward)
     return product_XI
 
@@ -108,10 +112,10 @@ class _LigerGate(torch.autograd.Function):
 def rotate(
     queries_1HTD: Tensor, keys_1HTD: Tensor, cos_1TD: Tensor, sin_1TD: Tensor, heads_at: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Rotate pairs of dimensions by angles of their position, as Llama's `apply_rotary_pos_emb`.
+    """Return queries and keys with rotary embeddings, like Llama's `apply_rotary_pos_emb`.
 
-    Su et al. 2021, https://arxiv.org/abs/2104.09864. transformers' function itself computes what
-    the kernel cannot: tables of another dtype or form.
+    Su et al. 2021, https://arxiv.org/abs/2104.09864. If the tables have a dtype or form that the
+    kernel cannot use, transformers' function is called.
     """
     dtypes = {x.dtype for x in (queries_1HTD, keys_1HTD, cos_1TD, sin_1TD)}
     rotated: tuple[Tensor, Tensor]
@@ -143,7 +147,7 @@ class _Rotated(torch.autograd.Function):
 
 
 def _copy(heads_1HTD: Tensor) -> Tensor:
-    """Copy heads into the layout of projections, which the kernel works on: token after token."""
+    """Return a copy of the heads in the memory layout that the kernel needs: token after token."""
     tokens_1THD = heads_1HTD.transpose(1, 2)
     return tokens_1THD.clone(memory_format=torch.contiguous_format).transpose(1, 2)
 

@@ -39,7 +39,7 @@ from plimsoll.spec.kernels import against_varlen
 
 
 def fusions_of(kernels: str) -> tuple[fused.Fusion, ...]:
-    """Return the fusions, Liger's or ours; ConfigError if Liger's cannot be imported."""
+    """Return the fusions of the setting `kernels`; ConfigError if Liger cannot be imported."""
     if kernels == "own":
         return fused.FUSIONS
     assert kernels == "liger", "of a run that is resolved"
@@ -55,7 +55,7 @@ def fusions_of(kernels: str) -> tuple[fused.Fusion, ...]:
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Return the tokenizer beside the model; ConfigError if its files are missing or broken."""
+    """Return the tokenizer of a model; ConfigError if its files are missing or broken."""
     checks.check_tokenizer_files(path)
     # tokenizer.json alone defines a tokenizer of a generic class. AutoTokenizer would
     # replace its pre-tokenizer by the model family's, and could silently split text differently.
@@ -72,19 +72,20 @@ def load_policy(
 ) -> PolicyModel:
     """Return a causal language model whose log-probabilities are those at the sampling temperature.
 
-    It is prepared for the device, but still in host memory, and in training mode (gradient
-    checkpointing needs it; models with dropout are refused). Without `cast` the weights stay mapped
-    from the checkpoint's files, in their dtype there, and the caller casts them one by one. Raises
-    ConfigError, before weights are read, for everything in `checks.py`.
+    The model is prepared for the device, but still in host memory. It is in training mode, which
+    gradient checkpointing needs; models with dropout are refused. Without `cast` the weights stay
+    mapped from the checkpoint's files, in the files' dtype, and the caller casts them one by one.
+    Raises ConfigError if a check of `checks.py` fails, before weights are read.
     """
     lm, form = _load_causal(config, device, cast)
     return PolicyModel(lm, HeadForm(config.head_chunk, form, temperature))
 
 
 def load_teacher(config: ModelConfig, device: torch.device) -> TeacherModel:
-    """Return a causal language model that others learn from, mapped from its files.
+    """Return a causal language model as a teacher, prepared for the device.
 
-    It is prepared for the device. Raises ConfigError as `load_policy`.
+    Its weights stay mapped from the files, as without `cast` in `load_policy`. Raises ConfigError
+    as `load_policy` does.
     """
     return TeacherModel(*_load_causal(config, device, cast=False))
 
@@ -101,11 +102,10 @@ def _load_causal(
 def load_value(
     config: ModelConfig, device: torch.device, seed: int | None, *, cast: bool = True
 ) -> ValueModel:
-    """Return a decoder as a value function, prepared for the device, but still in host memory.
+    """Return a decoder with a value head, prepared for the device, but still in host memory.
 
-    `seed` draws the head of a checkpoint without `score.weight`; None: the checkpoint must have
-    one, as a trained reward model has. `cast` as for `load_policy`. Raises ConfigError as
-    `load_policy`.
+    `seed` draws the head if the checkpoint has no `score.weight`. With None the checkpoint must
+    have one, as a trained reward model has. `cast` and errors are as for `load_policy`.
     """
     hf_config = read_model_config(config.path, config.trust_remote_code)
     hf_config.num_labels = 1
@@ -124,7 +124,7 @@ def load_value(
 
 
 def attention_name(config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device) -> str:
-    """Return the registered attention of the config; ConfigError if varlen cannot compute it."""
+    """Return the registered name of the config's attention; ConfigError if varlen cannot run."""
     if config.attention == "sdpa":
         return SDPA
     assert config.attention == "varlen", "of a run that is resolved"
@@ -158,11 +158,11 @@ def _load(
     may_be_new: set[str],
     cast: bool,
 ) -> tuple[PreTrainedModel, int, set[str]]:
-    """Check a frame without weights, then map the weights from the checkpoint's files.
+    """Return the model, the result of `prepare_layers`, and the names that the checkpoint lacks.
 
-    Mapping costs page cache, which all ranks of a machine share; only a cast copies weights into
-    memory. `may_be_new` are the only names that the checkpoint may lack. Return the model, what
-    `prepare_layers` returns, and the names that the checkpoint lacks.
+    The model is first checked without weights; then its weights are mapped from the checkpoint's
+    files. Mapping costs page cache, which all ranks of a machine share; only a cast copies weights
+    into memory. The checkpoint may lack only the names in `may_be_new`.
     """
     register_packed_attention()
     attention = attention_name(config, hf_config, device)
@@ -193,10 +193,10 @@ def _load(
 
 
 def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.device) -> int:
-    """Have a model's layers use the kernels for its device and checkpointing, in place.
+    """Set up a model's layers, in place: kernels for its device, and gradient checkpointing.
 
-    It serves models that were loaded and models that are traced without weights. Returns what
-    `use_cpu_kernels` returns. Raises ConfigError as `fusions_of` and `checkpoint_layers`.
+    Return the result of `use_cpu_kernels`. The model may be loaded, or be without weights for
+    tracing. Raises ConfigError as `fusions_of` and `checkpoint_layers` do.
     """
     fuse(lm, fusions_of(config.kernels))
     rows = use_cpu_kernels(lm, device)
@@ -206,7 +206,7 @@ def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.devic
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide progress bars and transformers' table of absent names inside the block."""
+    """During the block, hide progress bars and transformers' table of missing weights."""
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

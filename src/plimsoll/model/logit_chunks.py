@@ -1,7 +1,7 @@
-"""Logits in chunks, for every head that never holds the whole of them.
+"""Compute logits in chunks of rows, for heads that never hold all logits at once.
 
-The logits of `chunk` rows exist at once, in the dtype of the weights; softmaxes are computed from
-them in fp32, a block of a few rows at a time.
+A chunk has the dtype of the weights. Softmaxes are computed from it in fp32, for a block of a few
+rows at a time.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ BLOCK_ELEMENTS_ACCELERATOR = 2**24
 
 
 def block_elements(tensor: Tensor) -> int:
-    """Return how many elements to work on at once in fp32 on a tensor's device."""
+    """Return the number of elements of a block of fp32 values, for the tensor's device."""
     return BLOCK_ELEMENTS_CPU if tensor.is_cpu else BLOCK_ELEMENTS_ACCELERATOR
 
 
 def fill_rows(x_N: Tensor, multiple: int) -> Tensor:
-    """Return rows, of shape [N] or [N, H], with zeros up to the multiple."""
+    """Return x, of shape [N] or [N, H], with rows of zeros added until N is a multiple."""
     more = -len(x_N) % multiple
     return pad(x_N, (0, 0) * (x_N.ndim - 1) + (0, more)) if more else x_N
 
 
 @dataclass(frozen=True)
 class LogitForm:
-    """The form of logits from hidden states: cap * tanh(x / cap), then scale * x.
+    """The form of logits: scale * cap * tanh(x / cap), where x is the head's product.
 
     Attributes:
         scale: 1 / temperature, times the model's own factor if it has one.
-        softcap: Gemma 2 (https://arxiv.org/abs/2408.00118, section 2) caps in the model; samplers
-            divide by the temperature afterwards.
-        rows: rows that are multiplied by the head are filled up to a multiple of this.
+        softcap: the cap, or None. The cap comes before the scale, because Gemma 2
+            (https://arxiv.org/abs/2408.00118, section 2) caps in the model, and samplers divide by
+            the temperature afterwards.
+        rows: the rows of hidden states are filled with zeros to a multiple of this number.
     """
 
     scale: float = 1.0
@@ -58,7 +59,10 @@ class LogitForm:
         return torch.log_softmax(capped_NV if self.scale == 1.0 else capped_NV * self.scale, dim=1)
 
     def backward(self, grad_NV: Tensor, capped_NV: Tensor) -> Tensor:
-        """Return the gradient of the logits from that of the scaled, capped logits; in place."""
+        """Return the gradient of the head's product, from that of the capped, scaled logits.
+
+        `grad_NV` is changed in place.
+        """
         if self.scale != 1.0:
             grad_NV.mul_(self.scale)
         if self.softcap is not None:
@@ -69,7 +73,7 @@ class LogitForm:
 def logit_chunks(
     hidden_L_H: Tensor, weight_VH: Tensor, bias_V: Tensor | None, chunk: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the first row and the logits of each chunk; one buffer serves them all."""
+    """Yield (first row, logits) of each chunk; the next chunk overwrites the logits."""
     buffer_CV = hidden_L_H.new_empty(min(chunk, len(hidden_L_H)), len(weight_VH))
     for start in range(0, len(hidden_L_H), chunk):
         rows_CH = hidden_L_H[start : start + chunk]
@@ -81,9 +85,10 @@ def logit_chunks(
 
 
 def blocks(start: int, logits_CV: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
-    """Cut a chunk into blocks of a few rows, each with its slice among all rows.
+    """Yield (slice among all rows, logits) for blocks of a few rows of a chunk.
 
-    Rows that only fill the chunk up (see `LogitForm`) are left out, and zeroed.
+    Rows from number `rows` on only fill the chunk up (see `LogitForm`); they are zeroed and left
+    out.
     """
     real = max(0, rows - start)
     logits_CV[real:] = 0
@@ -94,9 +99,9 @@ def blocks(start: int, logits_CV: Tensor, rows: int) -> Iterator[tuple[slice, Te
 
 
 def grad_of_logprobs(logp_NV: Tensor, targets_N: Tensor, grad_logprobs_N: Tensor) -> Tensor:
-    """Return d loss / dz of a block, in place, for a loss of the targets' log-probabilities alone.
+    """Return d loss / dz of a block, for a loss of the targets' log-probabilities alone.
 
-    With p = softmax(z), d log p_target / dz_j = [j = target] - p_j.
+    With p = softmax(z), d log p_target / dz_j = [j = target] - p_j. `logp_NV` is overwritten.
     """
     grad_NV = logp_NV.exp_().mul_(-grad_logprobs_N[:, None])
     return grad_NV.scatter_add_(1, targets_N[:, None], grad_logprobs_N[:, None])
@@ -108,12 +113,12 @@ Wanted = tuple[bool, bool, bool]
 
 @dataclass(frozen=True)
 class HeadGradients:
-    """Gradients of hidden states and head, added up chunk by chunk; None if frozen.
+    """Gradients of hidden states and head, added up chunk by chunk; None if not wanted.
 
     Attributes:
-        hidden_L_H: in the dtype of the hidden states.
-        weight_VH: in the dtype of the weight.
-        bias_V: in fp32.
+        hidden_L_H: the gradient of the hidden states, in their dtype.
+        weight_VH: the gradient of the weight, in its dtype.
+        bias_V: the gradient of the bias, in fp32.
     """
 
     hidden_L_H: Tensor | None
@@ -138,7 +143,7 @@ class HeadGradients:
         )
 
     def add(self, start: int, grad_CV: Tensor, hidden_L_H: Tensor, weight_VH: Tensor) -> None:
-        """Add a chunk, by the gradient of its logits."""
+        """Add the gradients of a chunk that begins at row `start`, given that of its logits."""
         chunk = slice(start, start + len(grad_CV))
         if self.hidden_L_H is not None:
             torch.mm(grad_CV, weight_VH, out=self.hidden_L_H[chunk])
@@ -148,10 +153,10 @@ class HeadGradients:
             self.bias_V.add_(grad_CV.sum(0, dtype=torch.float32))
 
     def times(self, factor: Tensor, loss_tokens: int) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the first `loss_tokens` rows, of weight and bias, times a factor.
+        """Return the gradients of the first `loss_tokens` hidden states, weight and bias, scaled.
 
-        They are scaled in place, so this works once. The factor is a scalar that the dtype of the
-        weights can hold, such as 1; or, with a frozen head, one number for each row.
+        They are scaled in place, so call this once. `factor` is a scalar that the dtype of the
+        weights can hold, such as 1; or, with a frozen head, a number for each row.
         """
         hidden = None if self.hidden_L_H is None else self.hidden_L_H[:loss_tokens]
         if factor.ndim:
@@ -170,11 +175,11 @@ def make_ahead(
     bias_V: Tensor | None,
     make: Callable[[Wanted], tuple[Outputs, HeadGradients]],
 ) -> Outputs:
-    """Return the outputs of `make`, which also makes their gradients in the forward pass.
+    """Return the outputs of `make`, which also returns their gradients.
 
-    The logits exist there; the backward pass only scales the gradients. Differentiable once, and
-    only through the first output: a scalar, or a number for each row, whose gradients `make`
-    returns as if the output were their sum.
+    So gradients are made in the forward pass, where the logits exist, and the backward pass only
+    scales them. Only the first output is differentiable, and only once. It is a scalar, or a number
+    for each row; for these, `make` returns the gradients of their sum.
     """
     if not torch.is_grad_enabled():
         return make((False, False, False))[0]

@@ -1,9 +1,9 @@
 """NEFTune: noise on the input embeddings while training.
 
-Jain et al. 2023, algorithm 1, https://arxiv.org/abs/2310.05914. Departure from the paper: a
-sequence's noise is scaled by its own length, not by that of a padded batch, and is drawn from a
-seed of its own: so the gradient depends neither on the sequence's neighbours in a pack, nor on the
-rank that computes it, nor on whether the run was interrupted.
+Jain et al. 2023, algorithm 1, https://arxiv.org/abs/2310.05914. Unlike in the paper, the noise of a
+sequence is scaled by the sequence's length, not by that of a padded batch, and each sequence has a
+seed. So the gradient does not depend on the sequence's neighbours in a pack, on the rank that
+computes it, or on whether the run was interrupted.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class EmbeddingNoise:
 
 @contextmanager
 def add_noise(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[None]:
-    """Add noise to the embeddings of a pack, [1, T, H], inside the block; None: add none.
+    """During the block, add noise to the embeddings that a pack gets, [1, T, H]; None: add none.
 
-    A hook on the module's output works whoever divides the module's weights, adds an adapter to
-    them or recomputes layers: the embeddings are computed once.
+    The noise is added by a hook on the module's output. So it does not matter whether weights are
+    divided, have an adapter, or layers are recomputed: the embeddings are computed once.
     """
     if noise is None:
         yield

@@ -1,8 +1,8 @@
-"""The policy model: a Hugging Face decoder over a pack, then log-probs of the learned tokens.
+"""The policy model: a Hugging Face decoder reads a pack, and its head returns log-probs.
 
-The file also has its teacher, the names of its weights, and the writing of a directory that
+The file also defines the teacher model and the names of weights. It writes directories that
 transformers and vLLM load, with the tokenizer, its chat template and the generation config. In
-memory transformers keeps the experts of a mixture stacked, under names of its own.
+memory transformers keeps the experts of a mixture stacked, under other names than in files.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Companions:
 
     Attributes:
         tokenizer: the tokenizer, with the chat template that the model was trained with.
-        generation: how the model generates; None for a model that scores.
+        generation: the generation config; None for a model that scores.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -64,9 +64,11 @@ def companions(
 ) -> Companions:
     """Return the companions of a trained model.
 
-    `tokenizer` is that of the model that training began with, newly read. `template` is the Jinja
-    that the model was trained with instead of the tokenizer's own: the tokenizer gets it, and the
-    token that ends its turns ends what the model generates.
+    Args:
+        lm: the trained model.
+        tokenizer: the tokenizer of the model that training began with, newly read.
+        template: the Jinja template of training, which becomes the tokenizer's, and whose end of
+            turn becomes an end token of generation. None: training used the tokenizer's template.
     """
     generation = deepcopy(lm.generation_config) if lm.can_generate() else None
     if template is not None:
@@ -89,8 +91,8 @@ def _with_end(ends: int | list[int] | None, token: int) -> int | list[int]:
 def write_generation(generation: GenerationConfig, directory: Path) -> None:
     """Write generation_config.json unchanged.
 
-    `save_pretrained` refuses settings that transformers only warns of as it reads them, such as
-    those that Llama 2 was published with.
+    `save_pretrained` would refuse settings of which transformers only warns when it reads them.
+    Llama 2 was published with such settings.
     """
     generation.to_json_file(directory / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
@@ -101,9 +103,9 @@ WRAPPER = "lm."
 
 @dataclass(frozen=True)
 class PackTensors:
-    """A `records.Pack` on a device; see there for the fields and a worked example.
+    """A `records.Pack` on a device; that class describes the fields, with a worked example.
 
-    The tensors are int64, but cu_loss_tokens [S + 1], which is int32.
+    All tensors are int64 except cu_loss_tokens [S + 1], which is int32.
     """
 
     tokens_T: Tensor
@@ -115,7 +117,7 @@ class PackTensors:
 
     @classmethod
     def from_pack(cls, pack: Pack, device: torch.device) -> PackTensors:
-        """Copy the pack's arrays (which may be read-only views of Ray's store) to the device."""
+        """Return the pack on the device; its arrays may be read-only views of Ray's store."""
         arrays: dict[str, NDArray[Any]] = {
             "tokens_T": pack.tokens_T,
             "positions_T": pack.positions_T,
@@ -130,12 +132,12 @@ class PackTensors:
 
 @dataclass(frozen=True)
 class HeadForm:
-    """The form in which the head computes log-probabilities.
+    """How the head computes log-probabilities.
 
     Attributes:
-        chunk: rows of logits that exist at once.
+        chunk: the number of rows of logits that exist at once.
         logits: the model's own form of logits.
-        temperature: the last divisor of the logits.
+        temperature: the sampling temperature, by which the logits are divided last.
     """
 
     chunk: int
@@ -144,10 +146,10 @@ class HeadForm:
 
 
 class TokenLogprobHead(nn.Module):
-    """Takes the place and the parameters of the `lm_head` Linear; returns log-probs or a loss.
+    """Replaces the `lm_head` Linear and keeps its parameters; returns log-probs or a loss.
 
-    It is a module of its own, so that ZeRO-3, which gathers a module's own parameters around its
-    forward and backward, has the weight whole while it is used.
+    ZeRO-3 gathers a module's parameters for the module's forward and backward. So the head is a
+    module, and its weight is gathered while it is used.
     """
 
     def __init__(self, head: nn.Linear, form: HeadForm) -> None:
@@ -163,7 +165,7 @@ class TokenLogprobHead(nn.Module):
         entropy: Entropy,
         lesson: Lesson | Imitation | None,
     ) -> TokenLogprobs | Distilled | Tensor:
-        """Return the log-probs of the targets; with a lesson, the loss that the lesson needs."""
+        """Return the log-probs of the targets; with a lesson, the loss on the lesson instead."""
         where = (hidden_L_H, self.weight, targets_L)
         form, chunk, bias_V = self.form.logits, self.form.chunk, self.bias
         match lesson:
@@ -182,8 +184,8 @@ class PolicyModel(nn.Module):
     """A causal language model that returns log-probabilities of a pack's learned tokens.
 
     Attributes:
-        lm: the Hugging Face model, with packed attention; its output head is replaced in place, so
-            its own forward and generate no longer work.
+        lm: the Hugging Face model, with packed attention. Its output head is replaced in place, so
+            `lm.forward` and `lm.generate` no longer work.
     """
 
     def __init__(self, lm: PreTrainedModel, form: HeadForm) -> None:
@@ -198,9 +200,10 @@ class PolicyModel(nn.Module):
         noise: EmbeddingNoise | None = None,
         lesson: Lesson | Imitation | None = None,
     ) -> TokenLogprobs | Distilled | Tensor:
-        """Return log-probs (and entropies) of targets_L in fp32, at the sampling temperature.
+        """Return log-probs of targets_L, and entropies if asked for, in fp32; shape [L].
 
-        With a lesson, return the loss of the model at temperature 1 instead.
+        They are at the sampling temperature. With a lesson, return the loss on the lesson instead,
+        at temperature 1.
         """
         head = self.lm.get_output_embeddings()
         with add_noise(self.lm.get_input_embeddings(), noise):
@@ -211,7 +214,7 @@ class PolicyModel(nn.Module):
 
     @contextmanager
     def at_temperature_one(self) -> Iterator[None]:
-        """Compute log-probabilities at temperature 1 inside the block."""
+        """During the block, compute log-probabilities at temperature 1."""
         head = self.lm.get_output_embeddings()
         form = head.form
         head.form = replace(form, temperature=1.0)
@@ -221,7 +224,7 @@ class PolicyModel(nn.Module):
             head.form = form
 
     def tied_names(self) -> dict[str, str]:
-        """Return {Hugging Face name: the kept name} for names that share another's tensor."""
+        """Return the tied names: {Hugging Face name: name under which its tensor is kept}."""
         kept = {parameter: name for name, parameter in self.lm.named_parameters()}
         every = self.lm.named_parameters(remove_duplicate=False)
         tied = {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
@@ -229,7 +232,7 @@ class PolicyModel(nn.Module):
 
 
 def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
-    """Run only the decoder, and return the hidden states that predict learned tokens, [L, H]."""
+    """Return the hidden states that predict the learned tokens, [L, H], without the head."""
     check_length(lm.config, pack.layout.most_keys)
     hidden_1TH = lm.get_decoder()(
         input_ids=pack.tokens_T[None],
@@ -245,9 +248,9 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
 
 
 class TeacherModel(nn.Module):
-    """A causal language model whose own head is never run.
+    """A causal language model that returns hidden states; its own head is never run.
 
-    Its student's head runs both, chunk by chunk (see distillation.py).
+    The student's head computes the logits of both, chunk by chunk (see distillation.py).
 
     Attributes:
         lm: the Hugging Face model, with packed attention.
@@ -272,9 +275,10 @@ class TeacherModel(nn.Module):
 
 
 def hf_state_names(model: nn.Module) -> dict[str, str]:
-    """Return {name in the module: Hugging Face name} of a model's parameters; tied ones come once.
+    """Return {name in the module: Hugging Face name} of a model's parameters.
 
-    Adapters' own parameters have no such name; the layers that they wrap keep theirs.
+    Tied parameters occur once. The parameters of adapters are left out; a layer that an adapter
+    wraps has the name that it has without the adapter.
     """
     names = (name for name, _ in model.named_parameters())
     return {name: plain_name(name) for name in names if not is_of_adapter(name)}
@@ -299,10 +303,10 @@ def save_hf(
 ) -> None:
     """Write a Hugging Face directory, whole or not at all, in place of an existing one.
 
-    `config` is `model.lm.config`, whose architectures entry names the class of the weights. `state`
-    has tensors by Hugging Face name, on any device. Of tied tensors (the same storage under several
-    names) only the first is written; transformers ties them again as it loads. Raises PlimsollError
-    with the path if the disk is full or not writable.
+    `config` is `model.lm.config`; its entry `architectures` names the class of the weights. `state`
+    has the full tensors by Hugging Face name, on any device. Of tied tensors (the same storage
+    under several names) only the first is written; transformers ties them again as it loads. Raises
+    PlimsollError with the path if the disk is full or not writable.
     """
     assert all(t.numel() > 0 for t in state.values()), "a sharded tensor was not gathered"
     tensors = _without_ties(state)
@@ -330,10 +334,10 @@ _LAYER = re.compile(r".*?\.layers\.\d+\.")
 def published_weights(
     lm: PreTrainedModel, weights: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield weights by the names and in the pieces of the model's files; some share their memory.
+    """Yield (name, tensor) of all weights, named and split up as in the model's files.
 
-    `weights` are whole tensors by Hugging Face name. They are taken out layer by layer, as other
-    pieces are copies.
+    `weights` has the full tensors as the model in memory has them, by Hugging Face name. It is
+    emptied layer by layer, because some yielded tensors are copies. Others share memory.
     """
     for names in _by_layer(weights):
         layer = {name: weights.pop(name) for name in names}
@@ -341,15 +345,15 @@ def published_weights(
 
 
 def weights_for_files(lm: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return `published_weights` with memory of its own for each piece, as files need it."""
+    """Return `published_weights` as a dict; no two tensors share memory, as files require."""
     whole = set(weights)
     return {n: t if n in whole else t.clone() for n, t in published_weights(lm, weights)}
 
 
 def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers in the files of a PolicyModel or ValueModel, by Hugging Face name.
+    """Return the buffers that the files of a PolicyModel or ValueModel hold, by Hugging Face name.
 
-    No gradient moves them; a router's biases are an example.
+    They are not trained by gradients; a router's biases are an example.
     """
     buffers = dict(module.named_buffers())
     return {plain_name(name): buffers[name] for name in module.state_dict() if name in buffers}

@@ -26,7 +26,7 @@ HEADS = ("lm_head", "score")
 
 
 def quantization_settings(config: ModelConfig, device: torch.device) -> dict[str, Any]:
-    """Return further arguments of `from_pretrained`; none for a model that is not quantised."""
+    """Return the arguments by which `from_pretrained` quantises a model; empty if it should not."""
     if config.quantization == "none":
         return {}
     from transformers import BitsAndBytesConfig
@@ -44,10 +44,10 @@ def quantization_settings(config: ModelConfig, device: torch.device) -> dict[str
 
 
 def leave_files(lm: PreTrainedModel) -> None:
-    """Copy parameters that are not in 4 bits out of the checkpoint's files.
+    """Copy the parameters that are not in 4 bits into memory, so that no file stays mapped.
 
-    One weight that is still mapped from them keeps all pages in the process that were read to be
-    quantised.
+    A single weight that is still mapped would keep all pages of the file in the process, including
+    those of the weights that were read to be quantised.
     """
     for parameter in lm.parameters():
         if _scales(parameter) is None:
@@ -57,8 +57,8 @@ def leave_files(lm: PreTrainedModel) -> None:
 def multiply_by_codes(lm: PreTrainedModel) -> None:
     """Have the quantised layers compute by `_ByCodes`, in place of bitsandbytes' own forward.
 
-    That one also lays weights out anew when a CPU scores; training, dividing or reading them would
-    then be wrong.
+    bitsandbytes' forward changes the layout of the weights when a CPU scores. Training, dividing or
+    reading these weights would then be wrong.
     """
     for module in lm.modules():
         if _scales(getattr(module, "weight", None)) is not None:
@@ -71,10 +71,11 @@ def _forward(layer: Any, input_TI: Tensor) -> Tensor:
 
 
 class _ByCodes(torch.autograd.Function):
-    """Computes x W^T + b with W in 4 bits and, as b, frozen.
+    """Computes x W^T + b, where W is in 4 bits, and W and b are frozen.
 
-    From forward to backward it keeps the parameter itself, which ZeRO-3 fills again. bitsandbytes'
-    MatMul4Bit keeps a view of the gathered codes: so every rank would hold all of them.
+    From forward to backward it keeps the parameter object, whose data ZeRO-3 frees and gathers
+    again. bitsandbytes' MatMul4Bit keeps a view of the gathered codes, so every rank would hold the
+    codes of all layers.
     """
 
     @staticmethod
@@ -97,7 +98,10 @@ class _ByCodes(torch.autograd.Function):
 
 
 def dequantise(parameter: nn.Parameter) -> Tensor:
-    """Return the plain weight, in new memory, in the model's dtype; else the parameter's tensor."""
+    """Return a quantised parameter's weight as a new tensor in the model's dtype.
+
+    If the parameter is not quantised, return its own tensor.
+    """
     scales = _scales(parameter)
     if scales is None:
         return parameter.detach()
@@ -108,7 +112,7 @@ def dequantise(parameter: nn.Parameter) -> Tensor:
 
 
 def plain_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Return the shape of the plain, whole weight, also if ZeRO-3 has divided the parameter."""
+    """Return the shape of the full, dequantised weight, even if ZeRO-3 has divided it."""
     scales = _scales(parameter)
     if scales is not None:
         return tuple(scales.shape)

@@ -17,11 +17,12 @@ ALIGNMENT = 16
 
 
 def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
-    """Copy arrays (which may be read-only views of Ray's store) to a device; leave out each None.
+    """Return arrays as tensors on a device, by name; None values are left out.
 
-    On its way to a card everything lies in one buffer of pinned memory and crosses in one copy, so
-    that the host does not wait for what the card still has to do. PyTorch keeps the buffer until
-    the copy is done (CachingHostAllocator). The tensors on the card are views of one block.
+    The arrays may be read-only views of Ray's store. For a card, they are gathered in one buffer of
+    pinned memory and cross in one copy, so the host does not wait for the card. PyTorch keeps the
+    buffer until the copy is done (CachingHostAllocator). The tensors on the card are views of one
+    block.
     """
     present = {name: array for name, array in arrays.items() if array is not None}
     if device.type != "cuda":
@@ -34,12 +35,12 @@ def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
 
 
 def send_one(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy a single array to a device, as `send` does."""
+    """Return a single array as a tensor on a device; see `send`."""
     return send({"": array}, device)[""]
 
 
 def buffer_size(arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Return the bytes that hold all arrays one behind the other."""
+    """Return the size in bytes of a buffer for all arrays."""
     return sum(map(_aligned_size, arrays.values()))
 
 

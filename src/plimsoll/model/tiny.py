@@ -134,7 +134,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
 
 
 def train_chat_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
-    """Return such a tokenizer for conversations, with `CHAT_TEMPLATE`; `<|im_end|>` ends a turn."""
+    """Return a tokenizer like `train_tokenizer`'s, with `CHAT_TEMPLATE`; <|im_end|> ends a turn."""
     tokenizer: Qwen2Tokenizer = Qwen2Tokenizer().train_new_from_iterator(
         texts,
         vocabulary - len(_MARKS),

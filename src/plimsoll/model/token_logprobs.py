@@ -1,10 +1,13 @@
-"""Log-probabilities of given tokens from hidden states, without the whole logits.
+"""Compute log-probabilities of given tokens from hidden states, with logits in chunks.
 
-A head that learns recomputes each chunk's logits in the backward pass, as the weight of a token in
-its gradient depends on the token's log-probability: 4 products with the head. With a frozen head
-the gradient of each token's hidden state is made in the forward pass and scaled in the backward
-pass: 2 products. So are all gradients of the mean of the log-probabilities, in which the weight of
-each token is known beforehand: 3 products.
+The number of products with the head depends on what learns:
+
+- A trained head: 4. Each chunk's logits are recomputed in the backward pass, because the weight of
+  a token in the gradient depends on its log-probability.
+- A frozen head: 2. The gradients of the hidden states are made in the forward pass, and scaled in
+  the backward pass.
+- The mean of the log-probabilities: 3. The weight of each token is known beforehand, so all
+  gradients are made in the forward pass.
 """
 
 from __future__ import annotations
@@ -36,11 +39,11 @@ Entropy = Literal["none", "metric", "loss"]
 class TokenLogprobs(NamedTuple):
     """The head's output for each learned token, in fp32.
 
-    It is a tuple, so that hooks on modules find the tensors.
+    The class is a tuple, so that hooks on modules find the tensors.
 
     Attributes:
-        logprobs_L: log p(target).
-        entropy_L: the entropy, in nats, of the whole distribution; None if it was not requested.
+        logprobs_L: the log-probability of the target, in nats.
+        entropy_L: the entropy of the next-token distribution, in nats; None if not requested.
     """
 
     logprobs_L: Tensor
@@ -57,12 +60,13 @@ def token_logprobs(
     form: LogitForm,
     entropy: Entropy = "none",
 ) -> TokenLogprobs:
-    """Return log softmax(form of hidden @ weight.T + bias)[target], and the entropy, in fp32.
+    """Return the targets' log-probabilities and, if requested, entropies; fp32, [L].
 
-    Differentiable once, for hidden, weight and bias, through log-probabilities, and through the
-    entropy if it is part of the loss. L may be 0, and then the gradients are zeros, not None,
-    because every rank must give ZeRO a gradient. Head and bias have the dtype of the hidden states;
-    targets are int64, in [0, V). `chunk` is the number of rows of logits that exist at once.
+    The logits are `form` applied to hidden @ weight.T + bias. The result is differentiable once,
+    with respect to hidden, weight and bias: through the log-probabilities, and through the entropy
+    if it is part of the loss. If L is 0, gradients are zeros, not None, because every rank must
+    give ZeRO a gradient. Head and bias have the dtype of the hidden states; targets are int64, in
+    [0, V). `chunk` is the number of rows of logits that exist at once.
     """
     assert chunk >= 1 and hidden_L_H.ndim == 2 and targets_L.shape == hidden_L_H.shape[:1]
     learns = weight_VH.requires_grad or (bias_V is not None and bias_V.requires_grad)
@@ -86,9 +90,9 @@ def differentiate(
 ) -> tuple[TokenLogprobs, HeadGradients]:
     """Return log-probabilities, and the gradients of a loss that is linear in them.
 
-    Both come from the same logits. `of` are hidden_L_H, weight_VH, bias_V and targets_L, as for
-    `token_logprobs`, and `wanted` the gradients that are needed. `grad_logprobs_L` is the gradient
-    of the loss by the log-probabilities.
+    Both come from the same logits. `of` is (hidden_L_H, weight_VH, bias_V, targets_L), as for
+    `token_logprobs`; `wanted` says which gradients are needed. `grad_logprobs_L` is d loss /
+    d log-probability of each token.
     """
     hidden_L_H, weight_VH, bias_V, targets_L = of
     loss_tokens, hidden_L_H = len(hidden_L_H), fill_rows(hidden_L_H, form.rows)
@@ -168,7 +172,7 @@ class _LearningHead(torch.autograd.Function):
 
 
 def _read(logp_NV: Tensor, rows: slice, targets_L: Tensor, into: TokenLogprobs) -> None:
-    """Write a block's log-probabilities, and entropies, into the outputs."""
+    """Write the log-probabilities of a block, and its entropies if requested, into `into`."""
     into.logprobs_L[rows] = logp_NV.gather(1, targets_L[rows, None])[:, 0]
     if into.entropy_L is not None:
         into.entropy_L[rows] = -(logp_NV.exp().mul_(logp_NV)).sum(1)
@@ -201,10 +205,10 @@ def _grad_logits(
 
 @dataclass(frozen=True)
 class Imitation:
-    """A lesson that makes the targets likely.
+    """A lesson that makes the targets more likely: its loss is the negative log-likelihood.
 
     Attributes:
-        tokens: learned tokens of the whole step, over all ranks.
+        tokens: the learned tokens of the optimizer step, on all ranks together.
     """
 
     tokens: int
@@ -220,11 +224,10 @@ def token_nll(
     chunk: int,
     form: LogitForm,
 ) -> Tensor:
-    """Return the sum of -log softmax(form of hidden @ weight.T + bias)[target] / tokens.
+    """Return the sum of the targets' negative log-probabilities, divided by `tokens`; fp32 scalar.
 
-    It is an fp32 scalar. Shapes as for `token_logprobs`; L may be 0, and then the gradients are
-    zeros, not None. `chunk` is the number of rows of logits that exist at once. Differentiable
-    once, for hidden, weight and bias.
+    Parameters and shapes are those of `token_logprobs`. If L is 0, gradients are zeros, not None.
+    The result is differentiable once, with respect to hidden, weight and bias.
     """
     assert chunk >= 1 and tokens > 0 and len(hidden_L_H) == len(targets_L)
     of = (hidden_L_H, weight_VH, bias_V, targets_L)

@@ -1,4 +1,4 @@
-"""The value function: a Hugging Face decoder over a pack, then one number per learned token."""
+"""The value model: a Hugging Face decoder over a pack, and a head that gives a number per token."""
 
 from __future__ import annotations
 
@@ -16,25 +16,32 @@ ReadAt = Callable[[PackTensors], PackTensors]
 
 
 def before_learned(pack: PackTensors) -> PackTensors:
-    """Return the pack unchanged: critics judge the state before each learned token, [L]."""
+    """Return the pack unchanged; values are read at the token before each learned token, [L].
+
+    Critics judge this state.
+    """
     return pack
 
 
 def at_ends(pack: PackTensors) -> PackTensors:
-    """Return the pack read at the last token of each sequence, [S], as reward models score it."""
+    """Return the pack changed so that values are read at each sequence's last token, [S].
+
+    Reward models score responses there.
+    """
     return replace(pack, predictor_L=pack.layout.cu_queries[1:].long() - 1)
 
 
 def at_marks(pack: PackTensors) -> PackTensors:
-    """Return the pack read at the learned tokens themselves, [L], which end process rewards' steps.
+    """Return the pack changed so that values are read at the learned tokens themselves, [L].
 
-    No two sequences may share tokens.
+    For a process reward model these tokens end the steps of solutions. No two sequences may share
+    tokens.
     """
     return replace(pack, predictor_L=pack.predictor_L + 1)
 
 
 class ValueHead(nn.Module):
-    """Takes the place and the weight of the one-label `score` Linear; computes in fp32.
+    """Replaces the one-label `score` Linear and keeps its weight; computes in fp32.
 
     In bfloat16 a value would have 8 bits, too few for differences between neighbouring tokens.
     """
@@ -72,7 +79,7 @@ class ValueModel(nn.Module):
 def initialise_score(score: nn.Linear, seed: int) -> None:
     """Draw small weights with standard deviation 1 / (hidden + 1), so that values start near 0.
 
-    Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325) start the reward head so.
+    Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325) initialise the reward head in this way.
     """
     generator = torch.Generator().manual_seed(seed)
     hidden = score.in_features

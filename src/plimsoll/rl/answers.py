@@ -1,4 +1,4 @@
-"""Prompts to scored responses: single ones, or episodes with an environment."""
+"""Sample responses to prompts, or play episodes with an environment, and score them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ Note = Callable[[str], None]
 
 
 class FailedGroups:
-    """An `OnFailure` that shows and counts failures, and ends the run at the first group too many.
+    """An `OnFailure` that counts lost groups, and ends the run if there are too many.
 
-    It shows the first try of each reward that got no answer.
+    A group is lost if a reward or an environment fails for it and no tries are left. For each
+    reward, the first try without an answer is shown.
     """
 
     def __init__(self, note: Note, batch: RlBatch | None = None) -> None:
-        """Begin without failures; without `batch` no group may fail."""
+        """Begin without failures; `batch` says how many groups may fail (None: no group)."""
         self._note = note
         self._batch = batch
         self._allowed = 0 if batch is None else max(1, int(batch.max_failed_groups * batch.prompts))
@@ -41,9 +42,9 @@ class FailedGroups:
         return len(self._first)
 
     def __call__(self, failure: RewardFailure) -> None:
-        """Count a failed try; PlimsollError, once, if more groups are lost than may be.
+        """Take note of a failed try; raise PlimsollError if more groups are lost than allowed.
 
-        What fails after that is not counted, because the run is ending.
+        The error is raised once. Later failures are not counted, because the run is ending.
         """
         if failure.unanswered and failure.reward not in self._noted:
             self._noted.add(failure.reward)
@@ -80,13 +81,13 @@ class FailedGroups:
 
 @dataclass(frozen=True)
 class Answering:
-    """How sampled responses are scored.
+    """How prompts are answered and responses are scored.
 
     Attributes:
         submit: begins to score responses.
         note: shows a line while the run goes on.
-        environments: what plays episodes; None: each response stands alone.
-        source: where the prompts come from, as the config calls it.
+        environments: the environments that play episodes; None: each response stands alone.
+        source: the config key of the prompts, for messages.
     """
 
     submit: Submit
@@ -103,7 +104,7 @@ class Answers:
     failures: list[RewardFailure]
 
     def whole_groups(self) -> list[list[Trajectory]]:
-        """Return the groups of which no reward failed."""
+        """Return the trajectories of each group without a failure, group by group."""
         failed = {failure.group for failure in self.failures}
         kept = [t for t in self.trajectories if t.group not in failed]
         return [list(group) for _, group in groupby(kept, key=lambda t: t.group)]
@@ -120,11 +121,11 @@ def answers(
     *,
     first_group: int = 0,
 ) -> Answers:
-    """Return responses to each prompt, in the prompts' order, scored side by side as they come.
+    """Return scored trajectories, `responses` for each prompt, in the order of the prompts.
 
-    Each request's seed is made from `seed`. `on_failure` is called with rewards and environments
-    that fail; what it raises ends the sampling at once. The first prompt's group has the number
-    `first_group`, and the others follow in the prompts' order.
+    Scoring runs in parallel with sampling. Seeds of requests are derived from `seed`. `on_failure`
+    is called for each reward or environment that fails; if it raises, the sampling ends at once.
+    Each prompt makes a group; groups are numbered from `first_group` in the prompts' order.
     """
     if answering.environments is not None:
         scored = play_groups(

@@ -1,7 +1,7 @@
-"""A step's trajectories on their way to the losses: layouts, columns, advantages.
+"""Pack the trajectories of a step, score them, estimate advantages, and report their metrics.
 
-Trajectories are packed once, mini-batch by mini-batch; scoring and training use the same packs, and
-each column is laid out once (`ColumnLayout`).
+Trajectories are packed once, mini-batch by mini-batch. Scoring and training use the same packs, and
+one layout says where each learned token is in every column (see `ColumnLayout`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step learns from.
+    """The trajectories of a step, packed.
 
     Attributes:
         episodes: the episodes that were sampled.
-        trajectories: the branches of each episode, one episode after another; each is a sequence.
-        layout: the layout of the actor's ranks; all columns are in it.
-        critic_layout: the layout of the critic's ranks; the same object if it does not differ.
-        seed: from which the orders are drawn: the run's seed and the step.
+        trajectories: the branches of each episode, episode after episode; each is a sequence.
+        layout: the layout for the actor's ranks; all columns are in its order.
+        critic_layout: the layout for the critic's ranks; the same object if both are equal.
+        seed: (seed of the run, step), from which the order of the mini-batches is drawn.
     """
 
     episodes: list[Trajectory]
@@ -61,7 +61,7 @@ class Batch:
         return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in self.trajectories)
 
     def schedule(self, layout: ColumnLayout, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
-        """Yield (update number, mini-batch); every epoch has an order of its own."""
+        """Yield (update number from 0, mini-batch) of all epochs; each epoch is shuffled anew."""
         rng = np.random.default_rng([*self.seed, 1])
         order = (i for _ in range(epochs) for i in rng.permutation(len(layout.minis)))
         for number, index in enumerate(order):
@@ -70,12 +70,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Scores:
-    """Columns of a batch, before anything is learned from it.
+    """Log-probs (nats) and values of a batch's learned tokens, before the batch trains a model.
 
     Attributes:
         sampler_L: the sampler's log-probs.
-        old_L: the trainer's log-probs; None in a step with one update, where the policy that learns
-            is the old one.
+        old_L: the actor's log-probs by the trainer; None in a step with a single update, where the
+            policy that learns still is the old policy.
         reference_L: the reference's log-probs; None without a reference.
         values_L: the critic's values; None without a critic.
     """
@@ -87,17 +87,17 @@ class Scores:
 
     @property
     def policy_L(self) -> Floats:
-        """The log-probs of the policy that sampled, by the trainer if it scored them."""
+        """The old policy's log-probs: the trainer's if it scored them, else the sampler's."""
         return self.sampler_L if self.old_L is None else self.old_L
 
 
 @dataclass(frozen=True)
 class Learnables:
-    """Columns that the losses aim at.
+    """What the losses learn from, for each learned token.
 
     Attributes:
-        advantages_L: advantages.
-        returns_L: returns; None without a critic.
+        advantages_L: the advantages, for the policy loss.
+        returns_L: the returns, the targets of the value loss; None without a critic.
     """
 
     advantages_L: Floats
@@ -111,7 +111,7 @@ def pack_batch(
     critic_ranks: int,
     step: int,
 ) -> Batch:
-    """Divide the episodes into mini-batches at random, and each into packs for the ranks."""
+    """Return the episodes in random mini-batches, each divided into packs for the ranks."""
     seed, algorithm = (spec.run.seed, step), spec.config.algorithm
     shuffled = np.random.default_rng([*seed, 0]).permutation(len(episodes))
     trajectories = [branch for episode in episodes for branch in episode.branches]
@@ -134,10 +134,10 @@ def pack_batch(
 
 
 def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
-    """Return for each branch the number of the branches that begin as it does.
+    """Return a number for each branch; branches with the same number begin with the same tokens.
 
-    These are the responses to its prompt, or the branches of its episode, which have more in
-    common.
+    They are the responses to one prompt. In an episode with several branches, they are its
+    branches, which have more tokens in common.
     """
     return [
         -1 - number if episode.earlier else episode.group
@@ -147,7 +147,7 @@ def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
 
 
 def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
-    """Return the columns that the roles of the run compute for the batch."""
+    """Return the log-probs and values that the run's roles compute for the batch."""
     layout, critics = batch.layout, batch.critic_layout
     several = spec.workload.updates > 1
     values_L = None
@@ -174,10 +174,10 @@ def train_on(
     step: Callable[[MiniBatch], OptimizerStep[S]],
     rate: Callable[[int], float],
 ) -> dict[str, float]:
-    """Train a role on all epochs and mini-batches; return the means of their metrics.
+    """Train a role on all epochs and mini-batches; return the means of the updates' metrics.
 
-    `step` makes the optimizer step of a mini-batch. `rate` returns the learning rate at an update
-    of the batch, counted from 0.
+    `step` returns the optimizer step for a mini-batch. `rate` returns the learning rate of an
+    update, given its number within the batch, from 0.
     """
     updates = batch.schedule(layout, epochs)
     return mean_metrics([update(role, ranks, step(mini), rate(n)) for n, mini in updates])
@@ -190,11 +190,11 @@ def estimate_advantages(
     kl_coefficient: float,
     greedy: dict[int, float],
 ) -> Learnables:
-    """Apply the configured estimator to the rewards of the whole batch.
+    """Return the advantages (and returns) that the configured estimator gives for the batch.
 
-    To the estimator an episode is one sequence, its branches one after another. `kl_coefficient` is
-    the weight of the KL in the reward, and `greedy` has the reward of the greedy response to each
-    group's prompt, if the estimator needs it.
+    The estimator gets each episode as one sequence, which joins the episode's branches.
+    `kl_coefficient` is the weight of the KL in the reward, if the KL is placed there. `greedy` has
+    the reward of the greedy response to each group's prompt, if the estimator needs it.
     """
     algorithm, layout = spec.config.algorithm, batch.layout
     whole, ends_S = _whole(batch)
@@ -236,9 +236,9 @@ def estimate_advantages(
 
 
 def _whole(batch: Batch) -> tuple[ColumnLayout, Ints]:
-    """Return a layout with each episode's branches one after another, and where episodes end.
+    """Return a layout in which each episode's branches are adjacent, and where episodes end.
 
-    The second has shape [episodes]: the number of each episode's last sequence in that layout.
+    The second result gives the number of each episode's last sequence in this layout, [episodes].
     """
     layout = batch.layout
     if len(batch.episodes) == len(batch.trajectories):
@@ -253,14 +253,14 @@ def _whole(batch: Batch) -> tuple[ColumnLayout, Ints]:
 
 
 def _token_rewards(batch: Batch, whole: ColumnLayout) -> torch.Tensor | None:
-    """Return what environments gave for single tokens; None without environments."""
+    """Return environments' rewards of single tokens in the order of `whole`; None if none exist."""
     trajectories = batch.trajectories
     rewards = [t.token_rewards[t.loss_mask] for t in trajectories if t.token_rewards is not None]
     return torch.from_numpy(whole.column(rewards)) if rewards else None
 
 
 def turn_numbers(episode: Trajectory) -> list[Ints]:
-    """Return for each branch the number of each learned token's turn in the episode."""
+    """Return an array for each branch: for each learned token, the number of its turn, from 0."""
     by_branch, first = [], 0
     for branch in episode.branches:
         numbers = np.full(len(branch.response_tokens), first)
@@ -282,7 +282,10 @@ def _kl_of_rewards(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
 def policy_stream(
     batch: Batch, scores: Scores, advantages_L: Floats, kl_loss: bool
 ) -> Callable[[Pack], PolicyStream]:
-    """Return a function that gives what the policy loss needs beside each pack."""
+    """Return a function of a pack that gives the policy loss's columns for its learned tokens.
+
+    The reference's log-probs are None unless `kl_loss` is set.
+    """
 
     def part_of(column_L: Floats | None, pack: Pack) -> Floats | None:
         return None if column_L is None else batch.layout.of_pack(column_L, pack)
@@ -296,7 +299,7 @@ def policy_stream(
 
 
 def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[str, float]:
-    """Return the metrics of the responses and, with a reference, of the KL from it."""
+    """Return `trajectory_metrics` and, with a reference, the KL from it and the KL coefficient."""
     metrics = trajectory_metrics(batch.episodes)
     if scores.reference_L is not None:
         metrics |= {
@@ -308,7 +311,7 @@ def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[s
 
 
 def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """Return the means of rewards, lengths, endings and repetition over trajectories."""
+    """Return the means over trajectories of rewards, lengths, endings and repetition, by name."""
     return {
         "reward": fmean(t.reward for t in trajectories),
         **{
@@ -325,9 +328,10 @@ def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
 
 
 def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """Return the mean of each figure over the episodes that have it; nothing without episodes.
+    """Return the mean of each figure over the episodes that have it, as `episode/<name>`.
 
-    With prefix caches, add the share of all turns' prompt tokens that the engines' caches had.
+    If engines report their prefix caches, `rollout/prefix_cache_hits` is the share of all turns'
+    prompt tokens that were cached. The result is empty if no environment played.
     """
     figures = [t.figures for t in trajectories if t.turns]
     names = dict.fromkeys(name for episode in figures for name in episode)
@@ -342,7 +346,7 @@ def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
 
 
 def zero_signal(trajectories: list[Trajectory]) -> float:
-    """Return the share of groups with several responses whose rewards are all equal."""
+    """Return the share of all groups that have several responses with equal rewards."""
     rewards: dict[int, list[float]] = {}
     for t in trajectories:
         rewards.setdefault(t.group, []).append(t.reward)
@@ -373,7 +377,10 @@ def _gaps(batch: Batch, scores: Scores) -> list[Floats]:
 
 
 def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenScores:
-    """Return what is written beside each branch's tokens."""
+    """Return advantages and trainer's log-probs of each branch's response tokens, to be written.
+
+    Tokens that are not learned get 0.
+    """
 
     def of_responses(column_L: Floats) -> list[Floats]:
         return [

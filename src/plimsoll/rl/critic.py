@@ -1,4 +1,4 @@
-"""The critic: it learns what a step's trajectories returned."""
+"""Train the critic to predict the returns of a step's tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.update import OptimizerStep
 
 _ROUNDING = 1e-10
-"""The share of a mean square that float32 may leave of numbers that are all the same, and more."""
+"""Rounding in float32 may leave equal numbers a variance of up to this share of their mean square.
+"""
 
 
 def train_critic(
@@ -29,7 +30,10 @@ def train_critic(
     cluster: Cluster,
     state: RunState,
 ) -> dict[str, float]:
-    """Train the critic on all epochs and mini-batches; return the means of their metrics."""
+    """Train the critic on all epochs and mini-batches; return the means of the updates' metrics.
+
+    `values_L` are the critic's values before the step, `returns_L` their targets.
+    """
     algorithm, optimizer = spec.config.algorithm, spec.trained["critic"].optimizer
     layout = batch.critic_layout
     updates = algorithm.epochs * len(layout.minis)
@@ -58,17 +62,16 @@ def train_critic(
 def value_stream(
     batch: Batch, values_L: Floats, returns_L: Floats
 ) -> Callable[[Pack], ValueStream]:
-    """Return a function that gives what the value loss needs beside each pack."""
+    """Return a function of a pack that gives the returns and old values of its learned tokens."""
     layout = batch.critic_layout
     returns_L, values_L = (batch.layout.move_to(x_L, layout) for x_L in (returns_L, values_L))
     return lambda pack: ValueStream(layout.of_pack(returns_L, pack), layout.of_pack(values_L, pack))
 
 
 def explained_variance(returns_L: Floats, values_L: Floats) -> dict[str, float]:
-    """Return the share of the returns' variance that the critic explains.
+    """Return {"explained_variance": share of the returns' variance that the values explain}.
 
-    Return nothing if the returns vary only by rounding, as when no response has earned anything
-    yet.
+    The result is empty if the returns vary only by rounding, for example if all rewards are 0.
     """
     variance = float(returns_L.var())
     if variance <= _ROUNDING * float(np.square(returns_L).mean()):

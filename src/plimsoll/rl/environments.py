@@ -1,4 +1,4 @@
-"""The environments of a config, from their names to what plays their episodes."""
+"""Open the environments that a config names, and make the players of their episodes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _TOOL = {
     "type": "function",
     "function": {"name": "tool", "description": "A tool.", "parameters": {"type": "object"}},
 }
-"""Some tool, to see how a chat template renders tools."""
+"""An example tool, to find out how a chat template renders tools."""
 
 
 def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> EnvironmentKinds:
-    """Open the environments that the config names, before anything is loaded.
+    """Return the environments that the config names, by name; nothing else is loaded yet.
 
-    Raises ConfigError, naming the key, if one cannot be used.
+    Raises ConfigError with the key of an environment that cannot be used.
     """
     kinds = {}
     for name, config in environments.items():
@@ -56,7 +56,7 @@ def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> EnvironmentKind
 
 
 def _kind(config: EnvironmentConfig) -> EnvironmentKind:
-    """Open one environment, and refuse options that cannot be used."""
+    """Return an environment; ConfigError if its options cannot be used."""
     kind = open_environment(config.name, load_functions(config.tools))
     if isinstance(kind, EpisodeAgent) and config.process:
         raise ConfigError(
@@ -73,7 +73,7 @@ def _kind(config: EnvironmentConfig) -> EnvironmentKind:
 
 
 def _reader(config: EnvironmentConfig, template: Template, rollout: RolloutConfig) -> ReadReply:
-    """Return how tool calls are read from a reply's text."""
+    """Return the function that reads tool calls from the text of a reply."""
     if config.tool_format == "none":
         return lambda text, tools: read_reply(text, ())
     one_call = most_calls(template) == 1
@@ -106,12 +106,13 @@ def _check_tools(
 
 
 def set_up(spec: RunSpec[RlConfig], kinds: EnvironmentKinds, scorer: Scorer) -> Environments | None:
-    """Make the players of a run's episodes, in the scorer's event loop; None without environments.
+    """Return the players of a run's episodes; None without environments.
 
-    They are closed with the scorer.
+    They run in the scorer's event loop and are closed with the scorer.
 
-    Raises ConfigError for a chat template that writes earlier turns anew, if the config does not
-    say what to do then; and for a template that cannot render what an environment's tools need.
+    Raises ConfigError if the chat template renders earlier turns differently as a conversation
+    goes on and the config does not say what to do then, or if the template cannot render the tools
+    or their calls.
     """
     if not kinds:
         return None

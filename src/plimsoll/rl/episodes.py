@@ -1,6 +1,6 @@
-"""Groups of episodes, side by side: thousands may be in flight against the engines' batches.
+"""Play groups of episodes in parallel; thousands may be in flight, to fill the engines' batches.
 
-For engines that want many prompts at once, turns are sampled together.
+For engines that take many prompts in one request, turns of several episodes are sampled together.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class _WaitingTurn:
 
 
 class Rounds:
-    """A collector of the turns that episodes ask for, each of one prompt and one response.
+    """Collects the turns that episodes ask for, and samples them together in rounds.
 
-    It asks the engine when every episode under way waits for a turn. So what is sampled together is
-    the same in every run, however long environments take; a slow one keeps the others waiting.
-    Turns with stop strings of their own are sampled apart.
+    A round begins when every episode in flight waits for a turn. So the same turns are sampled
+    together in every run, however long environments take, but a slow environment keeps the other
+    episodes waiting. Turns with different stop strings are sampled in different requests. Each turn
+    asks for one response to one prompt.
     """
 
     def __init__(self, ask: Ask, at_once: int, seed: int, episodes: int, places: int) -> None:
@@ -46,9 +47,9 @@ class Rounds:
         Args:
             ask: asks the engine.
             at_once: the most prompts in one request.
-            seed: of the first round.
+            seed: the seed from which the seeds of all requests are derived.
             episodes: the number of episodes that will be played.
-            places: how many of them are played at the same time.
+            places: the most episodes in flight.
         """
         self._ask, self._at_once = ask, at_once
         self._seeds = [seed]
@@ -57,12 +58,12 @@ class Rounds:
         self._asking: set[asyncio.Task[None]] = set()
 
     def end(self) -> None:
-        """Note that an episode has ended, for good."""
+        """Note that an episode has ended and is not tried again."""
         self._left -= 1
         self._begin_round()
 
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
-        """Answer as an `Ask`."""
+        """Return the response to a turn, once its round was sampled; the method is an `Ask`."""
         answer: asyncio.Future[list[Trajectory]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_WaitingTurn(request.sampling.stop, episode, request, answer))
         self._begin_round()
@@ -110,11 +111,12 @@ _ATTEMPT = 7_919
 
 @dataclass(frozen=True)
 class Player:
-    """What plays the episodes of one environment.
+    """The player of one environment's episodes.
 
     Attributes:
-        rules: what all its episodes have in common.
-        play: plays an episode, given (prompt, seed of the group, number in the group, policy).
+        rules: the settings that all its episodes share.
+        play: a function of (prompt, seed of the group, number in the group, policy) that plays an
+            episode and returns its trajectory.
     """
 
     rules: EpisodeRules
@@ -126,7 +128,7 @@ class Environments:
     """The environments of a run.
 
     Attributes:
-        players: by the environments' names in the config.
+        players: the player of each environment, by its name in the config.
         at_once: the most episodes in flight.
         loop: the event loop in which they are played.
     """
@@ -136,7 +138,7 @@ class Environments:
     loop: asyncio.AbstractEventLoop
 
     def player_of(self, prompt: Prompt) -> Player:
-        """Return the player that a prompt's row names; the only one if there is one."""
+        """Return the player of the environment that the prompt names, or the run's only player."""
         if len(self.players) == 1:
             return next(iter(self.players.values()))
         return self.players[prompt.environment]
@@ -149,8 +151,8 @@ class _Floor:
     Attributes:
         environments: the environments of the run.
         ask: asks an engine.
-        places: one for each episode that may be in flight.
-        end: to be called when an episode has ended.
+        places: a semaphore that limits the episodes in flight.
+        end: a function to call when an episode has ended.
         sampling: how turns are sampled.
     """
 
@@ -173,11 +175,12 @@ def play_groups(
     source: str,
     first_group: int,
 ) -> list[Scored]:
-    """Play episodes of each prompt; score each group when its last episode has ended.
+    """Play `responses` episodes of each prompt, and return each group with its rewards.
 
-    A group of which an episode failed is not scored: its failures are returned instead. Groups are
-    numbered by the prompts' places, from `first_group` on. `on_failure` is called with environments
-    and rewards that fail; what it raises ends all episodes.
+    A group is scored when its last episode has ended. If one of its episodes failed, the group is
+    not scored, and its failures are returned instead. Groups are numbered in the order of the
+    prompts, from `first_group`. `on_failure` is called for each environment or reward that fails;
+    if it raises, all episodes end.
     """
     seeds = derive_seeds(seed, len(prompts))
     together = cluster.responses_per_request()
@@ -227,11 +230,17 @@ async def _episode(
     place: int,
     note_failure: Callable[[Failed, int], None],
 ) -> Trajectory | None:
-    """Play an episode, and again from its beginning if its environment fails.
+    """Play an episode and return its trajectory, or None if every try failed.
 
-    Return None if the last try fails. `number` is its number in the group, which has the seed, and
-    `place` its place among all episodes. `note_failure` is called after each try that failed, with
-    the number of tries that are left.
+    If the environment fails, the episode is played again from its beginning.
+
+    Args:
+        floor: what the episodes in flight share.
+        prompt: the prompt to begin with.
+        seed: the seed of the group.
+        number: the number of the episode in its group.
+        place: the number of the episode among all episodes.
+        note_failure: called after each failed try, with the number of tries that are left.
     """
     player = floor.environments.player_of(prompt)
     retries = player.rules.config.retries

@@ -1,8 +1,8 @@
 """Answer held-out prompts, and compute the figures of the answers.
 
-Each set has mean rewards, pass@k and maj@k. With a single set they have plain names (`reward`);
-with several they begin with the set's (`math/reward`), and the plain ones are means over the sets.
-If the rows name their sources, the same figures follow for each source (`math/algebra/reward`).
+The figures of a set are mean rewards, pass@k and maj@k. A single set has plain names (`reward`).
+With several sets, names begin with that of the set (`math/reward`), and plain names are means over
+the sets. If the rows name their sources, each source has the figures too (`math/algebra/reward`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plimsoll.spec.run_spec import RunSpec
 
 HeldOut = Mapping[str, Sequence[Prompt]]
 Answered = Mapping[str, Sequence[Trajectory]]
-"""The responses by the set's key in the config; those to one prompt stand together."""
+"""The responses of each set, by its key in the config; responses to one prompt are adjacent."""
 
 _EVAL_SEED = 2**31 - 1
 
@@ -35,9 +35,9 @@ def evaluate(
     held_out: HeldOut,
     answering_to: Callable[[str], Answering],
 ) -> dict[str, float]:
-    """Return the figures of all sets, as `eval/<name>`.
+    """Answer the prompts of all sets, and return the figures as `eval/<name>`.
 
-    `answering_to` returns how a set's answers are scored, given the set's key.
+    `answering_to` returns how the answers of a set are scored, given the set's key.
     """
     answered = answer_held_out(cluster, spec, held_out, answering_to)
     return {f"eval/{name}": value for name, value in evaluation_figures(spec, answered).items()}
@@ -49,9 +49,10 @@ def answer_held_out(
     held_out: HeldOut,
     answering_to: Callable[[str], Answering],
 ) -> Answered:
-    """Return as many responses to each prompt as its set asks for, with all parts of their rewards.
+    """Return the responses of each set, with all parts of their rewards.
 
-    Groups are numbered through all sets. Raises PlimsollError as soon as a reward fails.
+    The set's config says how many responses each prompt gets. Group numbers continue from set to
+    set. Raises PlimsollError as soon as a reward fails.
     """
     answered: dict[str, list[Trajectory]] = {}
     groups = 0
@@ -73,7 +74,7 @@ def answer_held_out(
 
 
 def evaluation_figures(spec: RunSpec[RlConfig], answered: Answered) -> dict[str, float]:
-    """Return the figures of each set, in the config's order, after the means over several sets."""
+    """Return the figures by name: means over the sets, if several, then those of each set."""
     config, sets = spec.config, spec.eval_sets
     by_set = {
         eval_set.prefix: _set_figures(config.rewards, eval_set, answered[eval_set.key])
@@ -96,9 +97,10 @@ def _set_figures(
 
 
 def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the mean reward, and that of each part by its name.
+    """Return the mean of the reward and of each of its parts, by name.
 
-    With several prompts each has its 95 % confidence interval over prompts.
+    With several prompts, each mean has a 95 % confidence interval over prompts (`<name>_low`,
+    `<name>_high`).
     """
     values = {"reward": [t.reward for t in trajectories]}
     for i, part in enumerate(trajectories[0].rewards):
@@ -109,12 +111,12 @@ def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def passing(
     rewards: Mapping[str, RewardConfig], eval_set: EvalSet, trajectories: Sequence[Trajectory]
 ) -> dict[str, float]:
-    """Return pass@k and maj@k over the answers to a set's prompts, with their intervals.
+    """Return pass@k and maj@k of a set, with 95 % confidence intervals over prompts.
 
-    Return nothing if no part of the reward says which responses pass. maj@k is the share of prompts
-    whose most frequent answer passes, all responses voting. It is left out if the part takes no
-    answers from responses, such as the tests of a program; a prompt whose responses give no answer
-    counts as failed.
+    The result is empty if no part of the reward says which responses pass. maj@k is the share of
+    prompts whose most frequent answer passes; all responses vote. A prompt whose responses give no
+    answer counts as failed. maj@k is left out if that part of the reward extracts no answers, such
+    as one that runs a program's tests.
     """
     if eval_set.pass_by is None:
         return {}
@@ -142,7 +144,10 @@ def passing(
 def _chosen(
     rewards: Mapping[str, RewardConfig], part: str, groups: Sequence[Sequence[Trajectory]]
 ) -> list[int | None] | None:
-    """Return which response of each group gives the most frequent answer; None if none is taken."""
+    """Return the index of the response with the most frequent answer in each group.
+
+    None for a group: no response has an answer. None alone: this part extracts no answers.
+    """
     voting = voting_of(rewards, part)
     if voting is None:
         return None
@@ -157,9 +162,9 @@ def _chosen(
 def _means(
     values: Mapping[str, Sequence[float]], trajectories: Sequence[Trajectory]
 ) -> dict[str, float]:
-    """Return the mean of each figure, with its confidence interval over prompts if it has one.
+    """Return the mean of each figure, and its confidence interval over prompts if it has one.
 
-    Each figure has a value for each trajectory, which says whose prompt the value is.
+    `values` has, by the figure's name, a value for each trajectory; equal prompts share theirs.
     """
     prompts = [t.prompt.tokens.tobytes() for t in trajectories]
     figures = {}

@@ -1,4 +1,4 @@
-"""The source of a step's scored trajectories, which the loop does not make itself."""
+"""Define where the training loop gets the scored trajectories of a step from."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from plimsoll.run.state import RunState
 
 @dataclass(frozen=True)
 class Experience:
-    """What a step learns from.
+    """The scored trajectories that a step learns from.
 
     Attributes:
-        trajectories: group by group, with all parts of their rewards.
-        greedy: the greedy response to each group's prompt, if the advantage needs it.
-        prompts: the number of prompts that the step took of the data.
-        metrics: figures of how the trajectories came about.
+        trajectories: the trajectories, group by group, with all parts of their rewards.
+        greedy: the greedy response to each group's prompt; empty if the advantage needs none.
+        prompts: the number of prompts that the step drew from the data.
+        metrics: metrics of the sampling, by name.
     """
 
     trajectories: list[Trajectory]
@@ -28,24 +28,24 @@ class Experience:
 
 
 class Source(Protocol):
-    """Engines that sample (live.py), or a run that stored what its engines sampled (replay.py).
+    """A source of trajectories: engines that sample (live.py), or a stored run (replay.py).
 
-    The defaults are those of a run without engines.
+    The methods that have a body here are right for a run without engines.
     """
 
     def begin(self, state: RunState) -> None:
-        """Get ready to give what follows a state, whose weights the ranks have."""
+        """Get ready to continue after `state`; the ranks have loaded the weights of that state."""
 
     def draw(self, state: RunState) -> Experience:
-        """Return what the step after a state learns from."""
+        """Return the trajectories of the step after `state`."""
         ...
 
     def renew(self, step: int) -> Mapping[str, float]:
-        """Take what the ranks learned in a step; return the metrics of that."""
+        """Take over the ranks' weights after a step; return metrics of the transfer by name."""
         return {}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return the figures of the held-out prompts; the rules refuse them without engines."""
+        """Return the figures of held-out prompts; the rules refuse these without engines."""
         return {}
 
     def rewards(self) -> Mapping[str, Mapping[str, float]]:

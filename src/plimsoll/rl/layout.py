@@ -1,7 +1,7 @@
-"""The order of a step's learned tokens, the same from scoring to the losses.
+"""Keep a step's learned tokens in one order, from scoring to the losses.
 
-A step is packed once. All that belongs to its tokens (log-probs, values, advantages) is a column of
-shape [L], in the order of the packs; a pack's part of a column is a slice of it.
+A step is packed once. Numbers for its learned tokens (log-probs, values, advantages) are columns of
+shape [L] in the order of the packs, so the numbers of a pack are a slice of a column.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ByTrajectory = Sequence[Floats]
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What one optimizer step sees: the packs of each rank, and counts over all of them."""
+    """The data of one optimizer step: the packs of each rank, and the counts over all ranks."""
 
     packs: list[list[Pack]]
     counts: BatchCounts
@@ -36,10 +36,10 @@ class ColumnLayout:
 
     Attributes:
         minis: the mini-batches.
-        trajectory_S: which trajectory each sequence is. The packs' `samples_S` number the sequences
-            through, in this order.
-        cu_loss_tokens: where each sequence's learned tokens begin, and where the last's end; shape
-            [S + 1].
+        trajectory_S: the index of the trajectory that each sequence is. `samples_S` of the packs
+            are the numbers of the sequences, from 0 over all packs.
+        cu_loss_tokens: the position in a column at which each sequence's learned tokens begin, and
+            the end of the last; shape [S + 1].
     """
 
     minis: list[MiniBatch]
@@ -47,7 +47,7 @@ class ColumnLayout:
     cu_loss_tokens: Ints
 
     def of_pack(self, column_L: Floats, pack: Pack) -> Floats:
-        """Return a pack's part of a column; of a filler, nothing."""
+        """Return the slice of a column that belongs to a pack; it is empty for a filler."""
         return column_L[self._place(pack)]
 
     def score(
@@ -56,7 +56,7 @@ class ColumnLayout:
         task: Callable[[Worker, RoleName, Sequence[Pack]], list[Floats]],
         role: RoleName,
     ) -> Floats:
-        """Have all ranks score all packs; return the scores as a column."""
+        """Run `task` for a role on all packs, each on its rank; return the scores as a column."""
         every = zip(*(mini.packs for mini in self.minis), strict=True)
         packs = [[packed for mini in rank_packs for packed in mini] for rank_packs in every]
         answers = ranks.each(task, [(role, rank_packs) for rank_packs in packs])
@@ -67,17 +67,20 @@ class ColumnLayout:
         return column_L
 
     def column(self, by_trajectory: ByTrajectory) -> Floats:
-        """Return what is known by trajectory as a column."""
+        """Return a column made from an array for each trajectory."""
         parts = [by_trajectory[i] for i in self.trajectory_S]
         return np.concatenate(parts, dtype=np.float32)
 
     def by_trajectory(self, column_L: Floats) -> list[Floats]:
-        """Return a column by trajectory: the inverse of `column`."""
+        """Return an array for each trajectory, cut from a column: the inverse of `column`."""
         pieces = np.split(column_L, self.cu_loss_tokens[1:-1])
         return [pieces[i] for i in self._sequence_of]
 
     def in_order(self, column_L: Floats) -> Floats:
-        """Return a column in the trajectories' order, in which sums round alike in any packs."""
+        """Return a column in the order of the trajectories.
+
+        Sums in this order are rounded in the same way, however the trajectories are packed.
+        """
         return np.concatenate(self.by_trajectory(column_L))
 
     def move_to(self, column_L: Floats, target: ColumnLayout) -> Floats:
@@ -103,11 +106,15 @@ def lay_out(
     *,
     beside: Sequence[int] | None,
 ) -> ColumnLayout:
-    """Pack the mini-batches.
+    """Pack the mini-batches, and return the layout.
 
-    `members` says which trajectories each mini-batch holds; `budget` is the most tokens of a pack.
-    `beside` has a number for each trajectory: those of one number in one micro-batch share the
-    tokens that they begin with alike. None: each is packed whole.
+    Args:
+        trajectories: all trajectories of the step.
+        members: the indices of each mini-batch's trajectories.
+        ranks: the number of ranks.
+        budget: the most tokens of a pack.
+        beside: a number for each trajectory. If trajectories with the same number are in one pack,
+            the tokens that they begin with alike are packed once. None: no tokens are shared.
     """
     samples = [_sample(t) for t in trajectories]
     minis: list[MiniBatch] = []
@@ -127,7 +134,7 @@ def lay_out(
 
 
 def _renumber(packs: list[list[Pack]], first: int) -> tuple[list[list[Pack]], Ints]:
-    """Return the packs with sequences numbered through from `first`, and their old numbers."""
+    """Return the packs with their sequences numbered from `first` on, and the old numbers."""
     places: list[int] = []
 
     def renumber(pack: Pack) -> Pack:

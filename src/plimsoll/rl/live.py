@@ -1,4 +1,4 @@
-"""Trajectories as engines sample them, with the weights of the step before."""
+"""Sample trajectories with the run's engines, which have the weights of the step before."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from plimsoll.run.state import RunState
 
 @dataclass(frozen=True)
 class Live:
-    """A `Source` that samples.
+    """A `Source` that samples with engines.
 
     Attributes:
-        work: the run at work.
+        work: the open job.
         scorer: scores responses.
-        environments: what plays episodes; None: each response stands alone.
-        sync: how new weights get to the engines.
+        environments: the environments that play episodes; None: each response stands alone.
+        sync: sends new weights to the engines.
     """
 
     work: RlWork
@@ -37,7 +37,7 @@ class Live:
 
     @classmethod
     def start(cls, work: RlWork, scorer: Scorer, kinds: EnvironmentKinds) -> Live:
-        """Return the source once the engines have the weights that the ranks have loaded."""
+        """Return the source, after checking that engines and ranks hold the same weights."""
         environments = set_up(work.spec, kinds, scorer)
         with work.session.phase("sync", work.cluster):
             make_room(work.cluster, work.spec)  # of what loading needed
@@ -54,7 +54,7 @@ class Live:
                 sync_weights(self.sync, state.weight_version)
 
     def draw(self, state: RunState) -> Experience:
-        """Sample and score what the step after a state learns from."""
+        """Sample and score the trajectories of the step after `state`, and return them."""
         work, cluster = self.work, self.work.cluster
         sampled = sample_step(work, self.scorer, self.environments, state)
         trajectories, greedy = sampled.trajectories, sampled.greedy
@@ -67,7 +67,7 @@ class Live:
         return Experience(trajectories, greedy, sampled.prompts, sampled.metrics)
 
     def renew(self, step: int) -> dict[str, float]:
-        """Send the ranks' weights to the engines; return the metrics of that."""
+        """Send the ranks' weights to the engines; return the transfer's metrics (`sync/<name>`)."""
         with self.work.session.phase("sync", self.work.cluster):
             make_room(self.work.cluster, self.work.spec)
             proved = sync_weights(self.sync, step)
@@ -96,7 +96,10 @@ class Live:
 def sample_step(
     work: RlWork, scorer: Scorer, environments: Environments | None, state: RunState
 ) -> Experience:
-    """Sample for the step after a state, and normalise the rewards."""
+    """Sample and score the step after `state`; return the trajectories with normalised rewards.
+
+    Reward models do not score them here, unless dynamic sampling needs their scores.
+    """
 
     def draw(first: int, count: int) -> list[Prompt]:
         return work.batch(state.data_position + first, count)

@@ -1,9 +1,11 @@
-"""The values of `variant: paper`: a method as its paper has it, over the values of its preset.
+"""Config values of `variant: paper`: they change a method's preset to what its paper did.
 
-The scale of a paper's runs stays a matter of the config: the model, the learning rate, the prompts
-of a step, the lengths. No paper corrects for the difference between sampler and trainer.
+Each function gets the user's config and returns the values that differ from the preset. The scale
+of a paper's runs is left to the config: model, learning rate, prompts per step, and lengths.
+`correction` is None everywhere, for no paper corrects for the difference between sampler and
+trainer.
 
-The schema is imported where a config is there: the command line reads the presets for its help.
+The config schema is imported inside functions, because the command line's help needs only presets.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from plimsoll.config.load import Values
 from plimsoll.config.yaml_tree import value_at
 
 OVERLONG = "overlong"
-"""The name of DAPO's penalty among the parts of the reward."""
+"""The name of DAPO's length penalty among the parts of the reward."""
 
 
 def grpo(config: Values) -> Values:
     """Return the values of Shao et al. 2024 (DeepSeekMath), https://arxiv.org/abs/2402.03300.
 
-    Equations 3 and 4 for the aggregation and the KL, section 4.2 for 64 outputs and the KL's 0.04.
+    The aggregation and the KL are from equations 3 and 4; the 64 responses and the KL coefficient
+    of 0.04 from section 4.2.
     """
     return {
         "batch": {"responses": 64},
@@ -34,15 +37,19 @@ def grpo(config: Values) -> Values:
 
 
 def dr_grpo(config: Values) -> Values:
-    """Return the values of Liu et al. 2025, https://arxiv.org/abs/2503.20783, table 6."""
+    """Return the values of Liu et al. 2025, https://arxiv.org/abs/2503.20783: no correction.
+
+    Everything else is in the preset (8 responses and a clip of 0.2: table 6).
+    """
     return {"algorithm": {"correction": None}}
 
 
 def rloo(config: Values) -> Values:
     """Return the values of Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740.
 
-    A response is one action, and the KL part of its reward (section 2); no clip (section 3); 2 or 4
-    responses, and a KL coefficient of 0.03 for TL;DR, 0.10 for HH (appendix C).
+    A response is one action, and the KL is part of its reward (section 2). There is no clip
+    (section 3). The paper samples 2 or 4 responses; its KL coefficient is 0.03 for the TL;DR data
+    and 0.10 for HH (appendix C). Here they are 4 and 0.03.
     """
     return {
         "batch": {"responses": 4},
@@ -58,15 +65,19 @@ def rloo(config: Values) -> Values:
 
 
 def gspo(config: Values) -> Values:
-    """Return the values of Zheng et al. 2025, https://arxiv.org/abs/2507.18071, section 5.1."""
+    """Return the values of Zheng et al. 2025, https://arxiv.org/abs/2507.18071, section 5.1.
+
+    Each batch is divided into 4 mini-batches.
+    """
     return {"algorithm": {"mini_batches": 4, "correction": None}}
 
 
 def cispo(config: Values) -> Values:
     """Return the values of MiniMax 2025, https://arxiv.org/abs/2506.13585, section 3.1.
 
-    No lower bound of the weight, the dynamic sampling and the length penalty of DAPO, and 16
-    updates of a step. Its upper bound is not published.
+    The weight of a token has no lower bound (`clip_low: 1.0`). Its upper bound is not published;
+    the loss's default stands. A step has 16 updates, and DAPO's dynamic sampling and length
+    penalty.
     """
     return {
         **_dapo_rewards(config),
@@ -81,8 +92,8 @@ def cispo(config: Values) -> Values:
 def dapo(config: Values) -> Values:
     """Return the values of Yu et al. 2025, https://arxiv.org/abs/2503.14476.
 
-    Section 4.1 for 16 responses and 16 updates of a step, equation 11 for the groups that are kept,
-    equation 13 for the length penalty.
+    The 16 responses and the 16 updates per step are from section 4.1, the dynamic sampling from
+    equation 11, and the length penalty from equation 13.
     """
     values = _dapo_rewards(config)
     return {
@@ -93,10 +104,11 @@ def dapo(config: Values) -> Values:
 
 
 def _dapo_rewards(config: Values) -> dict[str, Any]:
-    """Return the length penalty, and dynamic sampling by the part that says what is right.
+    """Return values that switch on DAPO's length penalty and its dynamic sampling.
 
-    With the penalty, the rewards of a group that is all right would differ. The penalty grows over
-    the last fifth of the longest response, as in the paper (4,096 of 20,480 tokens).
+    Dynamic sampling compares only the main part of the reward. With the penalty included, rewards
+    would differ even in a group whose responses are all correct. The penalty grows over the last
+    fifth of the longest response, as in the paper (4,096 of 20,480 tokens).
     """
     from plimsoll.config.rollout import SamplingConfig
 
@@ -112,9 +124,10 @@ def _dapo_rewards(config: Values) -> dict[str, Any]:
 
 
 def _main_part(config: Values) -> str | None:
-    """Return the part of `rewards` with the greatest weight, the first of several.
+    """Return the name of the part of `rewards` with the greatest weight (the first, if several).
 
-    That is what `data.eval.pass_by` takes. Without parts return what an environment gives, or None.
+    `data.eval.pass_by` has the same default. Without `rewards`, return the name of the reward that
+    environments give; None if the config has no environments.
     """
     from plimsoll.config.rl import ENVIRONMENT
 

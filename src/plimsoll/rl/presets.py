@@ -1,7 +1,7 @@
-"""Named sets of values for `plimsoll rl`, each a command of its own; every key overrides.
+"""Define the presets of `plimsoll rl`: config values of a method, under a command of its own.
 
-A preset holds what makes a method what it is, as most train it today, and leaves the rest to the
-defaults. Where the method's paper differs, papers.py has its values.
+A preset sets only the values that define the method, as it is mostly trained today. Keys of the
+user's config override them. Where the method's paper differs, papers.py has the paper's values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trajectories as an earlier run stored them: what it sampled is learned from once more."""
+"""Learn again from the trajectories that an earlier run sampled and stored."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from plimsoll.train.session import RunSession
 
 @dataclass(frozen=True)
 class Replay(Source):
-    """A `Source` that reads, step by step, what an earlier run sampled.
+    """A `Source` that reads the trajectories of an earlier run, step by step.
 
     Attributes:
-        work: the run at work.
-        run: the run that sampled.
+        work: the open job.
+        run: the directory of the earlier run.
     """
 
     work: RlWork
@@ -42,7 +42,10 @@ class Replay(Source):
         return cls(work, RunDirectory(Path(path)))
 
     def draw(self, state: RunState) -> Experience:
-        """Read and check the stored trajectories of the step after a state."""
+        """Return the stored trajectories of the step after `state`.
+
+        Raises ConfigError if they have other group sizes, or are longer, than the config says.
+        """
         step = state.step + 1
         with self.work.session.phase("score", self.work.cluster):
             trajectories = read_trajectories(self.run.trajectories_path(step))
@@ -51,10 +54,10 @@ class Replay(Source):
 
 
 def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:
-    """Load the prompts of a run that replays.
+    """Return the prompts of a run that replays, after checking the stored run.
 
-    Raises ConfigError or SettingsConflict, before anything is loaded, for steps that are not there,
-    and for tokens that are not the actor's.
+    Before a model is loaded, raises ConfigError or SettingsConflict if steps are missing in the
+    stored run, or if its tokens mean another text to the actor's tokenizer.
     """
     data = load_prompt_data(session, spec, _accept)
     known = replace(spec, rows=len(data.train))  # run.epochs now says how many steps there are
@@ -64,11 +67,11 @@ def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:
 
 
 def _accept(reference: object) -> None:
-    """Accept any reference, for no reward reads it."""
+    """Accept any reference answer, for no reward reads it."""
 
 
 def _check_tokens(spec: RunSpec[RlConfig]) -> None:
-    """Raise ConfigError if what the first step sampled is other text to the actor."""
+    """Raise ConfigError if the tokens of the first step mean another text to the actor."""
     path, model = spec.config.rollout.replay, spec.actor.model
     assert path is not None, "asked of a run that samples"
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
@@ -84,7 +87,7 @@ def _check_tokens(spec: RunSpec[RlConfig]) -> None:
 
 
 def _check_step(trajectories: list[Trajectory], step: int, spec: RunSpec[RlConfig]) -> None:
-    """Raise ConfigError for groups of other numbers, and for longer sequences, than planned."""
+    """Raise ConfigError if groups differ from the config in size, or if sequences are longer."""
     batch, where = spec.config.batch, f"step {step} in {spec.config.rollout.replay}"
     sizes = Counter(t.group for t in trajectories)
     if list(sizes.values()) != [batch.responses] * batch.prompts:

@@ -1,4 +1,4 @@
-"""The reward models' parts of the reward: whole responses, scored by the training ranks."""
+"""Score responses by reward models, which run on the training ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TAKE: dict[str, Callable[[Sequence[float]], float]] = {
 def score_by_models(
     trajectories: Sequence[Trajectory], spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Trajectory]:
-    """Return the trajectories with each reward model's score as a further part."""
+    """Return the trajectories with each reward model's score added as a part of their rewards."""
     scored = list(trajectories)
     for name, model in spec.config.scoring_models.items():
         scores = model_scores(scored, name, spec, cluster)
@@ -54,7 +54,7 @@ def model_scores(
 ) -> list[float]:
     """Return the score of one reward model for each trajectory.
 
-    Raises PlimsollError, naming model, row, prompt and response, for what is no finite number.
+    Raises PlimsollError if a score is not finite; it names model, row, prompt and response.
     """
     model = spec.config.scoring_models[name]
     samples = [_sample(t, model, spec) for t in trajectories]
@@ -80,17 +80,21 @@ def _scores(
 
 
 def of_response(scores: Floats, model: RewardModelConfig) -> float:
-    """Return a response's score: its only one, or what is taken of its steps' probabilities."""
+    """Return one number for a response, from the scores that the model gave for it.
+
+    A model that scores responses gives a single score. A process reward model gives one for each
+    step of the solution; `steps.take` (min, mean, ...) reduces their probabilities to a number.
+    """
     if model.steps is None:
         return float(scores[-1])
     return _TAKE[model.steps.take](sigmoid(scores).tolist())
 
 
 def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlConfig]) -> Sample:
-    """Return the conversation, marked where its scores are read.
+    """Return the conversation as a sample whose loss mask marks the tokens that are scored.
 
-    That is its last token, as in transformers' sequence classification, or the last token of each
-    step.
+    These are its last token, as in transformers' sequence classification, or the last token of
+    each step of the solution.
     """
     if model.tokenizer == "actor":
         tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])

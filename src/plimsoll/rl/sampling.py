@@ -1,4 +1,4 @@
-"""Prompts to scored groups of responses: drawn, sampled, kept or replaced."""
+"""Sample a step's groups of scored responses, and replace groups that failed or teach nothing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
 
 Draw = Callable[[int, int], Sequence[Prompt]]
-"""A function of (first, count) that returns so many of the step's prompts, from the first on."""
+"""A function of (first, count) that returns `count` of the step's prompts, from number `first`."""
 
 
 def normalize_rewards(sampled: Experience, scorer: Scorer) -> Experience:
-    """Return what was sampled with the rewards normalised that the config names.
+    """Return the experience with normalised rewards: (value - mean) / standard deviation.
 
-    They are taken less their mean over the run, over their standard deviation, both with what is
-    learned from here taken in.
+    Only the rewards that the config says are normalised. Mean and standard deviation are those of
+    the run so far, including these trajectories.
     """
     scorer.observe(sampled.trajectories)
     return replace(
@@ -42,14 +42,14 @@ def normalize_rewards(sampled: Experience, scorer: Scorer) -> Experience:
 def sample(
     cluster: Cluster, spec: RunSpec[RlConfig], draw: Draw, step: int, answering: Answering
 ) -> Experience:
-    """Sample groups of responses to a step's prompts, each response scored as it comes.
+    """Return the scored groups of responses that a step learns from.
 
-    Groups for which a reward or an environment failed are replaced by further ones, in the order of
-    the prompts. With dynamic sampling so are those that teach nothing, until there are enough or
-    the step has drawn its most; then they make up the number.
+    Groups whose reward or environment failed are replaced: further prompts are drawn, in order.
+    With dynamic sampling, groups that teach nothing (see `teaches`) are replaced too, until the
+    step has drawn the most prompts allowed; groups that teach nothing then fill the step up.
 
-    Metrics: `groups/drawn`, how many were sampled; `groups/idle`, the share of them that teach
-    nothing; `groups/failed`, how many were replaced because a reward failed.
+    Metrics: `groups/drawn`, the number of groups sampled; `groups/idle`, the share of them that
+    teach nothing; `groups/failed`, the number of groups that were replaced because of a failure.
 
     Raises PlimsollError as soon as more groups failed than `batch.max_failed_groups`.
     """
@@ -100,9 +100,9 @@ def _next_count(
 
 
 def teaches(group: Sequence[Trajectory], dynamic: DynamicSampling) -> bool:
-    """Return whether a group's rewards differ and their mean lies strictly within the bounds.
+    """Return whether a group's rewards differ and their mean lies strictly between the bounds.
 
-    With `dynamic.by` only this part of the rewards counts.
+    The reward is the part `dynamic.by`, or without it the weighted sum of all parts.
     """
     rewards = [t.reward if dynamic.by is None else t.part(dynamic.by) for t in group]
     low = -math.inf if dynamic.low is None else dynamic.low
@@ -116,10 +116,10 @@ def _seed(spec: RunSpec[RlConfig], step: int, drawn: int) -> int:
 
 
 def probe_sequences(prompts: Sequence[Prompt], spec: RunSpec[RlConfig]) -> list[Ints]:
-    """Return the token sequences that weight syncs are proved with.
+    """Return the token sequences by which each weight sync is checked.
 
-    They are the first prompts of the data that have two tokens, for the log-prob of a sequence's
-    first token is not known. If none has, they are two prompts of one token after each other.
+    They are the first prompts of the data with at least two tokens, because a sequence's first
+    token has no log-prob. If all prompts have one token, two of them are joined.
     """
     long_enough = [p.tokens for p in prompts if len(p.tokens) > 1]
     pair = np.concatenate([prompts[0].tokens, prompts[-1].tokens])

@@ -41,10 +41,10 @@ RlWork = Work[RlConfig, Prompt]
 def load_prompt_data(
     session: RunSession, spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
 ) -> RlData:
-    """Load the prompts of all sources, at least as many to learn on as a step needs.
+    """Return the prompts of all sources, to learn on and held out.
 
-    Raises ConfigError if a reference fails the check, or if the template's end of turn does not end
-    a response.
+    Raises ConfigError if `check_reference` refuses a reference answer, if a step needs more prompts
+    than there are, or if the template's end of turn does not end a response.
     """
 
     def check(reference: object) -> None:
@@ -76,7 +76,7 @@ def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]
 
 
 def _order_portions(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
-    """Return the order with each source drawn by its prompts' numbers, if they have some."""
+    """Return the order in which sources with `order_by` numbers are drawn by these, ascending."""
     portions, first = [], 0
     for portion in order.portions:
         numbers = [
@@ -90,7 +90,7 @@ def _order_portions(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
 def prompt_loader(
     spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
 ) -> LoadRows[Prompt]:
-    """Return what reads prompts, of a template whose end of turn ends a response."""
+    """Return the function that reads prompts; it refuses a template whose turns end no response."""
     samplings = {eval_set.key: eval_set.sampling for eval_set in spec.eval_sets}
 
     def load(
@@ -114,7 +114,7 @@ def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> No
 
 
 def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
-    """Start ranks and, if the run samples, engines, for all prompts that are to be answered."""
+    """Start the ranks and, if the run samples, engines that take the longest of these prompts."""
     if spec.engines is None:
         return start_cluster(spec.cluster, ())
     longest, rollout = longest_sequence(spec, prompts), spec.config.rollout
@@ -138,9 +138,10 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
 
 
 def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
-    """Return the tokens of the longest prompt and what follows it, as engines are to take it.
+    """Return the most tokens of a prompt with its response, which engines must take.
 
-    What an environment's `reset` says, and its tools, lengthen a prompt up to data.max_tokens.
+    With environments, a prompt may have up to data.max_tokens: it also holds the text of the
+    environment's `reset` and its tools.
     """
     assert spec.sampling is not None, "asked of a run that samples"
     longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
@@ -150,7 +151,7 @@ def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
 
 
 def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> WeightSync:
-    """Return how weights reach the engines, once the first ones are seen to be the same there."""
+    """Return the sync of weights to the engines, after comparing both sides' first weights."""
     rollout, budget = spec.config.rollout, spec.workload.largest_pack(cluster.ranks)
     whole = ActorRoute(cluster, budget, as_published=rollout_build(rollout).as_published)
     merged = spec.actor.adapter is not None and not spec.sends_adapter_alone
@@ -164,9 +165,9 @@ def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> Weigh
 
 
 def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
-    """Have ranks that share cards with engines give back what their allocators keep for later.
+    """Release the free memory that allocators keep on ranks that share cards with engines.
 
-    Call it before engines wake, and after loading, which needs more than sampling does.
+    Call it before engines wake, and after loading, which needs more memory than sampling does.
     """
     if spec.config.rollout.placement == "shared":
         on_all_ranks(cluster, Worker.give_back)

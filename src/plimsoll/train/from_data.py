@@ -1,8 +1,8 @@
-"""Run jobs: what all of them do before their loop, and the loop of jobs that learn from data.
+"""Open a job of any kind, and run the loop of the jobs that learn from rows of data.
 
-A job adds its rows, the roles that it loads, one optimizer step on a batch of rows, and its
-evaluation. sft_loop.py is the shortest example. Losses are means over the whole step, so no split
-into packs, micro-batches or ranks changes them.
+Each job adds four things: how its rows are read, which roles it loads, its optimizer step for a
+batch of rows, and its evaluation. sft_loop.py is the shortest example. A loss is a mean over the
+entire optimizer step, so the split into packs, micro-batches or ranks does not change it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Work(Generic[ConfigT, ItemT]):
-    """An open job."""
+    """A job whose data is read and whose processes run."""
 
     spec: RunSpec[ConfigT]
     session: RunSession
@@ -60,11 +60,11 @@ class Work(Generic[ConfigT, ItemT]):
         return self.spec.config
 
     def batch(self, position: int, rows: int) -> list[ItemT]:
-        """Return `rows` rows from a position of the order on."""
+        """Return the next `rows` rows of the data order, beginning at `position`."""
         return [self.data.train[row] for row in self.data.order.indices(position, rows)]
 
     def batches_ahead(self) -> Iterator[Sequence[ItemT]]:
-        """Yield the held-out rows, if the run evaluates, and the rows of each step that is left."""
+        """Yield all batches to come: held-out rows if the run evaluates, then each step's rows."""
         state, rows = self.session.state, self.spec.workload.units
         if self.spec.run.eval_every is not None:
             yield self.data.eval
@@ -79,7 +79,11 @@ def open_work(
     read: Callable[[RunSession], RunData[ItemT]],
     start: Callable[[RunData[ItemT]], Cluster],
 ) -> Iterator[Work[ConfigT, ItemT]]:
-    """Open the run directory, read the data, and start the processes; end them after the block."""
+    """Yield the open job: open the run directory, read the data, and start the processes.
+
+    After the block the processes are ended. Raises DoesNotFit if the nodes or cards are smaller
+    than planned, unless the run was forced.
+    """
     with open_session(spec, planned) as session:
         with session.phase("data"):
             data = read(session)
@@ -96,7 +100,7 @@ def open_work(
 def work_on_rows(
     spec: RunSpec[ConfigT], planned: Planned, load_rows: LoadRows[RowT]
 ) -> AbstractContextManager[Work[ConfigT, RowT]]:
-    """Open a job that learns from rows, on ranks alone; see `open_work`."""
+    """Return `open_work` for a job that learns from rows: it starts ranks, and no engines."""
     return open_work(
         spec,
         planned,
@@ -112,8 +116,8 @@ def learn_from_data(
 ) -> None:
     """Run the loop: draw, learn, evaluate, report, save; then write the model.
 
-    `learn` makes the optimizer step of a batch of rows. `evaluate` returns the metrics of the
-    held-out rows, which are written as `eval/<name>`.
+    `learn` returns the optimizer step for a batch of rows; the loop takes that step. `evaluate`
+    returns the metrics of the held-out rows by name; they are reported as `eval/<name>`.
     """
     spec, session, cluster = work.spec, work.session, work.cluster
     restore(session, cluster)

@@ -1,4 +1,4 @@
-"""Describe a written model: where it is, and how it is used."""
+"""Write the messages that say where a trained model is and how to use it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from plimsoll.spec.run_spec import RunSpec
 
 
 def policy_use(path: Path) -> str:
-    """Return how a language model is used."""
+    """Return a message part on how to use a language model."""
     return f"transformers and vLLM load it (`vllm serve {quote(str(path))}`)"
 
 
 def scorer_use(*, steps: bool) -> str:
-    """Return how a reward model is used. `steps` says whether it scores steps."""
+    """Return a message part on how to use a reward model.
+
+    If `steps` is set, the model scores the steps of a solution.
+    """
     if steps:
         return "transformers loads it: AutoModelForTokenClassification scores the steps"
     return (
@@ -26,9 +29,9 @@ def scorer_use(*, steps: bool) -> str:
 
 
 def actor_use(spec: RunSpec[Any], path: Path, *, adapter: bool) -> tuple[str, str]:
-    """Return the word for what a run has trained, and how it is used.
+    """Return the noun for the trained model, such as "reward model", and how to use the model.
 
-    With `adapter` only an adapter is written.
+    If `adapter` is set, the files in `path` hold an adapter only.
     """
     if adapter:
         merging = f"`{_merge_command(spec.actor.model, path)}`"
@@ -40,7 +43,10 @@ def actor_use(spec: RunSpec[Any], path: Path, *, adapter: bool) -> tuple[str, st
 
 
 def trained_text(spec: RunSpec[Any], run: Path, path: Path) -> str:
-    """Return a line on a run's final model and, with held-out rows, one on how to measure it."""
+    """Return the message on a run's final model: where it is, and how to use it.
+
+    With held-out rows, a second line says how to measure the model on them.
+    """
     adapter = spec.actor.adapter is not None
     noun, use = actor_use(spec, path, adapter=adapter)
     lines = [f"the {noun} is in {path}: {use}"]

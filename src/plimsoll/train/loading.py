@@ -22,8 +22,8 @@ from plimsoll.train.from_data import ItemT, RowT, Work
 def load_role(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
     """Load a role on all ranks of its group.
 
-    A reference that is the actor with its adapter switched off needs no second model: the actor
-    must have been loaded.
+    A reference may be the actor with its adapter switched off. Then no second model is loaded, and
+    the actor must have been loaded before.
     """
     role = spec.roles[name]
     if role.without_adapter:
@@ -33,9 +33,9 @@ def load_role(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
 
 
 def load_measured(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
-    """Load a role that is only measured, or measured against.
+    """Load a role for an evaluation without training, as a frozen model.
 
-    The actor's weights are divided over the ranks if they are in training.
+    If training would divide the actor's weights among the ranks, they are divided here too.
     """
     settings = spec.roles[name].settings
     if not isinstance(settings, FrozenRole):
@@ -65,7 +65,10 @@ def load_roles(work: Work[ConfigT, ItemT]) -> None:
 
 
 def load_scorer(work: Work[ConfigT, RowT]) -> None:
-    """Load the model that learns to score. Its rows are marked where scores are read."""
+    """Load the actor as a model that scores, and set the padding token for its config.
+
+    The loss mask of each training row marks the tokens at which scores are read.
+    """
     with work.session.phase("load", work.cluster):
         load_role(work.cluster, work.spec, "actor")
         model, samples = work.spec.actor.model, samples_of(work.data.train)
@@ -79,11 +82,11 @@ def load_scorer(work: Work[ConfigT, RowT]) -> None:
 
 
 def padding_token(tokenizer: PreTrainedTokenizerBase, samples: Sequence[Sample]) -> int | None:
-    """Return the token that sequences may be padded with; None if there is no safe one.
+    """Return the token that sequences may be padded with; None if no token is safe.
 
-    transformers' sequence classification reads the last token that is not the padding. If a score
-    is read at the padding token (many tokenizers pad with the token that ends a turn), it would be
-    read one token too early.
+    transformers' sequence classification reads the score at the last token that is not padding.
+    Many tokenizers pad with the token that ends a turn. If scores are read at that token,
+    transformers would skip it as padding and read the score one token too early.
     """
     read_at = {int(token) for sample in samples for token in sample.tokens[sample.loss_mask]}
     token = tokenizer.pad_token_id

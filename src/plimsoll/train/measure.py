@@ -1,6 +1,6 @@
-"""Measure held-out rows, in training and without it; draw whether probabilities come true.
+"""Measure a model on held-out rows, during training or without it, and draw its calibration.
 
-Reliability diagrams: Guo et al. 2017, https://arxiv.org/abs/1706.04599, figure 1.
+The drawings are reliability diagrams: Guo et al. 2017, https://arxiv.org/abs/1706.04599, figure 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _ROWS_PER_RANK = 64
-"""Rows that a rank gets at once: the progress bar moves after each such part."""
+"""Rows per rank in one part; the progress bar moves after each part."""
 
 
 def score_in_parts(
@@ -41,7 +41,10 @@ def score_in_parts(
     score: Callable[[Cluster, Sequence[T]], R],
     *roles: RoleName,
 ) -> list[R]:
-    """Return what `score` gives for each part of the rows, on ranks with these roles alone."""
+    """Return a list with the result of `score` for each part of the rows, in order.
+
+    The ranks are started for this call alone, with `roles` loaded, and ended afterwards.
+    """
     results = []
     with closing(start_cluster(spec.cluster, ())) as cluster:
         for role in roles:
@@ -62,7 +65,10 @@ def sum_nll(spec: RunSpec[Any], cluster: Cluster, rows: Sequence[Sample]) -> flo
 
 
 def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) -> dict[str, float]:
-    """Return the held-out rows' mean negative log-likelihood (nats, as `name`) and perplexity."""
+    """Return metrics of the held-out rows: likelihood, perplexity, and counts.
+
+    The mean negative log-likelihood (nats per learned token) is under the key `name`.
+    """
     loaded = load_held_out(spec, load)
     tokens = BatchCounts.of(loaded.items).tokens
     sums = score_in_parts(spec, loaded.items, lambda *part: sum_nll(spec, *part), "actor")
@@ -72,7 +78,7 @@ def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) ->
 
 
 def perplexity(mean_nll: float) -> float:
-    """Return the perplexity of a mean in nats; at most about 1e304, which a float still holds."""
+    """Return exp(mean_nll), where `mean_nll` is in nats, limited to about 1e304 (no overflow)."""
     return exp(min(mean_nll, 700.0))
 
 
@@ -82,7 +88,11 @@ def output_metrics(output: LossOutput) -> dict[str, float]:
 
 
 def pair_output_metrics(output: LossOutput, pairs: Sequence[Pair]) -> dict[str, float]:
-    """Return the loss and its metrics, with the accuracy's 95 % interval over prompts."""
+    """Return the loss and its metrics by name, with a 95 % confidence interval of the accuracy.
+
+    The interval takes into account which pairs share a prompt. It is left out if the loss has no
+    accuracy.
+    """
     metrics = output_metrics(output)
     if "accuracy" in metrics and output.right_P is not None:  # a user's own loss may lack either
         prompts = [pair.prompt for pair in pairs]
@@ -92,13 +102,15 @@ def pair_output_metrics(output: LossOutput, pairs: Sequence[Pair]) -> dict[str, 
 
 
 PICTURE = "eval-calibration.svg"
-"""The file of the diagram if a model is measured without training."""
+"""The file name of the calibration diagram of an evaluation without training."""
 
 
 def show_calibration(calibration: Calibration, of_what: str, output_svg: Path) -> dict[str, float]:
-    """Draw each bin's observed share over its mean prediction, and its count; return the error.
+    """Draw a calibration as a diagram, and return {"calibration_error": its error}.
 
-    `of_what` is the title of the diagram. Raises PlimsollError if the file cannot be written.
+    The diagram has the mean prediction of each bin on the x axis, the observed share on the y axis,
+    and the count as a note. `of_what` begins the title. Raises PlimsollError if the file cannot be
+    written.
     """
     predicted, observed = calibration.predicted_K.tolist(), calibration.observed_K.tolist()
     counts = [f"{count:,}" for count in calibration.counts_K.tolist()]

@@ -13,10 +13,13 @@ from plimsoll.run.readings import Footprints, Reading
 def refuse_smaller_nodes(
     predicted: Mapping[str, Footprints], readings: Mapping[str, Reading]
 ) -> None:
-    """Raise DoesNotFit if a node or card cannot hold what is planned of its processes.
+    """Raise DoesNotFit if a node or card is smaller than the plan of its processes needs.
 
-    The error names each such node and card. The planned footprints are by process and phase, and
-    the readings have the same names.
+    The error lists each such node and card.
+
+    Args:
+        predicted: the planned footprints of each process, by phase.
+        readings: the reading of each process, with the sizes of its node and card.
     """
     too_small = [*_small_nodes(predicted, readings), *_small_cards(predicted, readings)]
     if too_small:

@@ -1,10 +1,11 @@
-"""Compute the reference's log-probs of what the actor learns from.
+"""Compute the reference's log-probs of the responses that the actor learns from.
 
-There are three ways: by a second model; by the actor with its adapter switched off; or once, before
-the actor is loaded, with the results in a file.
+There are three ways: a second model scores each batch; the actor scores it with its adapter
+switched off; or the reference scores all batches before the actor is loaded, and a file keeps the
+results.
 
-Only what the file lacks is scored. So a file serves runs that see their rows in any order, and
-interrupted scoring goes on where it was.
+Only sequences that the file lacks are scored. So the file serves runs with any order of rows, and
+interrupted scoring continues where it stopped.
 """
 
 from __future__ import annotations
@@ -35,21 +36,24 @@ from plimsoll.train.update import Packs, log_probs, pack_rows
 ScoringPhase = Literal["score", "eval"]
 
 Batches = Callable[[], Iterator[Sequence[Row]]]
-"""Yields the batches that the reference will score in the run, in order. Training packs each batch
-together.
-"""
+"""Yields the batches that the reference will score, in order; each batch is packed by itself."""
 
 
 Reference = Callable[[Sequence[Row], Packs, ScoringPhase], Floats]
-"""Returns the reference's log-prob (nats) of the response of each sequence of the rows, given the
-packs with these rows, and the phase that the work is counted in.
+"""A function of (rows, packs, phase): the reference's log-prob (nats) of each sequence's response.
+
+The packs hold these rows; the time is counted in `phase`.
 """
 
 
 def load_with_reference(
     work: Work[ConfigT, RowT], batches: Batches, logprobs: ReferenceLogprobsConfig
 ) -> Reference:
-    """Load the actor and its reference; ConfigError for stored log-probs of another reference."""
+    """Load the actor, and return the function that gives the reference's log-probs.
+
+    With `logprobs.precompute` the function looks log-probs up; otherwise the reference is loaded
+    too, and scores. Raises ConfigError if the stored log-probs are those of another reference.
+    """
     session, cluster = work.session, work.cluster
 
     def score_now(rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
@@ -69,10 +73,10 @@ def load_with_reference(
 def _precompute(
     work: Work[ConfigT, RowT], batches: Batches, configured: str | None
 ) -> Mapping[bytes, float]:
-    """Return the log-probs of all batches by `sequence_key`: read from a file, or computed.
+    """Return the log-probs of all batches by `sequence_key`.
 
-    The reference is released afterwards. Without `configured`, the file is in the run
-    directory.
+    They are read from the file `configured` (None: a file in the run directory). The reference is
+    loaded to score the missing ones, which are added to the file, and is then released.
     """
     session = work.session
     path = session.directory.reference_logprobs_path if configured is None else Path(configured)
@@ -100,7 +104,7 @@ def _precompute(
 
 
 def _score(work: Work[ConfigT, RowT], batch: Sequence[Row], store: LogprobStore) -> int:
-    """Add the log-probs that a batch lacks to the store, and return how many they are."""
+    """Score the sequences of a batch that the store lacks, add them, and return their number."""
     known = store.logprobs.keys()
     rows = [row for row in batch if not known >= set(_keys([row]))]
     if not rows:
@@ -137,9 +141,8 @@ _DECIDING = ("config.json", "*.safetensors")
 def model_fingerprint(model: ModelConfig) -> str:
     """Return a hash (XXH3, 128 bits, hexadecimal) of config.json, weights, dtype and quantisation.
 
-    It reads every byte of the weights once: models of one shape differ in nothing else. It
-    downloads a model from the hub if it is not in the cache. Raises ConfigError for files that
-    cannot be read.
+    Every byte of the weights is read, because models of one architecture differ only there. A model
+    of the hub is downloaded if it is not in the cache. Raises ConfigError if files cannot be read.
     """
     directory = Path(model.path)
     with as_config_error(model.path, "weights"):

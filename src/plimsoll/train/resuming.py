@@ -1,7 +1,7 @@
-"""Check that a resumed run has the settings, and reads the rows, that it had before.
+"""Compare the settings and the rows of a resumed run with those before.
 
-Changed settings are reported. A checkpoint holds a fingerprint of the items of each source: rows
-that were added at the end or taken away are reported, and rows that were replaced are refused.
+Changed settings are reported. A checkpoint holds a fingerprint of the rows of each source. Rows
+that were added at the end or removed are reported; rows that were replaced are refused.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Items = Mapping[str, Sequence[Row | Prompt]]
 
 _RESUME_SETTINGS = ("run.resume", "run.edited_rows")
 _WITHOUT_ROWS = {"weight", *EVALUATED}
-"""Settings of a source that change none of its rows."""
+"""Settings of a source that do not change its rows."""
 _MISSING = object()
 
 
 def sources_of(spec: RunSpec[Any], items: Items) -> Sources:
-    """Return the fingerprint of each source."""
+    """Return the state of each source: hash of its settings, number and fingerprint of its rows."""
     return {
         key: SourceState(_settings_hash(spec, source), len(items[key]), fingerprint(items[key]))
         for key, source in spec.data.sources().items()
@@ -46,11 +46,10 @@ def sources_of(spec: RunSpec[Any], items: Items) -> Sources:
 
 
 def check_rows(session: RunSession, items: Items, sources: Sources) -> None:
-    """Compare the rows that were read with the checkpoint's fingerprints.
+    """Raise ConfigError if rows were edited since the checkpoint; it names their sources.
 
-    A source is compared if the settings that choose and make its rows are the same. Raises
-    ConfigError with the sources whose rows were edited; with `run.edited_rows: accept` they are
-    only reported.
+    With `run.edited_rows: accept` the edited sources are only reported. A source whose settings
+    for choosing and tokenizing rows have changed is not compared.
     """
     before, spec = session.state.sources or {}, session.spec
     edited = [
@@ -77,10 +76,10 @@ def check_rows(session: RunSession, items: Items, sources: Sources) -> None:
 
 
 def row_count_changes(state: RunState, learned_from: int, sources: Sources) -> Iterator[str]:
-    """Yield a message for each source with more rows or fewer than in a checkpoint's state.
+    """Yield a message for each source whose number of rows differs from the checkpoint's.
 
-    `learned_from` is the number of all rows to learn from, the only number that older checkpoints
-    have.
+    `learned_from` is the number of rows to learn from, of all sources together. Older checkpoints
+    hold only this number.
     """
     whole = "data.train"
     if state.sources is None:
@@ -100,9 +99,9 @@ def row_count_changes(state: RunState, learned_from: int, sources: Sources) -> I
 
 
 def fingerprint(items: Sequence[Row | Prompt]) -> str:
-    """Return a hash of items in their order.
+    """Return a hash (hexadecimal) of items in their order.
 
-    It covers tokens, which of them are learned, labels, margins, references and further columns.
+    It covers tokens, loss masks, labels, margins, references and further columns.
     """
     digest = xxhash.xxh3_64()
     for item in items:
@@ -131,16 +130,16 @@ def _hashed_parts(item: Row | Prompt) -> tuple[bytes, ...]:
 
 
 def _begins_with(before: SourceState, now: SourceState, items: Sequence[Row | Prompt]) -> bool:
-    """Return whether the items begin with those from before. If there are fewer, assume it."""
+    """Return whether the items begin with the items from before; assume so if there are fewer."""
     if now.rows <= before.rows:
         return now.rows < before.rows or now.content == before.content
     return fingerprint(items[: before.rows]) == before.content
 
 
 def _settings_hash(spec: RunSpec[Any], source: SourceConfig) -> str:
-    """Return a hash of the settings that choose a source's rows and make tokens of them.
+    """Return a hash of the settings that choose a source's rows and tokenize them.
 
-    Defaults are left out, so that a key that a later version adds changes no hash.
+    Settings with their default are left out, so a key that a later version adds changes no hash.
     """
     model, other_data = spec.actor.model, {"train", "eval", "shuffle"}
     settings: dict[str, object] = {
@@ -153,10 +152,11 @@ def _settings_hash(spec: RunSpec[Any], source: SourceConfig) -> str:
 
 
 def changed_settings(before: str, now: Settings) -> list[str]:
-    """Return the keys of two resolved configs that differ, as `key: old -> new`.
+    """Return the differences between two resolved configs, each as `key: old -> new`.
 
-    The old one is YAML, as `dump_config` writes it. The keys are in the new config's order. A key
-    that the old one lacks, as an older version wrote it, does not count if it has its default.
+    `before` is YAML as `dump_config` writes it. The result is in the order of the new config's
+    keys. A key may be missing in `before` because an older version wrote it; then the key counts
+    only if its value is not the default.
     """
     old, new = (
         _by_key(read_tree(text, "config.yaml").values) for text in (before, dump_config(now))

@@ -27,7 +27,7 @@ from plimsoll.train.session import RunSession
 T = TypeVar("T", bound=Row | Prompt)
 
 LoadRows = Callable[[DataConfig, SourceConfig, Template, CountRows], Loaded[T]]
-"""Loads the rows of a source as one kind of items."""
+"""A function that reads the rows of one source as items of a kind: samples, pairs, prompts, ..."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RunData(Generic[T]):
     """The rows of a run."""
 
     train: tuple[T, ...]
-    """The rows to learn from, of one source after another."""
+    """The rows to learn from, source after source."""
     held_out: Mapping[str, tuple[T, ...]]
     """The held-out rows, by the keys of their sets in the config."""
     order: MixedOrder
@@ -50,10 +50,11 @@ class RunData(Generic[T]):
 
 
 def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
-    """Read, template and tokenize the rows to learn from and the held-out rows, if there are any.
+    """Return the rows to learn from and the held-out rows, with the template applied and tokenized.
 
-    `data.on_bad_row` decides whether bad rows are refused or listed in the run directory.
-    `run.edited_rows` decides the same for rows that changed since the run began.
+    `data.on_bad_row` decides whether bad rows are refused, or skipped and listed in the run
+    directory. `run.edited_rows` decides whether rows that changed since the run began are refused
+    or reported.
     """
     data = session.spec.data
     with session.progress.counting("rows read", None) as advance:
@@ -87,7 +88,7 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
 
 
 def _load_all(spec: RunSpec[Any], load: LoadRows[T], count_rows: CountRows) -> dict[str, Loaded[T]]:
-    """Return the rows of each source by its key. One DataError reports the bad rows of all."""
+    """Return the rows of each source, by its key; one DataError lists bad rows of all sources."""
     loaded, refused = {}, []
     sources = spec.data.sources()
     settings = dict.fromkeys(map(spec.data.template_of, sources.values()))
@@ -104,13 +105,13 @@ def _load_all(spec: RunSpec[Any], load: LoadRows[T], count_rows: CountRows) -> d
 
 
 def load_held_out(spec: RunSpec[Any], load: LoadRows[T]) -> Loaded[T]:
-    """Read the held-out rows of a job with one evaluation set; ConfigError if there is none."""
+    """Return the held-out rows of a job with one evaluation set; ConfigError if none is given."""
     [loaded] = load_held_out_sets(spec, load).values()
     return loaded
 
 
 def load_held_out_sets(spec: RunSpec[Any], load: LoadRows[T]) -> dict[str, Loaded[T]]:
-    """Read the held-out rows, by the keys of their sets; ConfigError if there are none."""
+    """Return the held-out rows of each set, by its key; ConfigError if no set is given."""
     if spec.data.eval is None:
         raise ConfigError(
             "data.eval is not given, so there is nothing to measure on. Give data.eval.path and "
@@ -124,7 +125,7 @@ def load_held_out_sets(spec: RunSpec[Any], load: LoadRows[T]) -> dict[str, Loade
 
 
 def row_counts(*loaded: Loaded[T]) -> dict[str, float]:
-    """Return how many held-out rows are used, left out as bad, and cut as too long."""
+    """Return the numbers of rows that are used, skipped as bad, and cut as too long, by name."""
     return {
         "rows": sum(len(result.items) for result in loaded),
         "skipped_rows": sum(len(result.bad_rows) for result in loaded),
@@ -133,7 +134,7 @@ def row_counts(*loaded: Loaded[T]) -> dict[str, float]:
 
 
 def template_of(spec: RunSpec[Any], chat_template: str | None) -> Template:
-    """Return the template of a run. `chat_template` is a setting as `data.chat_template`."""
+    """Return the run's template; `chat_template` has a value that `data.chat_template` may have."""
     data, model = spec.data, spec.actor.model
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     vocabulary = read_model_json(model.path).get("vocab_size")
@@ -150,7 +151,10 @@ def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:
 
 
 def first_state(session: RunSession, data: RunData[T]) -> RunState:
-    """Return the state that a run begins with. Report rows that were added or removed since."""
+    """Return the state that the run begins with, with the counts and fingerprints of its rows.
+
+    If the run is resumed, rows that were added or removed since the checkpoint are reported.
+    """
     now = sum(portion.rows for portion in data.order.portions)
     if session.resumed:
         for change in row_count_changes(session.state, now, data.sources):
@@ -159,7 +163,10 @@ def first_state(session: RunSession, data: RunData[T]) -> RunState:
 
 
 def epoch_metrics(order: MixedOrder, position: int) -> dict[str, float]:
-    """Return how often rows were seen: `epoch`, or `epoch/<name>` for each of several sources."""
+    """Return how many epochs of the data were seen by `position` of the order, by metric name.
+
+    The name is `epoch`, or `epoch/<name>` for each of several sources.
+    """
     epochs = order.epochs(position)
     return {f"epoch/{name}" if name else "epoch": epoch for name, epoch in epochs.items()}
 
@@ -176,10 +183,10 @@ def repeat_warnings(order: MixedOrder, rows_per_step: int) -> Iterator[str]:
 
 
 def overlap_warnings(data: DataConfig, items: Items) -> Iterator[str]:
-    """Yield a warning for each training source that has some of the held-out rows of a set.
+    """Yield a warning for each training source that shares rows with a held-out set.
 
-    Only the tokens of rows are compared: the same text with another label, margin or reference is
-    the same row, and so is a pair with its responses swapped.
+    Only tokens are compared. So two rows are the same even if their labels, margins or references
+    differ, and a pair is the same as with its responses swapped.
     """
     for key, source in data.eval_sources().items():
         if items.get(key):

@@ -16,7 +16,7 @@ from plimsoll.train.session import RunSession, config_text
 
 
 def is_finished(session: RunSession, state: RunState) -> bool:
-    """Return whether all steps are done, or evaluations have not improved for too long."""
+    """Return whether all steps are done, or `run.best.patience` has run out."""
     run = session.spec.run
     return state.step >= session.spec.steps or is_patience_out(run.best, state)
 
@@ -24,16 +24,20 @@ def is_finished(session: RunSession, state: RunState) -> bool:
 def record_evaluation(
     session: RunSession, state: RunState, metrics: Mapping[str, float]
 ) -> RunState:
-    """Return the state after an evaluation, with the best one so far."""
+    """Return the state with an evaluation's `metrics` compared with the best value so far.
+
+    The result is `state` itself without `run.best`.
+    """
     best = session.spec.run.best
     return state if best is None else after_evaluation(best, state, metrics)
 
 
 def save_when_due(session: RunSession, cluster: Cluster, state: RunState) -> None:
-    """Write a checkpoint if one is due, and remove the oldest.
+    """Write a checkpoint if one is due, and remove older checkpoints (see `save_checkpoint`).
 
-    One is due every so many steps, at the best evaluation, at the end, and after Ctrl-C, which then
-    ends the run. With `run.keep_checkpoints: 0` none is written.
+    A checkpoint is due every `run.save_every` steps, after the best evaluation, at the end, and
+    after Ctrl-C. With `run.keep_checkpoints: 0` none is written. After Ctrl-C, raise Interrupted to
+    end the run if steps are left.
     """
     always = session.stop.requested or is_finished(session, state) or state.best_step == state.step
     if always or session.is_due(session.spec.run.save_every, state.step):
@@ -44,7 +48,10 @@ def save_when_due(session: RunSession, cluster: Cluster, state: RunState) -> Non
 
 
 def save_checkpoint(session: RunSession, cluster: Cluster, state: RunState) -> None:
-    """Write a checkpoint of the trained roles, if there are any, and remove the oldest."""
+    """Write a checkpoint of the run's state and its trained roles, if it trains any.
+
+    Then keep only the last `run.keep_checkpoints` checkpoints and that of the best evaluation.
+    """
     directory = session.directory
     directory.sync_rows()
     with whole_directory(directory.checkpoint_path(state.step)) as partial:
@@ -55,7 +62,7 @@ def save_checkpoint(session: RunSession, cluster: Cluster, state: RunState) -> N
 
 
 def restore(session: RunSession, cluster: Cluster) -> None:
-    """Load the checkpoint that the run resumes from."""
+    """Load the checkpoint that the run resumes from; do nothing in a new run."""
     if session.resumed is None:
         return
     with session.phase("load", cluster):
@@ -74,7 +81,10 @@ def restore(session: RunSession, cluster: Cluster) -> None:
 
 
 def _keep_settings(session: RunSession) -> None:
-    """Write the settings of a resumed run to config.yaml, now that its checkpoint takes them."""
+    """Write the settings of a resumed run to config.yaml, now that the checkpoint could be loaded.
+
+    Settings that differ from before are reported.
+    """
     settings, file = config_text(session.spec), session.directory.config_path
     saved = file.read_text(encoding="utf-8") if file.is_file() else settings
     if changes := changed_settings(saved, session.spec.written):
@@ -84,7 +94,7 @@ def _keep_settings(session: RunSession) -> None:
 
 @contextmanager
 def average_weights(session: RunSession, cluster: Cluster) -> Iterator[None]:
-    """Replace the actor's weights in the block by their moving average, if the run keeps one."""
+    """During the block, use the moving average of the actor's weights, if the run keeps one."""
     if session.spec.actor.ema is None:
         yield
         return
@@ -94,9 +104,10 @@ def average_weights(session: RunSession, cluster: Cluster) -> Iterator[None]:
 
 
 def save_model(session: RunSession, cluster: Cluster, state: RunState) -> None:
-    """Write the actor as the run's final model: its moving average, if the run keeps one.
+    """Write the actor as the run's final model.
 
-    `run.best` decides between the best evaluation and the last step. With `run.save_model: false`
+    `run.best` decides whether it has the weights of the best evaluation or of the last step. If the
+    run keeps a moving average of the weights, the average is written. With `run.save_model: false`
     no model is written.
     """
     if state.step < session.spec.steps:

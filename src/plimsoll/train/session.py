@@ -1,4 +1,4 @@
-"""The surroundings of every job's loop: the run directory, the clock, the display, Ctrl-C."""
+"""Give every job's loop its run directory, clock, display and metrics, and handle Ctrl-C."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.tokenizers import check_tokenizers
 
 _RELEASE_HEAP_BEFORE = ("eval", "save")
-"""Phases before which the heap's free blocks are released. They are shorter than the second for
-which the heap keeps blocks, and would be charged for what training has freed.
+"""Phases before which the heap's free blocks are released. The heap keeps free blocks for a second.
+These phases may be shorter, and their memory reading would include blocks that training has freed.
 """
 
 _NEW_RUN = RunState(
@@ -55,32 +55,32 @@ _NEW_RUN = RunState(
 
 @dataclass(frozen=True)
 class RunSession:
-    """A run that is open."""
+    """An open run: its settings, directory and state, and recorders of time, memory and metrics."""
 
     spec: RunSpec[Any]
     directory: RunDirectory
     clock: PhaseClock
     planned: Planned
-    """The plan of its memory."""
+    """The plan of the run's memory."""
     ledger: Ledger
     leaks: LeakWatch
     progress: Progress
     sink: MetricsSink
     stop: StopRequest
     state: RunState
-    """The state that it starts from."""
+    """The state that this part of the run starts from."""
     template: str | None
-    """The Jinja template that the config sets."""
+    """The Jinja template that the config sets; None if it sets none."""
     resumed: Path | None
-    """The checkpoint that it starts from."""
+    """The checkpoint that the run resumes from; None in a new run."""
     started: float
     """The time at which this part of the run started, in seconds of the monotonic clock."""
 
     def with_rows(self, rows: int) -> RunSession:
-        """Return the session once the rows to learn from are read.
+        """Return the session with the number of rows to learn from.
 
-        If `run.epochs` sets the length of the run, the session now has a number of steps. Raises
-        ConfigError for a setting that does not agree with that number.
+        If `run.epochs` sets the length of the run, this number decides the number of steps. Raises
+        ConfigError for a setting that does not agree with the number of steps.
         """
         spec = replace(self.spec, rows=rows)
         if spec.run.epochs is not None:
@@ -91,7 +91,7 @@ class RunSession:
         return replace(self, spec=spec)
 
     def note_bad_rows(self, rows: Sequence[BadRow]) -> None:
-        """List skipped rows in the run directory."""
+        """Write skipped rows to a file in the run directory, and report their number."""
         if rows:
             write_rows(self.directory.bad_rows_path, [asdict(row) for row in rows])
             self.progress.note(
@@ -100,10 +100,10 @@ class RunSession:
 
     @contextmanager
     def phase(self, name: TimedPhase, cluster: Cluster | None = None) -> Iterator[None]:
-        """Count the time of the block, and read what every process holds at its end.
+        """Measure the time of the block, and the memory of every process at its end.
 
-        If memory runs out, a process dies or a user's function fails, the error gets the name of
-        the phase. Without a cluster only this process is read.
+        Without a cluster only the memory of this process is read. If memory runs out, a process
+        dies or a user's function fails in the block, the name of the phase is added to the error.
         """
         if name != "save":
             self._write_saved()
@@ -122,7 +122,7 @@ class RunSession:
 
     @property
     def step_under_way(self) -> int:
-        """The step that is being done; 0 for everything up to the evaluation before training."""
+        """The number of the current step, from 1; 0 until an evaluation before training is done."""
         return self.ledger.step + 1
 
     def _readings(self, cluster: Cluster | None) -> dict[str, Reading]:
@@ -132,12 +132,15 @@ class RunSession:
         return {"local" if in_process else "controller": Reading(read_host())}
 
     def _write_saved(self) -> None:
-        """Write the readings of a checkpoint, which belong to the step of the last report."""
+        """Write the memory readings of a checkpoint, under the step that was reported last."""
         if "save" in self.ledger.phases():
             self.sink.write_ledger(self.ledger.take(self.ledger.step))
 
     def report(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
-        """Write a step's rows everywhere, and start the clock of the next step."""
+        """Write a step's metrics and memory readings, and start the clock of the next step.
+
+        `tokens` is the number of tokens that the step has processed.
+        """
         rows = self.ledger.take(step)
         self.sink.write_ledger(rows)
         seconds = self.clock.seconds()
@@ -157,9 +160,10 @@ class RunSession:
         self.clock.reset()
 
     def write_rest(self) -> None:
-        """Write the readings of a last checkpoint, or of a step that did not end.
+        """Write the memory readings since the last report: of a checkpoint, or of an unended step.
 
-        A resumed run with no step left, which only writes its model, has these rows already.
+        Nothing is written by a resumed run without a step left, which only writes its model: the
+        ledger has these rows already.
         """
         saved = "save" in self.ledger.phases()
         if saved and self.ledger.step == self.state.step:
@@ -168,11 +172,14 @@ class RunSession:
         self.sink.write_ledger(self.ledger.take(step))
 
     def is_due(self, every: int | None, step: int) -> bool:
-        """Return whether something is due that is done every so many steps, and at the end."""
+        """Return whether work is due at `step` that is done every `every` steps and at the last.
+
+        None: the work is never due.
+        """
         return every is not None and (step % every == 0 or step == self.spec.known_steps)
 
     def advance(self, state: RunState, rows: int) -> RunState:
-        """Return the state after one more step, which took this many rows."""
+        """Return the state after one more step that drew `rows` rows from the data."""
         return replace(
             state,
             step=state.step + 1,
@@ -181,14 +188,20 @@ class RunSession:
         )
 
     def stop_if_asked(self, done: int) -> None:
-        """Raise Interrupted after Ctrl-C. The steps that are done must have been saved."""
+        """Raise Interrupted if Ctrl-C was pressed and steps are left.
+
+        `done` is the number of steps done. If the run keeps checkpoints, they must be saved.
+        """
         steps = self.spec.known_steps
         if self.stop.requested and (steps is None or done < steps):
             raise self._interruption(done)
 
     @contextmanager
     def stop_at_once_while_loading(self) -> Iterator[None]:
-        """Turn Ctrl-C in the block, before the first step, into Interrupted with what is left."""
+        """Turn a KeyboardInterrupt before the first step into Interrupted.
+
+        Before the first step Ctrl-C stops the run at once, for nothing is lost.
+        """
         self.stop.at_once = True
         try:
             yield
@@ -226,7 +239,10 @@ class RunSession:
 
 @contextmanager
 def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
-    """Open the run directory and all that watches the run; close everything after the block."""
+    """Yield the session: the open run directory, and the recorders of the run.
+
+    After the block everything is closed. Raises ConfigError if roles have different tokenizers.
+    """
     run, template = spec.run, given_template(spec.data)
     check_tokenizers(spec.actor.model, spec.roles.values())
     with ExitStack() as stack:
@@ -279,7 +295,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
 
 
 def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:
-    """Return the watch of a run that samples, with its earlier rows; None for other runs."""
+    """Return the health watch of a run that samples, fed with its earlier metrics; else None."""
     if spec.sampling is None:
         return None
     path = directory.metrics_path
@@ -287,7 +303,7 @@ def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWat
 
 
 def evaluates_first(spec: RunSpec[Any], state: RunState) -> bool:
-    """Return whether a run evaluates the model that it starts from, as runs that sample do."""
+    """Return whether the run evaluates before its first step; only runs that sample do this."""
     return state.step == 0 and spec.run.eval_every is not None and spec.sampling is not None
 
 
@@ -319,25 +335,30 @@ def _add_phase_to_errors(phase: TimedPhase, step: int) -> Iterator[None]:
 
 
 def config_text(spec: RunSpec[Any]) -> str:
-    """Return the text of config.yaml: the job, what `auto` was decided to be, and every setting.
+    """Return the text of config.yaml: the job, the decisions for `auto`, and every setting.
 
-    What is `auto` stays so: the model may be evaluated or trained on elsewhere.
+    A decision is a comment. The setting itself stays `auto`, because the model may be evaluated or
+    trained further on other hardware.
     """
     decisions = [f"# {made.key}: auto is {made.value}, since {made.why}" for made in spec.decisions]
     return "\n".join([f"# {spec.job.name}", *decisions, dump_config(spec.written)])
 
 
 def step_metrics(results: Sequence[UpdateResult], rate: float) -> dict[str, float]:
-    """Return a step's metrics: the batch's means, the gradient's norm, and the learning rate."""
+    """Return the metrics of one optimizer step from the results of all ranks.
+
+    They are the means over the batch, `grad_norm`, `skipped_steps` (0 or 1) and `learning_rate`.
+    """
     norm = results[0].grad_norm
     update = {"grad_norm": norm, "skipped_steps": count_skipped(norm), "learning_rate": rate}
     return total_metrics(results) | update
 
 
 def mean_metrics(updates: Sequence[Sequence[UpdateResult]]) -> dict[str, float]:
-    """Return the means of several optimizer steps' metrics, and how many steps were skipped.
+    """Return the mean of each metric over several optimizer steps, and `skipped_steps`, their sum.
 
-    A metric that only some steps have is a mean over those.
+    `updates` has the results of all ranks for each step. A metric that only some steps have is
+    averaged over these steps.
     """
     totals = [total_metrics(results) | {"grad_norm": results[0].grad_norm} for results in updates]
     names = dict.fromkeys(name for total in totals for name in total)
@@ -346,11 +367,14 @@ def mean_metrics(updates: Sequence[Sequence[UpdateResult]]) -> dict[str, float]:
 
 
 def count_skipped(grad_norm: float) -> float:
-    """Return 1 if a step was skipped because of its gradient's norm, else 0."""
+    """Return 1 if the step was skipped because its gradient norm is not finite, else 0."""
     return float(not isfinite(grad_norm))
 
 
 def total_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
-    """Add the ranks' shares of the batch's means. A rank may lack some metrics."""
+    """Return the means over the batch by name: the sums of the ranks' shares.
+
+    A metric that a rank lacks counts as 0 there.
+    """
     names = dict.fromkeys(name for result in results for name in result.metrics)
     return {name: sum(result.metrics.get(name, 0.0) for result in results) for name in names}

@@ -1,6 +1,6 @@
-"""Check that all roles read tokens as the actor's tokenizer makes them.
+"""Check that every token of the actor's tokenizer means the same text for all other roles.
 
-A role with another tokenizer would read another text, and no number would show it.
+A role with another tokenizer would read another text, and no metric would show it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from plimsoll.spec.roles import Role
 
 
 def check_tokenizers(actor: ModelConfig, others: Iterable[Role]) -> None:
-    """Compare the other roles' tokenizers and embeddings with the actor's tokenizer.
+    """Check the tokenizers and embeddings of the other roles against the actor's tokenizer.
 
-    A teacher must have the same tokenizer, and a probability for every row of the actor's head. If
-    a local directory has no tokenizer, or the model is a name on the hub, only the size of the
-    embedding is checked.
+    A teacher must have the same tokenizer as the actor, and at least as large a vocabulary. For
+    other roles without a tokenizer in a local directory (such as a name on the hub), only the size
+    of the embedding is checked.
 
     Raises:
-        ConfigError: a token is another text for the role, or has no row in the role's embedding.
+        ConfigError: a token means another text for a role, or has no row in its embedding.
     """
     for role in others:
         if Path(role.model.path) == Path(actor.path):
@@ -48,9 +48,9 @@ def _check_head(teacher: ModelConfig, actor: ModelConfig) -> None:
 
 
 def _check_texts(role: Role, actor: ModelConfig) -> None:
-    """Raise ConfigError unless the role has all tokens of the actor.
+    """Raise ConfigError unless the role's tokenizer has all tokens of the actor's.
 
-    A teacher may have no others, as it gives a probability to each of its tokens.
+    A teacher's tokenizer may have no further tokens, for it gives each of them a probability.
     """
     model = role.model
     role_file, actor_file = (Path(m.path) / "tokenizer.json" for m in (model, actor))

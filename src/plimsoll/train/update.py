@@ -23,7 +23,10 @@ Packs = Sequence[Sequence[Pack]]
 
 
 def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], ranks: Ranks) -> Packs:
-    """Return the packs of each rank, as the config's `batch` sets. A pair is never divided."""
+    """Return the rows in packs for each rank; the config's `batch` limits the size of a pack.
+
+    Both responses of a pair are in the same pack.
+    """
     workload = spec.workload
     budget = workload.largest_pack(ranks.ranks)
     if workload.unit == "pair":
@@ -41,13 +44,13 @@ class OptimizerStep(Generic[S]):
     """The counts over all ranks, by which the loss is normalised."""
     objective: Objective[S]
     stream: Callable[[Pack], S] | None
-    """Returns the further columns of a pack; None if the teacher made them on the ranks just
-    before.
+    """Returns what the objective needs beside a pack, such as labels. None: the ranks have it
+    already, made by the teacher just before.
     """
 
 
 def update(role: RoleName, ranks: Ranks, step: OptimizerStep[S], rate: float) -> list[UpdateResult]:
-    """Take one optimizer step of a role on every rank's packs."""
+    """Take one optimizer step of a role at learning rate `rate`; return each rank's result."""
     stream, rest = step.stream, (step.counts, step.objective, rate)
     return ranks.each(
         Worker.train,
@@ -59,13 +62,16 @@ def update(role: RoleName, ranks: Ranks, step: OptimizerStep[S], rate: float) ->
 
 
 def log_probs(role: RoleName, packs: Packs, ranks: Ranks) -> Floats:
-    """Return the log-prob (nats) of the response of each sequence of a batch, in its order."""
+    """Return the log-prob (nats) of each sequence's response, in the order of the batch; [S]."""
     by_rank = ranks.each(Worker.sequence_log_probs, [(role, rank_packs) for rank_packs in packs])
     return in_batch_order(packs, by_rank)
 
 
 def in_batch_order(packs: Packs, by_rank: Sequence[Sequence[Floats]]) -> Floats:
-    """Return the values of a batch's sequences in its order, from those of each rank's packs."""
+    """Return one array of the sequences' values in the order of the batch; fillers are left out.
+
+    `by_rank` has, for each rank, an array for each of its packs.
+    """
     pairs = [
         (pack.samples_S, values_S)
         for rank_packs, arrays in zip(packs, by_rank, strict=True)

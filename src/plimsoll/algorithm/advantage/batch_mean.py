@@ -1,4 +1,4 @@
-"""The reward less the mean over the whole batch: the plainest baseline without groups."""
+"""The reward minus the mean reward of the batch: the simplest baseline without groups."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ def estimate(
 ) -> Advantages:
     """Return A = (r - mean of the group) / (standard deviation of the group + delta).
 
-    Each token of a response has its A. The standard deviation is that with n - 1. Several rewards
-    are summed, then normalised. A group whose rewards are all equal has A = 0.
+    Each token of a response has the response's A. The standard deviation is the one with n - 1.
+    Several rewards are summed, then normalised. A group whose rewards are all equal has A = 0.
     """
     scores_S = inputs.scores_S
     from_mean_S = scores_S - group_means(scores_S, group_S)

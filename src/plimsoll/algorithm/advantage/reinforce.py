@@ -8,5 +8,5 @@ from plimsoll.config.base import Probability
 
 
 def estimate(inputs: AdvantageInputs, *, gamma: Probability = 1.0) -> Advantages:
-    """Return A_t = sum_k gamma^k r_{t+k}, to the end of the response."""
+    """Return A_t = sum_k gamma^k r_{t+k} at each token t; the sum goes to the response's end."""
     return Advantages(discounted_sums(inputs.rewards_L, inputs.cu_loss_tokens, gamma))

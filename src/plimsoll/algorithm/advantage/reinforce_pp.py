@@ -8,7 +8,7 @@ from plimsoll.config.base import Probability
 
 
 def estimate(inputs: AdvantageInputs, *, gamma: Probability = 1.0) -> Advantages:
-    """Return the return of each token, whitened over all action tokens of the batch.
+    """Return each token's A: its discounted return, whitened over all learned tokens of the batch.
 
     See `whiten`.
     """

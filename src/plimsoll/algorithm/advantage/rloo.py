@@ -14,9 +14,9 @@ from plimsoll.algorithm.sequences import sums
 def estimate(inputs: AdvantageInputs, group_S: Tensor, *, whole: bool = False) -> Advantages:
     """Return A = r - mean of the group's other responses = (r - mean of the group) * n / (n - 1).
 
-    A response alone in its group has no others: A = 0. If `whole`, the shaping of all its tokens,
-    such as minus the KL, is part of a response's r, as in the paper, where a response is one
-    action. Else it is added after the baseline, at each token from there to the end.
+    A = 0 for a response that is alone in its group. With `whole`, r includes the shaping (such as
+    minus the KL) of all tokens of the response, as in the paper, where a response is one action.
+    Otherwise each token's A also gets the sum of the shaping from that token to the end.
     """
     scores_S, shaping_L = inputs.scores_S, inputs.shaping_L
     if whole:

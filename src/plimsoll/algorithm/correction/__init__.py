@@ -1,1 +1,1 @@
-"""Weights against the difference between the sampler and the trainer; one idea a file."""
+"""Weights that correct for the difference between sampler and trainer: one method per file."""

@@ -1,4 +1,4 @@
-"""A band for the weight of each token (IcePop).
+"""Importance weights of tokens, set to 0 outside of a band (IcePop).
 
 Ling team 2025, "Small leak can sink a great ship", https://ringtech.notion.site/icepop.
 """
@@ -13,5 +13,8 @@ from plimsoll.config.base import NonNegativeFloat, PositiveFloat
 def weigh(
     inputs: CorrectionInputs, *, low: NonNegativeFloat = 0.5, high: PositiveFloat = 5.0
 ) -> TokenWeights:
-    """Return the trainer's probability over the sampler's within the band, else 0; shape [L]."""
+    """Return each token's weight, [L]: the trainer's probability divided by the sampler's.
+
+    The weight is 0 if this ratio is below `low` or above `high`.
+    """
     return mask.weigh(inputs, level="token", low=low, high=high)

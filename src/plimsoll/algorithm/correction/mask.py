@@ -17,10 +17,10 @@ def weigh(
     high: PositiveFloat = 3.0,
     kept: RatioLevel | None = None,
 ) -> TokenWeights:
-    """Return the trainer's probability over the sampler's between two bounds, else 0; shape [L].
+    """Return each token's weight, [L]: the trainer's probability divided by the sampler's.
 
-    The ratio of `level` (see `sampler_ratios`) is compared with the bounds, and the ratio of `kept`
-    is returned; None: of `level` too.
+    The weight is 0 if the ratio of `level` (see `sampler_ratios`) is below `low` or above `high`.
+    Otherwise it is the ratio of the level `kept` (None: of `level`).
     """
     ratio_L = sampler_ratios(inputs, level)
     within_L = (ratio_L >= low) & (ratio_L <= high)

@@ -14,8 +14,8 @@ from plimsoll.config.base import PositiveFloat, RatioLevel
 def weigh(
     inputs: CorrectionInputs, *, level: RatioLevel = "token", high: PositiveFloat = 2.0
 ) -> TokenWeights:
-    """Return the trainer's probability over the sampler's, at most `high`; shape [L].
+    """Return each token's weight, [L]: the trainer's probability divided by the sampler's.
 
-    See `sampler_ratios` for `level`.
+    A ratio above `high` is set to `high`. `sampler_ratios` explains `level`.
     """
     return TokenWeights(sampler_ratios(inputs, level).clamp(max=high))

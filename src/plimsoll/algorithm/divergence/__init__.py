@@ -4,5 +4,6 @@ Every file defines one function:
 
     compare(inputs: DivergenceInputs, *, options) -> DivergenceOutput
 
-The output has the gradient too, because a head in chunks needs it while the logits exist.
+The output includes the gradient, because a head that works in chunks needs it while the logits of a
+chunk exist.
 """

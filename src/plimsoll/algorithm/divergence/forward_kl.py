@@ -9,7 +9,7 @@ from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
 
 
 def compare(inputs: DivergenceInputs) -> DivergenceOutput:
-    """Return sum p (log p - log q), whose gradient by the student's logits is q - p."""
+    """Return sum p (log p - log q), with gradient q - p; p is the teacher's and q the student's."""
     teacher_NV = inputs.teacher_NV.exp()
     gaps_NV = (inputs.teacher_NV - inputs.student_NV).mul_(teacher_NV)
     values_N = gaps_NV.sum(1)

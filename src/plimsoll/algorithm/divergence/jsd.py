@@ -16,8 +16,9 @@ from plimsoll.config.base import OpenShare
 def compare(inputs: DivergenceInputs, *, beta: OpenShare = 0.5) -> DivergenceOutput:
     """Return beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q.
 
-    Its gradient by logit j is (1 - beta) q_j (log q_j - log m_j - KL(q || m)): the terms of m
-    cancel. With beta near 0 it is about beta * KL(p || q), near 1 about (1 - beta) * KL(q || p).
+    p is the teacher's and q the student's distribution. The gradient for logit j is (1 - beta) q_j
+    (log q_j - log m_j - KL(q || m)); the terms of m cancel. With beta near 0 the value is about
+    beta * KL(p || q), near 1 about (1 - beta) * KL(q || p).
     """
     student_NV, teacher_NV = inputs.student_NV, inputs.teacher_NV
     mixed_NV = torch.logaddexp(teacher_NV + log(beta), student_NV + log(1 - beta))

@@ -9,7 +9,10 @@ from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
 
 
 def compare(inputs: DivergenceInputs) -> DivergenceOutput:
-    """Return D = sum q (log q - log p), with gradient q_j (log q_j - log p_j - D) by logit j."""
+    """Return D = sum q (log q - log p), with gradient q_j (log q_j - log p_j - D) for logit j.
+
+    p is the teacher's and q the student's distribution.
+    """
     gaps_NV = inputs.student_NV - inputs.teacher_NV
     student_NV = inputs.student_NV.exp()
     values_N = (gaps_NV * student_NV).sum(1)

@@ -8,6 +8,6 @@ from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
 def loss(inputs: PolicyLossInputs) -> TokenLoss:
     """Return -A * log-prob of each token.
 
-    It knows no old policy, so a step should have one update.
+    The loss does not compare with the old policy, so a step should have a single update.
     """
     return TokenLoss(-inputs.advantages_L * inputs.logprobs_L, {})

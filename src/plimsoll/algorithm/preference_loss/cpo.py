@@ -17,7 +17,8 @@ def loss(
 ) -> LossOutput:
     """Return the mean of -log sigmoid(beta log pi(y_w|x) - beta log pi(y_l|x)) + alpha * L_NLL.
 
-    It is DPO against a uniform reference, held to the chosen responses. alpha is 1 in the paper.
+    The first term is DPO with a uniform reference; the second keeps the policy near the chosen
+    responses. alpha is 1 in the paper.
     L_NLL is the chosen response's mean negative log-likelihood per token, as in the authors' code;
     the paper writes the sum.
     """

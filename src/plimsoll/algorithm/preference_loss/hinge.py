@@ -18,7 +18,7 @@ def loss(
 ) -> LossOutput:
     """Return the mean over pairs of max(0, 1 - m), with DPO's margin m (see dpo.py).
 
-    A pair that is right by a margin of 1 teaches nothing more.
+    A pair with a margin of 1 or more has no gradient.
     """
     rewards = beta * (inputs.logprobs - reference)
     return preference_output(relu(1 - rewards.margin_P), rewards, inputs.pairs)

@@ -1,7 +1,7 @@
-"""The likelihood of `log_sigmoid`, written as Bai et al. 2022 write it.
+"""The loss of `log_sigmoid`, in the form of Bai et al. 2022, https://arxiv.org/abs/2204.05862.
 
-https://arxiv.org/abs/2204.05862. OpenRLHF has both forms. This one differs from `log_sigmoid` by
-rounding alone; OpenRLHF's leaves margins out.
+OpenRLHF has both forms. This form differs from `log_sigmoid` only by rounding; in OpenRLHF it
+leaves margins out.
 """
 
 from __future__ import annotations

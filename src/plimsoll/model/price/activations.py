@@ -1,9 +1,9 @@
-"""Price one micro-batch beside weights and gradients: saved tensors, working sets, logits.
+"""Predict the memory of one micro-batch, without weights: saved tensors, working sets and logits.
 
-With gradient checkpointing, layers keep their inputs, and with selective checkpointing products
-too. A forward and backward has three heights, and the highest of them counts: the head, with all
-layers behind it and none undone; the last layer's backward; and, if the embedding is trained, the
-embedding's gradient at the very end.
+With gradient checkpointing, layers keep their inputs; with selective checkpointing they also keep
+the results of products. A forward and backward may have its peak at three points: at the head, when
+all layers have saved their tensors and no backward has freed any; in the last layer's backward;
+and, if the embedding is trained, at the end, where its gradient is made. The highest point counts.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _LOG_SUM_EXP = 4  # bytes for each token and head
 
 
 def _product(*factors: tuple[int, str]) -> tuple[int, str]:
-    """Return the product of numbers, each with the name of its unit; and the same in words."""
+    """Return the product of numbers, and its formula in words; each factor is (number, unit)."""
     return prod(number for number, _ in factors), " x ".join(f"{n:,}{of}" for n, of in factors)
 
 
 def _stream(layer: Layer) -> tuple[int, str]:
-    """Return the bytes of all tokens' hidden states (or their gradient); and the same in words."""
+    """Return the bytes of the hidden states of all tokens (or their gradient), and the formula."""
     each = (layer.element, " bytes")
     return _product(each, (layer.tokens, " tokens"), (layer.shape.hidden, ""))
 
 
 def _kept_products(layer: Layer) -> tuple[int, int, int]:
-    """Return the bytes of a layer's products that selective checkpointing keeps beside its input.
+    """Return three sizes in bytes of what selective checkpointing keeps beside a layer's input.
 
-    They are the results of its linears, the attention's output, and the result of the last linear,
-    which the backward pass neither reads nor recomputes. Experts' products are recomputed, and so
-    is attention whose scores are held.
+    They are the results of the layer's linears, the attention's output, and the result of the last
+    linear, which the backward pass neither reads nor recomputes. The products of experts are
+    recomputed, and so is attention that holds its scores.
     """
     element, shape, form = layer.element, layer.shape, layer.form
     attention = layer.tokens * shape.heads * (element * shape.head_dim + _LOG_SUM_EXP)
@@ -64,7 +64,7 @@ def _kept_products(layer: Layer) -> tuple[int, int, int]:
 
 
 def _width(layer: Layer, linear: Linear) -> int:
-    """Return the bytes of a token's result in a linear layer and in each matrix of its adapter."""
+    """Return the bytes per token of the results of a linear layer and of its adapter's matrices."""
     adapter, element = layer.form.adapter, layer.element
     if adapter is None or not layer.form.adapts(linear.name):
         return element * linear.outputs
@@ -84,9 +84,9 @@ _TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the 
 def activation_items(
     role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, phase: Phase
 ) -> tuple[Allocation, ...]:
-    """Return the tensors of the largest forward (and backward) of a phase at its highest point.
+    """Return the tensors that exist at the peak of a phase's largest forward (and backward).
 
-    They exist at the instant `forward_backward` if the form is trained, else at `forward`.
+    Their moment is `forward_backward` if the form is trained, else `forward`.
     """
     moment = Moment(phase, "forward_backward" if form.trained else "forward")
     heights = _Heights(role, Layer(shape, work, form))
@@ -97,7 +97,7 @@ def activation_items(
 def backward_items(
     role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, at: Moment, left: int
 ) -> tuple[Allocation, ...]:
-    """Return the tensors of the backward pass in the last of the first `left` layers."""
+    """Return the tensors that exist in the backward pass while `left` layers are left to do."""
     if left == 0:
         return ()
     lower = _Heights(role, Layer(_lower(shape, left), work, form))
@@ -123,7 +123,7 @@ def _lower(shape: ModelShape, layers: int) -> ModelShape:
 
 @dataclass(frozen=True)
 class _Heights:
-    """The heights of one micro-batch; each lists all tensors at that point."""
+    """The points of one micro-batch that may be its peak; each method lists tensors that exist."""
 
     role: str
     layer: Layer
@@ -140,13 +140,13 @@ class _Heights:
         return Item(self.role, kind, name, where, "allocated", size, formula, source)
 
     def masks(self) -> Item:
-        """Return the masks, which exist at every height."""
+        """Return the attention masks, which exist at every point."""
         tokens, longest = self.layer.tokens, self.layer.work.longest
         words = f"masks of {tokens:,} queries x {longest:,} keys, for all layers"
         return self._item("attention masks", self.layer.mask_bytes, words, "model/attention.py")
 
     def highest(self) -> tuple[Item, ...]:
-        """Return all other tensors at the highest point."""
+        """Return the tensors at the highest point, without the masks."""
         if self.layer.form.trained:
             heights = (self._at_head(), self.at_layer(), self._at_embedding())
             return max(heights, key=_device_bytes)
@@ -167,8 +167,8 @@ class _Heights:
     def at_layer(self) -> tuple[Item, ...]:
         """Return the tensors in the backward pass of the last layer.
 
-        If the last layer keeps everything, no checkpointed layer is higher: it has the same tensors
-        below.
+        If the last layer keeps everything, the backward of a checkpointed layer is not higher,
+        because it has the same tensors below.
         """
         steps, again = layer_steps(self.layer), self._last_is_checkpointed
         top = summit(recomputed_steps(self.layer) if again else steps)
@@ -203,7 +203,10 @@ class _Heights:
         return every is not None and (self.layer.shape.layers - 1) % every == 0
 
     def _of_checkpoints(self, undoing: bool) -> tuple[Item, ...]:
-        """Return the tensors of checkpointed layers; `undoing` is in the last layer's backward."""
+        """Return the tensors that checkpointed layers keep.
+
+        If `undoing` is set, the point is in the last layer's backward.
+        """
         again = undoing and self._last_is_checkpointed
         return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
 
@@ -222,9 +225,10 @@ class _Heights:
         )
 
     def _products(self, again: bool) -> tuple[Item, ...]:
-        """Return the kept products; if `again`, less those of one layer, which are in use.
+        """Return the kept products of the checkpointed layers.
 
-        The layer's last product counts all the same: nothing reads it.
+        If `again` is set, those of the last layer are in use and are left out, except its last
+        product, which nothing reads.
         """
         linears, attention, last = _kept_products(self.layer)
         layers, last = self._checkpointed - again, again * last
@@ -269,14 +273,14 @@ class _Heights:
         return self._item("input ids and rotary tables", tokens * wide + numbers, words)
 
     def _tables(self, count: int, what: str) -> Item:
-        """Return gradients as large as the embedding."""
+        """Return `count` gradients as large as the embedding; none with an adapter."""
         shape, count = self.layer.shape, 0 if self.layer.form.adapter is not None else count
         table = (self.layer.element, " bytes"), (shape.vocabulary, ""), (shape.hidden, f" {what}")
         tables = _product((count, ""), *table)
         return self._item("embedding gradients in flight", *tables, kind="gradients")
 
     def _head(self) -> tuple[Item, ...]:
-        """Return the tensors from the last hidden states to the loss, and back if trained."""
+        """Return the head's tensors, from the last hidden states to the loss, with gradients."""
         layer, loss_tokens = self.layer, self.layer.work.loss_tokens
         inputs = self._head_inputs(loss_tokens, layer.element)
         gradient = self._tables(1 if layer.form.trained else 0, "of the head")
@@ -304,7 +308,7 @@ class _Heights:
         return self._item("logits chunk", logits, words, "model/token_logprobs.py")
 
     def _distillation(self, head: TeacherHead) -> tuple[Item, Item]:
-        """Return both chunks and the teacher's inputs: gradients are made beside the logits."""
+        """Return the chunks of student's and teacher's logits, and the teacher's head inputs."""
         element, blocks = head.element, _TAUGHT_BLOCKS + self.layer.shape.logits_softcapped
         both = self.layer.element + element
         logits, words = self._logits(head.rows, "rows of both", both, blocks)
@@ -316,7 +320,7 @@ class _Heights:
         )
 
     def _logits(self, most: int, of: str, element: int, blocks: int) -> tuple[int, str]:
-        """Return the bytes of `most` rows of logits, with blocks of them in fp32; and in words."""
+        """Return the bytes of up to `most` rows of logits with fp32 blocks, and the formula."""
         vocabulary = self.layer.shape.vocabulary
         rows = min(most, self.layer.work.loss_tokens)
         block = min(rows, max(1, BLOCK_ELEMENTS[self.layer.form.device] // vocabulary))
@@ -327,10 +331,10 @@ class _Heights:
         return (element * rows + blocks * FP32 * block) * vocabulary, words
 
     def _all_logits(self) -> Item:
-        """Return the tensors of unfused logits.
+        """Return the tensors of a head that computes all logits at once.
 
-        Trained, they are logits, their fp32 copy, log-softmax, its gradient, and the logits'
-        gradient.
+        In training they are the logits, their fp32 copy, the log-softmax, its gradient, and the
+        gradient of the logits.
         """
         each = 16 if self.layer.form.trained else self.layer.element + 2 * FP32
         vocabulary = (self.layer.shape.vocabulary, " of the vocabulary")

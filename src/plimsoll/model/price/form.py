@@ -1,4 +1,4 @@
-"""The form of a forward and backward pass as far as its memory depends on it, and what learns."""
+"""Describe a forward and backward pass as far as its memory depends on it, and count parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMBEDDINGS = "embed_tokens"
 
 
 def trained_parameters(role: TrainedRole, shape: ModelShape, head: HeadKind) -> int:
-    """Return the number of trained parameters: all, or the adapter's and those of a value head."""
+    """Return the number of trained parameters: all, or those of the adapter and a value head."""
     if role.adapter is None:
         return shape.value_parameters if head == "value" else shape.parameters
     return adapter_parameters(shape, role.adapter) + (shape.hidden if head == "value" else 0)
@@ -30,7 +30,7 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterConfig) -> int:
 
 
 def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int, int]]:
-    """Return an adapter's matrices and DoRA's magnitudes as pairs of count and elements of each."""
+    """Return (count, elements of each) for the matrices of an adapter and DoRA's magnitudes."""
     tensors = []
     for linear in shape.linears:
         if linear.stacked == 1 and ({linear.name, "all-linear"} & {*adapter.targets}):
@@ -59,9 +59,10 @@ Fused = Literal["none", "own", "liger"]
 
 @dataclass(frozen=True)
 class ChunkedHead:
-    """The head of `token_logprobs`: logits of `rows` learned tokens at once, and their entropy.
+    """The head of `token_logprobs`, with logits of `rows` learned tokens at once.
 
-    If `scaled` is set, the logits are divided by a temperature that is not 1.
+    `entropy` says whether entropies are computed too; `scaled`, whether the logits are divided by a
+    temperature other than 1.
     """
 
     rows: int
@@ -71,7 +72,9 @@ class ChunkedHead:
 
 @dataclass(frozen=True)
 class UnfusedHead:
-    """Logits of every token at once, and a loss in fp32, as Hugging Face's models compute them.
+    """A head that computes the logits of every token at once, and the loss in fp32.
+
+    Models in transformers have it.
 
     Plimsoll has no such head; other systems' runs are priced with it (benchmarks/peak_models.py).
     """
@@ -79,12 +82,12 @@ class UnfusedHead:
 
 @dataclass(frozen=True)
 class ScalarHead:
-    """One number for each learned token, in fp32."""
+    """A head that computes a number for each learned token, in fp32."""
 
 
 @dataclass(frozen=True)
 class TeacherHead:
-    """`distil`: logits of `rows` learned tokens at once, and the same of a teacher's.
+    """The head of `distil`, with a student's and a teacher's logits of `rows` learned tokens.
 
     `hidden` and `element` are the teacher's hidden size and the bytes of its weights.
     """
@@ -96,7 +99,7 @@ class TeacherHead:
 
 @dataclass(frozen=True)
 class NoHead:
-    """Hidden states alone, of a teacher whose head runs with its student's."""
+    """No head: a teacher returns hidden states, and its head runs with the student's."""
 
 
 Head = ChunkedHead | UnfusedHead | ScalarHead | TeacherHead | NoHead
@@ -160,7 +163,7 @@ class ActivationForm:
 
     @property
     def writes_scores(self) -> bool:
-        """Whether attention's scores are held, because no kernel computes them."""
+        """Whether attention's scores are held in memory, because no kernel takes the dtype."""
         return self.attention == "sdpa" and self.device != "cpu" and not self.kernels
 
     def adapts(self, linear: str) -> bool:
@@ -179,7 +182,7 @@ def activation_form(
     scaled: bool,
     capability: Capability | None = None,
 ) -> ActivationForm:
-    """Return how a role's model is trained; parameters as of `trained_role` and `RoleWork`."""
+    """Return the form in which a role is trained; parameters: see `trained_role` and `RoleWork`."""
     pair = None
     if adapter is not None:
         dropout = adapter.dropout > 0

@@ -1,6 +1,6 @@
-"""One decoder layer of one micro-batch: sizes of its tensors, its masks, inputs of its linears.
+"""Sizes of one decoder layer's tensors in one micro-batch, and the steps of its passes.
 
-The file also defines a step of the layer's forward and backward.
+A step is a part of the layer's forward with its backward, such as a norm or the attention.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FUSED_NORMS: Mapping[Fused, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A decoder layer. Sizes are in elements, unless they are said to be bytes."""
+    """A decoder layer in one micro-batch. Sizes are in elements, unless bytes are named."""
 
     shape: ModelShape
     work: MicroBatch
@@ -38,7 +38,7 @@ class Layer:
 
     @property
     def element(self) -> int:
-        """The bytes of a weight and of an activation."""
+        """The bytes of one element of a weight or of an activation."""
         return self.form.element
 
     @property
@@ -63,23 +63,23 @@ class Layer:
 
     @property
     def keys(self) -> int:
-        """The size of the keys, and of the values."""
+        """The size of the keys; the values have the same size."""
         return self.tokens * self.shape.kv_heads * self.shape.head_dim
 
     @property
     def attended_keys(self) -> int:
-        """The size of the keys (or values) that attention gets: of every head if repeated."""
+        """The size of the keys (or values) that attention gets, repeated for query heads if so."""
         return int(self.keys + (self.queries - self.keys) * self._repeated_share)
 
     @property
     def longest_repeated(self) -> int:
-        """The size of the repeated keys, and of the values, of the longest sequence."""
+        """The size of the longest sequence's repeated keys; the values have the same size."""
         tokens = self._repeated_share * self.work.longest
         return int(tokens * self.shape.heads * self.shape.head_dim)
 
     @property
     def gathered_keys(self) -> int:
-        """The size of keys and values that a second sequence attends to."""
+        """The size of the copies of shared tokens' keys and values for further sequences."""
         if self.has_cpu_kernel:
             return 0
         by_sequence = self.form.attention == "sdpa"
@@ -94,17 +94,17 @@ class Layer:
 
     @property
     def post_norm_gradient(self) -> int:
-        """The size of the gradient of a norm after a block, beside that of the residual stream."""
+        """The size of the gradient of a norm after a block; 0 in families without such norms."""
         return self.hidden if self.shape.traits.post_norms else 0
 
     @property
     def has_fused_norms(self) -> bool:
-        """Whether its norms are fused, and keep their input unchanged."""
+        """Whether norms are fused; a fused norm keeps its input unchanged."""
         return self.shape.traits.norms in _FUSED_NORMS[self.form.fused]
 
     @property
     def has_fused_gates(self) -> bool:
-        """Whether its gated MLPs are fused: Gemma's, with GELU, by Liger's kernels alone."""
+        """Whether gated MLPs are fused; only Liger's kernels fuse Gemma's, which use GELU."""
         return self.has_fused_norms and any(self.select_linears(("gate_proj",)))
 
     def norm_block(self, elements: int) -> int:
@@ -125,7 +125,7 @@ class Layer:
         return not copied and any(self.adapted_linears(names))
 
     def largest_weight(self, names: tuple[str, ...]) -> int:
-        """Return the elements of the largest weight of these linears."""
+        """Return the number of elements of the largest weight among these linears."""
         return max((lin.inputs * lin.outputs for lin in self.select_linears(names)), default=0)
 
     def dequantised_bytes(self, names: tuple[str, ...]) -> int:
@@ -133,7 +133,7 @@ class Layer:
         return self.element * self.largest_weight(names) if self.form.quantized else 0
 
     def adapted_linears(self, names: tuple[str, ...]) -> Iterator[Linear]:
-        """Return these linears that have an adapter."""
+        """Return the linears of these names that have an adapter, without stacked experts."""
         return (linear for linear in self.select_linears(names) if self.form.adapts(linear.name))
 
     def select_linears(self, names: tuple[str, ...]) -> Iterator[Linear]:
@@ -144,9 +144,9 @@ class Layer:
     def mask_bytes(self) -> int:
         """The bytes of the masks of packed attention, which all layers share (model/attention.py).
 
-        There is a number for each query and each key of sequences that are longer than the window,
-        that begin as another does, or whose scores are bounded. Elsewhere a kernel's own causal
-        mask is used.
+        A sequence needs a mask if it is longer than the window, shares tokens with another, or has
+        softcapped scores. The mask has a number for each query and key. Other sequences use a
+        kernel's own causal mask.
         """
         softcapped = self.shape.softcapped
         if (self.form.attention != "sdpa" and not softcapped) or self.has_cpu_kernel:
@@ -156,7 +156,7 @@ class Layer:
 
     @property
     def aligned_mask_bytes(self) -> int:
-        """The bytes of a card kernel's aligned copy of the masks, as a mean over all layers."""
+        """The bytes of a card kernel's aligned copy of the masks, averaged over all layers."""
         if not self._has_card_kernel or self.form.writes_scores:
             return 0
         masks = self.element * self.tokens * self.work.longest
@@ -194,14 +194,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerStep:
-    """One step of a layer, in bytes.
+    """One step of a layer. Numbers are bytes.
 
     Attributes:
         part: the name under which its bytes are listed.
-        saved: kept by the forward for the backward.
-        scratch: allocated by its backward while `saved` still exists.
+        saved: what its forward keeps for its backward.
+        scratch: what its backward allocates while `saved` still exists.
         gradient: a weight's gradient that exists at the same time.
-        forward: all that its forward allocates, if that may be the highest point.
+        forward: what its forward allocates, if that may be the highest point.
     """
 
     part: str
@@ -213,7 +213,7 @@ class LayerStep:
 
 @dataclass(frozen=True)
 class Summit:
-    """The highest point of a layer: as LayerStep, with `saved` summed over the steps."""
+    """The highest point of a layer in bytes: the step, and what all steps have saved so far."""
 
     where: str
     saved: int
@@ -227,12 +227,12 @@ class Summit:
 
 
 def saved_bytes(steps: Iterable[LayerStep]) -> int:
-    """Return the bytes that the steps keep for their backward."""
+    """Return the bytes that the steps together keep for their backward."""
     return sum(step.saved for step in steps)
 
 
 def summit(steps: tuple[LayerStep, ...]) -> Summit:
-    """Return the highest point of a forward and of its backward from the last step to the first."""
+    """Return the highest point of the steps' forward and backward."""
     return max(_points(steps), key=lambda point: point.bytes)
 
 

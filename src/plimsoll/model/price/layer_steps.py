@@ -1,4 +1,4 @@
-"""One decoder layer as a row of steps: what each saves for backward, and what its backward needs.
+"""Describe a decoder layer as steps: what each saves for its backward, and what that allocates.
 
 The file also finds the highest point of a forward without autograd. Counted from transformers 5's
 modeling files (models/*/modeling_*.py, integrations/moe.py) and PyTorch's derivatives.yaml as they
@@ -34,7 +34,7 @@ def layer_steps(layer: Layer) -> tuple[LayerStep, ...]:
 
 
 def recomputed_steps(layer: Layer) -> tuple[LayerStep, ...]:
-    """Return the steps of a checkpointed layer, less the input that its checkpoint keeps."""
+    """Return the steps of a checkpointed layer, without the input that the checkpoint keeps."""
     first, *others = layer_steps(layer)
     if layer.has_fused_norms:
         first = replace(first, saved=first.saved - layer.element * layer.hidden)
@@ -42,7 +42,7 @@ def recomputed_steps(layer: Layer) -> tuple[LayerStep, ...]:
 
 
 def final_norm(layer: Layer) -> LayerStep:
-    """Return the norm before the head, whose output nothing saves as a whole."""
+    """Return the step of the norm before the head; no later step saves its full output."""
     return _norm(layer, layer.hidden, 1, kept=False)
 
 
@@ -108,7 +108,8 @@ def _attention_by_products(
 ) -> LayerStep:
     """Return the step of PyTorch's _scaled_dot_product_attention_math, one sequence at a time.
 
-    It keeps its softmax and, in fp32, its inputs, in place of those that `_attention` counts.
+    It keeps its softmax and fp32 copies of its inputs, which replace the inputs that `_attention`
+    counts.
     """
     longest = layer.work.longest**2
     largest = longest * layer.shape.heads
@@ -122,7 +123,7 @@ def _attention_by_products(
 
 
 def _cpu_batch_bytes(layer: Layer) -> int:
-    """Return the bytes of the backward of the largest batch in model/cpu.py."""
+    """Return the bytes that the backward of the largest batch in model/cpu.py allocates."""
     shape, work = layer.shape, layer.work
     short = _SCORES * work.sequences // (shape.heads * work.tokens)  # rows of some of mean length
     rows = max(work.longest, min(work.tokens, _ROWS, short))
@@ -165,10 +166,10 @@ def _mlp(layer: Layer, width: int) -> Iterator[LayerStep]:
 
 
 def _gate_gradients(layer: Layer, inner: int) -> int:
-    """Return the elements that a fused gate's backward allocates, with the incoming gradient.
+    """Return the elements of a fused gate's backward, including the incoming gradient.
 
-    Liger's overwrites gate and up; ours makes two gradients, beside a block of the activation and
-    one of its gradient.
+    Liger's kernel overwrites gate and up. Ours makes two gradients, beside a block of the
+    activation and a block of its gradient.
     """
     return inner if layer.form.fused == "liger" else 3 * inner + 2 * layer.fused_block(inner)
 
@@ -195,11 +196,12 @@ def _experts(layer: Layer) -> Iterator[LayerStep]:
 
 
 def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -> LayerStep:
-    """Return the step of a norm with `rows` for each token; gradients of `beside` elements wait.
+    """Return the step of a norm over `elements` elements, in `rows` rows for each token.
 
-    Llama's saves its input in fp32 and, for the weight's gradient, the normalised input in its own
-    dtype. Gemma's multiplies by (1 + weight) in fp32. Fused, both save their input unchanged, as
-    Phi's does, which is PyTorch's layer norm. The output is `kept` if a reader of it saves it.
+    `beside` is the number of elements of gradients that exist at the same time. The output is
+    `kept` if a step that reads it saves it. Llama's norm saves its input in fp32 and, for the
+    weight's gradient, the normalised input in the input's dtype. Gemma's multiplies by (1 + weight)
+    in fp32. Both save their input unchanged if fused, as Phi's does (PyTorch's layer norm).
     """
     element = layer.element
     output = element * elements if kept else 0
@@ -220,12 +222,15 @@ def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -
 
 
 def scoring_summit(layer: Layer) -> Summit:
-    """Return the highest point of a layer's forward without autograd, from its local variables."""
+    """Return the highest point of a layer's forward without autograd.
+
+    The tensors counted are the local variables of transformers' functions.
+    """
     return max(_scoring_attention(layer), _scoring_mlp(layer), key=lambda point: point.bytes)
 
 
 def _scoring_attention(layer: Layer) -> Summit:
-    """Return the height in attention: embedding, layer input, norm; queries, keys, values."""
+    """Return the point in attention, with embedding, layer input, norm, queries, keys, values."""
     element, shape, work = layer.element, layer.shape, layer.work
     held = element * (3 * layer.hidden + layer.queries + 2 * layer.keys + layer.gathered_keys)
     made = element * (layer.queries + layer.hidden)  # attention's output, and the layer's after it
@@ -249,7 +254,7 @@ def _scoring_attention(layer: Layer) -> Summit:
 
 
 def _scoring_mlp(layer: Layer) -> Summit:
-    """Return the height in the MLP: embedding, layer input, residual, norm; the MLP's tensors."""
+    """Return the point in the MLP, with embedding, layer input, residual, norm and its tensors."""
     element, shape, tokens = layer.element, layer.shape, layer.tokens
     stream = element * 4 * layer.hidden + layer.dequantised_bytes((*GATES, *DOWN))
     if not shape.experts:
@@ -276,10 +281,11 @@ def _scoring_dense(layer: Layer, width: int) -> int:
 
 
 def linear_step(layer: Layer, names: tuple[str, ...], scratch: int, beside: int = 0) -> LayerStep:
-    """Return the step of linears. It has only adapters' savings: the maker of an input counts that.
+    """Return the step of the linears of these names; it saves only what their adapters save.
 
-    `scratch` are the elements that their backward allocates, and `beside` those that the forward
-    holds besides, and saves later.
+    The inputs of linears are counted by the steps that make them. `scratch` is the number of
+    elements that the backward allocates; `beside`, of those that the forward holds besides and
+    saves later.
     """
     element, adapter = layer.element, layer.form.adapter
     dequantised = layer.dequantised_bytes(names)
@@ -306,9 +312,9 @@ def linear_step(layer: Layer, names: tuple[str, ...], scratch: int, beside: int 
 
 
 def scoring_adapter(layer: Layer, names: tuple[str, ...]) -> int:
-    """Return the bytes of the largest adapter beside its linear's result, without autograd.
+    """Return the most bytes that an adapter adds to its linear's result, without autograd.
 
-    They are its own result and that scaled; with magnitudes also the tensors of `_dora_norms`.
+    They are the adapter's result and its scaled copy; with DoRA also the tensors of `_dora_norms`.
     """
     adapter = layer.form.adapter
     if adapter is None:
@@ -327,9 +333,9 @@ def scoring_adapter(layer: Layer, names: tuple[str, ...]) -> int:
 
 
 def _dora_norms(layer: Layer, adapter: AdapterForm, linear: Linear) -> int:
-    """Return the bytes of the norms of a weight's rows, for DoRA.
+    """Return the bytes that DoRA needs to compute the norms of a weight's rows.
 
-    PEFT computes the weight's update for them: it sends an identity matrix, which autograd keeps,
+    PEFT computes the weight's update for this: it sends an identity matrix, which autograd keeps,
     through the adapter, scales the product and adds the weight (peft/tuners/lora/dora.py,
     DoraLinearLayer.forward).
     """
@@ -351,8 +357,8 @@ def _adapter_saves(layer: Layer, adapter: AdapterForm, linear: Linear) -> int:
 def _dora_saves(layer: Layer, adapter: AdapterForm, linear: Linear) -> int:
     """Return the bytes that DoRA saves for the magnitudes' gradient.
 
-    They are the frozen layer's result and the adapter's. With dropout the frozen layer runs again
-    on the dropped-out input, and a dequantised 4-bit weight of that run is kept.
+    They are the results of the frozen layer and of the adapter. With dropout the frozen layer runs
+    again on the dropped-out input; if it is in 4 bits, the dequantised weight of that run is kept.
     """
     results = 2 * layer.tokens * linear.outputs
     kept = linear.inputs * linear.outputs if layer.form.quantized and adapter.dropout else 0
