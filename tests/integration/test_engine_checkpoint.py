@@ -171,7 +171,7 @@ def test_transformers_loads_what_was_saved(
 
 def train_in_short_rows(place: Place, model: Path, setting: Setting, out: Path) -> int:
     """Train in groups of few elements, as those of large models are; return their number."""
-    with patch("plimsoll.engine.optimizer._MOST_IN_8_BITS", 150_000):
+    with patch("plimsoll.engine.zero.optimizer._MOST_IN_8_BITS", 150_000):
         worker = Worker(place)
         worker.load_policy("actor", setting.role(model), temperature=1.0)
     for batch, rate in zip(BATCHES, RATES, strict=True):
