@@ -62,7 +62,7 @@ def export_checkpoint(
 
 
 def _load(spec: RunSpec[Any], dtype: Dtype, *, merge: bool) -> PolicyModel | ValueModel:
-    """Return the model from which training began, with the adapter that was trained, if any.
+    """Return the model from which training began, and an adapter of the run's shape if it had one.
 
     The model is in fp32 if the run or the output is. A 4-bit base is quantized only for a merge,
     which must add the adapter to the quantized values.

@@ -70,6 +70,7 @@ def overview_text(step: int, groups: Sequence[ResponseGroup], width: int | None)
 
 
 def _line(group: ResponseGroup) -> str:
+    """Return a group's line of the overview."""
     rewards = [f"{value:.4g}" for value in (group.reward, *_ends(group))]
     tokens = f"{fmean(r.tokens for r in group.responses):.0f}"
     cut = f"{sum(r.cut_off for r in group.responses)}/{len(group.responses)}"
@@ -77,6 +78,7 @@ def _line(group: ResponseGroup) -> str:
 
 
 def _ends(group: ResponseGroup) -> tuple[float, float]:
+    """Return the lowest and the highest reward of a group."""
     return group.responses[-1].reward, group.responses[0].reward
 
 
@@ -112,6 +114,7 @@ def render_pair(earlier: StepGroup, later: StepGroup, terminal: Console | None) 
 
 
 def _answers(group: ResponseGroup) -> list[str]:
+    """Return a text for each response: its index and figures, then its indented text."""
     return [
         f"[{r.sample_index}] {_figures(r)}\n{indent(_text(r), '    ')}\n" for r in group.responses
     ]
@@ -149,6 +152,7 @@ def _title(step: int, group: ResponseGroup) -> str:
 
 
 def _change(earlier: StepGroup, later: StepGroup) -> str:
+    """Return a sentence with the mean rewards of two steps and their difference."""
     before, after = earlier[1].reward, later[1].reward
     return (
         f"Mean reward {before:.4g} in step {earlier[0]}, {after:.4g} in step {later[0]} "
@@ -184,7 +188,7 @@ _TOKENS = ("group", "sample_index", "prompt_tokens", "tokens", "loss_mask")
 
 
 def mark_learned_tokens(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
-    """Return copies of the groups whose responses have the text of all tokens.
+    """Return a copy of each group in which every response shows all its tokens.
 
     The tokens include special tokens and the prompt's. Lines of tokens that are learned from begin
     with `+`. `file` is the groups' trajectory file, within its run.directory.
@@ -211,6 +215,7 @@ def mark_learned_tokens(groups: Sequence[ResponseGroup], file: Path) -> list[Res
 
 
 def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the run that wrote a trajectory file."""
     config = RunDirectory(file.absolute().parent.parent).config_path
     if not config.is_file():
         raise ConfigError(
@@ -227,7 +232,7 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
 def _branches(
     row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[ResponsePiece]:
-    """Yield the pieces of a response, or of each branch of an episode."""
+    """Yield the marked text of a response; of an episode with branches, each below a heading."""
     branches = [*(row.get("earlier") or ()), row]
     for number, branch in enumerate(branches, 1):
         if len(branches) > 1:
@@ -238,6 +243,7 @@ def _branches(
 
 
 def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[ResponsePiece]:
+    """Yield the decoded tokens of a row: a piece for each span that is learned or is not."""
     tokens = [*row["prompt_tokens"], *row["tokens"]]
     learned = [*[False] * len(row["prompt_tokens"]), *row["loss_mask"]]
     spans = [[*span] for _, span in groupby(range(len(tokens)), learned.__getitem__)]

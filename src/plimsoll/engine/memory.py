@@ -95,11 +95,12 @@ def is_shortage(error: RuntimeError | MemoryError) -> bool:
 
 
 def _is_of_card(error: RuntimeError | MemoryError) -> bool:
+    """Return whether an error says that the card's memory is full, not the host's."""
     return isinstance(error, torch.OutOfMemoryError) or _CARD.search(str(error)) is not None
 
 
 def footprint(device: torch.device) -> Footprint | None:
-    """Return the memory that this process holds now; None if it has not initialised CUDA.
+    """Return the host and card memory held now; None for a card if CUDA is not initialised.
 
     The front process of an engine with its own processes never initialises CUDA: a context, made
     only to read the card, would take more memory of a full card.

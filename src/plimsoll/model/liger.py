@@ -53,7 +53,7 @@ _ROTARY = "apply_rotary_pos_emb"
 
 
 def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
-    """Return the result of `fused.rms_norm`, computed by Liger's kernel.
+    """Return w * x / sqrt(mean(x^2) + epsilon), rounded as in Llama, by Liger's kernel.
 
     If weight and input differ in dtype, `fused.rms_norm` itself computes it: Liger would round the
     result to the input's dtype.
@@ -71,7 +71,7 @@ def offset_rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tenso
 
 
 def silu_gate(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
-    """Return the result of `fused.silu_gate`, computed by Liger's kernel.
+    """Return silu(gate) * up, by Liger's kernel.
 
     It is differentiable only once, even with retain_graph.
     """
@@ -86,7 +86,7 @@ def gelu_gate(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
 
 
 class _LigerGate(torch.autograd.Function):
-    """Its backward pass writes the gradients over gate and up, which nothing else reads."""
+    """An activated gate times up. The backward pass overwrites both, which nothing else reads."""
 
     @staticmethod
     def forward(ctx: Any, gate_XI: Tensor, up_XI: Tensor, forward: Any, backward: Any) -> Tensor:
@@ -127,7 +127,7 @@ def rotate(
 
 
 class _Rotated(torch.autograd.Function):
-    """The kernel overwrites its inputs, so it gets copies."""
+    """Rotary embeddings of queries and keys, on copies, as Liger's kernel overwrites its inputs."""
 
     @staticmethod
     def forward(
@@ -153,7 +153,7 @@ def _copy(heads_1HTD: Tensor) -> Tensor:
 
 
 def _rotary(attention: nn.Module) -> Forward | None:
-    """Return an attention's forward that calls `rotate` as its `apply_rotary_pos_emb`.
+    """Return a copy of an attention's forward that calls `rotate` for `apply_rotary_pos_emb`.
 
     The result is None unless that function and `rotate_half` have the code of Llama's.
     """
@@ -177,10 +177,12 @@ def _is_narrow(norm: Any) -> bool:
 
 
 def _is_gemmas(norm: Any) -> bool:
+    """Return whether a norm computes as Gemma's and is narrow enough for the kernel."""
     return has_code_of(type(norm)._norm, GemmaRMSNorm._norm) and _is_narrow(norm)
 
 
 def _is_inner_narrow(mlp: Any) -> bool:
+    """Return whether the MLP's inner width fits in one block of the kernel."""
     return bool(mlp.gate_proj.out_features <= _WIDEST)
 
 

@@ -52,8 +52,7 @@ class Program:
         codec: The module that encodes messages: `json`, or pickled.py for trusted children.
         python: The command that starts Python.
         environment: All environment variables of the child.
-        memory_gib: The memory that the child may take beyond its size once it is open; None: no
-            limit.
+        memory_gib: How much the child may grow after it is open; None: no limit.
         cpu_seconds: The CPU time for each answer; more ends the child. None: no limit.
         forwards: Whether the child's output is copied to this process's standard error.
     """
@@ -189,6 +188,7 @@ class Child:
         end(self._process)
 
     def _wait_until(self, until: float) -> None:
+        """Limit the next socket operation to the time left; raise TimeoutError if none is."""
         seconds = until - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
@@ -205,6 +205,7 @@ class Child:
         return bytes(line)
 
     def _end_error(self) -> ChildEnded:
+        """Wait for the process to end, or end it, and return how it ended."""
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -253,7 +254,10 @@ class Pool:
             self.give_back(child)
 
     def take(self) -> Child:
-        """Wait for a free child and return it, until `give_back`. Raises as `Child.open`."""
+        """Return a free child, the caller's until `give_back`; wait if there is none.
+
+        Raises the errors of `Child.open`.
+        """
         child = self._idle.get()
         if child is not None and not child.has_ended():
             return child
@@ -283,6 +287,7 @@ class Pool:
         self._running.discard(child)
 
     def _start(self) -> Child:
+        """Return a new child that is open; end it if the pool was closed meanwhile."""
         child = Child(self._program)
         count_as_own(child.pid)
         self._running.add(child)

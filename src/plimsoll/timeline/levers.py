@@ -45,7 +45,7 @@ Turns = Literal["run", "trained", "frozen"]
 
 @dataclass(frozen=True)
 class Relief:
-    """The items that become smaller, or go elsewhere."""
+    """The kinds of memory items that a lever shrinks or moves, and where that leaves room."""
 
     kinds: tuple[Kind, ...]
     """The kinds of these items."""
@@ -138,7 +138,7 @@ class Lever:
     effect: Effect = "same"
     """The effect on the result of training."""
     turns: Turns = "run"
-    """The owner of the keys."""
+    """Whose keys change: the run's, or those of each role that learns or only scores."""
     engine: type[Settings] | None = None
     """The settings class of the engine that has the keys; None: any engine.
 
@@ -165,5 +165,6 @@ class Lever:
         )
 
     def _is_for(self, section: HasEngine | None) -> bool:
+        """Return whether a section of the config has the lever's engine."""
         settings = None if section is None else section.engine_settings
         return self.engine is None or isinstance(settings, self.engine)

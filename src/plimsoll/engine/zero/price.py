@@ -40,6 +40,7 @@ _WHOLE = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
 
 
 def _trained_tensors(role: TrainedRole, work: RoleWork, sync_bucket: int) -> TrainedTensors:
+    """Return the sizes of all tensors that one rank holds for a role that learns."""
     shape, device = work.shape, work.device
     settings: Any = deepspeed_settings(role, device, work.ranks)
     sizes = zero_sizes(settings, work.ranks)
@@ -59,6 +60,7 @@ def _trained_tensors(role: TrainedRole, work: RoleWork, sync_bucket: int) -> Tra
 
 
 def _outgoing(counts: Counts, sizes: ZeroSizes, adapted: bool) -> Outgoing:
+    """Return the bytes of the weights that one rank saves or sends."""
     trained = counts.trained * counts.element
     all_bytes = trained + counts.frozen * counts.element + counts.quantized // 2
     return Outgoing(trained, all_bytes, adapted, gathers=sizes.stage == 3 and sizes.ranks > 1)
@@ -67,7 +69,7 @@ def _outgoing(counts: Counts, sizes: ZeroSizes, adapted: bool) -> Outgoing:
 def _average_and_buffers(
     counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole
 ) -> Iterator[Tensors]:
-    """Yield a moving average, a second copy of the weights, and the buffer of a checkpoint file.
+    """Yield the sizes of the moving average, ZeRO++'s second copy and the checkpoint's buffer.
 
     The average is in fp32, on the masters' device and divided as they are.
     """
@@ -95,6 +97,7 @@ def _average_and_buffers(
 
 
 def _frozen_tensors(role: FrozenRole, work: RoleWork) -> tuple[Tensors, ...]:
+    """Return the sizes of all tensors that one rank holds for a role that only scores."""
     shape, device, sizes = work.shape, work.device, _WHOLE
     if _frozen_settings(role).stage == 3:
         settings: Any = frozen_settings(role, device, work.ranks)
@@ -138,6 +141,7 @@ def _frozen_settings(role: FrozenRole) -> FrozenZeroConfig:
 
 
 def _saved_bytes(role: TrainedRole) -> SavedBytes:
+    """Return the bytes per trained parameter that a checkpoint file holds."""
     masters = ELEMENT_BYTES[role.settings_of(ZeroConfig).state_dtype]
     return SavedBytes(masters, round(moment_bytes(role)), 4 if role.ema is not None else 0)
 
@@ -149,6 +153,7 @@ def _stage(role: TrainedRole | FrozenRole) -> int:
 
 
 def _has_head(role: FrozenRole, ranks: int, device: Device) -> bool:
+    """Return whether the whole output head is on the device of every rank at all times."""
     zero = _frozen_settings(role)
     divided = zero.stage == 3 and ranks > 1
     return not divided and not (zero.offload == "cpu" and device == "cuda")

@@ -53,6 +53,7 @@ def missing_for_processes(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _of_processes(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
+    """Yield the packages that Ray and the sampling engine need."""
     if spec.cluster.where == "ray":
         yield PackageNeed("ray", "cluster.where", "ray", "cluster.where: local (one rank)")
     if spec.engines is not None:
@@ -63,6 +64,7 @@ def _of_processes(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
 
 
 def _of_roles(spec: RunSpec[Any]) -> Iterator[PackageNeed]:
+    """Yield the packages that adapters, 8-bit optimizers and quantized models need."""
     for name, role in spec.trained.items():
         if role.adapter is not None:
             yield PackageNeed(
@@ -111,6 +113,7 @@ def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
 def _lacking(
     spec: RunSpec[Any], engines: Iterable[TrainerRules | RolloutRules]
 ) -> Iterator[Problem]:
+    """Yield a problem for each of the engines' needs of system tools that are not here."""
     needs = (need for rules in engines for need in rules.tools(spec))
     for needed, key, value, what, alternative in needs:
         tools = system_tools()
@@ -121,12 +124,12 @@ def _lacking(
 
 
 def local_host_rules(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Yield problems of this machine: what cannot work here, and versions that were never tried."""
+    """Yield what cannot work on this machine, is slow or larger here, or was never tried."""
     return find((_versions, _engines, _heap, _bfloat16), spec, host)
 
 
 def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Yield problems of the installed packages that the job imports, but not of missing ones."""
+    """Yield a problem for each package of the run whose installed version fails its check."""
     needed = {need.package for need in chain(_of_processes(spec), _of_roles(spec))} | {*_ALWAYS}
     if any(model.quantization == "nf4" for model in spec.models.values()):
         needed.add("accelerate")
@@ -145,7 +148,7 @@ def _engines(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 
 def _heap(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Yield problems of the heap of processes that compute on CPU."""
+    """Warn if training on the CPU goes without jemalloc, and may take more than planned."""
     if _computes_on_cpu(spec) and not host.jemalloc:
         what = "this machine's ray package has no core/libjemalloc.so, or a space in its path"
         why = "training on CPU then uses the system's heap, which may hold a quarter more than the "
