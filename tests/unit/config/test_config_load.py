@@ -176,7 +176,7 @@ OPTIONS: st.SearchStrategy[object] = st.one_of(
 
 
 @given(
-    directory=st.text(),
+    directory=st.text(st.characters(codec="utf-8", exclude_characters="\0")),  # no path has NUL
     rate=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     options=st.dictionaries(st.text(), OPTIONS),
     stop=st.lists(st.text()).map(tuple),
