@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plimsoll.records import Prompt
 from plimsoll.reward.score import Scorer
@@ -64,7 +64,7 @@ class Live:
                 trajectories = score_by_models(trajectories, work.spec, cluster)
             if greedy:
                 greedy = score_by_models(greedy, work.spec, cluster)
-        return Experience(trajectories, greedy, sampled.prompts, sampled.metrics)
+        return replace(sampled, trajectories=trajectories, greedy=greedy)
 
     def renew(self, step: int) -> dict[str, float]:
         """Send the ranks' weights to the engines; return the transfer's metrics (`sync/<name>`)."""

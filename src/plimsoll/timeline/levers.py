@@ -116,6 +116,11 @@ def halves(count: int, least: int) -> Sequence[int]:
     return smaller
 
 
+def has_cards(spec: RunSpec[Any]) -> bool:
+    """Return whether the ranks compute on cards, whose memory a lever can move to the host."""
+    return spec.cluster.device != "cpu"
+
+
 @dataclass(frozen=True)
 class Lever:
     """A setting by which a run needs less memory, or needs it elsewhere."""

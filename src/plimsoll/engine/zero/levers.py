@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.engine.zero.rules import LOST_BELOW
-from plimsoll.spec.run_spec import RunSpec
-from plimsoll.timeline.levers import Lever, Move, Relief, Situation
+from plimsoll.timeline.levers import Lever, Move, Relief, Situation, has_cards
 
 _STAGE = "zero.stage"
 _GRADIENTS = "zero.gradient_dtype"
@@ -29,10 +27,6 @@ def _narrow_states(at: Situation) -> Sequence[Move]:
     if not _is_wide(at) or at.trained.optimizer.learning_rate < LOST_BELOW:
         return ()
     return [{_STATES: "bfloat16", _STAGE: max(2, _zero(at).stage)}]
-
-
-def _has_cards(spec: RunSpec[Any]) -> bool:
-    return spec.cluster.device != "cpu"
 
 
 _trained_lever = partial(Lever, turns="trained", engine=ZeroConfig)
@@ -72,7 +66,7 @@ LEVERS: tuple[Lever, ...] = (
         rank=30,
         settings=lambda at: [{"zero.optimizer_offload": "cpu", _STAGE: max(1, _zero(at).stage)}],
         reliefs=(Relief(("gradients", "optimizer states"), where=("device",)),),
-        applies=_has_cards,
+        applies=has_cards,
         control=True,
     ),
     _frozen_lever(
@@ -82,7 +76,7 @@ LEVERS: tuple[Lever, ...] = (
         rank=30,
         settings=lambda at: [{"zero.offload": "cpu"}],
         reliefs=(Relief(("frozen models",), where=("device",)),),
-        applies=_has_cards,
+        applies=has_cards,
         control=True,
     ),
     _trained_lever(
@@ -92,7 +86,7 @@ LEVERS: tuple[Lever, ...] = (
         rank=30,
         settings=lambda at: [{"zero.parameter_offload": "cpu", _STAGE: 3}],
         reliefs=(Relief(("weights",), where=("device",)),),
-        applies=_has_cards,
+        applies=has_cards,
         control=True,
     ),
     _trained_lever(

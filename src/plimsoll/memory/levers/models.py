@@ -12,7 +12,7 @@ from functools import partial
 from plimsoll.memory.levers.changes import Change, apply_changes
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Kind
-from plimsoll.timeline.levers import Lever, Move, Relief, Situation
+from plimsoll.timeline.levers import Lever, Move, Relief, Situation, has_cards
 
 _CHUNK = "model.head_chunk"
 _CHECKPOINTING = "model.gradient_checkpointing"
@@ -77,7 +77,7 @@ LEVERS: tuple[Lever, ...] = (
         rank=30,
         settings=lambda at: [{_INPUTS: "cpu"}] if at.trained.model.gradient_checkpointing else (),
         reliefs=(Relief(("activations",), where=("device",), phases=_BACKWARD),),
-        applies=lambda spec: spec.cluster.device != "cpu",
+        applies=has_cards,
         control=True,
     ),
     _trained_lever(
