@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -16,6 +17,12 @@ from hypothesis import settings
 # Other work may share the cores, so hypothesis measures no time.
 settings.register_profile("plimsoll", deadline=None)
 settings.load_profile("plimsoll")
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector leave out the modules and tests, which stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

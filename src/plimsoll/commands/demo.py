@@ -87,7 +87,6 @@ critic:
   model: {{path: {directory}/sft/model}}
   optimizer: {{learning_rate: 0.001}}
 rollout:
-  vllm: {{memory_share: 0.3}}
   engines: 1
   placement: shared
   sampling: {{max_new_tokens: 32}}

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -263,78 +260,3 @@ def test_a_server_that_fails_on_every_try_costs_its_trajectories(
     assert [(f.reward, f.prompt_index) for f in scored.failures] == [("far", 0), ("far", 1)]
     assert re.search(rf"http://127\.0\.0\.1:{port}/score .*{why}", scored.failures[1].said)
     assert answer is None or len(asked(log)) == 2
-
-
-CONFIG = """# ppo
-run: {directory: out, steps: 3}
-cluster: {where: local}
-data: {train: {path: rows.jsonl, prompt: p, reference: r}, max_tokens: 100}
-actor: {model: {path: m}}
-critic: {model: {path: m}}
-rollout: {transformers: {}}
-rewards:
-  right: {name: exact_match, weight: 3.0}
-  own: {name: "own:does", process: true, retries: 0}
-"""
-OWN = """
-import os
-def does(trajectory):
-    match trajectory.response_text:
-        case "crash": os._exit(1)
-        case "nan": return float("nan")
-    return trajectory.prompt.columns.get("level", len(trajectory.response_tokens))
-"""
-
-Served = Callable[..., str]
-
-
-@pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """Starts `plimsoll serve-reward`; gives its first address, and ends it by Ctrl-C."""
-    (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "job.yaml").write_text(CONFIG)
-    monkeypatch.syspath_prepend(tmp_path)
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> str:
-        command = [sys.executable, "-m", "plimsoll", "serve-reward", str(tmp_path / "job.yaml")]
-        process = subprocess.Popen(
-            [*command, "--port", "0", *words],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))},
-        )
-        started.append(process)
-        assert process.stdout is not None
-        return process.stdout.readline().removeprefix("POST ").strip()
-
-    yield start
-    for process in started:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) in (0, 130)
-
-
-def test_a_reward_of_a_config_is_served_to_a_run(served: Served) -> None:
-    url = served("--reward", "own")
-    assert url.endswith("/own")
-    config = {"far": RewardConfig(http=HttpReward(urls=(url,), retries=0))}
-    with open_rewards(config) as scorer:
-        given = [trajectory("a", 0), trajectory("crash", 1), trajectory("b", 2, level=7)]
-        scored = scorer.submit(given).result(60)
-        assert values(scored) == [2.0, 7.0]
-        (failure,) = scored.failures
-        assert re.search(r"'own' \(own:does\), at row 1 .*exit code 1", failure.said)
-        with pytest.raises(PlimsollError, match=r"answered 422: .*gave nan"):
-            scorer.submit([trajectory("nan", 0)]).result(60)
-
-
-def test_both_formats_are_served(served: Served) -> None:
-    base = served("--reward", "right").rpartition("/")[0]
-    body = {"query": ["2 + 2 = #### 4", "2 + 2 = #### 5"], "prompts": ["2 + 2 =", "2 + 2 ="]}
-    reply = httpx.post(f"{base}/get_reward", json={**body, "labels": ["4", "4"]}, timeout=60)
-    assert reply.json() == {"rewards": [1.0, 0.0], "scores": [1.0, 0.0], "extra_logs": {}}
-    own = {"trajectories": [{"response": "#### 4", "reference": "4"}]}
-    assert httpx.post(f"{base}/score", json=own, timeout=60).json() == {"rewards": [1.0]}
-    wrong = httpx.post(f"{base}/score", json={"texts": []}, timeout=60)
-    assert wrong.status_code == 422 and '"query" is no list' in wrong.json()["detail"]
-    assert httpx.get(f"{base}/health").json() == {"status": "ok"}

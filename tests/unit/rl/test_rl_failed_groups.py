@@ -122,12 +122,12 @@ def test_a_hung_reward_ends_the_step_at_the_first_group_too_many(
     times: 12 calls, whether groups are scored one by one or all together, and not all 768. (A call
     or two may begin while the scoring is being ended.)"""
     notes: list[str] = []
-    reward = RewardConfig(name="own_hanging:hangs", time_limit=0.2)
+    reward = RewardConfig(name="own_hanging:hangs", time_limit=0.1)
     with pytest.raises(PlimsollError) as error:
         sampled(reward, notes.append, per_request)
     assert own.calls[:12] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert len(own.calls) < 24
-    first = r"'mine' \(own_hanging:hangs\), at row 0 .*time_limit of 0\.2 s"
+    first = r"'mine' \(own_hanging:hangs\), at row 0 .*time_limit of 0\.1 s"
     limit = r"batch\.max_failed_groups is 0\.1\b"
     assert re.match(rf"rewards .*4 groups .* 32, .*{limit}.*{first}", str(error.value))
     [note] = notes

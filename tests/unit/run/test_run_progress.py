@@ -181,7 +181,7 @@ with Progress("ppo", 3, Path("runs/a")) as progress:
             progress.note("a note that stays")
             progress.enter("rollout")
             scored = [*map(progress.count_calls(str), range(37))]
-            time.sleep(0.6)  # redrawn four times a second
+            time.sleep(0.4)  # redrawn four times a second
 """
 
 
