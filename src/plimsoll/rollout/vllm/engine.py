@@ -35,8 +35,10 @@ from plimsoll.rollout.protocol import (
 )
 from plimsoll.rollout.text import Decoder
 from plimsoll.rollout.vllm.config import vllm_of
+from plimsoll.rollout.vllm.sampler import batch_on_card
 from plimsoll.run.output import matches_from_the_end
 from plimsoll.run.readings import CardReading, Reading
+from plimsoll.shapes.known_models import read_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -276,11 +278,13 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
     replace both.
     """
     on_gpu, rollout, vllm = spec.device == "cuda", spec.rollout, vllm_of(spec.rollout)
-    defaults = {
+    defaults: dict[str, Any] = {
         "enforce_eager": not on_gpu,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
     }
+    if on_gpu:
+        defaults["max_num_batched_tokens"] = batch_on_card(read_shape(spec.model), rollout)
     return {
         **defaults,
         **vllm.arguments,

@@ -229,7 +229,7 @@ def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allo
     if room := sampler.adapter_room:
         words = f"{element} bytes x rank {sampler.base.adapter_rank} x inputs and outputs"
         yield held("room for an adapter", room, words)
-    words = f"the largest batch: {vllm.max_sequences} sequences, or {sampler.batched_tokens} tokens"
+    words = f"the logits of {vllm.max_sequences} sequences, or the MLP of the largest batch"
     computing = frozenset(m for m in moments if m.phase in ("load", "rollout", "sync"))
     yield replace(held("forward", sampler.profile_peak, words), moments=computing)
     if handed := sampler.handed_over:

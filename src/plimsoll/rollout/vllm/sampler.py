@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from plimsoll.config.base import AUTO
+from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.vllm.config import VllmConfig, vllm_of
@@ -22,6 +23,10 @@ from plimsoll.rollout.vllm.stages import Stage, stages_of
 from plimsoll.shapes.shape import ModelShape
 
 _BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
+_MOST_BATCHED = 8192
+"""The most tokens of a forward on a card that are chosen here: vLLM's own choice for cards of less
+than 70 GiB that sample offline. More made A100s slower (vllm/engine/arg_utils.py)."""
+_BATCH_STEP = 1024
 _CHUNK = 2**30
 """Bytes of the logits that vLLM verifies at once, in fp32."""
 KEPT_ASLEEP = "sleep_preserve_parameter_names"
@@ -128,6 +133,39 @@ def unpriced(vllm: VllmConfig) -> tuple[str, ...]:
     return (*names, *unpriced_speculation(vllm))
 
 
+def forward_bytes(shape: ModelShape, rollout: RolloutConfig) -> int:
+    """Return the bytes that each token of a forward takes at its peak, on each card: the MLP's."""
+    width = max(shape.intermediate, shape.experts_per_token * shape.expert_intermediate)
+    divided = 3 * width // vllm_of(rollout).tensor_parallel
+    return ELEMENT_BYTES[rollout.dtype] * (4 * shape.hidden + divided)
+
+
+def logits_bytes(shape: ModelShape, rollout: RolloutConfig) -> int:
+    """Return the bytes of the logits of as many sequences as may run.
+
+    They exist in the engine's dtype and three times in fp32.
+    """
+    return rollout.max_sequences * shape.vocabulary * (ELEMENT_BYTES[rollout.dtype] + 3 * 4)
+
+
+def batch_on_card(shape: ModelShape, rollout: RolloutConfig) -> int:
+    """Return the most tokens of a forward on a card: vLLM's `max_num_batched_tokens`.
+
+    Unless `rollout.vllm.arguments` gives the number, the forward takes no more memory than the
+    logits do at another time: prompts are read in fewer forwards than with vLLM's default, and the
+    KV cache is as large. Engines in stages keep vLLM's default, as most of their cards have no
+    logits.
+    """
+    vllm = vllm_of(rollout)
+    given = vllm.arguments.get("max_num_batched_tokens")
+    if isinstance(given, int):
+        return given
+    free = logits_bytes(shape, rollout) // forward_bytes(shape, rollout)
+    free = min(_MOST_BATCHED, free // _BATCH_STEP * _BATCH_STEP)
+    most = _BATCHED_TOKENS if vllm.pipeline_parallel > 1 else max(_BATCHED_TOKENS, free)
+    return max(most, rollout.max_sequences)
+
+
 @dataclass(frozen=True)
 class VllmSampler:
     """An engine of vLLM: model and work, or one stage of it.
@@ -209,9 +247,12 @@ class VllmSampler:
 
     @property
     def batched_tokens(self) -> int:
-        """Tokens of the largest batch of a forward."""
-        given = self.vllm.arguments.get("max_num_batched_tokens")
-        return given if isinstance(given, int) else _BATCHED_TOKENS
+        """Tokens of the largest batch of a forward on a card.
+
+        On the CPU vLLM chooses the batch; where nothing is given, the peak is that of the logits or
+        of vLLM's default there, too.
+        """
+        return batch_on_card(self.shape, self.rollout)
 
     @property
     def kv_token(self) -> int:
@@ -232,10 +273,8 @@ class VllmSampler:
         That is the MLP of the largest batch of tokens or, where tokens are sampled, the logits of
         as many sequences as may run, in 16 bits and three times in fp32.
         """
-        shape, parallel = self.shape, self.vllm.tensor_parallel
-        width = max(shape.intermediate, shape.experts_per_token * shape.expert_intermediate)
-        forward = self._most_tokens * self.element * (4 * shape.hidden + 3 * width // parallel)
-        logits = self.rollout.max_sequences * self._sampled_vocabulary * (self.element + 3 * 4)
+        forward = self.batched_tokens * forward_bytes(self.shape, self.rollout)
+        logits = logits_bytes(self.shape, self.rollout) if self.samples else 0
         return max(forward, logits)
 
     @property
@@ -246,11 +285,7 @@ class VllmSampler:
         """
         if self.stage is None or self.stage.first:
             return 0
-        return 2 * self._most_tokens * self.shape.hidden * self.element
-
-    @property
-    def _most_tokens(self) -> int:
-        return max(self.batched_tokens, self.rollout.max_sequences)
+        return 2 * self.batched_tokens * self.shape.hidden * self.element
 
     @property
     def samples(self) -> bool:
