@@ -90,6 +90,7 @@ Code = Literal[
     "reward-name",
     "reward-settings",
     "reward-tokenizer",
+    "rounded-uncorrected",
     "sampling-contradicts",
     "sampling-for-training",
     "sequence-over-positions",

@@ -1,4 +1,4 @@
-"""The five situations of examples/scenarios: right verdict, right culprit, right repair."""
+"""The six situations of examples/scenarios: right verdict, right culprit, right repair."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ FITS = [
     "4_qwen2_7b_4090_lora",
     "5_orz_1p5b_half",
     "5_orz_1p5b_sleep",
+    "6_grpo_7b_4090",
 ]
 BREAKS = {
     "1_dpo_34b_larger_micro_batch": (
@@ -148,6 +149,20 @@ def test_7b_on_four_4090s_is_offered_adam_on_the_cpu_lora_and_nodes() -> None:
         "--actor.adapter.rank 16",
         "--cluster.nodes 3 --cluster.ranks 12",
     ]
+
+
+def test_7b_grpo_fits_24_gb_because_its_engine_has_8_bits() -> None:
+    """By hand: 6,525,288,448 weights of linear layers of a byte, the others of two."""
+    name = "6_grpo_7b_4090"
+    [card] = plan(name).devices
+    held = {item.name: item.bytes for use in card.uses for item in use.items}
+    assert held["vLLM weights"] == 6_525_288_448 + 2 * (7_615_616_512 - 6_525_288_448)
+    job = config(name).config
+    assert isinstance(job, RlConfig) and job.algorithm.correction is not None
+    wide = job.rollout.settings_of(VllmConfig).model_copy(update={"arguments": {}})
+    rollout = job.rollout.with_engine(wide)
+    changed = plan_job(spec_of(job.model_copy(update={"rollout": rollout})))
+    assert [p.code for p in changed.problems if p.severity == "error"] == ["vllm-share"]
 
 
 def test_1p5b_ppo_is_offered_a_lower_share_and_a_higher_one_with_sleep() -> None:

@@ -204,3 +204,21 @@ def test_engines_that_vllm_cannot_quantise_there(
     assert fix is None or found["vllm-argument"].fix.startswith(fix)
     wide = conflicts("ppo", changes | {"rollout": {**rollout, "dtype": "float32"}}, cluster)
     assert "16 bits" in wide["vllm-argument"].why
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "quantization", "warned"),
+    [
+        ({"correction": None}, "fp8_per_channel", True),
+        ({"correction": {"name": "truncate"}}, "fp8_per_channel", False),
+        ({"correction": None, "policy_loss": {"name": "dppo_tv"}}, "fp8_per_channel", False),
+        ({"correction": None}, None, False),
+    ],
+)
+def test_rounded_engines_want_a_correction(
+    algorithm: dict[str, Any], quantization: str | None, warned: bool
+) -> None:
+    changes: dict[str, Any] = {f"algorithm.{key}": value for key, value in algorithm.items()}
+    if quantization:
+        changes["rollout.vllm.arguments"] = {"quantization": quantization}
+    assert ("rounded-uncorrected" in conflicts("ppo", changes)) == warned

@@ -16,12 +16,14 @@ from plimsoll.rollout.vllm.sampler import (
     KEPT_ASLEEP,
     against_quantization,
     has_dropped_draft,
+    quantized_bytes,
     unpriced,
     vllm_sampler,
 )
 from plimsoll.rollout.vllm.speculation import proposer
 from plimsoll.run.counting import gigabytes, plural
 from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.choices import needs_sampler
 
 _PADDING = 64
 """vLLM pads a vocabulary to a multiple of this many rows: DEFAULT_VOCAB_PADDING_SIZE,
@@ -113,6 +115,19 @@ def quantization(site: EngineSite) -> Iterator[Problem]:
         why, fix = obstacle
         what = f"rollout.vllm.arguments.quantization is {_settings(site).arguments['quantization']}"
         yield Problem("vllm-argument", "error", what, why, fix)
+
+
+def uncorrected(site: EngineSite) -> Iterator[Problem]:
+    """Warn of engines that sample from rounded weights while nothing corrects the difference."""
+    algorithm = site.spec.config.algorithm
+    rounds = quantized_bytes(_settings(site)) is not None
+    if rounds and algorithm.correction is None and not needs_sampler(algorithm.policy_loss):
+        what = "algorithm.correction is null, and rollout.vllm.arguments.quantization is "
+        what += f"{_settings(site).arguments['quantization']}"
+        why = "responses are sampled from rounded weights, and learned from as if they were the "
+        why += "trainer's own: the gradient is of another policy (mismatch/abs shows by how much)"
+        fix = "algorithm.correction.name: truncate"
+        yield Problem("rounded-uncorrected", "warning", what, why, fix)
 
 
 def speculation(site: EngineSite) -> Iterator[Problem]:
@@ -207,7 +222,7 @@ def _kv_cache(site: EngineSite) -> int:
 
 _RULES = (
     *(division, one_node, engine_dtype, cpu_heads, episodes_in_cache),
-    *(unpriced_arguments, quantization, speculation),
+    *(unpriced_arguments, quantization, uncorrected, speculation),
 )
 
 
