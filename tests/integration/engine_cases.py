@@ -237,8 +237,8 @@ def train_sft_gathering(
         "stage3_param_persistence_threshold": 0,
     }
 
-    def settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
-        return zero_settings(zero, device) | few
+    def settings(zero: ZeroConfig, device: Device, ranks: int) -> dict[str, object]:
+        return zero_settings(zero, device, ranks) | few
 
     with patch("plimsoll.engine.zero.settings.zero_settings", settings):
         return train_sft(place, model, setting, batches, out)

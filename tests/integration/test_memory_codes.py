@@ -29,8 +29,8 @@ _NOTHING_STAYS = {
 def held_after_the_decoder(place: Place, model: Path) -> tuple[int, int]:
     """Bytes that a forward left, with every layer checkpointed; and parameters in 4 bits."""
 
-    def settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
-        return zero_settings(zero, device) | _NOTHING_STAYS
+    def settings(zero: ZeroConfig, device: Device, ranks: int) -> dict[str, object]:
+        return zero_settings(zero, device, ranks) | _NOTHING_STAYS
 
     setting = Setting(
         zero_stage(3),

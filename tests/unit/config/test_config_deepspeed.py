@@ -14,7 +14,7 @@ from decided import decided_model, decided_role
 from plimsoll.config.engine import FrozenRole, OptimizerConfig, TrainedRole
 from plimsoll.engine.process_group import check_device, free_port
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
-from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings
+from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings, zero_settings
 from plimsoll.errors import ConfigError
 
 STAGES = (0, 1, 2, 3)
@@ -102,6 +102,17 @@ def test_states_in_bfloat16_are_asked_for_as_deepspeed_wants_it() -> None:
     settings = settings_of(2, "bfloat16", state_dtype="bfloat16")
     assert settings["bf16"] == {"enabled": True} | narrow
     assert not any(settings_of(2, "bfloat16")["bf16"][name] for name in narrow)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_cards_reduce_beside_the_backward_pass_at_stage_3(stage: int, device: str) -> None:
+    zero = settings_of(stage, "bfloat16", device)["zero_optimization"]
+    assert zero["overlap_comm"] == (stage == 3 and device == "cuda")
+
+
+def test_one_rank_has_nothing_to_overlap() -> None:
+    assert not zero_settings(ZeroConfig(stage=3), "cuda", 1)["overlap_comm"]
 
 
 def test_zero_plus_plus_is_passed_on() -> None:

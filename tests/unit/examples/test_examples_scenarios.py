@@ -167,13 +167,13 @@ def test_7b_grpo_fits_24_gb_because_its_engine_has_8_bits() -> None:
 
 def test_1p5b_ppo_is_offered_a_lower_share_and_a_higher_one_with_sleep() -> None:
     [problem] = errors("5_orz_1p5b")
-    awake, asleep = map(float, re.findall(r"memory_share: (0\.\d+)", problem.fix)[:2])
+    awake, asleep = re.findall(r"memory_share: (0\.\d+)", problem.fix)[:2]
     assert f"rollout.vllm.memory_share: {asleep} with rollout.vllm.sleep_level: 2" in problem.fix
-    assert 0.5 <= awake < asleep < 0.9
+    assert 0.5 <= float(awake) < float(asleep) < 0.9
     for share, level in ((awake, 0), (asleep, 2)):
         job = config("5_orz_1p5b").config
         assert isinstance(job, RlConfig)
-        settings = {"memory_share": share, "sleep_level": level}
+        settings = {"memory_share": float(share), "sleep_level": level}
         rollout = job.rollout.with_engine(VllmConfig.model_validate(settings))
         assert plan_job(spec_of(job.model_copy(update={"rollout": rollout}))).verdict == "fits"
     [answer] = advice("5_orz_1p5b").answers  # whatever else would do changes more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -173,3 +174,18 @@ def test_a_formula_has_its_numbers() -> None:
     figures = re.findall(r"[\d,]+", one.formula)
     assert figures == ["2", "7,615,616,512", "8"] and "trained parameters" in one.formula
     assert one.bytes == 1_903_904_128
+
+
+def test_streams_of_their_own_hold_what_is_on_its_way() -> None:
+    """Three buckets before the one that is filled, of gradients and of weights; and the memory of
+    the stream that reduces, which no other may use."""
+    counts = Counts(trained=7_000, frozen=0, largest=10, element=2)
+    sizes = ZeroSizes(3, 8, 4, 1000, prefetch=500, live=1000, sub_group=10**9)
+    apart = replace(sizes, overlaps=True)
+    alone, beside = (
+        {one.name: one for one in zero_states(counts, each, "cuda")} for each in (sizes, apart)
+    )
+    assert beside.keys() - alone.keys() == {"gradients to reduce"}
+    assert beside["gradients to reduce"].bytes == 2 * 4 * 1000
+    assert (alone["prefetch bucket"].bytes, beside["prefetch bucket"].bytes) == (1000, 4 * 1000)
+    assert beside["copy to reduce"] == replace(alone["copy to reduce"], life="training")

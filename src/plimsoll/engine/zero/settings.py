@@ -25,7 +25,7 @@ def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[st
         "managed_gradient_accumulation": False,
         "gradient_clipping": role.optimizer.max_grad_norm,
         "bf16": _bfloat16(role),
-        "zero_optimization": zero_settings(zero, device),
+        "zero_optimization": zero_settings(zero, device, ranks),
         "zero_allow_untested_optimizer": True,
         "data_types": {"grad_accum_dtype": _SHORT[zero.gradient_dtype]},
     }
@@ -40,11 +40,17 @@ def _bfloat16(role: TrainedRole) -> dict[str, object]:
     }
 
 
-def zero_settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
-    """Return the `zero_optimization` section, every size written out."""
+def zero_settings(zero: ZeroConfig, device: Device, ranks: int) -> dict[str, object]:
+    """Return the `zero_optimization` section, every size written out.
+
+    At stage 3 cards gather weights and reduce gradients on streams of their own, beside the compute
+    (`overlap_comm`, DeepSpeed's default there). Not at stage 2, where DeepSpeed would wait for the
+    whole card before it reduces a bucket (stage_1_and_2.py, `reduce_ipg_grads`), and not at stages
+    0 and 1, where it refuses that with `managed_gradient_accumulation: false`.
+    """
     settings: dict[str, object] = {
         "stage": zero.stage,
-        "overlap_comm": False,
+        "overlap_comm": zero.stage == 3 and device == "cuda" and ranks > 1,
         "contiguous_gradients": True,
         "reduce_scatter": True,
         "reduce_bucket_size": zero.bucket_elements,
@@ -76,7 +82,7 @@ def frozen_settings(role: FrozenRole, device: Device, ranks: int) -> dict[str, o
     return {
         **_common(ranks),
         "bf16": {"enabled": role.model.dtype == "bfloat16"},
-        "zero_optimization": zero_settings(zero, device),
+        "zero_optimization": zero_settings(zero, device, ranks),
     }
 
 

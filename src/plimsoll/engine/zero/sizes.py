@@ -32,6 +32,7 @@ class ZeroSizes:
         offload_weights: Whether the weights are in host memory (stage 3).
         pinned: Whether that host memory is pinned.
         master: Bytes of a master, and of the gradient that its optimizer reads.
+        overlaps: Whether gathering and reducing run beside the compute, on streams of their own.
     """
 
     stage: int
@@ -46,6 +47,7 @@ class ZeroSizes:
     offload_weights: bool = False
     pinned: bool = False
     master: int = 4
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
         offload_weights=parameter is not None,
         pinned=any(o is not None and o["pin_memory"] for o in (optimizer, parameter)),
         master=2 if settings["bf16"].get("bf16_master_weights_and_grads") else 4,
+        overlaps=zero["overlap_comm"],
     )
 
 

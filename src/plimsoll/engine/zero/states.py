@@ -34,6 +34,10 @@ _STAGE3 = "DeepSpeed 0.19.8, runtime/zero/stage3.py"
 _BF16 = "DeepSpeed 0.19.8, runtime/bf16_optimizer.py"
 _STAGE0 = "DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py and runtime/engine.py"
 _LARGEST = "of the largest tensor"
+_AHEAD = 3
+"""Buckets by which the host may be ahead of a stream: it waits if more than two are on their way,
+then sends one (`max_param_reduce_events`, and in partitioned_param_coordinator.py
+`max_ongoing_fetch_events`)."""
 _ALLREDUCE = 500_000_000  # elements: DeepSpeedEngine.buffered_allreduce_fallback
 
 
@@ -84,7 +88,8 @@ def _gathered_weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     small, name = counts.small, "small parameters kept whole"
     yield Tensors("weights", name, "of small tensors", small, each, stage.source)
     yield stage.buffer("live parameters", "gathered", live, each, "computing")
-    ahead = min(sizes.prefetch, rest - live)
+    buckets = 1 + _AHEAD if sizes.overlaps else 1
+    ahead = min(buckets * sizes.prefetch, rest - live)
     yield stage.buffer("prefetch bucket", "on their way", ahead, each, "computing")
 
 
@@ -203,10 +208,22 @@ class _Stage:
             wide = sizes.master + (each if each != sizes.master else 0)  # flattened, then cast
             yield self.buffer("copy of a sub-group", "gradients", copied, wide, "stepping")
         yield self.buffer("reduce bucket", "elements", sizes.bucket, element, "built")
-        yield self._reduce_copy()
+        yield from self._overlapped() if sizes.overlaps else (self._reduce_copy(),)
         if each != element:
             yield self._widened_gradient()
         yield self._incoming_gradient(element)
+
+    def _overlapped(self) -> Iterator[Tensors]:
+        """Yield what reducing beside the backward pass holds, on a stream of its own.
+
+        The allocator gives the memory of that stream to no other, so the copy stays. Gradients stay
+        until that stream has copied them: the host may be as many buckets ahead as DeepSpeed lets
+        it (`max_param_reduce_events`), and is filling one.
+        """
+        counts = self.counts
+        waiting = min((1 + _AHEAD) * self.sizes.bucket, counts.trained)
+        yield replace(self._reduce_copy(), life="training")
+        yield self.buffer("gradients to reduce", "gradients", waiting, counts.element, "backward")
 
     def _optimizer(self) -> Iterator[Tensors]:
         """Yield masters and moments; offloaded, also the gradients that DeepSpeedCPUAdam reads.
