@@ -68,6 +68,11 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     return common | cpu
 
 
+def prepare() -> None:
+    """Import vLLM, which takes seconds and makes no CUDA context."""
+    import vllm.v1.engine.async_llm  # noqa: F401
+
+
 class VllmEngine:
     """A `RolloutEngine` on vLLM's AsyncLLM."""
 
@@ -277,6 +282,8 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
     """
     on_gpu, rollout, vllm = spec.device == "cuda", spec.rollout, vllm_of(spec.rollout)
     defaults = {
+        # Within Ray's placement groups vLLM would start its workers as actors, which find no card.
+        "distributed_executor_backend": "mp" if rollout.parts > 1 else None,
         "enforce_eager": not on_gpu,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
@@ -399,4 +406,5 @@ ENGINE = RolloutBuild(
     memory_settings=memory_settings,
     logged_error=logged_error,
     calls_of=calls_of,
+    prepare=prepare,
 )
