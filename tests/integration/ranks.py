@@ -18,7 +18,8 @@ import cpuinfo  # type: ignore[import-untyped]
 from torch import multiprocessing
 
 from plimsoll.config.cluster import Device
-from plimsoll.engine.process_group import Place, free_port, leave
+from plimsoll.engine.process_group import Place, leave
+from plimsoll.machine.host import free_port
 
 P = ParamSpec("P")
 R = TypeVar("R")

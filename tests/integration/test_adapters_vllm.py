@@ -20,9 +20,10 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import merge_adapter
 from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
-from plimsoll.engine.process_group import Place, free_port
+from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
+from plimsoll.machine.host import free_port
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Ints, Prompt, from_packed
 from plimsoll.rollout.protocol import EngineSpec, Request

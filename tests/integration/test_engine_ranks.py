@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from ranks import RankFailed, RankProcesses
 
-from plimsoll.engine.process_group import Place, free_port, join, leave
+from plimsoll.engine.process_group import Place, join, leave
+from plimsoll.machine.host import free_port
 
 
 def sum_of_ranks(place: Place, times: int) -> tuple[int, float]:

@@ -22,13 +22,14 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.continuation import most_calls
-from plimsoll.engine.process_group import Place, free_port
+from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
 from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
 from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment
 from plimsoll.environment.play import play
 from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
 from plimsoll.environment.turn_codec import TurnCodec
+from plimsoll.machine.host import free_port
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.layout import lay_out
 from plimsoll.rollout.protocol import EngineSpec, Request

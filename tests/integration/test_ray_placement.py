@@ -1,6 +1,6 @@
 """Ranks and engines on several nodes and their cards, by Ray's own book-keeping.
 
-Two real Ray nodes on this machine; their GPUs are only counted.
+Three real Ray nodes on this machine; their GPUs are only counted.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ from typing import Literal
 
 import pytest
 import ray
+from commands import wait_for
 from ray.cluster_utils import Cluster
 
-from plimsoll.cluster.ray_actors import Member, create_ranks, members, share_cards
+from plimsoll.cluster.placement import Claim
+from plimsoll.cluster.ray_actors import Member
+from plimsoll.cluster.ray_members import (
+    Places,
+    create_engines,
+    create_ranks,
+    find_places,
+    members,
+    share_cards,
+)
 from plimsoll.cluster.ray_start import wait_for_nodes
 from plimsoll.cluster.start import run_device
-from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.cluster import ClusterConfig, OwnNodes
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.rollout.protocol import EngineSpec
@@ -27,28 +37,45 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[None]:
-    """Of four cards each; started by someone who wants of Ray what other programs want."""
+def nodes() -> Iterator[None]:
+    """Of four cards each, and one without; started by someone who wants of Ray what other programs
+    want."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
         patch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # Ray counts no more than it names
-        nodes = Cluster()
-        for _ in range(2):
-            nodes.add_node(num_cpus=1, num_gpus=4)
-        ray.init(nodes.address, logging_level="ERROR")
+        cluster = Cluster()
+        for cards in (0, 4, 4):
+            cluster.add_node(num_cpus=1, num_gpus=cards)
+        ray.init(cluster.address, logging_level="ERROR")
         yield
         ray.shutdown()
-        nodes.shutdown()
+        cluster.shutdown()
 
 
-@pytest.fixture(scope="module")
-def groups(two_nodes: None) -> tuple[list[Member], list[Member]]:
-    """Four ranks of the actor, and three of the critic's own."""
-    return (
-        members("training rank", create_ranks(4, "cuda", 1, ()), timeout=120),
-        members("critic rank", create_ranks(3, "cuda", 1, ()), timeout=120),
+CLAIMS = [Claim("actor", 3), Claim("critic", 2), Claim("engines", 1, cards=2)]
+
+
+@pytest.fixture
+def places(nodes: None, request: pytest.FixtureRequest) -> Iterator[Places]:
+    """The places of three ranks, two ranks of the critic, and an engine of two cards."""
+    config = ClusterConfig(nodes=2, own_nodes=request.param, start_timeout=60)
+    places = find_places(config, CLAIMS, "cuda", ())
+    yield places
+    for group in {place.placement_group.id: place for [place, *_] in places.values()}.values():
+        ray.util.remove_placement_group(group.placement_group)
+    wait_for(lambda: ray.available_resources().get("GPU") == 8, "cards that are free again")
+
+
+def engines(count: int, placement: Literal["own", "shared"]) -> list[EngineSpec]:
+    rollout = RolloutConfig(placement=placement, dtype="bfloat16").with_engine(
+        VllmConfig(tensor_parallel=2)
     )
+    return [EngineSpec(i, "none", 8, 1, "cuda", rollout) for i in range(count)]
+
+
+def nodes_of(group: list[Member]) -> set[str]:
+    return {member.host.node_id for member in group}
 
 
 def visible_to(group: list[Member]) -> list[str]:
@@ -60,7 +87,7 @@ def visible_to(group: list[Member]) -> list[str]:
 
 
 def test_a_joined_cluster_is_computed_on_where_its_gpus_are(
-    two_nodes: None, monkeypatch: pytest.MonkeyPatch
+    nodes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever this machine has: it may be the head, without a GPU."""
     devices: list[Literal["cuda", "cpu"]] = ["cuda", "cpu"]
@@ -71,64 +98,73 @@ def test_a_joined_cluster_is_computed_on_where_its_gpus_are(
         run_device(joined[0])
 
 
-def test_a_group_of_ranks_is_on_one_node_and_each_has_a_card(
-    groups: tuple[list[Member], list[Member]],
-) -> None:
-    actors, critics = groups
-    assert len({rank.host.node_id for rank in actors}) == 1
-    assert len({rank.host.node_id for rank in critics}) == 1
-    assert actors[0].host.node_id != critics[0].host.node_id
-    assert sorted(card for rank in actors for card in rank.host.cards) == list("0123")
-    assert [rank.role for rank in critics] == [f"critic rank {i}" for i in range(3)]
-    assert visible_to(actors) == [",".join(rank.host.cards) for rank in actors]
+@pytest.mark.parametrize("places", [OwnNodes()], indirect=True)
+def test_groups_are_packed_each_rank_has_a_card_and_engines_share_them(places: Places) -> None:
+    actors = members("training rank", create_ranks(places["actor"], "cuda", 1), timeout=120)
+    critics = members("critic rank", create_ranks(places["critic"], "cuda", 1), timeout=120)
+    (own,) = members("rollout engine", create_engines(engines(1, "own"), places["engines"]), 120)
+    assert len(nodes_of(actors)) == len(nodes_of(critics)) == 1
+    assert nodes_of(actors) != nodes_of(critics)
+    assert len(own.host.cards) == 2 and own.host.node_id in nodes_of(critics)
+    assert len({(r.host.node_id, r.host.cards) for r in (*actors, *critics)}) == 5
+    assert [rank.role for rank in critics] == [f"critic rank {i}" for i in range(2)]
+    assert visible_to([*actors, own]) == [",".join(m.host.cards) for m in (*actors, own)]
 
-
-def test_engines_see_the_cards_of_the_ranks_that_they_share(
-    groups: tuple[list[Member], list[Member]],
-) -> None:
-    ranks, critics = groups
-    rollout = RolloutConfig(placement="shared", dtype="bfloat16").with_engine(
-        VllmConfig(tensor_parallel=2)
-    )
-    specs = [EngineSpec(i, "none", 8, 1, "cuda", rollout) for i in range(3)]
-    actors = share_cards(specs, "cuda", [*ranks, *critics])
-    found = members("rollout engine", actors, timeout=120)
+    found = members("rollout engine", share_cards(engines(2, "shared"), [*actors, *critics]), 120)
     seen = visible_to(found)
     assert seen == [",".join(engine.host.cards) for engine in found]
-    cards = {(engine.host.node_id, cards) for engine, cards in zip(found, seen, strict=True)}
-    spare = sorted(card for rank in critics for card in rank.host.cards)[:2]
-    assert cards == {
-        (ranks[0].host.node_id, "0,1"),
-        (ranks[0].host.node_id, "2,3"),
-        (critics[0].host.node_id, ",".join(spare)),
-    }
+    wanted = [
+        sorted(card for rank in group for card in rank.host.cards)[:2]
+        for group in (actors, critics)
+    ]
+    assert sorted(seen) == sorted(",".join(cards) for cards in wanted)
+    assert [nodes_of([engine]) for engine in found] in (
+        [nodes_of(actors), nodes_of(critics)],
+        [nodes_of(critics), nodes_of(actors)],
+    )
+
+
+def test_cards_that_are_missing_are_named_soon(
+    nodes: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups with nodes of their own, of which one node has its cards in use by somebody."""
+    monkeypatch.setattr("plimsoll.cluster.ray_members._SOON_SECONDS", 0.1)
+    held = ray.util.placement_group([{"GPU": 3}], strategy="STRICT_PACK")
+    assert held.wait(30)
+    apart = ClusterConfig(nodes=2, own_nodes=OwnNodes(actor=1, critic=1), start_timeout=1)
+    asked = [Claim("actor", 4), Claim("critic", 2)]
+    with pytest.raises(PlimsollError, match="no cards for the run after 1 s") as caught:
+        find_places(apart, asked, "cuda", ())
+    ray.util.remove_placement_group(held)
+    told = capfd.readouterr().err
+    for text in (str(caught.value), told):
+        assert (
+            "asked for 4 training ranks and 2 critic ranks: 1 x 4 GPUs on one node and 1 x 2 GPUs "
+            "on one node, each of them on a node of its own" in text
+        )
+        assert "has 0 of 0 GPUs free" in text and "has 1 of 4 GPUs free" in text
+        assert "missing: 1 x 2 GPUs on one node" in text
+        assert "this run holds 3 GPUs of" in text
+    assert told.count("waiting for cards") == 1
 
 
 def test_ranks_on_cpu_are_spread_over_the_nodes_and_work_where_the_command_does(
-    two_nodes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    nodes = wait_for_nodes(ClusterConfig(address="joined", nodes=2))
-    ranks = members("training rank", create_ranks(2, "cpu", 1, nodes), timeout=120)
-    assert [rank.host.node_id for rank in ranks] == nodes
-    assert nodes[0] == ray.get_runtime_context().get_node_id() != nodes[1]
+    config = ClusterConfig(address="joined", nodes=2)
+    ids = wait_for_nodes(config)
+    places = find_places(config, [Claim("actor", 2)], "cpu", ids)
+    ranks = members("training rank", create_ranks(places["actor"], "cpu", 1), timeout=120)
+    assert [rank.host.node_id for rank in ranks] == ids
+    assert ids[0] == ray.get_runtime_context().get_node_id() != ids[1]
     where = [rank.actor.__ray_call__.remote(lambda _: os.getcwd()) for rank in ranks]
     assert ray.get(where) == [str(tmp_path)] * 2
 
 
-def test_what_the_cluster_lacks_is_told_while_it_is_waited_for(
-    groups: tuple[list[Member], list[Member]],
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A third node; and a second card where one of eight is free."""
-    few = ClusterConfig(address="joined", nodes=3, start_timeout=0.6)
-    here = "the Ray cluster at joined has 2 of 3 nodes"
-    with pytest.raises(PlimsollError, match=rf"^{here} \(cluster.nodes\) after 1 s"):
+def test_a_node_that_is_missing_is_told(nodes: None, capfd: pytest.CaptureFixture[str]) -> None:
+    few = ClusterConfig(address="joined", nodes=4, start_timeout=0.6)
+    here = "the Ray cluster at joined has 3 of 4 nodes"
+    with pytest.raises(PlimsollError, match=rf"^{here} .* \(cluster.nodes\) after 1 s"):
         wait_for_nodes(few)
-    monkeypatch.setattr("plimsoll.cluster.ray_actors._SOON_SECONDS", 0.1)
-    cards = "1 of the cluster's 8 GPUs are free"
-    with pytest.raises(PlimsollError, match=rf"the training ranks in 0 s .*: {cards}\. Ask for"):
-        members("training rank", create_ranks(2, "cuda", 1, ()), timeout=0.2)
-    told = f"{here}: waiting for the others\nwaiting for Ray to start the training ranks: {cards}\n"
-    assert capfd.readouterr().err == told
+    assert capfd.readouterr().err.count(here) == 1

@@ -22,10 +22,11 @@ from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives import NllObjective
-from plimsoll.engine.process_group import Place, free_port
+from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
+from plimsoll.machine.host import free_port
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import (
     BatchCounts,

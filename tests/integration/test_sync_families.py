@@ -27,8 +27,9 @@ from vllm_cases import started
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.engine.process_group import Place, free_port
+from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
+from plimsoll.machine.host import free_port
 from plimsoll.model.tiny import Family, tiny_config
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm.config import VllmConfig

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from plimsoll.config.cluster import Device
 from plimsoll.engine.memory import explain_shortage
-from plimsoll.engine.process_group import Place, free_port
+from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
+from plimsoll.machine.host import free_port
 from plimsoll.machine.incident import OutOfMemory, Sighting, read_node
 from plimsoll.machine.nvidia import own_cards
 from plimsoll.process.threads import conversing

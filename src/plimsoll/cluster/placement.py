@@ -1,12 +1,14 @@
-"""Choose the node of each CPU process, and the cards of engines that share the ranks' cards."""
+"""Choose the nodes and cards of a run's processes, and describe what a cluster lacks for them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from math import prod
 
+from plimsoll.config.cluster import ClusterConfig, NodeGroup
 from plimsoll.errors import SettingsConflict
 from plimsoll.run.counting import plural
 
@@ -19,9 +21,129 @@ class NodeCards:
     cards: tuple[str, ...]
 
 
-def spread(nodes: Sequence[str], count: int) -> list[NodeCards]:
-    """Return a node for each of `count` CPU processes: evenly spread, in the order of the nodes."""
-    return [NodeCards(nodes[i * len(nodes) // count], ()) for i in range(count)]
+@dataclass(frozen=True)
+class Claim:
+    """What the processes of one group ask of a cluster.
+
+    Attributes:
+        group: the group.
+        count: the number of its processes.
+        cards: the cards of each process, which are on one node.
+    """
+
+    group: NodeGroup
+    count: int
+    cards: int = 1
+
+    @property
+    def title(self) -> str:
+        """The processes, for messages, such as `8 training ranks`."""
+        names: dict[NodeGroup, str]
+        names = {"actor": "training rank", "critic": "critic rank", "engines": "rollout engine"}
+        each = f" of {self.cards} cards each" if self.cards > 1 else ""
+        return f"{plural(self.count, names[self.group])}{each}"
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Cards that Ray reserves together: all of them, or none.
+
+    Attributes:
+        claims: the groups that get them.
+        bundles: the number of cards of each bundle, which are on one node.
+        apart: whether each bundle is on a node of its own; otherwise bundles are on as few nodes as
+            possible.
+        seats: for each claim, the number of each process's bundle.
+    """
+
+    claims: tuple[Claim, ...]
+    bundles: tuple[int, ...]
+    apart: bool
+    seats: tuple[tuple[int, ...], ...]
+
+    def without_room(self, free: Sequence[int]) -> list[int]:
+        """Return the bundles that find no room; `free` counts each node's free cards."""
+        room, left = sorted(free, reverse=True), []
+        for bundle in sorted(self.bundles, reverse=True):
+            node = next((i for i, cards in enumerate(room) if cards >= bundle), None)
+            if node is None:
+                left.append(bundle)
+            else:
+                room[node] = 0 if self.apart else room[node] - bundle
+        return left
+
+
+def reservations(cluster: ClusterConfig, claims: Sequence[Claim]) -> list[Reservation]:
+    """Return what to reserve for a run, in the order in which to ask for it.
+
+    Groups come one after the other, so that engines take no card of a node that ranks would fill.
+    Groups with nodes of their own come together, because Ray keeps only the bundles of one
+    reservation apart.
+    """
+    if not cluster.own_nodes.counts:
+        ones = [(c, tuple(range(c.count))) for c in claims]
+        return [Reservation((c,), (c.cards,) * c.count, False, (seats,)) for c, seats in ones]
+    seats = tuple(
+        tuple(cluster.node_of(c.group, i, c.count) for i in range(c.count)) for c in claims
+    )
+    cards = Counter[int]()
+    for claim, nodes in zip(claims, seats, strict=True):
+        cards.update({node: count * claim.cards for node, count in Counter(nodes).items()})
+    bundles = tuple(cards[node] for node in sorted(cards))
+    return [Reservation(tuple(claims), bundles, True, seats)]
+
+
+@dataclass(frozen=True)
+class NodeSupply:
+    """The cards of a node: all, and those that are free."""
+
+    address: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Cards of a node that somebody holds."""
+
+    holder: str
+    address: str
+    cards: int
+
+
+def describe_shortage(
+    reservation: Reservation, nodes: Sequence[NodeSupply], holdings: Sequence[Holding]
+) -> str:
+    """Return which cards are asked for, which are there, which are missing, and who holds others.
+
+    The text says, too, if cards are missing even when nobody holds any.
+    """
+    missing = reservation.without_room([node.free for node in nodes])
+    never = reservation.without_room([node.total for node in nodes])
+    asked = [f"{' and '.join(c.title for c in reservation.claims)}: {_count(reservation.bundles)}"]
+    if reservation.apart:
+        asked += ["each of them on a node of its own"]
+    there = [
+        f"{node.address} has {node.free} of {plural(node.total, 'GPU')} free" for node in nodes
+    ]
+    held = [f"{h.holder} holds {plural(h.cards, 'GPU')} of {h.address}" for h in holdings]
+    parts = [
+        f"asked for {', '.join(asked)}",
+        f"there: {'; '.join(there) or 'no node'}",
+        f"missing: {_count(missing)}" if missing else "Ray has not placed them yet",
+        *(["that is missing even if nobody else holds a GPU"] if never else []),
+        *held,
+    ]
+    return "\n  ".join(parts)
+
+
+def _count(bundles: Sequence[int]) -> str:
+    """Return bundles as text, such as `2 x 4 GPUs on one node`."""
+    counts = sorted(Counter(bundles).items(), reverse=True)
+    return " and ".join(
+        plural(number, "GPU") if cards == 1 else f"{number} x {cards} GPUs on one node"
+        for cards, number in counts
+    )
 
 
 def order_by_node(nodes: Sequence[str]) -> list[int]:

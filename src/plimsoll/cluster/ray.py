@@ -26,12 +26,14 @@ from plimsoll.cluster.exit_reason import (
     message,
 )
 from plimsoll.cluster.heartbeats import Hang
+from plimsoll.cluster.placement import Claim
 from plimsoll.cluster.protocol import Ranks
-from plimsoll.cluster.ray_actors import (
-    Member,
+from plimsoll.cluster.ray_actors import Member
+from plimsoll.cluster.ray_members import (
     call_on_node,
     create_engines,
     create_ranks,
+    find_places,
     members,
     rank_members,
     share_cards,
@@ -158,33 +160,40 @@ class RayCluster:
     def _start_members(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
     ) -> None:
+        """Start all processes side by side, and wait for them.
+
+        Each says at once where it is, then imports its libraries, which takes no card's memory.
+        """
         patience = config.start_timeout
         nodes = wait_for_nodes(config)
-        actors = create_ranks(config.ranks, device, threads, nodes)
-        critics = create_ranks(config.critic_ranks or 0, device, threads, nodes)
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
-        engines = create_engines(specs, device, nodes) if device == "cpu" else []
+        places = find_places(config, _claims(config, () if shared else specs), device, nodes)
+        actors = create_ranks(places["actor"], device, threads)
+        critics = create_ranks(places.get("critic", ()), device, threads)
+        engines = [] if shared else create_engines(specs, places.get("engines", ()))
         groups = [
             rank_members("training rank", actors, patience),
             rank_members("critic rank", critics, patience),
         ]
         self._ranks = [member for group in groups for member in group]
         self._watch(self._ranks)
+        engines = share_cards(specs, self._ranks) if shared else engines
         self._before = self._read_nodes(patience)
-        if shared:
-            engines = share_cards(specs, device, self._ranks)
-        elif device == "cuda":  # only now, so that the ranks get cards side by side
-            engines = create_engines(specs, device, nodes)
-        self._engines = members("rollout engine", engines, patience)
-        starting = {
+        starting = {m.actor.prepare.remote(): m for m in self._ranks}
+        starting |= {
             member.actor.start.remote(place): member
             for group in groups
             for member, place in zip(group, _places(group, device, threads), strict=True)
         }
+        self._engines = members("rollout engine", engines, patience)
+        prepared = {
+            member: member.actor.prepare.remote(spec)
+            for member, spec in zip(self._engines, specs, strict=True)
+        }
         if shared:  # vLLM counts as its own what the ranks put on its card while it measures
             self._wait("start", starting, timeout=patience)
             starting = {}
-        starting |= {m.actor.start.remote(): m for m in self._engines}
+        starting |= {m.actor.start.remote(done): m for m, done in prepared.items()}
         results = self._wait("start", starting, timeout=patience)
         self._responses_per_request = int(results[-1]) if engines else 0
         self._watch(self._engines)
@@ -452,6 +461,16 @@ def _calls(
     members: Sequence[Member], task: Callable[..., Any], *arguments: object
 ) -> dict[Any, Member]:
     return {m.actor.call.remote(task.__name__, *arguments): m for m in members}
+
+
+def _claims(config: ClusterConfig, engines: Sequence[EngineSpec]) -> list[Claim]:
+    """Return what the ranks, and engines with places of their own, ask of the cluster."""
+    claims = [Claim("actor", config.ranks)]
+    if config.critic_ranks:
+        claims.append(Claim("critic", config.critic_ranks))
+    if engines:
+        claims.append(Claim("engines", len(engines), engines[0].rollout.parts))
+    return claims
 
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:

@@ -9,7 +9,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -108,6 +108,7 @@ def wait_for_nodes(config: ClusterConfig) -> list[str]:
     deadline, has_told_user = time.monotonic() + config.start_timeout, False
     while len(nodes := _live_nodes()) < config.nodes:
         here = f"the Ray cluster at {config.address} has {len(nodes)} of {config.nodes} nodes"
+        here += f" ({', '.join(_addresses(nodes))})"
         if time.monotonic() > deadline:
             raise PlimsollError(
                 f"{here} (cluster.nodes) after {config.start_timeout:.0f} s "
@@ -125,6 +126,10 @@ def _live_nodes() -> list[str]:
     live = [node for node in ray.nodes() if node["Alive"]]
     live.sort(key=lambda node: (node["NodeID"] != this_node, node["NodeManagerAddress"]))
     return [node["NodeID"] for node in live]
+
+
+def _addresses(nodes: Sequence[str]) -> list[str]:
+    return [n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] in nodes]
 
 
 def _bring_token() -> None:

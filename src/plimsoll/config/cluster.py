@@ -8,6 +8,27 @@ from plimsoll.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, S
 
 Device = Literal["cpu", "cuda"]
 
+NodeGroup = Literal["actor", "critic", "engines"]
+"""What may have nodes of its own: the actor's ranks, the critic's own ranks, or all engines."""
+
+
+class OwnNodes(Settings):
+    """How many nodes each group of processes has for itself; the processes are spread evenly."""
+
+    actor: PositiveInt | None = None
+    """Nodes of the ranks of the actor, the reference and the reward model."""
+    critic: PositiveInt | None = None
+    """Nodes of the critic's own ranks (`cluster.critic_ranks`)."""
+    engines: PositiveInt | None = None
+    """Nodes of the engines; an engine of several cards has them on one node."""
+
+    @property
+    def counts(self) -> dict[NodeGroup, int]:
+        """The number of nodes of each group that has its own, in the order of the nodes."""
+        groups: dict[NodeGroup, int | None]
+        groups = {"actor": self.actor, "critic": self.critic, "engines": self.engines}
+        return {name: count for name, count in groups.items() if count is not None}
+
 
 class ClusterConfig(Settings):
     """One process on a laptop, one node, or many."""
@@ -23,6 +44,9 @@ class ClusterConfig(Settings):
     actor's ranks."""
     nodes: PositiveInt = 1
     """Machines of the run; it waits until the Ray cluster has as many."""
+    own_nodes: OwnNodes = OwnNodes()
+    """Nodes that the actor, the critic and the engines share with no other of them; default: Ray
+    packs the ranks, then the engines, on as few nodes as possible."""
     hardware: str | None = None
     """The cards of each machine, for the plan, such as 8xA100-80GB; default: the machine at
     hand."""
@@ -48,6 +72,23 @@ class ClusterConfig(Settings):
     def all_ranks(self) -> int:
         """The number of ranks, including the critic's own."""
         return self.ranks + (self.critic_ranks or 0)
+
+    def nodes_of(self, group: NodeGroup) -> range:
+        """Return the numbers of the nodes, counted from 0, on which a group's processes may run.
+
+        Groups with their own nodes have the first ones, in the order of `own_nodes`.
+        """
+        first = 0
+        for name, count in self.own_nodes.counts.items():
+            if name == group:
+                return range(first, first + count)
+            first += count
+        return range(self.nodes)
+
+    def node_of(self, group: NodeGroup, index: int, count: int) -> int:
+        """Return the number of the node of process `index` of `count`, which are spread evenly."""
+        nodes = self.nodes_of(group)
+        return nodes[index * len(nodes) // count]
 
 
 def device_of(cluster: ClusterConfig) -> Device:

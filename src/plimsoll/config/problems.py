@@ -77,6 +77,7 @@ Code = Literal[
     "offload-stage",
     "offload-without-gpu",
     "optimizer-value",
+    "own-nodes",
     "package-missing",
     "package-version",
     "pipeline-parallel",

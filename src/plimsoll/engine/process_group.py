@@ -95,14 +95,6 @@ def kernel_limits() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in _KERNEL_LIMITS.items()}
 
 
-def free_port() -> int:
-    """Return a TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def interface_to(address: str, port: int) -> str | None:
     """Return the name of this machine's network interface that leads to an address.
 

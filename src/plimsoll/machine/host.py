@@ -7,6 +7,7 @@ fast.
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.cluster import ClusterConfig, NodeGroup
 from plimsoll.machine.cgroup import Limit, core_quota, memory_limit
 
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}
@@ -101,7 +102,17 @@ def most_busy_processes(cluster: ClusterConfig, engines: int) -> int:
     The actor's ranks, the critic's ranks and the engines take turns: while one kind works, the
     others wait.
     """
-    return ceil(max(cluster.ranks, cluster.critic_ranks or 0, engines) / cluster.nodes)
+    counts: dict[NodeGroup, int]
+    counts = {"actor": cluster.ranks, "critic": cluster.critic_ranks or 0, "engines": engines}
+    return max(ceil(count / len(cluster.nodes_of(name))) for name, count in counts.items())
+
+
+def free_port() -> int:
+    """Return a TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def thread_wait_settings() -> dict[str, str]:

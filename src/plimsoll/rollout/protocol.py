@@ -180,6 +180,7 @@ class RolloutBuild:
 
     Attributes:
         start: makes the engine, in the process that it lives in.
+        prepare: imports in that process what the engine needs; uses no card.
         environment: environment variables of that process, set before it starts.
         as_published: whether the engine takes weights by the names and in the layout of published
             files, and not those of transformers' modules.
@@ -197,6 +198,7 @@ class RolloutBuild:
     memory_settings: Callable[[EngineSpec], str]
     logged_error: Callable[[str], str | None]
     calls_of: Callable[[str, PreTrainedTokenizerBase], ExtractCalls] | None = None
+    prepare: Callable[[], None] = lambda: None
 
 
 def rollout_build(rollout: RolloutConfig) -> RolloutBuild:

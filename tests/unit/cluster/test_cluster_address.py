@@ -10,8 +10,8 @@ import pytest
 from plimsoll.cluster.address import check_reachable
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.engine.process_group import free_port
 from plimsoll.errors import ConfigError
+from plimsoll.machine.host import free_port
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "nonsense", "127.0.0.1:x"])

@@ -1,4 +1,4 @@
-"""CPU processes on nodes; engines on the training ranks' cards: each on one node, no card twice."""
+"""Which nodes and cards processes ask for, what is missing, and engines on the ranks' cards."""
 
 from __future__ import annotations
 
@@ -6,14 +6,84 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.placement import NodeCards, order_by_node, shared_placement, spread
+from plimsoll.cluster.placement import (
+    Claim,
+    Holding,
+    NodeCards,
+    NodeSupply,
+    Reservation,
+    describe_shortage,
+    order_by_node,
+    reservations,
+    shared_placement,
+)
+from plimsoll.config.cluster import ClusterConfig, NodeGroup, OwnNodes
 from plimsoll.errors import SettingsConflict
 
+CLAIMS = (Claim("actor", 4), Claim("critic", 2), Claim("engines", 3, cards=2))
+APART = ClusterConfig(nodes=4, own_nodes=OwnNodes(actor=2, critic=1, engines=1))
 
-def test_cpu_processes_are_where_the_plan_has_them() -> None:
-    assert [place.node_id for place in spread(["a", "b"], 5)] == ["a", "a", "a", "b", "b"]
-    assert [place.node_id for place in spread(["a", "b", "c"], 2)] == ["a", "b"]
-    assert spread(["a"], 0) == []
+
+def nodes_of(cluster: ClusterConfig, group: NodeGroup, count: int) -> list[int]:
+    return [cluster.node_of(group, i, count) for i in range(count)]
+
+
+def test_processes_are_spread_evenly_over_the_nodes_of_their_group() -> None:
+    together = ClusterConfig(nodes=2)
+    assert nodes_of(together, "actor", 5) == nodes_of(together, "engines", 5) == [0, 0, 0, 1, 1]
+    assert nodes_of(ClusterConfig(nodes=3), "critic", 2) == [0, 1]
+    assert nodes_of(APART, "actor", 4) == [0, 0, 1, 1]
+    assert nodes_of(APART, "critic", 2) == [2, 2]
+    assert nodes_of(APART, "engines", 3) == [3, 3, 3]
+
+
+def test_groups_ask_for_cards_one_after_the_other() -> None:
+    """So that engines take no card of a node that ranks would fill. An engine's cards are one."""
+    asked = reservations(ClusterConfig(), CLAIMS)
+    assert [r.bundles for r in asked] == [(1, 1, 1, 1), (1, 1), (2, 2, 2)]
+    assert [r.seats for r in asked] == [((0, 1, 2, 3),), ((0, 1),), ((0, 1, 2),)]
+    assert not any(r.apart for r in asked)
+
+
+def test_groups_with_nodes_of_their_own_ask_together() -> None:
+    (asked,) = reservations(APART, CLAIMS)
+    assert asked.apart and asked.bundles == (2, 2, 2, 6)
+    assert asked.seats == ((0, 0, 1, 1), (2, 2), (3, 3, 3))
+    assert asked.without_room([8, 8, 8, 8]) == []
+    assert asked.without_room([8, 8, 8]) == [2]
+    assert asked.without_room([4, 4, 4, 4]) == [6]
+
+
+def test_a_shortage_says_what_is_asked_there_missing_and_held() -> None:
+    engines = reservations(ClusterConfig(), CLAIMS)[2]
+    nodes = [NodeSupply("10.0.0.1", 8, 3), NodeSupply("10.0.0.2", 4, 0)]
+    held = [Holding("this run", "10.0.0.1", 5), Holding("`train.py`", "10.0.0.2", 4)]
+    assert describe_shortage(engines, nodes, held).split("\n  ") == [
+        "asked for 3 rollout engines of 2 cards each: 3 x 2 GPUs on one node",
+        "there: 10.0.0.1 has 3 of 8 GPUs free; 10.0.0.2 has 0 of 4 GPUs free",
+        "missing: 2 x 2 GPUs on one node",
+        "this run holds 5 GPUs of 10.0.0.1",
+        "`train.py` holds 4 GPUs of 10.0.0.2",
+    ]
+    never = describe_shortage(reservations(APART, CLAIMS)[0], nodes, [])
+    assert "each of them on a node of its own" in never
+    assert "that is missing even if nobody else holds a GPU" in never
+
+
+@given(
+    bundles=st.lists(st.integers(1, 8), min_size=1, max_size=6),
+    room=st.lists(st.integers(0, 8), max_size=4),
+    apart=st.booleans(),
+)
+def test_what_finds_room_is_no_more_than_there_is(
+    bundles: list[int], room: list[int], apart: bool
+) -> None:
+    missing = Reservation((), tuple(bundles), apart, ()).without_room(room)
+    assert sum(bundles) - sum(missing) <= sum(room)
+    if apart:
+        assert len(bundles) - len(missing) <= len(room)
+    elif len(room) == 1:
+        assert not missing or sum(bundles) > room[0]
 
 
 def test_ranks_are_numbered_node_by_node() -> None:

@@ -30,6 +30,8 @@ data: {train: {path: rows.jsonl}}
 actor: {model: {path: m}}
 """
 LOCAL = "--cluster.where=local --rollout.transformers={}"
+THREE = "--cluster.nodes=3"
+OWN_NODES = "--cluster.own_nodes.engines=1 --cluster.own_nodes.actor=1"
 WSD = "--actor.optimizer.schedule"
 EVAL = "--data.eval.path=x --data.eval.prompt=q"
 EVERY = f"--run.eval_every=1 {EVAL}"
@@ -49,6 +51,16 @@ PPO_CASES = [
         None,
     ),
     (f"{LOCAL} --cluster.critic_ranks=2", "cluster.critic_ranks", 4, None),
+    (f"{LOCAL} --cluster.own_nodes.actor=1", "cluster.own_nodes", 4, None),
+    ("--cluster.own_nodes.actor=1", "cluster.own_nodes.engines", 4, None),
+    (f"{OWN_NODES} {THREE} --cluster.own_nodes.critic=1", "cluster.own_nodes.critic", 4, None),
+    (
+        f"{THREE} --cluster.own_nodes.engines=1 --cluster.own_nodes.actor=2",
+        "cluster.own_nodes.actor",
+        4,
+        "--cluster.ranks=2",
+    ),
+    (OWN_NODES, "cluster.nodes", 4, "--cluster.nodes=2"),
     ("--cluster.ranks=100000000", "cluster.ranks", 2, None),
     ("--cluster.nodes=100000000", "cluster.nodes", 2, None),
     ("--cluster.critic_ranks=100001", "cluster.critic_ranks", 2, None),

@@ -12,10 +12,11 @@ import torch
 from decided import decided_model, decided_role
 
 from plimsoll.config.engine import FrozenRole, OptimizerConfig, TrainedRole
-from plimsoll.engine.process_group import check_device, free_port
+from plimsoll.engine.process_group import check_device
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings, zero_settings
 from plimsoll.errors import ConfigError
+from plimsoll.machine.host import free_port
 
 STAGES = (0, 1, 2, 3)
 

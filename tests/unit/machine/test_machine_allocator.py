@@ -98,7 +98,8 @@ def test_a_ranks_segments_grow_until_that_is_switched_off(
 ) -> None:
     """If the user has settings, they never grow."""
     script = """
-from plimsoll.engine.process_group import Place, free_port, join
+from plimsoll.engine.process_group import Place, join
+from plimsoll.machine.host import free_port
 from plimsoll.engine.process_group import expand_segments
 def grow():
     before = {segment["address"] for segment in torch.cuda.memory_snapshot()}

@@ -97,6 +97,32 @@ def test_who_finds_no_card_is_named() -> None:
     assert too_wide.unplaced == ("engine 0",)
 
 
+OWN_NODES = "nodes: 4, own_nodes: {actor: 2, critic: 1, engines: 1}"
+
+
+@pytest.mark.parametrize("cards", [(2, 2, 2, 4), (0, 0, 0, 0)])
+def test_groups_have_nodes_of_their_own(cards: Sequence[int]) -> None:
+    cluster = f"{{ranks: 4, critic_ranks: 2, {OWN_NODES}}}"
+    layout = lay_out(spec_of(ppo(cluster, "{engines: 2, vllm: {tensor_parallel: 2}}")), cards)
+    nodes = {name: slot.node for name, slot in where(layout).items()}
+    assert [nodes[f"rank {i}"] for i in range(4)] == [0, 0, 1, 1]
+    assert [nodes[f"critic rank {i}"] for i in range(2)] == [2, 2]
+    assert [nodes[f"engine {i}"] for i in range(2)] == [3, 3]
+    assert layout.unplaced == ()
+
+
+def test_a_group_is_not_placed_on_cards_of_anothers_nodes() -> None:
+    cluster = f"{{ranks: 6, critic_ranks: 2, {OWN_NODES}}}"
+    layout = lay_out(spec_of(ppo(cluster, "{engines: 1}")), (2, 4, 8, 8))
+    assert layout.unplaced == ("rank 2",)
+
+
+def test_engines_share_the_cards_of_ranks_with_nodes_of_their_own() -> None:
+    cluster = "{ranks: 2, nodes: 2, own_nodes: {actor: 2}}"
+    placed = where(lay_out(spec_of(ppo(cluster, "{engines: 2, placement: shared}")), (4, 4)))
+    assert placed["engine 1 worker 0"] == placed["rank 1"] == Slot(1, 0)
+
+
 def test_without_cards_all_live_on_the_host() -> None:
     layout = lay_out(spec_of(ppo("{ranks: 2}", "{engines: 1}")), (0,))
     assert set(where(layout)) == {"controller", "ray 0", "rank 0", "rank 1", "engine 0"}

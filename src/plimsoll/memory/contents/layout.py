@@ -2,16 +2,18 @@
 
 Ranks fill the nodes card by card: first the actor's group, then the critic's group if it has one.
 Engines follow; all cards of an engine are on one node. With `rollout.placement: shared` engines
-begin again at the first rank's card, and use only ranks' cards.
+begin again at the first rank's card, and use only ranks' cards. With `cluster.own_nodes` each group
+is spread evenly over its own nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
-from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.cluster import ClusterConfig, NodeGroup
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.spec.run_spec import RunSpec
 
@@ -79,12 +81,13 @@ def lay_out(spec: RunSpec[Any], cards: Sequence[int]) -> Layout:
     ray = [Process("ray", node, Slot(node)) for node in range(len(cards))]
     always = (Process("controller", 0, Slot(0)), *ray)
     if not any(cards):
-        workers = tuple(_without_cards(cluster, rollout, len(cards)))
+        workers = tuple(_without_cards(cluster, rollout))
         return Layout((*always, *workers), (), 0)
     free = [Slot(node, card) for node, count in enumerate(cards) for card in range(count)]
     ranks, left = _ranks(cluster, free)
     shared = rollout is not None and rollout.placement == "shared"
-    engines = _engines(rollout, free[: len(ranks)] if shared else left)
+    on_ranks = [process.slot for _, process in ranks if process is not None]
+    engines = _engines(cluster, rollout, on_ranks if shared else left)
     placed = [*ranks, *engines]
     unplaced = tuple(name for name, process in placed if process is None)
     processes = tuple(process for _, process in placed if process is not None)
@@ -97,12 +100,20 @@ Placed = tuple[str, Process | None]
 
 def _ranks(cluster: ClusterConfig, free: Sequence[Slot]) -> tuple[list[Placed], list[Slot]]:
     """Return the ranks of all groups, and the cards that they leave free."""
-    slots: list[Slot | None] = [*free, *[None] * cluster.all_ranks]
+    apart = bool(cluster.own_nodes.counts)
+    pools = {node: iter([*slots]) for node, slots in groupby(free, lambda s: s.node * apart)}
     placed: list[Placed] = []
-    for (kind, index), slot in zip(_rank_names(cluster), slots, strict=False):
+    for kind, index in _rank_names(cluster):
+        slot = next(pools.get(_node_of_rank(cluster, kind, index) * apart, iter(())), None)
         process = None if slot is None else Process(kind, index, slot)
         placed.append((f"{kind} {index}", process))
-    return placed, list(free[len(placed) :])
+    return placed, [slot for pool in pools.values() for slot in pool]
+
+
+def _node_of_rank(cluster: ClusterConfig, kind: ProcessKind, index: int) -> int:
+    group: NodeGroup = "actor" if kind == "rank" else "critic"
+    count = cluster.ranks if kind == "rank" else cluster.critic_ranks or 1
+    return cluster.node_of(group, index, count)
 
 
 def _rank_names(cluster: ClusterConfig) -> Iterator[tuple[ProcessKind, int]]:
@@ -110,12 +121,18 @@ def _rank_names(cluster: ClusterConfig) -> Iterator[tuple[ProcessKind, int]]:
     yield from (("critic rank", i) for i in range(cluster.critic_ranks or 0))
 
 
-def _engines(rollout: RolloutConfig | None, free: Sequence[Slot]) -> Iterator[Placed]:
+def _engines(
+    cluster: ClusterConfig, rollout: RolloutConfig | None, free: Sequence[Slot]
+) -> Iterator[Placed]:
     """Yield each engine on the next cards of one node: its front, and a worker on each card."""
     left = list(free)
     for index in range(rollout.engines if rollout else 0):
         assert rollout is not None
-        slots = _on_one_node(left, rollout.parts)
+        room = left
+        if cluster.own_nodes.engines:
+            node = cluster.node_of("engines", index, rollout.engines)
+            room = [slot for slot in left if slot.node == node]
+        slots = _on_one_node(room, rollout.parts)
         if not slots:
             yield f"engine {index}", None
             continue
@@ -138,16 +155,13 @@ def _on_one_node(free: Sequence[Slot], count: int) -> list[Slot]:
     return []
 
 
-def _without_cards(
-    cluster: ClusterConfig, rollout: RolloutConfig | None, nodes: int
-) -> Iterator[Process]:
-    """Yield ranks and engines as CPU processes, each kind spread evenly over the nodes."""
+def _without_cards(cluster: ClusterConfig, rollout: RolloutConfig | None) -> Iterator[Process]:
+    """Yield ranks and engines as CPU processes, each kind spread evenly over its nodes."""
     for kind, index in _rank_names(cluster):
-        group = cluster.ranks if kind == "rank" else cluster.critic_ranks or 1
-        yield Process(kind, index, Slot(index * nodes // group))
+        yield Process(kind, index, Slot(_node_of_rank(cluster, kind, index)))
     for index in range(rollout.engines if rollout else 0):
         assert rollout is not None
-        slot = Slot(index * nodes // rollout.engines)
+        slot = Slot(cluster.node_of("engines", index, rollout.engines))
         yield Process("engine", index, slot)
         if rollout.parts > 1:
             for part in range(rollout.parts):

@@ -22,6 +22,7 @@ _WHERE = "cluster.where"
 _RANKS = "cluster.ranks"
 _CRITIC_RANKS = "cluster.critic_ranks"
 _NODES = "cluster.nodes"
+_OWN_NODES = "cluster.own_nodes"
 _MAX_TOKENS = "data.max_tokens"
 
 _MOST_TIMES = 8
@@ -70,6 +71,15 @@ def _larger_cluster(at: Situation, steps: int) -> dict[str, int]:
     """
     cluster, nodes = at.spec.cluster, at.spec.cluster.nodes + steps
     each = steps * (len(at.hardware.nodes[0].cards) or max(1, cluster.ranks // cluster.nodes))
+    if counts := cluster.own_nodes.counts:
+        groups = {"actor": cluster.ranks, "critic": cluster.critic_ranks}
+        keys = {"actor": _RANKS, "critic": _CRITIC_RANKS}
+        larger = {name: count for name, count in groups.items() if count and name in counts}
+        return {
+            **{keys[name]: count + each for name, count in larger.items()},
+            **{f"{_OWN_NODES}.{name}": counts[name] + steps for name in larger},
+            _NODES: cluster.nodes + steps * len(larger),
+        }
     if cluster.critic_ranks is None:
         free = _free_cards(at, nodes) if at.cards else each
         return {_RANKS: max(1, cluster.ranks + free), _NODES: nodes}
@@ -121,6 +131,18 @@ def _critic_apart(at: Situation) -> Sequence[Move]:
     return [{_CRITIC_RANKS: ranks}] if fits else ()
 
 
+def _critic_on_own_nodes(at: Situation, ranks: int) -> dict[str, int]:
+    """Return the move that gives the critic `ranks` ranks, and each group its own nodes."""
+    cards = len(at.hardware.nodes[0].cards) or at.spec.cluster.ranks
+    groups = {
+        "actor": at.spec.cluster.ranks,
+        "critic": ranks,
+        "engines": _cards_of_engines(at.spec),
+    }
+    nodes = {f"{_OWN_NODES}.{name}": -(-count // cards) for name, count in groups.items() if count}
+    return {_CRITIC_RANKS: ranks, **nodes, _NODES: sum(nodes.values())}
+
+
 def _more_nodes(at: Situation) -> Sequence[Move]:
     """Return moves to more nodes, the fewest first.
 
@@ -129,7 +151,9 @@ def _more_nodes(at: Situation) -> Sequence[Move]:
     """
     spec, nodes, apart = at.spec, at.spec.cluster.nodes, _ranks_of_critic(at)
     moves = [{_NODES: _nodes_for(at, 0)}]
-    moves += [{_CRITIC_RANKS: apart, _NODES: _nodes_for(at, apart)}] if apart else []
+    if apart:
+        moves += [{_CRITIC_RANKS: apart, _NODES: _nodes_for(at, apart)}]
+        moves += [_critic_on_own_nodes(at, apart)]
     moves = [move for move in moves if move[_NODES] > nodes]
     for steps in range(1, (_MOST_TIMES - 1) * nodes + 1):
         move = _larger_cluster(at, steps)
@@ -221,7 +245,7 @@ LEVERS: tuple[Lever, ...] = (
         control=True,
     ),
     Lever(
-        keys=(_NODES, _RANKS, _CRITIC_RANKS),
+        keys=(_NODES, _RANKS, _CRITIC_RANKS, _OWN_NODES),
         words="more nodes",
         cost="other machines; between them the network is slower than the cards' link",
         rank=80,

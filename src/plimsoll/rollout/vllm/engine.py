@@ -70,6 +70,11 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     return common | cpu
 
 
+def prepare() -> None:
+    """Import vLLM, which takes seconds and makes no CUDA context."""
+    import vllm.v1.engine.async_llm  # noqa: F401
+
+
 class VllmEngine:
     """A `RolloutEngine` on vLLM's AsyncLLM."""
 
@@ -279,6 +284,8 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
     """
     on_gpu, rollout, vllm = spec.device == "cuda", spec.rollout, vllm_of(spec.rollout)
     defaults: dict[str, Any] = {
+        # Within Ray's placement groups vLLM would start its workers as actors, which find no card.
+        "distributed_executor_backend": "mp" if rollout.parts > 1 else None,
         "enforce_eager": not on_gpu,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
@@ -403,4 +410,5 @@ ENGINE = RolloutBuild(
     memory_settings=memory_settings,
     logged_error=logged_error,
     calls_of=calls_of,
+    prepare=prepare,
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
+from plimsoll.config.cluster import NodeGroup
 from plimsoll.config.data import EVALUATED, DataConfig, EvalSource, set_name
 from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
@@ -89,6 +90,9 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
         problems["ranks"] = "is this one process, so there is one rank", "cluster.ranks: 1"
     if cluster.nodes > 1:
         problems["nodes"] = "is this one process, on this machine", "cluster.nodes: 1"
+    if cluster.own_nodes.counts:
+        why = "is this one process, on this machine"
+        problems["own_nodes"] = why, "leave cluster.own_nodes out"
     if cluster.address is not None:
         why = "starts no Ray, so there is no cluster to join"
         problems["address"] = why, "leave cluster.address out"
@@ -97,6 +101,32 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield Section("cluster", cluster).conflict(
             key, f"cluster.where: local {why}.", fix, "local-one-process"
         )
+
+
+def _own_nodes(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield problems of `cluster.own_nodes`: all groups have their own nodes, or none has."""
+    cluster, engines = spec.cluster, spec.engines
+    counts, at = cluster.own_nodes.counts, Section("cluster.own_nodes", cluster.own_nodes)
+    if not counts or cluster.where == "local":
+        return
+    processes: dict[NodeGroup, int] = {"actor": cluster.ranks}
+    if cluster.critic_ranks is not None:
+        processes["critic"] = cluster.critic_ranks
+    if engines is not None and engines.placement == "own":
+        processes["engines"] = engines.engines
+    for group in get_args(NodeGroup):
+        most, nodes = processes.get(group, 0), counts.get(group, 0)
+        if most and not nodes:
+            why = "Other groups have nodes of their own, and this one has processes."
+            yield at.conflict(group, why, f"cluster.own_nodes.{group}: 1", "own-nodes")
+        elif nodes > most:
+            why = f"The group's own ranks or engines are {most} in number."
+            fix = f"{most}" if most else f"leave cluster.own_nodes.{group} out"
+            yield at.conflict(group, why, fix, "own-nodes")
+    if sum(counts.values()) > cluster.nodes:
+        why = f"The groups of cluster.own_nodes have {sum(counts.values())} nodes together."
+        fix = f"cluster.nodes: {sum(counts.values())}"
+        yield Section("cluster", cluster).conflict("nodes", why, fix, "own-nodes")
 
 
 def _roles(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -168,6 +198,7 @@ SETTINGS_RULES = (
     check_length,
     _processes,
     _cluster,
+    _own_nodes,
     check_evaluations,
     _checkpointing,
     _engines,

@@ -1,0 +1,237 @@
+"""Ask Ray for the processes of a run: first their cards, then the actors, side by side."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import ray
+from ray._private import state
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+from plimsoll.cluster.exit_reason import death_reason
+from plimsoll.cluster.placement import (
+    Claim,
+    Holding,
+    NodeCards,
+    NodeSupply,
+    Reservation,
+    describe_shortage,
+    order_by_node,
+    reservations,
+    shared_placement,
+)
+from plimsoll.cluster.ray_actors import EngineActor, Host, Member, RankActor
+from plimsoll.config.cluster import ClusterConfig, Device, NodeGroup
+from plimsoll.errors import PlimsollError
+from plimsoll.machine.heap import preload_settings
+from plimsoll.machine.host import thread_wait_settings
+from plimsoll.machine.nvidia import card_order
+from plimsoll.rollout.protocol import EngineSpec, rollout_build
+from plimsoll.run.output import tell
+
+R = TypeVar("R")
+
+_LOOK_SECONDS = 20.0
+"""How long a call of a function on a node may take."""
+_SOON_SECONDS = 10.0
+"""After how long a wait for cards, or for processes, is told to the user."""
+_OWN_CARDS = {
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Settings with which Ray writes a process's cards to CUDA_VISIBLE_DEVICES, and leaves the variable
+alone for a process without cards. They override the user's environment."""
+
+Places = dict[NodeGroup, list[Any]]
+"""For each process of each group, the Ray strategy that puts it on its node or cards."""
+
+
+def find_places(
+    cluster: ClusterConfig, claims: Sequence[Claim], device: Device, nodes: Sequence[str]
+) -> Places:
+    """Return the places of all processes: on CPU spread over `nodes`, else on cards for each.
+
+    Raises:
+        PlimsollError: the cards are not free within `cluster.start_timeout`.
+    """
+    if device == "cpu":
+        return {
+            claim.group: [
+                _on_node(nodes[cluster.node_of(claim.group, i, claim.count)])
+                for i in range(claim.count)
+            ]
+            for claim in claims
+        }
+    places: Places = {}
+    for reservation in reservations(cluster, claims):
+        cards = _reserve(reservation, cluster.start_timeout)
+        for claim, seats in zip(reservation.claims, reservation.seats, strict=True):
+            places[claim.group] = [PlacementGroupSchedulingStrategy(cards, i) for i in seats]
+    return places
+
+
+def _reserve(reservation: Reservation, patience: float) -> PlacementGroup:
+    """Wait until Ray has reserved the cards; tell the user soon what is missing."""
+    strategy = "STRICT_SPREAD" if reservation.apart else "PACK"
+    cards = placement_group([{"GPU": count} for count in reservation.bundles], strategy=strategy)
+    begin = time.monotonic()
+    has_told_user = False
+    while not cards.wait(timeout_seconds=min(0.5, patience)):
+        waited = time.monotonic() - begin
+        if waited > patience:
+            raise PlimsollError(
+                f"Ray has no cards for the run after {patience:.0f} s (cluster.start_timeout)\n  "
+                f"{_shortage(reservation)}\n  Ask for fewer ranks or engines, wait for other jobs, "
+                "or join nodes with more GPUs (`ray start`)"
+            )
+        if waited > _SOON_SECONDS and not has_told_user:
+            tell(f"waiting for cards\n  {_shortage(reservation)}")
+            has_told_user = True
+    return cards
+
+
+def _shortage(reservation: Reservation) -> str:
+    free = state.available_resources_per_node()
+    addresses = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}
+    supplies = [
+        NodeSupply(
+            addresses[node["NodeID"]],
+            int(node["Resources"].get("GPU", 0)),
+            int(free.get(node["NodeID"], {}).get("GPU", 0)),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return describe_shortage(reservation, supplies, [*_holdings(addresses)])
+
+
+def _holdings(addresses: dict[str, str]) -> Iterator[Holding]:
+    """Yield who holds cards, as far as Ray knows: the jobs with placement groups.
+
+    A group's id ends with the id of its job.
+    """
+    jobs = {job["JobID"]: job for job in state.jobs()}
+    own = ray.get_runtime_context().get_job_id()
+    held = Counter[tuple[str, str]]()
+    for group in placement_group_table().values():
+        job = group["placement_group_id"][-len(own) :]
+        for bundle, node in group["bundles_to_node_id"].items():
+            cards = int(group["bundles"][bundle].get("GPU", 0))
+            if cards and node in addresses and group["state"] == "CREATED":
+                held[job, addresses[node]] += cards
+    for (job, address), cards in held.items():
+        who = jobs.get(job, {})
+        name = f"`{who.get('Entrypoint', '?')}` (pid {who.get('DriverPid', '?')} on "
+        name += f"{who.get('DriverIPAddress', '?')})"
+        yield Holding("this run" if job == own else name, address, cards)
+
+
+def create_ranks(places: Sequence[Any], device: str, threads: int) -> list[Any]:
+    """Ask Ray for a training rank at each place; return the actors before they have started."""
+    environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
+    environment |= thread_wait_settings() | card_order()
+    environment |= preload_settings() if device == "cpu" else _OWN_CARDS
+    actor = ray.remote(
+        num_cpus=0,
+        num_gpus=0 if device == "cpu" else 1,
+        concurrency_groups={"watch": 1, "signs": 1},
+        runtime_env={"env_vars": environment},
+    )(RankActor)
+    return [actor.options(scheduling_strategy=p).remote(os.getcwd()) for p in places]
+
+
+def create_engines(specs: Sequence[EngineSpec], places: Sequence[Any]) -> list[Any]:
+    """Ask Ray for an engine at each place; return the actors before they have started."""
+    return [_create_engine(s, place, ()) for s, place in zip(specs, places, strict=True)]
+
+
+def share_cards(specs: Sequence[EngineSpec], ranks: Sequence[Member]) -> list[Any]:
+    """Ask Ray for one actor per engine, on the cards that Ray has already given to the ranks."""
+    rank_cards = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
+    shared = shared_placement(rank_cards, len(specs), specs[0].rollout.degrees)
+    return [
+        _create_engine(spec, _on_node(place.node_id), place.cards)
+        for spec, place in zip(specs, shared, strict=True)
+    ]
+
+
+def _create_engine(spec: EngineSpec, place: Any, shared: tuple[str, ...]) -> Any:
+    """Ask Ray for the actor of one engine, on cards of its own or on shared cards of ranks."""
+    environment = dict(rollout_build(spec.rollout).environment(spec))
+    environment |= _OWN_CARDS if spec.device == "cuda" else preload_settings()
+    if shared:
+        # Ray has given the cards to the ranks, and would not give them again.
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(shared)
+    actor = ray.remote(
+        num_cpus=0,
+        num_gpus=0 if shared or spec.device == "cpu" else spec.rollout.parts,
+        max_concurrency=10_000,
+        concurrency_groups={"signs": 1},
+        scheduling_strategy=place,
+        runtime_env={"env_vars": environment},
+    )(EngineActor)
+    return actor.remote(os.getcwd(), shared)
+
+
+def _on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
+def call_on_node(
+    node_id: str, function: Callable[[Sequence[int]], R], pids: Sequence[int]
+) -> R | None:
+    """Call a function with `pids` on a node; return its result, or None if the node is too slow."""
+    if node_id == ray.get_runtime_context().get_node_id():
+        return function(pids)
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on_node(node_id))(function)
+    try:
+        result: R = ray.get(task.remote(pids), timeout=_LOOK_SECONDS)
+    except RayError:  # the node is gone, or too busy
+        return None
+    return result
+
+
+def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
+    """Wait until all actors have a process; return them, named by their role and number."""
+    try:
+        hosts = _hosts(role, [actor.host.remote() for actor in actors], timeout)
+    except GetTimeoutError as error:
+        raise PlimsollError(
+            f"Ray could not start the {role}s in {timeout:.0f} s (cluster.start_timeout), though "
+            "their nodes and cards are there: the nodes are slow, or hang. `ray status` shows them"
+        ) from error
+    except RayError as error:
+        raise PlimsollError(f"Ray could not start a process: {death_reason(str(error))}") from error
+    return [
+        Member(f"{role} {i}", actor, host)
+        for i, (actor, host) in enumerate(zip(actors, hosts, strict=True))
+    ]
+
+
+def rank_members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
+    """Wait until all ranks have a process; return them, numbered node by node."""
+    unordered = members(role, actors, timeout)
+    order = order_by_node([member.host.node_id for member in unordered])
+    return [replace(unordered[i], role=f"{role} {number}") for number, i in enumerate(order)]
+
+
+def _hosts(role: str, references: Sequence[Any], timeout: float) -> list[Host]:
+    """Return the actors' hosts; print a note if they wait long."""
+    soon = min(timeout, _SOON_SECONDS)
+    with suppress(GetTimeoutError):
+        hosts: list[Host] = ray.get(references, timeout=soon)
+        return hosts
+    tell(f"waiting for Ray to start the processes of the {role}s")
+    hosts = ray.get(references, timeout=timeout - soon)
+    return hosts
