@@ -95,7 +95,8 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 def weights_of(module: nn.Module) -> Iterator[Tensor]:
     """Yield the tensors of a module's weights: whole or divided, with the scales of 4 bits."""
     for parameter in module.parameters():
-        yield from held_tensors([parameter, *(getattr(parameter, n, None) for n in _BESIDE)])
+        yield parameter
+        yield from held_tensors([getattr(parameter, name, None) for name in _BESIDE])
     yield from module.buffers()
 
 
