@@ -3,14 +3,18 @@
     python benchmarks/levers.py
 
 The first table has one config, and that config with one lever at a time; nothing runs: cards and
-host are those of the plan's fullest moments. The second one has all levers that are offered.
+host are those of the plan's fullest moments. The second one has all levers that are offered. The
+third has GRPO on four cards that ranks and engines share, with the largest share for vLLM that
+fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from plimsoll.commands.planning import hardware_of
+from plimsoll.config.cluster import RankSleep
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.load import validate
 from plimsoll.config.run import JobConfig
@@ -19,7 +23,7 @@ from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.memory.levers.catalogue import levers_by_rank
 from plimsoll.memory.plan import make_plan
-from plimsoll.memory.weigh import Ground
+from plimsoll.memory.weigh import Ground, Plan
 
 BASE = {
     "run.directory": "out",
@@ -60,6 +64,35 @@ LEVERS: Sequence[tuple[str, ...]] = (
     ("actor.adapter.rank=16", f"{_MODEL}.quantization=nf4"),
 )
 
+SHARED = {
+    "run.directory": "out",
+    "run.steps": "100",
+    "data.train.path": "rows.jsonl",
+    "data.train.prompt": "question",
+    "data.train.reference": "answer",
+    "data.max_tokens": "1024",
+    "batch.prompts": "128",
+    "batch.responses": "8",
+    "batch.micro_batch_tokens": "16384",
+    "cluster.ranks": "4",
+    "cluster.hardware": "4xA100-80GB",
+    "cluster.host_memory": "1TB",
+    "actor.model.path": "Qwen/Qwen2.5-7B-Instruct",
+    "actor.model.gradient_checkpointing": "true",
+    "actor.zero.stage": "3",
+    "algorithm.kl.coefficient": "0.001",
+    "reference.model.path": "Qwen/Qwen2.5-7B-Instruct",
+    "reference.zero.stage": "3",
+    "rewards.right.name": "math_answer",
+    "rollout.placement": "shared",
+    "rollout.engines": "4",
+    "rollout.vllm.sleep_level": "2",
+    "rollout.sampling.max_new_tokens": "1024",
+}
+_SHARE = "rollout.vllm.memory_share"
+_HUNDREDTHS = range(95, 5, -1)
+"""Shares of a card that are tried, the largest first."""
+
 
 def main() -> None:
     """Print the tables."""
@@ -76,6 +109,16 @@ def main() -> None:
         keys = ", ".join(f"`{_SECTIONS[offered.turns]}{key}`" for key in offered.keys)
         learned = "the same" if offered.effect == "same" else offered.effect
         print(f"| {offered.words} | {keys} | {learned} | {offered.cost} |")
+    print()
+    print(f"| `cluster.rank_sleep` | `{_SHARE}` | KV cache | rollout | sync | training | host |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for depth in get_args(RankSleep):
+        share, plan = largest_share(f"cluster.rank_sleep={depth}")
+        cards, hosts = plan.devices[0], plan.hosts[0]
+        cache = next(held.item.bytes for held in cards.held if held.item.cache)
+        peaks = {use.moment.phase: use.bytes for use in cards.phases}
+        sizes = (cache, peaks["rollout"], peaks["sync"], peaks["train_actor"], hosts.peak.bytes)
+        print(f"| `{depth}` | {share} |", " | ".join(f"{size / 1e9:.1f}" for size in sizes), "|")
 
 
 _SECTIONS = {"run": "", "trained": "actor.", "frozen": "reference."}
@@ -83,17 +126,24 @@ _SECTIONS = {"run": "", "trained": "actor.", "frozen": "reference."}
 
 def measured(lever: Sequence[str]) -> tuple[int, int]:
     """Return the bytes of the fullest card and of the fullest host."""
-    spec = spec_of(_config(lever))
-    plan = make_plan(spec, Ground(hardware_of(spec.cluster)))
+    plan = _plan("sft", BASE, lever)
     card = max(store.peak.bytes for store in plan.devices)
     return card, max(store.peak.bytes for store in plan.hosts)
 
 
-def _config(lever: Sequence[str]) -> JobConfig:
-    keys = BASE | dict(flag.split("=") for flag in lever)
+def largest_share(lever: str) -> tuple[float, Plan]:
+    """Return the largest share of a card for vLLM with which GRPO fits, and its plan."""
+    shares = (hundredths / 100 for hundredths in _HUNDREDTHS)
+    plans = ((share, _plan("grpo", SHARED, [lever, f"{_SHARE}={share}"])) for share in shares)
+    return next((share, plan) for share, plan in plans if plan.verdict == "fits")
+
+
+def _plan(job: str, base: Mapping[str, str], lever: Sequence[str]) -> Plan:
+    keys = dict(base) | dict(flag.split("=") for flag in lever)
     flags = parse_flags([f"--{key}={value}" for key, value in keys.items()])
-    config: JobConfig = validate(JOBS["sft"].config, apply_flags(Tree({}, {}), flags))
-    return config
+    config: JobConfig = validate(JOBS[job].config, apply_flags(Tree({}, {}), flags))
+    spec = spec_of(config)
+    return make_plan(spec, Ground(hardware_of(spec.cluster)))
 
 
 if __name__ == "__main__":

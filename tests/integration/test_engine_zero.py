@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -42,9 +42,11 @@ from zero_cases import (
     bytes_since,
     live_storages,
     price_checkpoint,
+    price_of_weights,
     train_and_weigh,
 )
 
+from plimsoll.config.cluster import RankSleep
 from plimsoll.engine.process_group import Place
 
 
@@ -93,10 +95,36 @@ def test_an_engine_learns_weighs_and_goes_on(
             assert seen.again == seen.steps[-1]
         if case.weighs:
             check_bytes(case, seen)
+            stays = price_of_weights(case, model) if case.sleeps == "states" else 0
+            assert seen.stayed < stays + BYTES * seen.priced.between
     files = [file for file in (tmp_path / "checkpoint").rglob("*") if file.is_file()]
     written = sum(file.stat().st_size for file in files)
     priced = price_checkpoint(case, model)
     assert priced <= written < (1 + BYTES) * priced + 70_000  # for the names of the weights
+
+
+SLEEPERS = (
+    Case("sft", "full", 0, ranks=2, sleeps="all"),
+    Case("sft", "full", 1, ranks=2, numbers="bf16", averages=True, sleeps="all"),
+    Case("policy", "lora nf4", 2, ranks=2, sleeps="all"),
+    Case("value", "full", 3, ranks=2, averages=True, sleeps="all"),
+    Case("dpo", "lora", 3, ranks=2, sleeps="states"),
+)
+
+
+@pytest.mark.parametrize("case", SLEEPERS, ids=str)
+def test_a_rank_that_sleeps_learns_the_same(
+    case: Case, tied: Path, untied: Path, tmp_path: Path, two_ranks: RankProcesses
+) -> None:
+    awake = replace(case, sleeps="none")
+    first, second = (
+        two_ranks.run(train_and_weigh, one, tied, untied, tmp_path / one.sleeps)
+        for one in (case, awake)
+    )
+    assert [seen.steps for seen in first] == [seen.steps for seen in second]
+    learned, expected = (saved_weights(tmp_path / one.sleeps / "last") for one in (case, awake))
+    assert learned.keys() == expected.keys()
+    assert all(torch.equal(learned[name], expected[name]) for name in expected)
 
 
 def plain(case: Case, model: Path, other: Path, first: Path) -> PlainRun:
@@ -154,6 +182,7 @@ def test_every_two_values_are_together_in_a_case() -> None:
         "recompute": ("nothing", "layers", "parts"),
         "averages": (False, True),
         "offloads": (False, True),
+        "sleeps": get_args(RankSleep),
     }
     on_host = (("stage", 0), ("offloads", True))
     wanted = all_pairs(axes) - {(("ranks", 1), ("split", "sparse")), on_host}
@@ -164,6 +193,7 @@ def test_every_two_values_are_together_in_a_case() -> None:
         "ranks": (1, 2),
         "numbers": tuple(number for number in BOUNDS if number != "float32"),
         "offloads": (False, True),
+        "sleeps": get_args(RankSleep),
     }
     none = {on_host, (("numbers", "8-bit moments"), ("offloads", True))} | {
         (("stage", 0), ("numbers", numbers)) for numbers in BOUNDS if numbers.startswith("bf16 ")

@@ -6,7 +6,8 @@ One rank on one card. What two cards would show (NCCL between them) is not here.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -40,12 +41,16 @@ from engine_reference import (
 from ranks import RankProcesses
 from safetensors.torch import load_file
 
+from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import AdapterConfig, FrozenRole
+from plimsoll.config.model import DecidedDtype
 from plimsoll.engine.memory import explain_shortage, read_card
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import Worker
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
+from plimsoll.engine.zero.engine import ZeroEngine
+from plimsoll.engine.zero.sleep import states_of
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.records import Floats
 from plimsoll.run.readings import CardReading
@@ -256,3 +261,71 @@ def test_a_card_that_has_no_more_is_told_from_the_host(card_rank: RankProcesses)
     (incident,) = card_rank.run(run_out)
     assert (incident.where, incident.role, incident.asked) == ("device", "actor", 2**50)
     assert incident.held is not None and incident.held.device is not None
+
+
+@dataclass(frozen=True)
+class Slept:
+    """What a card held before, during and after a sleep; torch's allocated bytes.
+
+    Attributes:
+        states: Bytes of what the optimizer holds on the card.
+        is_same: Whether weights and states are the same bits afterwards, and are trained on.
+    """
+
+    awake: int
+    asleep: int
+    again: int
+    states: int
+    is_same: bool
+
+
+def sleep_on_the_card(
+    place: Place, model: Path, setting: Setting, depth: RankSleep, out: Path
+) -> Slept:
+    """Train a step, sleep, save asleep, wake, and train another."""
+    worker = Worker(place)
+    worker.load_policy("actor", setting.role(model), 1.0)
+    sft_step(worker, place, BATCHES[0], 39, RATES[0])
+    engine = worker._engines["actor"]
+    assert isinstance(engine, ZeroEngine)
+    held = states_of(engine.module, engine._engine.optimizer)
+    states = [tensor for tensor in held if not tensor.is_meta]
+    before = bits_of(engine, states)
+    worker.give_back()
+    awake = torch.cuda.memory_allocated()
+    worker.sleep(depth)
+    asleep = torch.cuda.memory_allocated()
+    worker.save_checkpoint("actor", out)
+    worker.wake()
+    again = torch.cuda.memory_allocated()
+    is_same = all(map(torch.equal, before, bits_of(engine, states)))
+    result = sft_step(worker, place, BATCHES[1], 39, RATES[1])
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in states}
+    is_same = is_same and bool(np.isfinite(result.grad_norm))
+    return Slept(awake, asleep, again, sum(storages.values()), is_same)
+
+
+def bits_of(engine: ZeroEngine, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies of the undivided weights and of the states."""
+    with engine.gather([name for name, _ in engine.module.named_parameters()]) as weights:
+        return [tensor.detach().cpu().clone() for tensor in (*weights.values(), *states)]
+
+
+@pytest.mark.parametrize("depth", ["states", "all"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("zero", [name for name in ZERO if "cpu" not in name])
+def test_a_rank_that_sleeps_leaves_the_card(
+    zero: str,
+    dtype: DecidedDtype,
+    depth: RankSleep,
+    tied: Path,
+    tmp_path: Path,
+    card_rank: RankProcesses,
+) -> None:
+    setting = Setting(ZERO[zero], dtype=dtype)
+    [slept] = card_rank.run(sleep_on_the_card, tied, setting, depth, tmp_path)
+    assert slept.is_same and slept.again <= 1.01 * slept.awake
+    if depth == "all":
+        assert slept.asleep < 0.05 * slept.awake
+    else:
+        assert slept.asleep < slept.awake - 0.9 * slept.states

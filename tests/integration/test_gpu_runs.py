@@ -100,6 +100,32 @@ def test_ppo_with_vllm_on_the_same_card(sleep_level: int, tmp_path: Path) -> Non
 
 
 @needs_vllm
+@pytest.mark.parametrize(("sleep_level", "depth"), [(2, "states"), (2, "all"), (1, "all")])
+def test_ranks_sleep_while_the_engine_samples(sleep_level: int, depth: str, tmp_path: Path) -> None:
+    config = shared(sleep_level)
+    config["cluster"]["rank_sleep"] = depth
+    check(tmp_path, config)
+    training = rank_bytes(tmp_path, "train_actor")
+    for phase in ("rollout", "eval"):
+        assert max(rank_bytes(tmp_path, phase)) < (0.1 if depth == "all" else 0.5) * min(training)
+
+
+@needs_vllm
+def test_ranks_sleep_beside_an_engine_that_is_sent_an_adapter_alone(tmp_path: Path) -> None:
+    config = shared(1, sync={"adapter": "separate"})
+    config["actor"]["adapter"] = {"rank": 8}
+    config["cluster"]["rank_sleep"] = "all"
+    check(tmp_path, config)
+
+
+def rank_bytes(home: Path, phase: str) -> list[int]:
+    """What torch had allocated on the card for the rank in each step's phase, at its fullest."""
+    rows = read_rows(home / "ppo" / "ledger.jsonl")
+    own = [row for row in rows if (row["process"], row["phase"]) == ("rank 0", phase)]
+    return [row["measured"]["allocated_bytes"] for row in own]
+
+
+@needs_vllm
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("sleep_level", [0, 1, 2])
 def test_ppo_with_an_engine_of_two_stages(sleep_level: int, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from engine_cases import DECAY, RATES, Batch, Setting, zero_stage
 from engine_jobs import JOBS
 from torch import Tensor, UntypedStorage
 
+from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import AdapterConfig, EmaConfig, FrozenRole
 from plimsoll.engine.price import RoleWork, trainer_price
 from plimsoll.engine.process_group import Place
@@ -80,6 +81,7 @@ class Case:
         clips: Whether the gradient is longer than it may be.
         copies: Ranks that keep a second copy of the weights together (hpZ).
         resumes: Whether the last step is taken again from a checkpoint.
+        sleeps: What moves to host memory and back after each of the first steps.
     """
 
     job: str
@@ -96,6 +98,7 @@ class Case:
     clips: bool = True
     copies: int = 1
     resumes: bool = True
+    sleeps: RankSleep = "none"
 
     def __str__(self) -> str:
         """Name the values that are not the usual ones."""
@@ -164,54 +167,54 @@ class Case:
 
 EXACT = (
     Case("sft", "full", 3, "none", 2, "untied", "sparse", "nothing", True),
-    Case("sft", "lora", 0, "none", 2, "tied", "one", "nothing", True),
+    Case("sft", "lora", 0, "none", 2, "tied", "one", "nothing", True, sleeps="all"),
     Case("sft", "lora", 2, "none", 1, "untied", "one", "parts", False),
-    Case("sft", "lora nf4", 2, "optimizer", 2, "tied", "many", "layers", True),
-    Case("policy", "full", 3, "both", 2, "untied", "sparse", "parts", False),
-    Case("policy", "lora", 0, "none", 1, "tied", "one", "layers", True),
+    Case("sft", "lora nf4", 2, "optimizer", 2, "tied", "many", "layers", True, sleeps="states"),
+    Case("policy", "full", 3, "both", 2, "untied", "sparse", "parts", False, sleeps="all"),
+    Case("policy", "lora", 0, "none", 1, "tied", "one", "layers", True, sleeps="states"),
     Case("policy", "lora nf4", 2, "optimizer", 1, "untied", "many", "nothing", False),
-    Case("value", "full", 2, "optimizer", 2, "untied", "one", "parts", True),
+    Case("value", "full", 2, "optimizer", 2, "untied", "one", "parts", True, sleeps="states"),
     Case("value", "lora", 3, "both", 1, "tied", "many", "nothing", True),
-    Case("value", "lora nf4", 0, "none", 2, "untied", "sparse", "layers", False),
-    Case("dpo", "full", 2, "none", 2, "untied", "sparse", "nothing", False),
-    Case("dpo", "lora", 0, "none", 1, "untied", "one", "layers", False),
+    Case("value", "lora nf4", 0, "none", 2, "untied", "sparse", "layers", False, sleeps="all"),
+    Case("dpo", "full", 2, "none", 2, "untied", "sparse", "nothing", False, sleeps="all"),
+    Case("dpo", "lora", 0, "none", 1, "untied", "one", "layers", False, sleeps="states"),
     Case("dpo", "lora nf4", 3, "both", 1, "tied", "many", "parts", True),
     Case("kto", "full", 0, "none", 2, "tied", "one", "parts", False),
-    Case("kto", "lora", 2, "optimizer", 2, "untied", "sparse", "nothing", True),
-    Case("kto", "lora nf4", 3, "none", 1, "untied", "many", "layers", False),
+    Case("kto", "lora", 2, "optimizer", 2, "untied", "sparse", "nothing", True, sleeps="states"),
+    Case("kto", "lora nf4", 3, "none", 1, "untied", "many", "layers", False, sleeps="all"),
     Case("rm", "full", 3, "both", 2, "untied", "sparse", "nothing", True),
-    Case("rm", "lora", 0, "none", 1, "tied", "many", "parts", False),
-    Case("rm", "lora nf4", 2, "optimizer", 2, "untied", "one", "layers", True),
-    Case("prm", "full", 3, "none", 1, "tied", "one", "nothing", False),
+    Case("rm", "lora", 0, "none", 1, "tied", "many", "parts", False, sleeps="all"),
+    Case("rm", "lora nf4", 2, "optimizer", 2, "untied", "one", "layers", True, sleeps="states"),
+    Case("prm", "full", 3, "none", 1, "tied", "one", "nothing", False, sleeps="states"),
     Case("prm", "lora", 2, "optimizer", 2, "tied", "sparse", "parts", True),
-    Case("prm", "lora nf4", 0, "none", 2, "untied", "many", "layers", True),
+    Case("prm", "lora nf4", 0, "none", 2, "untied", "many", "layers", True, sleeps="all"),
     Case("distill", "full", 0, "none", 2, "untied", "many", "nothing", True),
     Case("distill", "full", 2, "optimizer", 2, "tied", "sparse", "layers", False),
-    Case("distill", "lora", 3, "both", 2, "tied", "one", "layers", True),
-    Case("distill", "lora nf4", 2, "none", 1, "tied", "one", "parts", False),
+    Case("distill", "lora", 3, "both", 2, "tied", "one", "layers", True, sleeps="all"),
+    Case("distill", "lora nf4", 2, "none", 1, "tied", "one", "parts", False, sleeps="states"),
 )
 """In float32, where the bounds are narrow: every two values of every two of the first nine axes."""
 
 ROUNDED = (
-    Case("sft", "full", 0, ranks=2, numbers="8-bit moments"),
-    Case("sft", "lora", 0, numbers="bf16"),
+    Case("sft", "full", 0, ranks=2, numbers="8-bit moments", sleeps="states"),
+    Case("sft", "lora", 0, numbers="bf16", sleeps="all"),
     Case("sft", "lora nf4", 0, numbers="bf16", averages=True),
-    Case("sft", "full", 1, numbers="8-bit moments"),
-    Case("sft", "full", 1, ranks=2, numbers="bf16", averages=True),
+    Case("sft", "full", 1, numbers="8-bit moments", sleeps="states"),
+    Case("sft", "full", 1, ranks=2, numbers="bf16", averages=True, sleeps="states"),
     Case("sft", "full", 1, "optimizer", numbers="bf16"),
-    Case("sft", "lora", 1, numbers="bf16 gradients", averages=True),
+    Case("sft", "lora", 1, numbers="bf16 gradients", averages=True, sleeps="all"),
     Case("sft", "lora", 1, "optimizer", 2, numbers="bf16 states"),
-    Case("sft", "lora nf4", 1, "optimizer", 2, numbers="bf16 gradients, states"),
+    Case("sft", "lora nf4", 1, "optimizer", 2, numbers="bf16 gradients, states", sleeps="states"),
     Case("sft", "full", 2, numbers="8-bit moments", averages=True),
-    Case("sft", "full", 2, ranks=2, numbers="bf16 states"),
-    Case("sft", "lora", 2, numbers="bf16 gradients, states"),
-    Case("sft", "lora", 2, "optimizer", numbers="bf16"),
+    Case("sft", "full", 2, ranks=2, numbers="bf16 states", sleeps="states"),
+    Case("sft", "lora", 2, numbers="bf16 gradients, states", sleeps="all"),
+    Case("sft", "lora", 2, "optimizer", numbers="bf16", sleeps="states"),
     Case("sft", "lora nf4", 2, "optimizer", 2, numbers="bf16 gradients", averages=True),
-    Case("sft", "full", 3, ranks=2, numbers="8-bit moments", averages=True),
-    Case("sft", "full", 3, "both", numbers="bf16 gradients"),
+    Case("sft", "full", 3, ranks=2, numbers="8-bit moments", averages=True, sleeps="all"),
+    Case("sft", "full", 3, "both", numbers="bf16 gradients", sleeps="states"),
     Case("sft", "full", 3, "both", numbers="bf16 gradients, states"),
-    Case("sft", "lora", 3, "both", 2, numbers="bf16", averages=True),
-    Case("sft", "lora nf4", 3, numbers="bf16 states"),
+    Case("sft", "lora", 3, "both", 2, numbers="bf16", averages=True, sleeps="all"),
+    Case("sft", "lora nf4", 3, numbers="bf16 states", sleeps="all"),
 )
 """In numbers that are rounded: every two values of numbers, stage, form, offload and ranks."""
 
@@ -222,7 +225,7 @@ ALONE = (
     Case("sft", "full", 2, ranks=2, clips=False, split="one"),
     Case("sft", "full", 3, "weights", 2, bucket=150_000),
     Case("sft", "full", 3, "optimizer", clips=False),
-    Case("sft", "full", 3, ranks=2, copies=2, bucket=150_000, resumes=False),
+    Case("sft", "full", 3, ranks=2, copies=2, bucket=150_000, resumes=False, sleeps="all"),
     Case("sft", "rslora nf4", 2, ranks=2),
     Case("sft", "dora", 3, ranks=2),
     Case("sft", "dora nf4", 2),
@@ -256,6 +259,7 @@ class Seen:
         again: The last step, taken again from a checkpoint by another engine.
         is_same: Whether that engine's masters and averages became the first one's, and whether what
             is frozen stayed as it was, bit for bit.
+        stayed: Bytes that stayed where they were while the rank slept.
     """
 
     steps: list[UpdateResult]
@@ -263,6 +267,7 @@ class Seen:
     priced: Weight
     again: UpdateResult | None
     is_same: bool
+    stayed: int
 
 
 def train_and_weigh(place: Place, case: Case, model: Path, other: Path, out: Path) -> Seen:
@@ -276,10 +281,15 @@ def train_and_weigh(place: Place, case: Case, model: Path, other: Path, out: Pat
     base = _frozen_hash(worker)
     if role.adapter is not None:
         worker.save_model("actor", out / "first")
-    steps = [_step(worker, place, case, number) for number in (0, 1)]
+    steps = [_step(worker, place, case, 0)]
+    _sleep(worker, case, before)
+    worker.wake()
+    steps.append(_step(worker, place, case, 1))
     priced = price(case, model)
     between = bytes_since(before, priced.between)
+    stayed = _sleep(worker, case, before)
     worker.save_checkpoint("actor", out / "checkpoint")
+    worker.wake()
     with _weighing(worker, before, priced) as found:
         steps.append(_step(worker, place, case, 2))
     held = Weight(between, *found)
@@ -295,7 +305,20 @@ def train_and_weigh(place: Place, case: Case, model: Path, other: Path, out: Pat
         again = _step(worker, place, case, 2)
         resumed = _states(worker, case, out / "resumed")
         is_same = is_same and all(map(torch.equal, straight, resumed))
-    return Seen(steps, held, priced, again, is_same)
+    return Seen(steps, held, priced, again, is_same, stayed)
+
+
+def _sleep(worker: Worker, case: Case, before: dict[int, UntypedStorage]) -> int:
+    """Put the rank to sleep, if it sleeps; return the bytes that stay where they were.
+
+    Those of weights that are mapped from files do not count.
+    """
+    awake = {key: storage for key, storage in live_storages().items() if key not in before}
+    if case.sleeps == "none":
+        return 0
+    worker.sleep(case.sleeps)
+    held = live_storages().keys() & awake.keys()
+    return sum(awake[key].nbytes() for key in held if awake[key].resizable())
 
 
 @contextmanager
@@ -366,12 +389,13 @@ def _live_tensors() -> list[Tensor]:
 
 
 def live_storages() -> dict[int, UntypedStorage]:
-    """Return the memory of all live tensors and gradients, by address.
+    """Return the memory of all live tensors and gradients, by the address of the storage itself.
 
-    Keep the result alive: an address could else be given to others.
+    It stays the same while the memory moves. Keep the result alive: an address could else be given
+    to others.
     """
     storages = (tensor.untyped_storage() for tensor in _live_tensors())
-    return {storage.data_ptr(): storage for storage in storages}
+    return {storage._cdata: storage for storage in storages}
 
 
 def bytes_since(before: dict[int, UntypedStorage], expected: int) -> int:
@@ -382,7 +406,7 @@ def bytes_since(before: dict[int, UntypedStorage], expected: int) -> int:
     """
     give_up = time.monotonic() + _PATIENCE
     while True:
-        found = sum(one.nbytes() for start, one in live_storages().items() if start not in before)
+        found = sum(one.nbytes() for key, one in live_storages().items() if key not in before)
         if found <= (1 + BYTES) * expected or time.monotonic() > give_up:
             return found
         time.sleep(0.01)
@@ -401,6 +425,15 @@ def price(case: Case, model: Path) -> Weight:
     between = total("always", "built", "stepped")
     before = between + total("training")
     return Weight(between, before, before + max(total("norming"), total("stepping")))
+
+
+def price_of_weights(case: Case, model: Path) -> int:
+    """Return the plan's price of the role's weights on one rank, between two steps."""
+    role, head = case.setting.role(model), JOBS[case.job].head
+    largest, shape = MicroBatch(39, 2, 30, 20), read_shape(str(model))
+    work = RoleWork("actor", shape, head, largest, case.ranks, "cpu", moments=frozenset())
+    tensors = trainer_price(role).trained(role, work, 0).tensors
+    return sum(one.bytes for one in tensors if one.kind == "weights" and one.life == "always")
 
 
 def price_checkpoint(case: Case, model: Path) -> int:

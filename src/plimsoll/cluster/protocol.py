@@ -104,11 +104,11 @@ class Cluster(Ranks, Protocol):
         ...
 
 
-def on_all_ranks(cluster: Cluster, task: Callable[..., object]) -> None:
+def on_all_ranks(cluster: Cluster, task: Callable[..., object], *arguments: object) -> None:
     """Call a method of `Worker` on all ranks, the critic's included."""
-    cluster.all(task)
+    cluster.all(task, *arguments)
     if cluster.critics is not cluster:
-        cluster.critics.all(task)
+        cluster.critics.all(task, *arguments)
 
 
 def ranks_of(cluster: Cluster, role: RoleName) -> Ranks:

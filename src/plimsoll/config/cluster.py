@@ -7,6 +7,7 @@ from typing import Literal
 from plimsoll.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Settings, WrittenPath
 
 Device = Literal["cpu", "cuda"]
+RankSleep = Literal["none", "states", "all"]
 
 NodeGroup = Literal["actor", "critic", "engines"]
 """What may have nodes of its own: the actor's ranks, the critic's own ranks, or all engines."""
@@ -42,6 +43,10 @@ class ClusterConfig(Settings):
     critic_ranks: PositiveInt | None = None
     """Ranks of a group of the critic's own, on GPUs of their own; default: the critic shares the
     actor's ranks."""
+    rank_sleep: RankSleep = "none"
+    """What ranks move to pinned host memory while engines use their cards: nothing; `states`:
+    masters, moments, averages and gradients; `all`: also the weights of every role. For engines
+    that share the ranks' cards, and sleep while the ranks train."""
     nodes: PositiveInt = 1
     """Machines of the run; it waits until the Ray cluster has as many."""
     own_nodes: OwnNodes = OwnNodes()

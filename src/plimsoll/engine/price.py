@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
 
-from plimsoll.config.cluster import Device
+from plimsoll.config.cluster import Device, RankSleep
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.model.price.activations import activation_items, backward_items
 from plimsoll.model.price.form import (
@@ -44,6 +44,7 @@ class RoleWork:
         first: Whether this is the first of the role's ranks, which collects the actor's weights
             when they leave.
         scores: Whether the role does a forward in the phase `score`.
+        rank_sleep: What moves to host memory while engines sample.
     """
 
     name: str
@@ -57,6 +58,7 @@ class RoleWork:
     capability: Capability | None = None
     first: bool = True
     scores: bool = True
+    rank_sleep: RankSleep = "none"
 
 
 @dataclass(frozen=True)

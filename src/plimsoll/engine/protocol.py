@@ -41,6 +41,18 @@ class Engine(Protocol):
         """
         ...
 
+    def sleep(self, weights: bool) -> None:
+        """Move what stays on the device between two steps to host memory, until `wake`.
+
+        `weights`: move the weights too; else only the states of a model that learns. What is asleep
+        already stays asleep.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Move everything back, bit for bit; do nothing if nothing is asleep."""
+        ...
+
     def share(self, role: str) -> DividedShare | None:
         """Return how much this rank holds of divided tensors; None if nothing is divided.
 
@@ -107,7 +119,7 @@ class TrainedEngine(Engine, Protocol):
         ...
 
     def save(self, directory: Path) -> None:
-        """Write masters, moments and moving average below the directory."""
+        """Write masters, moments and moving average below the directory, asleep or awake."""
         ...
 
     def restore(self, directory: Path) -> None:

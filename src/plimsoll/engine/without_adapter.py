@@ -36,5 +36,11 @@ class WithoutAdapter:
         """Return a context manager that yields the undivided parameters by name."""
         return self._adapted.gather(names)
 
+    def sleep(self, weights: bool) -> None:
+        """Do nothing: the adapted model's engine sleeps by itself."""
+
+    def wake(self) -> None:
+        """Do nothing: the adapted model's engine wakes by itself."""
+
     def share(self, role: str) -> None:
         """Return None, because the actor's engine counts the divided tensors."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from plimsoll.algorithm.sequences import sums
+from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.engine.memory import explain_shortage, read_memory
@@ -299,6 +300,20 @@ class Worker:
         del self._engines[role], self._sources[role]
         gc.collect()  # hooks and their modules hold one another
         self.give_back()
+
+    def sleep(self, depth: RankSleep, spared: RoleName | None = None) -> None:
+        """Move what the roles keep on the card to host memory, and free the allocator's cache.
+
+        `depth`: what moves (`cluster.rank_sleep`). `spared`: a role whose weights stay.
+        """
+        for name, engine in self._engines.items():
+            engine.sleep(weights=depth == "all" and name != spared)
+        self.give_back()
+
+    def wake(self) -> None:
+        """Move back to the card what `sleep` moved away."""
+        for engine in self._engines.values():
+            engine.wake()
 
     def give_back(self) -> None:
         """Free the allocator's cached blocks, so that other processes on the card can use them."""

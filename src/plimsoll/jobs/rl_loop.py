@@ -56,7 +56,14 @@ from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.live import Live
 from plimsoll.rl.replay import Replay, load_replay_data
-from plimsoll.rl.setup import RlData, RlWork, load_prompt_data, prompt_loader, start
+from plimsoll.rl.setup import (
+    RlData,
+    RlWork,
+    give_cards_to_ranks,
+    load_prompt_data,
+    prompt_loader,
+    start,
+)
 from plimsoll.run.displays import Advance, counting
 from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
@@ -95,10 +102,14 @@ def _train(
         lambda session: load(session, spec),
         lambda data: start(spec, (*data.train, *data.eval)),
     ) as work:
+        give_cards_to_ranks(work.cluster, spec)
         load_roles(work)
         source = open_source(work)
+        if work.session.resumed:
+            give_cards_to_ranks(work.cluster, spec)  # until `begin` sends the restored weights
         restore(work.session, work.cluster)
         state = train(work, source)
+        give_cards_to_ranks(work.cluster, spec)
         save_model(work.session, work.cluster, state)
 
 
@@ -306,6 +317,7 @@ def _count_scored(submit: Submit, advance: Advance) -> Submit:
 def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
     """Return the run without a replay, and with a single rank if it has no reward models."""
     ranks = spec.cluster.ranks if spec.config.scoring_models else 1
-    cluster = spec.written.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
+    fewest = {"ranks": ranks, "critic_ranks": None, "rank_sleep": "none"}
+    cluster = spec.written.cluster.model_copy(update=fewest)
     rollout = spec.written.rollout.model_copy(update={"replay": None})
     return resolve_changed(spec, {"cluster": cluster, "rollout": rollout})

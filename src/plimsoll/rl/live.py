@@ -13,8 +13,7 @@ from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.experience import Experience
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import normalize_rewards, sample
-from plimsoll.rl.setup import RlWork, first_sync, make_room
-from plimsoll.rollout.protocol import RolloutEngine
+from plimsoll.rl.setup import RlWork, first_sync, leave_cards, make_room, turn_to_ranks
 from plimsoll.rollout.sync import WeightSync, sync_weights
 from plimsoll.run.state import RunState
 
@@ -42,6 +41,7 @@ class Live:
         with work.session.phase("sync", work.cluster):
             make_room(work.cluster, work.spec)  # of what loading needed
             sync = first_sync(work.cluster, work.spec, work.data)
+            leave_cards(work.cluster, work.spec)
         return cls(work, scorer, environments, sync)
 
     def begin(self, state: RunState) -> None:
@@ -52,6 +52,7 @@ class Live:
             with session.phase("sync", self.work.cluster):
                 make_room(self.work.cluster, self.work.spec)
                 sync_weights(self.sync, state.weight_version)
+                leave_cards(self.work.cluster, self.work.spec)
 
     def draw(self, state: RunState) -> Experience:
         """Sample and score the trajectories of the step after `state`, and return them."""
@@ -59,7 +60,7 @@ class Live:
         sampled = sample_step(work, self.scorer, self.environments, state)
         trajectories, greedy = sampled.trajectories, sampled.greedy
         with work.session.phase("score", cluster):
-            cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned
+            turn_to_ranks(cluster, work.spec)  # only now: engines are read awake, as planned
             if work.config.batch.dynamic_sampling is None:  # else each round was scored by itself
                 trajectories = score_by_models(trajectories, work.spec, cluster)
             if greedy:
@@ -71,6 +72,7 @@ class Live:
         with self.work.session.phase("sync", self.work.cluster):
             make_room(self.work.cluster, self.work.spec)
             proved = sync_weights(self.sync, step)
+            leave_cards(self.work.cluster, self.work.spec)
         return {
             "sync/logprob_gap": proved.gap,
             "sync/bytes": proved.bytes,

@@ -23,7 +23,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt
 from plimsoll.rl.sampling import probe_sequences
-from plimsoll.rollout.protocol import EngineSpec, rollout_build
+from plimsoll.rollout.protocol import EngineSpec, RolloutEngine, rollout_build
 from plimsoll.rollout.sync import WeightSync, prepare_sync
 from plimsoll.rollout.text import check_turn_end
 from plimsoll.run.counting import plural
@@ -159,15 +159,40 @@ def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> Weigh
         AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole,
         rollout.sync,
         probe_sequences(data.train, spec),
-        send_first=spec.actor.model.quantization != "none",
+        send_first=spec.actor.model.quantization != "none" or spec.rank_sleep != "none",
         merged_in_bfloat16=merged and rollout.dtype == "bfloat16",
     )
 
 
 def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
-    """Release the free memory that allocators keep on ranks that share cards with engines.
+    """Release the memory of ranks that share cards with engines, as far as a sync does without it.
 
+    What allocators keep is freed; if ranks sleep, all moves to the host but the actor's weights.
     Call it before engines wake, and after loading, which needs more memory than sampling does.
     """
-    if spec.config.rollout.placement == "shared":
+    if spec.rank_sleep != "none":
+        on_all_ranks(cluster, Worker.sleep, spec.rank_sleep, "actor")
+    elif spec.config.rollout.placement == "shared":
         on_all_ranks(cluster, Worker.give_back)
+
+
+def leave_cards(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
+    """Put the rest of the ranks to sleep, once the engines have the actor's weights."""
+    if spec.rank_sleep == "all":
+        on_all_ranks(cluster, Worker.sleep, "all")
+
+
+def give_cards_to_ranks(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
+    """Give the cards to the ranks for a while that needs no engines, in a run whose ranks sleep.
+
+    They load, restore and save with all of their memory, and engines wake with the next sync.
+    """
+    if spec.rank_sleep != "none":
+        turn_to_ranks(cluster, spec)
+
+
+def turn_to_ranks(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
+    """Put the engines to sleep, if they are to sleep; then wake the ranks."""
+    cluster.engines_do(RolloutEngine.sleep)
+    if spec.rank_sleep != "none":
+        on_all_ranks(cluster, Worker.wake)

@@ -29,6 +29,7 @@ class Sampler:
         longest: tokens of the longest prompt with its response.
         sequences: sequences that are sampled at once.
         adapter_rank: see `EngineSpec`.
+        ranks_sleep: whether the ranks on the engine's cards sleep while it is awake.
     """
 
     rollout: RolloutConfig
@@ -36,6 +37,7 @@ class Sampler:
     longest: int
     sequences: int
     adapter_rank: int | None = None
+    ranks_sleep: bool = False
 
     @property
     def element(self) -> int:
@@ -143,6 +145,7 @@ def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
         spec.longest_of("actor")[0],
         most if spec.data.eval else min(most, sampling.sequences),
         rollout_rules(engines).adapter_room(spec),
+        spec.rank_sleep != "none",
     )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil
 from typing import Generic, Literal, get_args
 
-from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.cluster import ClusterConfig, RankSleep
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
@@ -81,6 +81,11 @@ class RunSpec(Generic[ConfigT]):
         """
         rollout = None if self.sampling is None else self.sampling.rollout
         return rollout if rollout is not None and rollout.replay is None else None
+
+    @property
+    def rank_sleep(self) -> RankSleep:
+        """What ranks move to host memory while engines sample; "none" without engines."""
+        return self.cluster.rank_sleep if self.engines is not None else "none"
 
     @property
     def eval_sets(self) -> tuple[EvalSet, ...]:

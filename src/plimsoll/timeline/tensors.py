@@ -157,6 +157,7 @@ class Tensors:
         ranks: the number of ranks that share the elements.
         pinned: elements of each block of page-locked host memory (0: ordinary memory); PyTorch's
             allocator rounds every block up to a power of two.
+        asleep: moments at which the tensors are in host memory instead of here.
     """
 
     kind: Kind
@@ -169,6 +170,7 @@ class Tensors:
     where: Where = "device"
     life: Life = "always"
     pinned: int = 0
+    asleep: frozenset[Moment] = frozenset()
 
     @property
     def bytes(self) -> int:
@@ -202,7 +204,7 @@ def state_items(
             kind = tensors.kind if phase else "frozen models"
             size = (tensors.bytes, tensors.formula, tensors.source)
             item = Item(role, kind, tensors.name, tensors.where, "allocated", *size)
-            yield Allocation(item, lifetime(tensors.life, role, phase, moments))
+            yield Allocation(item, lifetime(tensors.life, role, phase, moments) - tensors.asleep)
 
 
 def pinned_block(size: int) -> int:

@@ -73,6 +73,7 @@ PPO_CASES = [
         None,
     ),
     ("--rollout.vllm.sleep_level=1", "rollout.vllm.sleep_level", 4, "--rollout.placement=shared"),
+    ("--cluster.rank_sleep=states", "cluster.rank_sleep", 4, "--rollout.placement=shared"),
     (
         "--rewards.reward_model.name=length --reward_model.role.model.path=r",
         "rewards.reward_model",
@@ -289,6 +290,7 @@ SFT_CASES = [
     ("--data.train.text=t --data.train.margin=x", "data.train.margin", 2, None),
     ("--data.train.messages=m --data.step_separator=,", "data.step_separator", 2, None),
     ("--data.train.messages=m --cluster.critic_ranks=1", "cluster.critic_ranks", 4, None),
+    ("--data.train.messages=m --cluster.rank_sleep=all", "cluster.rank_sleep", 4, None),
     (
         "--data.train.messages=m --data.eval.path=x",
         "data.eval.prompt",

@@ -69,7 +69,7 @@ def second_copy(counts: Counts, ranks: int) -> Tensors:
     _partition_param_sec).
     """
     return Tensors(
-        "buffers",
+        "weights",
         "second copy of weights",
         "parameters",
         counts.stored,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from plimsoll.engine.zero.optimizer import (
     moment_rows,
 )
 from plimsoll.engine.zero.settings import deepspeed_settings
+from plimsoll.engine.zero.sleep import HostCopies, states_of, weights_of
 from plimsoll.run.readings import DividedShare
 
 _DTYPE_NAMES = {2: "bf16", 4: "fp32"}
@@ -67,9 +68,30 @@ class ZeroEngine:
         self._average: Average | None = None
         if role.ema is not None:
             self._average = Average(self._masters.flat(), role.ema.decay)
+        self._states_asleep = HostCopies(place.torch_device)
+        self._weights_asleep = HostCopies(place.torch_device)
+
+    def sleep(self, weights: bool) -> None:
+        """Move states, and on request the weights, to host memory."""
+        if self._zero.stage == 3:
+            self._engine.optimizer.empty_partition_cache()  # divided weights alone are moved
+        averages = [] if self._average is None else self._average.rows
+        self._states_asleep.put((*states_of(self.module, self._engine.optimizer), *averages))
+        if weights:
+            self._weights_asleep.put(weights_of(self.module))
+
+    def wake(self) -> None:
+        """Move weights and states back to the device."""
+        self._weights_asleep.take_back()
+        self._states_asleep.take_back()
+
+    @property
+    def _is_awake(self) -> bool:
+        return not (self._weights_asleep or self._states_asleep)
 
     def forward(self, *inputs: object, **options: object) -> Any:
         """Return the model's output for one micro-batch."""
+        assert not self._weights_asleep, "a forward pass of weights that are asleep"
         return self._engine(*inputs, **options)
 
     @contextmanager
@@ -91,6 +113,7 @@ class ZeroEngine:
 
     def step(self, learning_rate: float) -> float:
         """Update the weights; return the gradient norm before clipping."""
+        assert self._is_awake, "a step of states that are asleep"
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._update()
@@ -149,12 +172,14 @@ class ZeroEngine:
 
     def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that yields the undivided parameters by name."""
+        assert not self._weights_asleep, "weights that are asleep cannot be gathered"
         return gather_weights(self.module, names, self._zero.stage)
 
     @torch.no_grad()
     def swap_average(self) -> None:
         """Exchange the weights with their moving average, if one is kept."""
         if self._average is not None:
+            assert self._is_awake, "weights and averages are exchanged awake"
             self._average.swap(self._masters.flat())
             self._masters.spread()
 
@@ -167,11 +192,19 @@ class ZeroEngine:
         if self._place.rank > 0 and self._zero.stage == 0:
             return  # all ranks hold the same
         masters = self._masters
-        rows = self._rows() | moment_rows(masters.optimizer, masters.tensors)
+        kept = self._rows() | moment_rows(masters.optimizer, masters.tensors)
+        rows = {kind: [*map(self._readable, tensors)] for kind, tensors in kept.items()}
         write_rows(rows, masters.parts, directory, self._place.rank)
         if self._has_block_moments:
             states = [masters.optimizer.state[master] for master in masters.tensors]
-            write_blocks(states, directory, self._place.rank)
+            write_blocks([self._readable_state(s) for s in states], directory, self._place.rank)
+
+    def _readable(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that can be read; if it is asleep, its copy on the host."""
+        return self._states_asleep.readable(self._weights_asleep.readable(tensor))
+
+    def _readable_state(self, state: Mapping[str, object]) -> dict[str, object]:
+        return {k: self._readable(v) if isinstance(v, Tensor) else v for k, v in state.items()}
 
     @torch.no_grad()
     def restore(self, directory: Path) -> None:
@@ -180,6 +213,7 @@ class ZeroEngine:
         Raises:
             ConfigError: The checkpoint is damaged, or of another model or other settings.
         """
+        assert self._is_awake, "a checkpoint is read into states that are awake"
         self.steps = read_form(self._form, directory)
         check_shapes(self.module, directory)
         masters = self._masters

@@ -15,6 +15,7 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.zero.config import FrozenZeroConfig
 from plimsoll.engine.zero.settings import frozen_settings
+from plimsoll.engine.zero.sleep import HostCopies, weights_of
 from plimsoll.run.readings import DividedShare
 
 
@@ -92,6 +93,7 @@ class FrozenZeroEngine:
         self.module = module
         zero = role.settings_of(FrozenZeroConfig)
         self._stage, self._ranks = zero.stage, place.ranks
+        self._asleep = HostCopies(place.torch_device)
         self._call: Any = module
         self._visit: Callable[[], AbstractContextManager[None]] = nullcontext
         if zero.stage == 0 and zero.offload == "cpu":
@@ -117,9 +119,24 @@ class FrozenZeroEngine:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Keep no gradients during the block, and have the weights on the device."""
+        """Keep no gradients during the block, and have the weights on the device.
+
+        A role that is asleep wakes for the block: an evaluation scores while engines are awake.
+        """
+        was_asleep = bool(self._asleep)
+        self.wake()
         with torch.no_grad(), self._visit():
             yield
+        self.sleep(was_asleep)
+
+    def sleep(self, weights: bool) -> None:
+        """Move the weights to host memory on request: there are no states."""
+        if weights:
+            self._asleep.put(weights_of(self.module))
+
+    def wake(self) -> None:
+        """Move the weights back to the device."""
+        self._asleep.take_back()
 
     def release(self) -> None:
         """Free the weights for good.
@@ -141,6 +158,7 @@ class FrozenZeroEngine:
 
     def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that yields the full parameters by name."""
+        assert not self._asleep, "weights that are asleep cannot be gathered"
         return gather_weights(self.module, names, self._stage)
 
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, get_args
 
+from plimsoll.config.cluster import RankSleep
+from plimsoll.config.problems import CROWDED
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.engine.zero.rules import LOST_BELOW
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import Kind
 from plimsoll.timeline.levers import Lever, Move, Relief, Situation, has_cards
 
 _STAGE = "zero.stage"
 _GRADIENTS = "zero.gradient_dtype"
 _STATES = "zero.state_dtype"
+_ASLEEP: tuple[Kind, ...] = (
+    *("weights", "gradients", "optimizer states", "buffers"),
+    "frozen models",
+)
 
 
 def _zero(at: Situation) -> ZeroConfig:
@@ -27,6 +36,19 @@ def _narrow_states(at: Situation) -> Sequence[Move]:
     if not _is_wide(at) or at.trained.optimizer.learning_rate < LOST_BELOW:
         return ()
     return [{_STATES: "bfloat16", _STAGE: max(2, _zero(at).stage)}]
+
+
+def _can_sleep(spec: RunSpec[Any]) -> bool:
+    """Return whether the ranks' cards are used by engines that sleep while the ranks train."""
+    engines = spec.engines
+    shared = engines is not None and engines.placement == "shared" and engines.engine.sleeps
+    return shared and has_cards(spec)
+
+
+def _sleeping(at: Situation) -> Sequence[Move]:
+    depths = get_args(RankSleep)
+    deeper = depths[depths.index(at.spec.rank_sleep) + 1 :]
+    return [{"cluster.rank_sleep": depth} for depth in deeper]
 
 
 _trained_lever = partial(Lever, turns="trained", engine=ZeroConfig)
@@ -58,6 +80,17 @@ LEVERS: tuple[Lever, ...] = (
         rank=20,
         settings=lambda at: [{"zero.offload": "none"}],
         reliefs=(Relief(("frozen models",), where=("host",)),),
+    ),
+    Lever(
+        keys=("cluster.rank_sleep",),
+        words="ranks that sleep while the engines sample",
+        cost="what sleeps crosses PCIe twice in each step, and is in host memory",
+        rank=25,
+        settings=_sleeping,
+        reliefs=(Relief(_ASLEEP, where=("device",), phases=("load", "rollout", "sync", "save")),),
+        applies=_can_sleep,
+        codes=CROWDED,
+        control=True,
     ),
     _trained_lever(
         keys=("zero.optimizer_offload",),

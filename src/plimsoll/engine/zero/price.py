@@ -30,6 +30,7 @@ from plimsoll.engine.zero.sizes import (
     trained_counts,
     zero_sizes,
 )
+from plimsoll.engine.zero.sleep_price import with_sleep
 from plimsoll.engine.zero.states import weights, zero_states
 from plimsoll.shapes.shape import parameter_tensors
 from plimsoll.timeline.items import Where
@@ -56,6 +57,7 @@ def _trained_tensors(role: TrainedRole, work: RoleWork, sync_bucket: int) -> Tra
     if work.name == "actor":
         outgoing = _outgoing(counts, sizes, adapted)
         tensors += outgoing_tensors(outgoing, device, sync_bucket, work.first)
+    tensors = [*with_sleep(tensors, sizes, role, work)]
     return TrainedTensors(tuple(tensors), layers_left(shape, counts.trained, sizes, adapted))
 
 
@@ -107,6 +109,7 @@ def _frozen_tensors(role: FrozenRole, work: RoleWork) -> tuple[Tensors, ...]:
         tensors = [*_whole_model(role, counts, work)]
     else:
         tensors = [*zero_states(counts, sizes, device)]
+    tensors = [*with_sleep(tensors, sizes, role, work)]
     return (*tensors, *loading_tensors(shape, counts.element, counts.quantized, device))
 
 

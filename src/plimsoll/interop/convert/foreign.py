@@ -40,10 +40,16 @@ Value = Sourced | None
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Cards and machines. address: HOST:PORT of Ray's head."""
+    """Cards and machines.
+
+    Attributes:
+        rank_sleep: What ranks move to host memory while engines sample.
+        address: HOST:PORT of Ray's head.
+    """
 
     ranks: Value = None
     critic_ranks: Value = None
+    rank_sleep: Value = None
     nodes: Value = None
     device: Value = None
     address: Value = None

@@ -35,6 +35,7 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.spec.workload import Workload
 from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.tensors import TrainPhase, job_moments
+from plimsoll.timeline.turns import states_asleep
 
 _SCORING = Moment("score", "forward")
 _SAVING = Moment("save", "gather")
@@ -159,8 +160,9 @@ def _contents(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     yield from _process(job, process)
     first = process.index == 0
     held = [held for name in roles_in(job, process) for held in _role(job, name, first)]
-    held = list(_one_at_a_time(held, _SCORING, job.steps))
-    yield from _one_at_a_time(held, _WRITING, job.steps)
+    awake = job.steps - states_asleep(job.spec.rank_sleep)
+    held = list(_one_at_a_time(held, _SCORING, awake))
+    yield from _one_at_a_time(held, _WRITING, awake)
     if process.samples:
         yield from _engine(job, process)
 
@@ -246,6 +248,7 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
         capability=job.capability,
         first=first or name != "actor",  # only the actor's weights are sent and saved
         scores=name != "actor" or spec.actor_scores,
+        rank_sleep=spec.rank_sleep if job.device == "cuda" else "none",
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, work)
@@ -349,15 +352,15 @@ def _engine(job: PlannedJob, process: Process) -> Iterator[Allocation]:
 
 
 def _one_at_a_time(
-    held: Sequence[Allocation], moment: Moment, steps: frozenset[Moment]
+    held: Sequence[Allocation], moment: Moment, awake: frozenset[Moment]
 ) -> Iterator[Allocation]:
     """Yield the allocations; of the temporary ones, only the largest role's exist at the moment.
 
     Roles score one after another, and their states are written one after another. So the temporary
     allocations of all other roles lose this moment. An allocation that exists at all moments of the
-    steps is not temporary, and keeps it.
+    steps at which ranks are awake is not temporary, and keeps it.
     """
-    temporary = [moment in a.moments and not steps <= a.moments for a in held]
+    temporary = [moment in a.moments and not awake <= a.moments for a in held]
     role_bytes: dict[str, int] = {}
     for allocation in compress(held, temporary):
         item = allocation.item

@@ -89,6 +89,32 @@ def offload(job: PlannedJob) -> Iterator[Problem]:
         )
 
 
+def rank_sleep(job: PlannedJob) -> Iterator[Problem]:
+    """Refuse ranks that sleep beside engines that do not; warn of ranks that sleep on the CPU."""
+    spec = job.spec
+    if spec.engines is None or spec.rank_sleep == "none":
+        return
+    setting = f"cluster.rank_sleep is {spec.rank_sleep}"
+    if job.device == "cpu":
+        yield Problem(
+            "offload-without-gpu",
+            "warning",
+            f"{setting}, and the run is on the CPU",
+            "everything is in host memory already: sleep frees nothing there, and copies what "
+            "sleeps in each step",
+            "cluster.rank_sleep: none, unless a config for GPUs is tried",
+        )
+    elif not spec.engines.engine.sleeps:
+        yield Problem(
+            "sleep-not-shared",
+            "error",
+            f"{setting}, and engines stay awake while the ranks train",
+            "the engines' memory is then beside all that the ranks have: no card gets less full, "
+            "and each step copies what sleeps twice",
+            "engines that sleep, such as rollout.vllm.sleep_level: 2, or cluster.rank_sleep: none",
+        )
+
+
 def trainers(job: PlannedJob) -> Iterator[Problem]:
     """Yield the problems that trainer engines report for the run on its device."""
     for rules in trainers_of(job.spec):

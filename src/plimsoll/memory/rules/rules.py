@@ -19,6 +19,7 @@ PLAN_RULES = (
     *(models.varlen, ranks.engines),
     *(ranks.bfloat16_cards, ranks.own_kernels, ranks.offload),
     *(ranks.idle_ranks, ranks.idle_cards, ranks.nodes, ranks.trainers),
+    ranks.rank_sleep,
 )
 
 

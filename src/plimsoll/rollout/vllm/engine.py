@@ -244,12 +244,13 @@ class VllmEngine:
         with tempfile.TemporaryDirectory(dir=_shared_memory(len(files.weights))) as directory:
             Path(directory, ADAPTER_FILE).write_bytes(files.config)
             Path(directory, WEIGHTS).write_bytes(files.weights)
-            new = LoRARequest(f"version {files.version}", files.version, directory)
+            # vLLM counts adapters from 1, versions begin with 0.
+            new = LoRARequest(f"version {files.version}", files.version + 1, directory)
             with self._refusals():
                 taken = await self._llm.add_lora(new)
         if not taken:
             raise WeightSyncError(f"rollout engine {self._spec.index}: vLLM took no adapter")
-        if self._adapter is not None and self._adapter.lora_int_id != files.version:
+        if self._adapter is not None and self._adapter.lora_int_id != new.lora_int_id:
             await self._llm.remove_lora(self._adapter.lora_int_id)
         self._adapter = new
         await self._forget_prefixes()

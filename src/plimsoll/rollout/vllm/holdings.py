@@ -25,6 +25,7 @@ from plimsoll.shapes.shape import Linear, ModelShape, parameter_tensors
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Item, Level, Moment, Where
 from plimsoll.timeline.tensors import pinned_block
+from plimsoll.timeline.turns import is_for_ranks
 
 GIB = 2**30
 
@@ -143,7 +144,7 @@ def card_items(
             a sleeping engine leaves.
         moments: all moments of the job.
     """
-    asleep = frozenset(m for m in moments if sampler.vllm.sleeps and m.phase in ASLEEP)
+    asleep = frozenset(m for m in moments if _is_asleep(sampler, m))
     awake = moments - asleep
     with_cache = awake - {_SENDING} if asleep else awake
     *others, cache = _share_items(sampler, card_share(sampler, card_bytes), card_bytes)
@@ -154,6 +155,12 @@ def card_items(
     if asleep:
         held.append(Allocation(_residue(sampler.vllm.parts, context), asleep))
     return tuple(held)
+
+
+def _is_asleep(sampler: VllmSampler, moment: Moment) -> bool:
+    """Return whether an engine sleeps: while ranks work, and longer if they sleep in their turn."""
+    for_ranks = sampler.base.ranks_sleep and is_for_ranks(moment)
+    return sampler.vllm.sleeps and (moment.phase in ASLEEP or for_ranks)
 
 
 def _verifying(sampler: VllmSampler) -> Item:
@@ -279,7 +286,8 @@ def sleep_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Al
         source = "vLLM 0.32: device_allocator/cumem.py; ATen/core/CachingHostAllocator.h"
         name = "weights of a sleeping engine"
         item = _item(name, "host", pinned_copy(sampler), words, source)
-        yield Allocation(item, frozenset(m for m in moments if m.phase != "load"))
+        slept = (m for m in moments if m.phase != "load" or _is_asleep(sampler, m))
+        yield Allocation(item, frozenset(slept))
 
 
 def _item(name: str, where: Where, size: int, formula: str, source: str = _SOURCE) -> Item:

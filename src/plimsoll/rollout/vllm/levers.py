@@ -20,6 +20,7 @@ from plimsoll.rollout.vllm.config import VllmConfig, vllm_of
 from plimsoll.rollout.vllm.holdings import ASLEEP, least_cpu_cache, least_share
 from plimsoll.rollout.vllm.plan_rules import against_parallel
 from plimsoll.rollout.vllm.sampler import keeps_weights, narrow_weights, vllm_sampler
+from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.levers import Lever, Move, Relief, Situation
 
 _SHARE = "rollout.vllm.memory_share"
@@ -72,7 +73,9 @@ def _largest_share(at: Situation, rollout: RolloutConfig) -> float:
     """
     if rollout.placement == "own":
         return max(_LARGEST_SHARE, vllm_of(rollout).memory_share)
-    asleep = ASLEEP if vllm_of(rollout).sleeps else ()
+    asleep: tuple[Phase, ...] = ASLEEP if vllm_of(rollout).sleeps else ()
+    if asleep and at.spec.rank_sleep != "none":
+        asleep = (*asleep, "load", "save")  # for ranks, or with what they have in `rollout`
     shares = [1.0]
     for room in at.rooms:
         if room.where == "device":

@@ -58,6 +58,10 @@ def check_sampling(config: RlConfig) -> Iterator[Problem]:
         why = "plimsoll sample trains nothing that engines would make room for."
         key = f"{config.rollout.engine_name}.{sleep_key}"
         yield at.conflict(key, why, f"leave rollout.{key} out", "sleep-not-shared")
+    if config.cluster.rank_sleep != "none":
+        why, at = "plimsoll sample trains nothing that could sleep.", Section("", config)
+        fix = "leave cluster.rank_sleep out"
+        yield at.conflict("cluster.rank_sleep", why, fix, "sleep-not-shared")
 
 
 def _engines(config: RlConfig) -> Iterator[Problem]:

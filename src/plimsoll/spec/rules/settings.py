@@ -129,6 +129,21 @@ def _own_nodes(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield Section("cluster", cluster).conflict("nodes", why, fix, "own-nodes")
 
 
+def _rank_sleep(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield a problem if ranks are to sleep for engines that do not use their cards."""
+    if spec.cluster.rank_sleep == "none":
+        return
+    at, key = Section("cluster", spec.cluster), "cluster.rank_sleep"
+    if spec.sampling is None:
+        why = "This job starts no engines that would use what ranks give up."
+        yield at.conflict("rank_sleep", why, f"leave {key} out", "sleep-not-shared")
+    elif spec.sampling.rollout.placement != "shared":
+        why = "Engines have cards of their own (rollout.placement: own), and use nothing of what "
+        why += "ranks give up."
+        fix = f"rollout.placement: shared, or leave {key} out"
+        yield at.conflict("rank_sleep", why, fix, "sleep-not-shared")
+
+
 def _roles(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield problems of each role that learns: adapter, schedule, optimizer."""
     for name, role in spec.trained.items():
@@ -199,6 +214,7 @@ SETTINGS_RULES = (
     _processes,
     _cluster,
     _own_nodes,
+    _rank_sleep,
     check_evaluations,
     _checkpointing,
     _engines,

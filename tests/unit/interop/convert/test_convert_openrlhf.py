@@ -102,6 +102,8 @@ CASES: tuple[Case, ...] = (
         for more, expected in (
             ("", {"cluster": {"ranks": 16, "critic_ranks": 8, "nodes": 5}, "rollout.placement": None, "check": "cluster.address"}),
             (" --colocate_all_models", {"cluster": {"ranks": 16, "nodes": 2}, "rollout.placement": "shared", "rollout.vllm.sleep_level": 2}),
+            (" --colocate_all_models --deepspeed_enable_sleep", {"cluster": {"ranks": 16, "nodes": 2, "rank_sleep": "states"}}),
+            (" --deepspeed_enable_sleep", {"cluster": {"ranks": 16, "critic_ranks": 8, "nodes": 5}, "idle": "deepspeed_enable_sleep", "check": "cluster.address"}),
             (" --colocate_all_models --async_train", {"cluster": {"ranks": 16, "nodes": 4}, "lacking": "async_train"}),
         )
     ),

@@ -35,9 +35,16 @@ def machines(o: Options) -> foreign.Machines:
     return foreign.Machines(
         ranks=o.trace(ranks, *_ACTOR),
         critic_ranks=critic_ranks,
+        rank_sleep=_rank_sleep(o),
         nodes=_nodes(nodes),
         address=mapping.ray_head(o, nodes),
     )
+
+
+def _rank_sleep(o: Options) -> Value:
+    """Return what ranks move to host memory, beside engines that sleep on the same cards."""
+    asleep = _shares_cards(o) and o["vllm_num_engines"] and o["vllm_enable_sleep"]
+    return o.take("deepspeed_enable_sleep", lambda on: "states" if on else None) if asleep else None
 
 
 def _launched_machines(o: Options) -> foreign.Machines:

@@ -82,7 +82,6 @@ _ABSENT: tuple[VersionedFlag, ...] = (
     _lacking(why.ONE_CARD.unless(1), "ppo sft rm dpo kd@0.8.5", COUNT, "ds_tensor_parallel_size", "ds.tensor_parallel_size", 1),
     _lacking(why.MODEL_FILES, _ALL, SWITCH, "disable_fast_tokenizer", "data.disable_fast_tokenizer"),
     _lacking(why.METHOD, _ALL, SWITCH, "full_determinism", "train.full_determinism_enable"),
-    _lacking(Absence("lacking", "optimizer states stay on the cards while engines sample; actor.zero.optimizer_offload: cpu makes room"), "ppo", SWITCH, "deepspeed_enable_sleep", "ds.enable_sleep"),
     _lacking(why.SYNCHRONOUS, "ppo", SWITCH, "async_train", "train.async_enable"),
     _lacking(Absence("lacking", "log-probs of the trainer are over the whole vocabulary, and so top_p is 1 in training").unless(1.0), "ppo", NUMBER, "top_p", "rollout.top_p", 1.0),
     _lacking(why.TEXT_ONLY.unless(0), "ppo@0.10.0", WHOLE, "max_images_per_prompt", "data.max_images_per_prompt", 0),
@@ -238,7 +237,7 @@ def _group(role: str) -> tuple[VersionedFlag, ...]:
 _ENGINES = (
     *_group("actor"),
     *_group("critic"),
-    *flags("ppo", SWITCH, "colocate_all_models=train.colocate_all vllm_enable_sleep=vllm.enable_sleep enforce_eager=vllm.enforce_eager"),
+    *flags("ppo", SWITCH, "colocate_all_models=train.colocate_all vllm_enable_sleep=vllm.enable_sleep deepspeed_enable_sleep=ds.enable_sleep enforce_eager=vllm.enforce_eager"),
     VersionedFlag("vllm_num_engines", "vllm.num_engines", "ppo", WHOLE),
     VersionedFlag("vllm_tensor_parallel_size", "vllm.tensor_parallel_size", "ppo", COUNT, always(1)),
     VersionedFlag("vllm_gpu_memory_utilization", "vllm.gpu_memory_utilization", "ppo", NUMBER, always(0.95)),

@@ -243,8 +243,9 @@ def remarks(o: Options) -> Iterator[Remark]:
             and not (o[policy] and o[f"{engine}.reshard_after_forward"])
         ):
             role = "critic" if sections is _OF_CRITIC else "actor"
-            why = f"weights stay on the cards while engines sample; {role}.zero.parameter_offload: "
-            why += "cpu keeps them in host memory all the time, and is slow"
+            why = "cluster.rank_sleep: all moves the weights of all roles to host memory while "
+            why += f"engines sample; {role}.zero.parameter_offload: cpu keeps them there all the "
+            why += "time, and is slow"
             yield Remark("lacking", weights, why)
     if o.rl and o[f"{_ROLLOUT}.name"] != "hf":
         yield from mapping.half_precision_remark(o, f"{_ROLLOUT}.dtype")
