@@ -198,6 +198,28 @@ def test_a_killed_process_ends_the_run_with_its_name(
     assert_nothing_left(command)
 
 
+ASYNCHRONOUS = ("--rollout.staleness", "1", "--algorithm.correction", "{name: truncate}")
+
+
+@pytest.mark.parametrize("phase", ["training", slow("rollout")])
+def test_an_engine_that_is_killed_while_others_work_is_named(
+    run_until: RunUntil, phase: Phase
+) -> None:
+    """Requests are open beside the call that the loop waits for."""
+    long = ("--rollout.sampling.max_new_tokens", "3900")
+    command = run_until(phase, "vllm", 1, *ASYNCHRONOUS, *long)
+    [victim] = command.find("VLLM::EngineCore")
+    shown = victim.ppid()
+    victim.kill()
+    outcome = command.finish()
+    named = "rollout" if phase == "rollout" else NEAR_TRAINING
+    died = rf"error: rollout engine 0 \(pid {shown} on node [\d.]+\) died in the phase {named}\n"
+    expected = f"{died}{re.escape(ENGINE_ENDED)}{LOG}{RUN_LOG}"
+    assert re.fullmatch(expected, outcome.err), outcome.err
+    assert outcome.code == 1
+    assert_nothing_left(command)
+
+
 @pytest.mark.parametrize(
     ("kind", "phase", "engine", "name"),
     [

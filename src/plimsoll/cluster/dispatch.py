@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -107,24 +108,47 @@ def _parts(request: Request, per_call: int) -> Iterator[Request]:
         yield replace(request, responses=1, first=request.first + number)
 
 
+_REMEMBERED = 100_000
+"""How many episodes keep their engine; the ones that asked longest ago are forgotten."""
+
+
 class EpisodeEngines:
-    """Chooses the engine that serves each episode.
+    """Chooses the engine that serves each episode, and measures how long engines serve any.
 
     An episode's first turn goes to the engine that owes the fewest responses. Later turns go to the
     same engine, because its prefix cache holds the earlier turns.
     """
 
-    def __init__(self, engines: int) -> None:
+    def __init__(self, engines: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._owed = [0] * engines
         self._engine_of: dict[int, int] = {}
+        self._clock = clock
+        self._since = [0.0] * engines
+        self._busy = [0.0] * engines
 
     @contextmanager
     def serve(self, episode: int, request: Request) -> Iterator[int]:
         """Yield the number of the episode's engine; it owes the request's answers in the block."""
-        engine = self._engine_of.setdefault(episode, _least_busy(self._owed))
+        engine = self._engine_of.pop(episode, None)
+        engine = _least_busy(self._owed) if engine is None else engine
+        self._engine_of[episode] = engine
+        if len(self._engine_of) > _REMEMBERED:
+            del self._engine_of[next(iter(self._engine_of))]
         responses = _owed_for(request)
+        if self._owed[engine] == 0:
+            self._since[engine] = self._clock()
         self._owed[engine] += responses
         try:
             yield engine
         finally:
             self._owed[engine] -= responses
+            if self._owed[engine] == 0:
+                self._busy[engine] += self._clock() - self._since[engine]
+
+    def busy_seconds(self) -> list[float]:
+        """Return for each engine the seconds so far in which it owed any answer."""
+        now = self._clock()
+        return [
+            busy + (now - since if owed else 0.0)
+            for busy, since, owed in zip(self._busy, self._since, self._owed, strict=True)
+        ]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -76,6 +77,18 @@ class LocalCluster:
                     trajectories = asyncio.run(engine.generate(request))
                 loop.call_soon_threadsafe(_settle, answer, trajectories)
         return talking.result()
+
+    def keep_asking(self) -> Ask:
+        """Raise NotImplementedError: this thread either samples or trains."""
+        raise NotImplementedError("rollout.staleness is refused with cluster.where: local")
+
+    def wait_for(self, future: Future[R]) -> R:
+        """Return the result of work in another thread."""
+        return future.result()
+
+    def busy_seconds(self) -> list[float]:
+        """Return 0 for each engine, as none answers beside other calls."""
+        return [0.0] * self.engines
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         """Call a method of `RolloutEngine` on every engine; return their results."""

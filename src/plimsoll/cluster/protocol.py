@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from plimsoll.records import Trajectory
@@ -65,6 +66,23 @@ class Cluster(Ranks, Protocol):
         an engine dies or fails, this call raises, like all other calls. An error ends the coroutine
         first.
         """
+        ...
+
+    def keep_asking(self) -> Ask:
+        """Return a function that sends requests to the engines beside all further calls.
+
+        Coroutines in an event loop of another thread call it. If one of its requests fails, the
+        call that this object is at raises, or the next one. Engines in this process cannot answer
+        beside other calls.
+        """
+        ...
+
+    def wait_for(self, future: Future[R]) -> R:
+        """Return the result of work in another thread, as if it were a call of this object."""
+        ...
+
+    def busy_seconds(self) -> list[float]:
+        """Return for each engine the seconds in which requests of `keep_asking` were open."""
         ...
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:

@@ -100,7 +100,7 @@ class _OpenCalls:
 
     Attributes:
         pending: The open calls, each with its member.
-        failed: Calls that failed. The thread that runs `converse` raises their errors; the
+        failed: Calls that failed. The thread that calls the cluster raises their errors; the
             coroutines that made them wait for ever.
     """
 
@@ -144,6 +144,7 @@ class RayCluster:
         self._before: dict[str, NodeState] = {}
         self._readings: dict[str, Reading] = {}
         self._hangs = HangWatch(config.hang_timeout)
+        self._beside, self._engines_beside = _OpenCalls(), EpisodeEngines(self.engines)
         start_ray(config)
         self._node_id = ray.get_runtime_context().get_node_id()
         try:
@@ -235,10 +236,15 @@ class RayCluster:
         self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
     ) -> R:
         """Run a coroutine in the loop and return its result; its requests go to the engines."""
-        episode_engines, calls = EpisodeEngines(self.engines), _OpenCalls()
+        calls = _OpenCalls()
+        with conversing(loop, talk(self._ask(EpisodeEngines(self.engines), calls))) as talking:
+            # Calls may outlast it: an engine still works on a call whose coroutine gave up.
+            self._watch_calls(lambda: not talking.done() or bool(calls.pending), calls)
+        return talking.result()
 
+    def _ask(self, engines: EpisodeEngines, calls: _OpenCalls) -> Ask:
         async def ask(request: Request, episode: int) -> list[Trajectory]:
-            with episode_engines.serve(episode, request) as engine:
+            with engines.serve(episode, request) as engine:
                 member = self._engines[engine]
                 reference = member.actor.call.remote("generate", request)
                 trajectories: list[Trajectory] = await calls.await_result(reference, member)
@@ -248,24 +254,36 @@ class RayCluster:
                     for t, p in zip(trajectories, request.each_prompt(), strict=True)
                 ]
 
-        with conversing(loop, talk(ask)) as talking:
-            self._watch_calls(talking, calls)
-        return talking.result()
+        return ask
 
-    def _watch_calls(self, talking: Future[Any], calls: _OpenCalls) -> None:
-        """Watch members until the coroutine and all its calls have ended.
-
-        Calls may outlast it: an engine still works on a call whose coroutine gave up.
-        """
+    def _watch_calls(self, goes_on: Callable[[], bool], calls: _OpenCalls) -> None:
+        """Watch members while calls go on that other threads wait for."""
         with self._hangs.looking("generate") as look:
-            while not talking.done() or calls.pending:
+            while goes_on():
                 first = look([*self._watches], calls.has_moved())
-                if calls.failed:
-                    self._result(*calls.failed[0])
+                self._raise_failed(calls)
+                self._raise_failed(self._beside)
                 if isinstance(first, Hang):
                     raise self._hang_error(first)
                 if first is not None:
                     raise self._death_error(first)
+
+    def _raise_failed(self, calls: _OpenCalls) -> None:
+        if calls.failed:
+            self._result(*calls.failed[0])
+
+    def keep_asking(self) -> Ask:
+        """Return a function that sends requests to the engines beside all further calls."""
+        return self._ask(self._engines_beside, self._beside)
+
+    def wait_for(self, future: Future[R]) -> R:
+        """Return the result of work in another thread; watch all members meanwhile."""
+        self._watch_calls(lambda: not future.done(), self._beside)
+        return future.result()
+
+    def busy_seconds(self) -> list[float]:
+        """Return for each engine the seconds in which requests of `keep_asking` were open."""
+        return self._engines_beside.busy_seconds()
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         """Call a method of `RolloutEngine` on every engine; return their results."""
@@ -394,8 +412,11 @@ class RayCluster:
             while pending:
                 awaited = [*pending, *self._watches]
                 first = (
-                    wait_for_first(awaited) if timeout is None else first_ended(awaited, timeout)
+                    wait_for_first(awaited, self._beside.failed)
+                    if timeout is None
+                    else first_ended(awaited, timeout)
                 )
+                self._raise_failed(self._beside)
                 if first is None:
                     raise PlimsollError(_no_answer_message(list(pending.values()), timeout))
                 if isinstance(first, Hang):

@@ -38,10 +38,11 @@ class HangWatch:
             self._members += members
 
     @contextmanager
-    def watching(self, call: str) -> Iterator[Callable[[Sequence[Any]], Any]]:
+    def watching(self, call: str) -> Iterator[Callable[[Sequence[Any], Sequence[Any]], Any]]:
         """Yield a function that waits for calls and returns the first that ends, or a Hang.
 
-        `call` is the method that all the calls are of. The function takes the calls' references.
+        `call` is the method that all the calls are of. The function takes the calls' references,
+        and a list to which another thread may add; once there is anything, it returns None.
         The longest silence inside the block decides how long a silence may last next time.
         """
         with self._allow_silence(call) as allowed:
@@ -70,14 +71,15 @@ class HangWatch:
             self._heartbeats = self._heartbeats.move()
         return ended or self._round(allowed)
 
-    def _first(self, allowed: float, references: Sequence[Any]) -> Any:
-        while True:
+    def _first(self, allowed: float, references: Sequence[Any], failed: Sequence[Any]) -> Any:
+        while not failed:
             ended = self._wait(references, self._every)
             if ended is not None:
                 self._heartbeats = self._heartbeats.move()
             hang = self._round(allowed)
             if hang is not None or ended is not None:
                 return hang or ended
+        return None
 
     def _wait(self, references: Sequence[Any], seconds: float) -> Any:
         """Return the result of `first_ended`, and advance the heartbeats' clock."""

@@ -80,6 +80,9 @@ class RolloutConfig(HasEngine):
     side by side."""
     dtype: Dtype = "auto"
     """The dtype of the engine's weights and activations. auto: the actor's."""
+    staleness: NonNegativeInt = 0
+    """By how many versions the weights that sampled a token may be older than those that learn
+    from it. 0: engines and ranks take turns. More: engines sample while the ranks train."""
     sampling: SamplingConfig = SamplingConfig()
     """How responses are sampled for training."""
     sync: SyncConfig = SyncConfig()

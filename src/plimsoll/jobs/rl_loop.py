@@ -48,6 +48,7 @@ from plimsoll.rl.batch import (
     token_scores,
     train_on,
 )
+from plimsoll.rl.continuous import Continuous
 from plimsoll.rl.critic import explained_variance, train_critic
 from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Submit
@@ -87,7 +88,8 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
     kinds = open_kinds(spec.config.environments)
     with open_rewards(spec.config.rewards) as scorer:
         load = partial(load_prompt_data, check_reference=scorer.check_reference)
-        _train(spec, planned, load, partial(Live.start, scorer=scorer, kinds=kinds))
+        sample: Callable[..., Source] = Continuous.start if spec.engines.staleness else Live.start
+        _train(spec, planned, load, partial(sample, scorer=scorer, kinds=kinds))
 
 
 def _train(
@@ -104,11 +106,11 @@ def _train(
     ) as work:
         give_cards_to_ranks(work.cluster, spec)
         load_roles(work)
-        source = open_source(work)
-        if work.session.resumed:
-            give_cards_to_ranks(work.cluster, spec)  # until `begin` sends the restored weights
-        restore(work.session, work.cluster)
-        state = train(work, source)
+        with closing(open_source(work)) as source:
+            if work.session.resumed:
+                give_cards_to_ranks(work.cluster, spec)  # until `begin` sends the restored weights
+            restore(work.session, work.cluster)
+            state = train(work, source)
         give_cards_to_ranks(work.cluster, spec)
         save_model(work.session, work.cluster, state)
 
@@ -150,6 +152,7 @@ def train(work: RlWork, source: Source) -> RunState:
             weight_version=step,
             kl_coefficient=next_kl_coefficient(spec, state, batch, scores),
             rewards=source.rewards(),
+            unlearned=experience.unlearned,
         )
         if session.is_due(spec.run.eval_every, step):
             metrics |= source.evaluate()

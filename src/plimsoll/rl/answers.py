@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import wrap_future
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from plimsoll.config.run import RlBatch
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.rl.episodes import Environments, Submit, play_groups
-from plimsoll.rollout.protocol import Request, derive_seeds
+from plimsoll.rollout.protocol import Ask, Request, derive_seeds
 from plimsoll.run.counting import plural
 
 _KEY = "batch.max_failed_groups"
@@ -154,6 +155,22 @@ def answers(
             future.cancel()
         raise
     return _join(scored)
+
+
+async def answer_group(
+    ask: Ask,
+    prompt: Prompt,
+    responses: int,
+    sampling: SamplingConfig,
+    seed: int,
+    submit: Submit,
+    on_failure: OnFailure,
+    group: int,
+) -> Scored:
+    """Return `responses` scored trajectories of one prompt, which stand alone, as a group."""
+    request = Request((prompt,), responses, sampling, seed, limits=_limits((prompt,), sampling))
+    sampled = [replace(t, group=group) for t in await ask(request, group)]
+    return await wrap_future(submit(sampled, on_failure))
 
 
 def _raise_first(ended: Iterable[Future[Scored]]) -> None:

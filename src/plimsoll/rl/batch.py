@@ -75,7 +75,7 @@ class Scores:
     Attributes:
         sampler_L: the sampler's log-probs.
         old_L: the actor's log-probs by the trainer; None in a step with a single update, where the
-            policy that learns still is the old policy.
+            policy that learns still is the old policy (see `RunSpec.scores_before_learning`).
         reference_L: the reference's log-probs; None without a reference.
         values_L: the critic's values; None without a critic.
     """
@@ -149,13 +149,16 @@ def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
 def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
     """Return the log-probs and values that the run's roles compute for the batch."""
     layout, critics = batch.layout, batch.critic_layout
-    several = spec.workload.updates > 1
     values_L = None
     if "critic" in spec.roles:
         values_L = critics.move_to(critics.score(cluster.critics, Worker.values, "critic"), layout)
     return Scores(
         sampler_L=layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]),
-        old_L=layout.score(cluster, Worker.log_probs, "actor") if several else None,
+        old_L=(
+            layout.score(cluster, Worker.log_probs, "actor")
+            if spec.scores_before_learning
+            else None
+        ),
         reference_L=(
             layout.score(cluster, Worker.log_probs, "reference")
             if "reference" in spec.roles

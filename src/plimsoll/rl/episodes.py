@@ -145,22 +145,30 @@ class Environments:
 
 
 @dataclass(frozen=True)
-class _Floor:
+class Floor:
     """What the episodes in flight share.
 
     Attributes:
         environments: the environments of the run.
         ask: asks an engine.
         places: a semaphore that limits the episodes in flight.
-        end: a function to call when an episode has ended.
         sampling: how turns are sampled.
+        responses: the number of episodes in a group.
+        submit: begins to score a group.
+        on_failure: called for each environment or reward that fails.
+        source: the config key of the prompts, for messages.
+        end: a function to call when an episode has ended.
     """
 
     environments: Environments
     ask: Ask
     places: asyncio.Semaphore
-    end: Callable[[], None]
     sampling: SamplingConfig
+    responses: int
+    submit: Submit
+    on_failure: OnFailure
+    source: str
+    end: Callable[[], None] = lambda: None
 
 
 def play_groups(
@@ -188,42 +196,54 @@ def play_groups(
     async def talk(ask: Ask) -> list[Scored]:
         places = environments.at_once
         rounds = Rounds(ask, together, seed, len(prompts) * responses, places)
-        floor = _Floor(
+        floor = Floor(
             environments,
             rounds.ask if together > 1 else ask,
             asyncio.Semaphore(places),
-            rounds.end,
             sampling,
+            responses,
+            submit,
+            on_failure,
+            source,
+            rounds.end,
         )
-
-        async def group(place: int) -> Scored:
-            prompt, group_seed = prompts[place], seeds[place]
-            first, number_of_group = place * responses, first_group + place
-            rules = environments.player_of(prompt).rules
-            failures: list[RewardFailure] = []
-
-            def note_failure(outcome: Failed, tries_left: int) -> None:
-                failure = _failure(outcome, prompt, number_of_group, rules, source, tries_left)
-                if tries_left == 0:
-                    failures.append(failure)
-                on_failure(failure)
-
-            episodes = await side_by_side(
-                _episode(floor, prompt, group_seed, number, first + number, note_failure)
-                for number in range(responses)
-            )
-            played = [replace(t, group=number_of_group) for t in episodes if t is not None]
-            if failures:
-                return Scored((), tuple(failures))
-            return await asyncio.wrap_future(submit(played, on_failure))
-
-        return await side_by_side(map(group, range(len(prompts))))
+        return await side_by_side(
+            play_group(floor, prompt, group_seed, first_group + i, i * responses)
+            for i, (prompt, group_seed) in enumerate(zip(prompts, seeds, strict=True))
+        )
 
     return cluster.converse(environments.loop, talk)
 
 
+async def play_group(
+    floor: Floor, prompt: Prompt, seed: int, group: int, first_episode: int
+) -> Scored:
+    """Play the episodes of a prompt as a group with this number; return it with its rewards.
+
+    Its failures are returned instead if one of the episodes failed. Episodes are numbered from
+    `first_episode`.
+    """
+    rules = floor.environments.player_of(prompt).rules
+    failures: list[RewardFailure] = []
+
+    def note_failure(outcome: Failed, tries_left: int) -> None:
+        failure = _failure(outcome, prompt, group, rules, floor.source, tries_left)
+        if tries_left == 0:
+            failures.append(failure)
+        floor.on_failure(failure)
+
+    episodes = await side_by_side(
+        _episode(floor, prompt, seed, number, first_episode + number, note_failure)
+        for number in range(floor.responses)
+    )
+    played = [replace(t, group=group) for t in episodes if t is not None]
+    if failures:
+        return Scored((), tuple(failures))
+    return await asyncio.wrap_future(floor.submit(played, floor.on_failure))
+
+
 async def _episode(
-    floor: _Floor,
+    floor: Floor,
     prompt: Prompt,
     seed: int,
     number: int,

@@ -19,16 +19,18 @@ class Experience:
         greedy: the greedy response to each group's prompt; empty if the advantage needs none.
         prompts: the number of prompts that the step drew from the data.
         metrics: metrics of the sampling, by name.
+        unlearned: see `RunState`.
     """
 
     trajectories: list[Trajectory]
     greedy: Sequence[Trajectory]
     prompts: int
     metrics: Mapping[str, float]
+    unlearned: tuple[int, ...] = ()
 
 
 class Source(Protocol):
-    """A source of trajectories: engines that sample (live.py), or a stored run (replay.py).
+    """A source of trajectories: engines that sample (live.py, continuous.py), or a stored run.
 
     The methods that have a body here are right for a run without engines.
     """
@@ -51,3 +53,6 @@ class Source(Protocol):
     def rewards(self) -> Mapping[str, Mapping[str, float]]:
         """Return the running statistics of rewards, as `RunState` keeps them."""
         return {}
+
+    def close(self) -> None:
+        """End what goes on beside the steps."""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.answers import Answering
 from plimsoll.rl.environments import EnvironmentKinds, set_up
 from plimsoll.rl.episodes import Environments
 from plimsoll.rl.evaluate import evaluate
-from plimsoll.rl.experience import Experience
+from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import normalize_rewards, sample
 from plimsoll.rl.setup import RlWork, first_sync, leave_cards, make_room, turn_to_ranks
 from plimsoll.rollout.sync import WeightSync, sync_weights
+from plimsoll.run.counting import plural
 from plimsoll.run.state import RunState
 
 
 @dataclass(frozen=True)
-class Live:
+class Live(Source):
     """A `Source` that samples with engines.
 
     Attributes:
@@ -45,8 +47,18 @@ class Live:
         return cls(work, scorer, environments, sync)
 
     def begin(self, state: RunState) -> None:
-        """Restore the rewards' statistics, and send a resumed run's weights to the engines."""
+        """Restore the rewards' statistics, and send a resumed run's weights to the engines.
+
+        Raises ConfigError if prompts wait that an asynchronous run was sampling.
+        """
         session = self.work.session
+        if state.unlearned and self.work.config.rollout.staleness == 0:
+            raise ConfigError(
+                f"rollout.staleness is 0, and the checkpoint of step {state.step} has "
+                f"{plural(len(state.unlearned), 'prompt')} that were drawn and not learned from. "
+                "Only a run that samples while it learns can go on with them. Set "
+                "rollout.staleness to 1 or more, or begin a new run.directory."
+            )
         self.scorer.restore(state.rewards)
         if session.resumed:
             with session.phase("sync", self.work.cluster):

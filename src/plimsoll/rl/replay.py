@@ -11,6 +11,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Trajectory
+from plimsoll.rl.buffer import staleness_metrics
 from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.setup import RlData, RlWork, load_prompt_data
 from plimsoll.run.counting import plural
@@ -50,7 +51,9 @@ class Replay(Source):
         with self.work.session.phase("score", self.work.cluster):
             trajectories = read_trajectories(self.run.trajectories_path(step))
             _check_step(trajectories, step, self.work.spec)
-        return Experience(trajectories, (), self.work.config.batch.prompts, {})
+        asynchronous = self.work.config.rollout.staleness > 0
+        metrics = staleness_metrics(trajectories, state.weight_version) if asynchronous else {}
+        return Experience(trajectories, (), self.work.config.batch.prompts, metrics)
 
 
 def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:

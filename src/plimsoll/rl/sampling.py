@@ -70,7 +70,7 @@ def sample(
     idle: list[list[Trajectory]] = []
     failed = FailedGroups(answering.note, batch)
     drawn = 0
-    while count := _next_count(batch.prompts, len(kept), len(idle), drawn, dynamic):
+    while count := next_count(batch.prompts, len(kept), len(idle), drawn, dynamic):
         scored = ask(draw(drawn, count), batch.responses, sampling, drawn, failed)
         if dynamic is not None:  # else all are scored once engines sleep
             trajectories = score_by_models(scored.trajectories, spec, cluster)
@@ -90,9 +90,18 @@ def sample(
     return Experience(trajectories, greedy, drawn, metrics | {"groups/failed": len(failed)})
 
 
-def _next_count(
+def next_count(
     needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampling | None
 ) -> int:
+    """Return how many groups to sample next, for a step that needs `needed` groups; 0: no more.
+
+    Args:
+        needed: the groups that the step learns from.
+        kept: the groups so far that teach something.
+        idle: the groups so far that teach nothing.
+        drawn: the groups so far, with those that failed.
+        dynamic: how groups that teach nothing are replaced; None: they count as kept.
+    """
     if dynamic is None:
         return needed - kept
     more = math.ceil((needed - kept) * dynamic.oversampling)

@@ -13,6 +13,7 @@ from plimsoll.timeline.levers import Lever, Move, Relief, Situation, halves
 _PLACEMENT = "rollout.placement"
 ENGINES = "rollout.engines"
 _BUCKET = "rollout.sync.bucket_bytes"
+_STALENESS = "rollout.staleness"
 _RANKS = "cluster.ranks"
 
 _SMALL = 64 * 2**20
@@ -30,7 +31,8 @@ def _on_shared_cards(at: Situation) -> Sequence[Move]:
         return ()
     ranks = min(cluster.ranks, at.cards or cluster.ranks)
     engines = max(1, min(rollout.engines, cluster.all_ranks // rollout.parts))
-    return [{_PLACEMENT: "shared", _RANKS: ranks, ENGINES: engines}]
+    move: dict[str, Any] = {_PLACEMENT: "shared", _RANKS: ranks, ENGINES: engines}
+    return [move | {_STALENESS: 0} if rollout.staleness else move]
 
 
 def _on_own_cards(at: Situation) -> Sequence[Move]:
@@ -54,6 +56,14 @@ LEVERS: tuple[Lever, ...] = (
         rank=10,
         settings=lambda at: [{_BUCKET: _SMALL}] if at.rollout.sync.bucket_bytes > _SMALL else (),
         reliefs=(Relief(("rollout engines", "buffers"), where=("host",)),),
+    ),
+    _engine_lever(
+        keys=(_STALENESS,),
+        words="fewer groups that wait",
+        cost="engines sample less far ahead, or not while ranks train",
+        rank=15,
+        settings=lambda at: [{_STALENESS: n} for n in halves(at.rollout.staleness, 0)],
+        reliefs=(Relief(("rollout engines",), where=("host",)),),
     ),
     _engine_lever(
         keys=(_PLACEMENT,),

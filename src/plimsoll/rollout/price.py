@@ -169,3 +169,28 @@ def receiving_items(
     source = "rollout/vllm/engine.py: receive; rollout/vllm/receiver.py"
     item = Item("rollout", "rollout engines", name, "host", "allocated", size, formula, source)
     yield Allocation(item, moments & {_SENDING})
+
+
+_TOKEN_BYTES = 26
+"""Bytes of a token in a trajectory: its id and weight version (8 each), log-prob (4), loss mask (1)
+and about five characters of text."""
+
+
+def waiting_item(rollout: RolloutConfig, sequences: int, longest: int) -> Item | None:
+    """Return the groups that wait in the host memory of the process that runs the loop, or None.
+
+    Only a run that samples while it learns has them.
+
+    Args:
+        rollout: the settings of the engines.
+        sequences: the trajectories of a step.
+        longest: the most tokens of a trajectory.
+    """
+    if rollout.staleness == 0:
+        return None
+    batches = rollout.staleness + 1
+    size = batches * sequences * longest * _TOKEN_BYTES
+    formula = f"{_TOKEN_BYTES} bytes x {longest:,} tokens x {sequences:,} trajectories x "
+    formula += f"{batches} batches (rollout.staleness + 1)"
+    name, source = "groups that wait", "records.py: Trajectory; rl/buffer.py"
+    return Item("rollout", "rollout engines", name, "host", "allocated", size, formula, source)

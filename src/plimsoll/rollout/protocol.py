@@ -140,6 +140,14 @@ class RolloutEngine(Protocol):
         """
         ...
 
+    async def pause(self) -> None:
+        """Sample no further token until `resume`; requests keep what they have, new ones wait."""
+        ...
+
+    async def resume(self) -> None:
+        """Sample on; each token from here on has the version of the weights that sample it."""
+        ...
+
     async def read_memory(self) -> Reading:
         """Return the memory of the engine's processes, and their peaks since the last call.
 

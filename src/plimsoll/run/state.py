@@ -37,7 +37,7 @@ class RunState:
     step: int
     """Last completed step; 0 before the first."""
     data_position: int
-    """Number of rows drawn from the data so far, in all epochs."""
+    """Number of rows drawn from the data so far, in all epochs, without the `unlearned` ones."""
     data_rows: int
     """Number of usable rows of the data. The order of rows depends on it."""
     weight_version: int
@@ -55,6 +55,14 @@ class RunState:
     """Sources of data by their keys in the config; None in files of older versions."""
     rewards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Running statistics of normalised rewards, by name."""
+    unlearned: tuple[int, ...] = ()
+    """Places, in the order of the data, of prompts that engines were sampling while the step was
+    made. A resumed run samples them first. The next new prompt follows after all of these."""
+
+    @property
+    def next_place(self) -> int:
+        """Place of the next row that was never drawn."""
+        return self.data_position + len(self.unlearned)
 
     def save(self, path: Path) -> None:
         """Write the state as a JSON object."""

@@ -136,12 +136,22 @@ class RunSpec(Generic[ConfigT]):
     def actor_scores(self) -> bool:
         """Whether the actor's weights do a forward pass in the phase `score`.
 
-        In RL they do in two cases: a step has several updates, which need the log-probs from before
-        the first; or the reference is the actor without its adapter.
+        In RL they do in two cases: a step needs their log-probs from before it learns; or the
+        reference is the actor without its adapter.
         """
         if self.sampling is None or any(role.without_adapter for role in self.roles.values()):
             return True
-        return self.workload.updates > 1
+        return self.scores_before_learning
+
+    @property
+    def scores_before_learning(self) -> bool:
+        """Whether a step of RL computes the actor's log-probs before it learns from them.
+
+        It does if it has several updates, and for a KL of what older weights sampled. In any other
+        step the log-probs of its one update are the same.
+        """
+        stale = self.sampling is not None and self.sampling.rollout.staleness > 0
+        return self.workload.updates > 1 or (stale and "reference" in self.roles)
 
     @property
     def sends_adapter_alone(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.dispatch import Call, Dispatch
+from plimsoll.cluster.dispatch import Call, Dispatch, EpisodeEngines
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.rollout.protocol import Request
@@ -127,3 +127,19 @@ def test_nobody_waits_for_the_slowest() -> None:
     course = run(work, [1.0], speeds=(0.25, 1))
     slow = sum(call.engine == 0 for call in course.calls)
     assert slow < 12 and course.end <= 20
+
+
+def test_engines_keep_their_episodes_and_are_busy_while_they_owe_an_answer() -> None:
+    now = 0.0
+    engines = EpisodeEngines(2, lambda: now)
+    with engines.serve(0, request(0)) as first:
+        now = 2.0
+        with engines.serve(1, request(1)) as second, engines.serve(0, request(2)) as again:
+            assert (first, second, again) == (0, 1, 0)
+            now = 3.0
+            assert engines.busy_seconds() == [3.0, 1.0]
+        now = 5.0
+    now = 9.0
+    assert engines.busy_seconds() == [5.0, 1.0]
+    with engines.serve(1, request(3)) as later:
+        assert later == 1

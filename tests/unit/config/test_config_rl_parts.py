@@ -75,14 +75,45 @@ CASES = [
         "-> put weather after a `*`",
         "--algorithm.advantage.name=grpo",
     ),
+    (
+        "--rollout.staleness=1 --algorithm.correction=null",
+        "rollout.staleness: 1",
+        "--algorithm.correction={name: truncate}",
+    ),
+    (
+        "--rollout.staleness=1 --rollout.placement=shared",
+        "rollout.placement: shared",
+        "--rollout.staleness=0",
+    ),
+    (
+        "--rollout.staleness=1 --rollout.transformers={} --rollout.vllm=null --cluster.where=local",
+        "cluster.where: local",
+        "--cluster.where=ray",
+    ),
+    (
+        "--rollout.staleness=2 --actor.adapter={} --rollout.vllm.adapter=separate",
+        "rollout.vllm.adapter: separate",
+        "--rollout.vllm.adapter=merged",
+    ),
+    (
+        "--rollout.staleness=1 --algorithm.advantage.name=remax",
+        "algorithm.advantage: remax",
+        "--algorithm.advantage.name=rloo",
+    ),
+    (
+        "--rollout.staleness=1 --batch.dynamic_sampling={oversampling: 2}",
+        "batch.dynamic_sampling.oversampling: 2.0",
+        "--batch.dynamic_sampling={}",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("flags", "message", "mended"), CASES, ids=[case[0] for case in CASES])
 def test_parts_that_cannot_go_together_are_refused(flags: str, message: str, mended: str) -> None:
+    given = [f"--{flag}" for flag in flags.removeprefix("--").split(" --")]
     with pytest.raises(PlimsollError) as caught:
-        load_spec(JOBS["grpo"], "c.yaml", flags.split())
+        load_spec(JOBS["grpo"], "c.yaml", given)
     assert message in str(caught.value)
     name = mended.partition("=")[0]
-    kept = [flag for flag in flags.split() if flag.partition("=")[0] != name]
+    kept = [flag for flag in given if flag.partition("=")[0] != name]
     load_spec(JOBS["grpo"], "c.yaml", [*kept, mended])

@@ -52,6 +52,7 @@ reference: {{model: {{path: Qwen/Qwen2.5-1.5B}}, zero: {{offload: cpu}}}}
 }
 ROLLOUTS = (
     "placement: own",
+    "placement: own, staleness: 4}\nalgorithm: {correction: {name: truncate}",
     "placement: shared, engines: 2, vllm: {memory_share: 0.9}",
     "placement: shared, engines: 2, vllm: {sleep_level: 1}, sync: {bucket_bytes: 10000000000}",
     "placement: shared, engines: 2, transformers: {}",

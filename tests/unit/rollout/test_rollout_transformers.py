@@ -327,3 +327,20 @@ def test_weights_that_do_not_come_whole_are_refused(models: list[Path]) -> None:
         send(engine, tuple(unknown), make_bucket(unknown))
     [trajectory] = answers(engine, prompts("1+1="), SamplingConfig(max_new_tokens=1))
     assert set(trajectory.weight_versions) == {0}
+
+
+def test_a_paused_engine_lets_requests_wait_for_the_new_weights(models: list[Path]) -> None:
+    engine, request = make_engine(models[0]), Request(prompts("1+1="), 1, SamplingConfig(), 3)
+
+    async def talk() -> tuple[bool, Trajectory]:
+        await engine.pause()
+        await engine.begin_sync(())
+        asked = asyncio.create_task(engine.generate(request))
+        await asyncio.sleep(0)
+        waited = not asked.done()
+        await engine.finish_sync(1)
+        await engine.resume()
+        return waited, (await asked)[0]
+
+    waited, response = asyncio.run(talk())
+    assert waited and set(response.weight_versions) == {1}

@@ -26,6 +26,7 @@ from plimsoll.rollout.price import (
     receiving_items,
     rollout_price,
     sampler_of,
+    waiting_item,
 )
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
@@ -184,6 +185,10 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     for name, moments in _task_constants(job, process):
         yield Allocation(constant_item(name, job.constants), moments)
     yield from _rewards(job, process)
+    if process.kind == "controller" and sampler is not None and job.spec.sampling is not None:
+        sequences, longest = job.spec.sampling.sequences, job.spec.longest_of("actor")[0]
+        if (waiting := waiting_item(sampler.rollout, sequences, longest)) is not None:
+            yield Allocation(waiting, job.computing)
     if process.kind == "ray" and sampler is not None:
         words = "the largest bucket, and the next one"
         size = _two_buckets(job)

@@ -166,8 +166,8 @@ def _cards(job: PlannedJob) -> Iterator[Problem]:
             f"the run needs {plural(layout.cards_needed, 'GPU')} and the hardware has "
             f"{job.hardware.cards}: no card is left for {_list_text(layout.unplaced)}",
             "every rank has a card of its own"
-            + ", and so has every part of an engine unless rollout.placement is shared; the parts "
-            "of an engine are on one node" * sampled,
+            + ", and so has every part of an engine unless rollout.placement is shared, which "
+            "needs rollout.staleness: 0; the parts of an engine are on one node" * sampled,
         )
 
 

@@ -59,9 +59,12 @@ class TransformersEngine:
         # Not the model's own config: the trainer knows nothing of, say, its repetition penalty.
         self._model.generation_config = GenerationConfig()
         self._arrivals = Arrivals(())
+        self._running = asyncio.Event()
+        self._running.set()
 
     async def generate(self, request: Request) -> list[Trajectory]:
         """Return all responses of a request, sampled in one batch."""
+        await self._running.wait()
         sampling = request.sampling
         prompts = request.each_prompt()
         tokens, mask = _pad_left([p.tokens for p in prompts], self._pad_token, self._spec.device)
@@ -178,6 +181,14 @@ class TransformersEngine:
         """Check that all tensors came, and count the version."""
         self._arrivals.complete()
         self._version = version
+
+    async def pause(self) -> None:
+        """Let further requests wait; a request that has begun has ended by now."""
+        self._running.clear()
+
+    async def resume(self) -> None:
+        """Let requests begin."""
+        self._running.set()
 
     async def read_memory(self) -> Reading:
         """Return the memory of this process, and its peaks since the last call."""

@@ -88,6 +88,8 @@ class VllmEngine:
         self._version = 0
         self._requests = 0
         self._asleep = False
+        self._running = asyncio.Event()
+        self._running.set()
         self._adapter: Any = None
         self._decoder = Decoder(spec.model, spec.trust_remote_code)
         # vLLM never removes the sockets between its processes.
@@ -99,6 +101,7 @@ class VllmEngine:
 
     async def generate(self, request: Request) -> list[Trajectory]:
         """Return all responses of a request, whose prompts are sampled concurrently."""
+        await self._running.wait()
         calls = zip(request.prompts, request.most_tokens(), request.seeds(), strict=True)
         answers = await asyncio.gather(*(self._answer(*call, request) for call in calls))
         return [trajectory for group in answers for trajectory in group]
@@ -134,7 +137,8 @@ class VllmEngine:
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             weight_version=version,
         )
-        return replace(sampled, figures=figures)
+        versions = _label_tokens(completion.weight_versions, sampled.weight_versions)
+        return replace(sampled, weight_versions=versions, figures=figures)
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         """Return the log-prob of every token but the first, one array per sequence."""
@@ -151,8 +155,11 @@ class VllmEngine:
 
     async def _run(self, tokens: TokenIds, params: Any) -> Any:
         self._requests += 1
+        prompt: dict[str, Any] = {"prompt_token_ids": tokens.tolist()}
+        if self._spec.rollout.staleness:  # requests share prefixes of one version only
+            prompt["cache_salt"] = str(self._version)
         answers = self._llm.generate(
-            {"prompt_token_ids": tokens.tolist()},
+            prompt,
             params,
             request_id=str(self._requests),
             lora_request=self._adapter,
@@ -203,7 +210,20 @@ class VllmEngine:
         await self._forget_prefixes()
         self._version = version
 
+    async def pause(self) -> None:
+        """Freeze vLLM's requests, which keep their KV cache, and let new ones wait."""
+        self._running.clear()
+        await self._llm.pause_generation(mode="keep", clear_cache=False)
+
+    async def resume(self) -> None:
+        """Let vLLM sample on, and label further tokens with the version of the weights."""
+        await self._llm.update_weight_version(str(self._version))
+        await self._llm.resume_generation()
+        self._running.set()
+
     async def _forget_prefixes(self) -> None:
+        if self._spec.rollout.staleness:  # paused requests hold them, and no new one finds them
+            return
         if not await self._llm.reset_prefix_cache():
             raise WeightSyncError(
                 f"rollout engine {self._spec.index}: the prefix cache could not be reset, because "
@@ -333,6 +353,15 @@ def _prefix_figures(output: Any, request: Request) -> dict[str, float]:
         return {}
     cached = output.num_cached_tokens or 0
     return {PROMPT_TOKENS: float(len(output.prompt_token_ids)), CACHED_TOKENS: float(cached)}
+
+
+def _label_tokens(spans: Sequence[Any] | None, versions: Ints) -> Ints:
+    """Return each token's version: that of its span where vLLM has a label from `resume`."""
+    labelled = versions.copy()
+    for span in spans or ():
+        if span.version.isdecimal():  # vLLM's own first label is a word
+            labelled[span.start : span.end] = int(span.version)
+    return labelled
 
 
 def _kv_cache_bytes(spec: EngineSpec) -> int:

@@ -17,6 +17,7 @@ from plimsoll.spec.rules.advantages import check_advantage
 from plimsoll.spec.rules.environments import check_environments
 from plimsoll.spec.rules.rewards import reward_part
 from plimsoll.spec.rules.roles import check_steadiness
+from plimsoll.spec.rules.staleness import check_staleness
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
@@ -33,6 +34,7 @@ def check_learning(config: RlConfig) -> Iterator[Problem]:
         yield from check_steadiness("critic", config.critic)
     yield from _replay(config) if config.rollout.replay else _engines(config)
     yield from _sampling(config)
+    yield from check_staleness(config)
     yield from check_environments(config)
     yield from _eval_answers(config)
     yield from _kl(config)

@@ -1,0 +1,230 @@
+"""Sample without a pause: engines answer further prompts while the ranks train.
+
+A step learns from groups whose tokens are at most `rollout.staleness` versions old. In all else it
+is the step of a run that takes turns (live.py), which also evaluates and syncs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from asyncio import run_coroutine_threadsafe
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, TypeVar
+
+import numpy as np
+
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.records import Floats, Ints, Prompt, Trajectory
+from plimsoll.reward.score import OnFailure, RewardFailure, Scored, Scorer
+from plimsoll.rl.answers import FailedGroups, answer_group
+from plimsoll.rl.buffer import GroupBuffer, staleness_metrics
+from plimsoll.rl.environments import EnvironmentKinds
+from plimsoll.rl.episodes import Floor, play_group
+from plimsoll.rl.experience import Experience, Source
+from plimsoll.rl.live import Live
+from plimsoll.rl.reward_model import score_by_models
+from plimsoll.rl.sampling import next_count, normalize_rewards, teaches
+from plimsoll.rl.setup import RlWork
+from plimsoll.rl.stream import GroupStream
+from plimsoll.rollout.protocol import Ask, RolloutEngine
+from plimsoll.rollout.sync import WeightRoute
+from plimsoll.run.state import RunState
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class PausedRoute:
+    """A `WeightRoute` that pauses the engines while their weights change."""
+
+    cluster: Cluster
+    route: WeightRoute
+
+    def transfer(self, bucket_bytes: int, version: int) -> int:
+        """Pause, send all weights as `version`, and let the engines go on with them."""
+        self.cluster.engines_do(RolloutEngine.pause)
+        sent = self.route.transfer(bucket_bytes, version)
+        self.cluster.engines_do(RolloutEngine.resume)
+        return sent
+
+    def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        """Return the trainer's log-prob of every token but the first."""
+        return self.route.trainer_log_probs(sequences)
+
+    def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
+        """Return, for every engine, its log-probs of the same tokens."""
+        return self.route.engine_log_probs(sequences)
+
+
+@dataclass(frozen=True)
+class BusyTimes:
+    """How long engines have been busy, at a moment of the run.
+
+    Attributes:
+        seconds: the moment.
+        engines_busy: the seconds so far in which each engine had requests.
+    """
+
+    seconds: float
+    engines_busy: Sequence[float]
+
+    @classmethod
+    def now(cls, cluster: Cluster) -> BusyTimes:
+        """Return the times at the moment of the call."""
+        return cls(time.monotonic(), cluster.busy_seconds())
+
+    def idle_since(self, before: BusyTimes, waited: float) -> dict[str, float]:
+        """Return the shares of the time since another moment in which engines and ranks were idle.
+
+        `waited` is the number of seconds for which the ranks waited for groups.
+        """
+        seconds = self.seconds - before.seconds
+        pairs = zip(self.engines_busy, before.engines_busy, strict=True)
+        busy = fmean(now - then for now, then in pairs) / seconds
+        return {"idle/engines": max(0.0, 1 - busy), "idle/ranks": waited / seconds}
+
+
+class Continuous(Source):
+    """A `Source` whose engines sample while the ranks train; see `GroupStream`."""
+
+    def __init__(self, live: Live) -> None:
+        self._live, self._work, self._cluster = live, live.work, live.work.cluster
+        config, state = live.work.config, live.work.session.state
+        self._answer = prompt_sampler(live, self._cluster.keep_asking(), self._note_failure)
+        self._failed = self._no_failures()
+        self._times = BusyTimes.now(self._cluster)
+        self._stream = GroupStream(
+            GroupBuffer(
+                config.batch.prompts,
+                config.rollout.staleness,
+                learns=state.weight_version,
+                next_place=state.next_place,
+                again=state.unlearned,
+            ),
+            self._sample,
+        )
+
+    @classmethod
+    def start(cls, work: RlWork, scorer: Scorer, kinds: EnvironmentKinds) -> Continuous:
+        """Return the source, after checking that engines and ranks hold the same weights."""
+        live = Live.start(work, scorer, kinds)
+        route = PausedRoute(work.cluster, live.sync.route)
+        return cls(replace(live, sync=replace(live.sync, route=route)))
+
+    def begin(self, state: RunState) -> None:
+        """Send a resumed run's weights to the engines, and begin to sample."""
+        self._live.begin(state)
+        self._cluster.engines_do(RolloutEngine.resume)  # from now on they label their tokens
+        self._do(self._stream.renew(state.weight_version))
+        self._times = BusyTimes.now(self._cluster)
+
+    def draw(self, state: RunState) -> Experience:
+        """Return the groups of the step after `state`, as soon as enough have ended."""
+        with self._work.session.phase("rollout", self._cluster):
+            started = time.monotonic()
+            groups, idle = self._take_groups()
+            now = BusyTimes.now(self._cluster)
+            metrics = now.idle_since(self._times, waited=now.seconds - started)
+            before, after = self._do(self._stream.advance())
+            drawn = after.settled - state.data_position
+            metrics |= {
+                "groups/drawn": drawn,
+                "groups/idle": idle / drawn,
+                "groups/failed": len(self._failed),
+                "groups/dropped": before.dropped,
+            }
+            self._failed, self._times = self._no_failures(), now
+            trajectories = [t for group in groups for t in group]
+            metrics |= staleness_metrics(trajectories, state.weight_version)
+            sampled = Experience(trajectories, (), drawn, metrics, after.unlearned)
+            sampled = normalize_rewards(sampled, self._live.scorer)
+        if self._work.config.batch.dynamic_sampling is not None:  # they have been scored
+            return sampled
+        with self._work.session.phase("score", self._cluster):
+            return replace(sampled, trajectories=self._score(sampled.trajectories))
+
+    def _take_groups(self) -> tuple[list[Sequence[Trajectory]], int]:
+        """Return the groups of a step, and how many of those that were looked at teach nothing."""
+        batch, dynamic = self._work.config.batch, self._work.config.batch.dynamic_sampling
+        kept: list[Sequence[Trajectory]] = []
+        idle: list[Sequence[Trajectory]] = []
+        while count := next_count(
+            batch.prompts, len(kept), len(idle), len(kept) + len(idle), dynamic
+        ):
+            groups = [group.trajectories for group in self._do(self._stream.take(count))]
+            if dynamic is None:
+                kept += groups
+                continue
+            scored = self._score([t for group in groups for t in group])
+            size = batch.responses
+            groups = [scored[i : i + size] for i in range(0, len(scored), size)]
+            teaching = [group for group in groups if teaches(group, dynamic)]
+            kept += teaching
+            idle += [group for group in groups if not teaches(group, dynamic)]
+            self._do(self._stream.set_aside(len(groups) - len(teaching)))
+        return sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group), len(idle)
+
+    def _score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the trajectories with the scores of the run's reward models."""
+        return score_by_models(trajectories, self._work.spec, self._cluster)
+
+    def renew(self, step: int) -> dict[str, float]:
+        """Send the ranks' weights to the paused engines, and let further groups begin."""
+        metrics = self._live.renew(step)
+        self._do(self._stream.renew(step))
+        return metrics
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the figures of the held-out prompts, which engines answer beside their groups."""
+        return self._live.evaluate()
+
+    def rewards(self) -> dict[str, dict[str, float]]:
+        """Return the running statistics of rewards."""
+        return self._live.rewards()
+
+    def close(self) -> None:
+        """Cancel the groups in flight."""
+        run_coroutine_threadsafe(self._stream.end(), self._live.scorer.loop).result()
+
+    def _do(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        return self._cluster.wait_for(run_coroutine_threadsafe(coroutine, self._live.scorer.loop))
+
+    async def _sample(self, place: int, version: int) -> Scored:
+        [prompt] = self._work.batch(place, 1)
+        seeds = np.random.SeedSequence([self._work.config.run.seed, place, version])
+        return await self._answer(prompt, int(seeds.generate_state(1)[0]), place)
+
+    def _no_failures(self) -> FailedGroups:
+        return FailedGroups(self._work.session.progress.note, self._work.config.batch)
+
+    def _note_failure(self, failure: RewardFailure) -> None:
+        self._failed(failure)
+
+
+SamplePrompt = Callable[[Prompt, int, int], Awaitable[Scored]]
+"""Samples and scores the group of a prompt. Args: the prompt, a seed, the group's number."""
+
+
+def prompt_sampler(live: Live, ask: Ask, on_failure: OnFailure) -> SamplePrompt:
+    """Return the function that samples a run's groups, by turns of episodes or at once."""
+    config, environments = live.work.config, live.environments
+    sampling, responses = config.rollout.sampling, config.batch.responses
+    submit = live.work.session.progress.count_calls(live.scorer.submit)
+    if environments is not None:
+        places = asyncio.Semaphore(environments.at_once)
+        shared = sampling, responses, submit, on_failure, live.scorer.source
+        floor = Floor(environments, ask, places, *shared)
+        return lambda prompt, seed, group: play_group(floor, prompt, seed, group, group * responses)
+    # As in a run that takes turns, engines have a group more than they can work on.
+    rollout = config.rollout
+    free = asyncio.Semaphore(rollout.engines * (1 + rollout.max_sequences // responses))
+
+    async def answer(prompt: Prompt, seed: int, group: int) -> Scored:
+        async with free:
+            settings = responses, sampling, seed, submit, on_failure
+            return await answer_group(ask, prompt, *settings, group)
+
+    return answer
