@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from buckets import gathered, open_way, tensors_in
 from engine_cases import (
     BATCHES,
     RATES,
@@ -36,7 +37,6 @@ from zero_cases import FORMS
 
 from plimsoll.commands.merge import merge_adapter
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.records import Floats, from_packed
@@ -79,11 +79,12 @@ def train_save_score(place: Place, model: Path, setting: Setting, out: Path) -> 
 def sent_weights(worker: Worker) -> dict[str, torch.Tensor]:
     """All tensors that rank 0 sends; each announced name once. Nothing on other ranks."""
     sent: dict[str, torch.Tensor] = {}
-    for names in worker.weight_plan("actor", 500_000):
-        bucket = worker.weight_bucket("actor", names, False)
+    plan = open_way(worker, 500_000)
+    for names in plan.buckets:
+        bucket = gathered(worker, names)
         if bucket is not None:
-            sent |= read_bucket(bucket)
-    assert not sent or sent.keys() == set(worker.weight_names("actor", False))
+            sent |= tensors_in(bucket)
+    assert not sent or sent.keys() == set(plan.names)
     return sent
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
+from buckets import gathered, open_way, tensors_in
 from engine_cases import (
     BATCHES,
     RATES,
@@ -31,7 +32,7 @@ from safetensors.torch import load_file
 from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.process_group import Place, join
 from plimsoll.engine.protocol import Engine
-from plimsoll.engine.weights import WeightBucket, plan_buckets, read_bucket
+from plimsoll.engine.weights import WeightBucket, WeightPlan, plan_buckets
 from plimsoll.engine.worker import Worker
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.engine.zero.engine import ZeroEngine
@@ -51,8 +52,7 @@ PERSISTENT = 100_000
 
 @dataclass(frozen=True)
 class Sent:
-    plan: tuple[tuple[str, ...], ...]
-    names: tuple[str, ...]
+    plan: WeightPlan
     buckets: tuple[WeightBucket | None, ...]
     shares: tuple[DividedShare, ...]
 
@@ -65,9 +65,9 @@ def send_weights(
     worker.load_policy("actor", setting.role(model), temperature=1.0)
     sent = []
     for step in range(3):
-        plan = worker.weight_plan("actor", bucket_bytes)
-        buckets = tuple(worker.weight_bucket("actor", names, False) for names in plan)
-        sent.append(Sent(plan, worker.weight_names("actor", False), buckets, worker.shares()))
+        plan = open_way(worker, bucket_bytes)
+        buckets = tuple(gathered(worker, names) for names in plan.buckets)
+        sent.append(Sent(plan, buckets, worker.shares()))
         if step < 2:
             policy_step(worker, place, BATCHES[step], 31, RATES[step])
     worker.save_model("actor", out)
@@ -130,7 +130,7 @@ def tensors_of(sent: Sent) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for bucket in sent.buckets:
         assert bucket is not None
-        tensors = read_bucket(bucket)
+        tensors = tensors_in(bucket)
         assert not tensors.keys() & found.keys()
         found |= tensors
     return found
@@ -142,8 +142,9 @@ def check_values(sent: Sent, want: dict[str, torch.Tensor], is_tied: bool) -> No
     expected = dict(want)
     if is_tied:
         expected["lm_head.weight"] = want["model.embed_tokens.weight"]
-    assert got.keys() == expected.keys() == set(sent.names)
-    assert len(sent.names) == len(set(sent.names))
+    assert got.keys() == expected.keys() == set(sent.plan.names)
+    assert len(sent.plan.names) == len(set(sent.plan.names))
+    assert sent.plan.largest == max(b.bytes for b in sent.buckets if b is not None)
     for name, tensor in got.items():
         assert torch.equal(tensor, expected[name].to(tensor.dtype)), name
 
@@ -153,11 +154,12 @@ def check_bucket(bucket: WeightBucket | None, limit: int, is_tied: bool) -> None
     assert bucket is not None
     own = [t for t in bucket.tensors if not (is_tied and t.name == "lm_head.weight")]
     assert len(own) == 1 or sum(t.bytes for t in own) <= limit
-    tensors = read_bucket(bucket)
+    tensors = tensors_in(bucket)
     for sent in bucket.tensors:
         content = tensors[sent.name].contiguous().view(torch.uint8).numpy().tobytes()
-        assert (len(content), xxhash.xxh3_64_hexdigest(content)) == (sent.bytes, sent.hash)
-    assert len(bucket.data) < sum(t.bytes for t in bucket.tensors) + 8 * len(bucket.tensors)
+        whole = content + bytes(-len(content) % 8)
+        assert (len(content), xxhash.xxh3_64_intdigest(whole)) == (sent.bytes, sent.checksum)
+    assert bucket.bytes < sum(t.bytes for t in bucket.tensors) + 8 * len(bucket.tensors)
 
 
 @dataclass(frozen=True)
@@ -226,8 +228,8 @@ def test_only_one_bucket_is_whole_at_a_time(
     for held in two_ranks.run(hold_while_gathering, tied, frozen):
         assert held.apart <= held.persistent < BUCKET < held.model / 4
         assert len(held.gathered) > 4 and max(held.own) <= BUCKET
-        for gathered, own in zip(held.gathered, held.own, strict=True):
-            assert own <= gathered <= own + held.persistent
+        for others, own in zip(held.gathered, held.own, strict=True):
+            assert own <= others <= own + held.persistent
 
 
 def test_a_layer_is_computed_anew_where_stage_3_gathers_anew(

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from buckets import gathered, open_way, tensors_in
 from engine_cases import (
     BATCHES,
     RATES,
@@ -46,7 +47,6 @@ from plimsoll.config.engine import AdapterConfig, FrozenRole
 from plimsoll.config.model import DecidedDtype
 from plimsoll.engine.memory import explain_shortage, read_card
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import Worker
 from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.engine.zero.engine import ZeroEngine
@@ -191,8 +191,8 @@ def resume_and_send(
     other.load_checkpoint("actor", out / "checkpoint")
     third = [sft_step(one, place, BATCHES[2], 31, RATES[2]) for one in (worker, other)]
     other.save_model("actor", out / "model")
-    buckets = [other.weight_bucket("actor", n, False) for n in other.weight_plan("actor", 100_000)]
-    sent = {n: t for b in buckets if b is not None for n, t in read_bucket(b).items()}
+    buckets = [gathered(other, names) for names in open_way(other, 100_000).buckets]
+    sent = {n: t for b in buckets if b is not None for n, t in tensors_in(b).items()}
     saved = load_file(out / "model" / "model.safetensors")
     same = all(torch.equal(sent[name], tensor) for name, tensor in saved.items())
     whole, resumed = ([step.metrics["loss"], step.grad_norm] for step in third)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
+from buckets import gathered, open_way, tensors_in
 from choice import slow
 from commands import (
     PPO,
@@ -33,7 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from plimsoll.config.engine import TrainedRole
 from plimsoll.data.packing import pack
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.weights import WeightBucket, read_bucket
+from plimsoll.engine.weights import WeightBucket
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS as COMMANDS
@@ -183,8 +184,8 @@ def restore(place: Place, role: TrainedRole, checkpoint: Path, rows: list[Sample
     worker = Worker(place)
     worker.load_policy("actor", role, 1.0)
     worker.load_checkpoint("actor", checkpoint)
-    [names] = worker.weight_plan("actor", 2**30)
-    bucket = worker.weight_bucket("actor", names, False)
+    [names] = open_way(worker, 2**30).buckets
+    bucket = gathered(worker, names)
     assert bucket is not None
     [packs] = pack(rows, 1, 64)
     return Restored(bucket, from_packed(packs, worker.log_probs("actor", packs), len(rows)))
@@ -202,7 +203,7 @@ def test_the_model_is_the_trainers(home: Path, job: str, one_rank: RankProcesses
     [restored] = one_rank.run(restore, role, checkpoint, rows)
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, model.dtype))
     own = dict(plain.named_parameters(remove_duplicate=False))
-    sent = read_bucket(restored.bucket)
+    sent = tensors_in(restored.bucket)
     assert sent.keys() == own.keys() and "lm_head.weight" in own
     assert all(torch.equal(sent[name], own[name]) for name in own)
     tolerance = 1e-4 if model.dtype == "float32" else 0.05

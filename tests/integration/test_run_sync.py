@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
 import torch
+from buckets import bucket_of, open_way, tensors_in
 from decided import decided_model, decided_role
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm_cases import started
@@ -23,7 +24,7 @@ from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives import NllObjective
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
+from plimsoll.engine.weights import WeightBucket
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.host import free_port
@@ -78,11 +79,13 @@ class Pair:
     alter: Alter = whole
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
-        names = self.worker.weight_names("actor", True)
-        announced = tuple(name for name in names if name != self.withheld)
-        self.loop.run(self.engine.begin_sync(announced))
-        sent = sum(map(self.send, self.worker.weight_plan("actor", bucket_bytes)))
+        plan = self.worker.weight_plan("actor", bucket_bytes, True, False)
+        channel = self.worker.open_channel("host", plan.largest, True, 1)
+        announced = tuple(name for name in plan.names if name != self.withheld)
+        self.loop.run(self.engine.begin_sync(announced, channel))
+        sent = sum(map(self.send, plan.buckets))
         self.loop.run(self.engine.finish_sync(version))
+        self.worker.rest_channel()
         return sent
 
     def send(self, names: tuple[str, ...]) -> int:
@@ -108,10 +111,10 @@ class Pair:
 
     def tensor(self, name: str) -> torch.Tensor:
         """A copy of one of the trainer's weights as it is now."""
-        [names] = self.worker.weight_plan("actor", 2**30)
+        [names] = open_way(self.worker, 2**30, True).buckets
         bucket = self.worker.weight_bucket("actor", names, True)
         assert bucket is not None
-        return read_bucket(bucket)[name].clone()
+        return tensors_in(bucket)[name].clone()
 
 
 def learned_after(prompt: int, tokens: Ints) -> Sample:
@@ -130,9 +133,9 @@ def packs_of(found: Sequence[Trajectory]) -> list[Pack]:
 
 def without(name: str) -> Alter:
     def alter(bucket: WeightBucket) -> WeightBucket:
-        tensors = read_bucket(bucket)
+        tensors = tensors_in(bucket)
         kept = {n: t for n, t in tensors.items() if n != name}
-        return bucket if kept.keys() == tensors.keys() else make_bucket(kept)
+        return bucket if kept.keys() == tensors.keys() else bucket_of(kept)
 
     return alter
 
@@ -141,8 +144,8 @@ def instead(name: str, value: torch.Tensor) -> Alter:
     """Another value under the name, with that value's own right hash."""
 
     def alter(bucket: WeightBucket) -> WeightBucket:
-        tensors = read_bucket(bucket)
-        return make_bucket(tensors | {name: value}) if name in tensors else bucket
+        tensors = tensors_in(bucket)
+        return bucket_of(tensors | {name: value}) if name in tensors else bucket
 
     return alter
 
@@ -209,8 +212,8 @@ def test_vllm_completes_a_layer_before_the_next_one_begins(
     a bucket of all of an attention's or an MLP's leaves none unfinished."""
     open_layers, receive = [], VllmEngine.receive
 
-    async def look(engine: VllmEngine, bucket: WeightBucket) -> int:
-        size = await receive(engine, bucket)
+    async def look(engine: VllmEngine, *buckets: WeightBucket) -> int:
+        size = await receive(engine, *buckets)
         [[count]] = [await engine._llm.collective_rpc(unfinished)]
         open_layers.append(count)
         return size
@@ -236,7 +239,8 @@ def test_weights_on_their_way_lie_in_no_file_that_a_kill_would_leave(
 
     async def look(engine: VllmEngine, method: str, *arguments: object) -> None:
         if method == "plimsoll_receive":
-            lying.append(Path(str(arguments[0])).readlink())
+            [(_, _, [path])] = cast(Any, arguments[0])
+            lying.append(Path(path).readlink())
         await rpc(engine, method, *arguments)
 
     monkeypatch.setattr(VllmEngine, "_rpc", look)

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 import xxhash
+from buckets import open_way
 from decided import decided_model
 from engine_cases import DECAY, RATES, Batch, Setting, zero_stage
 from engine_jobs import JOBS
@@ -296,7 +297,7 @@ def train_and_weigh(place: Place, case: Case, model: Path, other: Path, out: Pat
     worker.save_model("actor", out / "last")
     straight = _states(worker, case, out / "average")
     if role.adapter is not None and job.head == "policy":  # merged into what engines are sent
-        for names in worker.weight_plan("actor", 100_000):
+        for names in open_way(worker, 100_000).buckets:
             worker.weight_bucket("actor", names, False)
     again, is_same = None, _frozen_hash(worker) == base
     if case.resumes:

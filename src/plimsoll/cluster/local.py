@@ -30,6 +30,7 @@ class LocalCluster:
     """A `Cluster` of one process."""
 
     ranks = 1
+    engines_near = True
 
     def __init__(self, specs: Sequence[EngineSpec], threads: int, device: Device) -> None:
         self._before = read_node([os.getpid()])
@@ -101,6 +102,7 @@ class LocalCluster:
         gather: Callable[..., Any],
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
+        senders: int = 1,
     ) -> list[R]:
         """Gather with each set of arguments in turn, and pass each result to every engine.
 

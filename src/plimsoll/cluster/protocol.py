@@ -48,6 +48,11 @@ class Cluster(Ranks, Protocol):
     engines: int
 
     @property
+    def engines_near(self) -> bool:
+        """Whether every engine is on the node of rank 0."""
+        ...
+
+    @property
     def critics(self) -> Ranks:
         """The ranks that host the critic: this object, or a separate group."""
         ...
@@ -94,12 +99,14 @@ class Cluster(Ranks, Protocol):
         gather: Callable[..., Any],
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
+        senders: int = 1,
     ) -> list[R]:
         """Call `gather` on the ranks and pass each result to `receive` of every engine.
 
         `gather` is a method of Worker, called on every rank with one set of arguments after the
-        other. Rank 0's result goes to every engine while the ranks gather the next. It passes
-        through this process only if that cannot be avoided. At most two results exist at a time.
+        other. The results of the first `senders` ranks go to every engine, in one call, while the
+        ranks gather the next. They pass through this process only if that cannot be avoided. At
+        most two results of a rank exist at a time.
 
         Returns:
             The first engine's return value for each result.

@@ -285,6 +285,11 @@ class RayCluster:
         """Return for each engine the seconds in which requests of `keep_asking` were open."""
         return self._engines_beside.busy_seconds()
 
+    @property
+    def engines_near(self) -> bool:
+        """Whether every engine is on the node of rank 0."""
+        return {m.host.node_id for m in self._engines} <= {self._ranks[0].host.node_id}
+
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         """Call a method of `RolloutEngine` on every engine; return their results."""
         return self._wait(task.__name__, _calls(self._engines, task, *arguments))
@@ -294,18 +299,19 @@ class RayCluster:
         gather: Callable[..., Any],
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
+        senders: int = 1,
     ) -> list[R]:
         """Pass results of `gather` on the ranks to `receive` of all engines; see `Cluster`."""
         received: list[R] = []
-        gathered: Any = None
+        gathered: list[Any] = []
         for gather_arguments in [*arguments, None]:
             receiving, gathering = dict[Any, Member](), dict[Any, Member]()
-            if gathered is not None:
-                receiving = _calls(self._engines, receive, gathered)
+            if gathered:
+                receiving = _calls(self._engines, receive, *gathered)
             if gather_arguments is not None:
                 gathering = _calls(self._actors.members, gather, *gather_arguments)
-            # The result stays in the object store: engines fetch it from there, not from here.
-            gathered = next(iter(gathering), None)
+            # The results stay in the object store: engines fetch them from there, not from here.
+            gathered = [*gathering][:senders]
             calls = gathering | receiving
             results = dict(self._as_done(receive.__name__, calls, keep=gathered))
             received += [results[reference] for reference in [*receiving][:1]]
@@ -398,13 +404,13 @@ class RayCluster:
         self,
         call: str,
         pending: dict[Any, Member],
-        keep: Any = None,
+        keep: Sequence[Any] = (),
         timeout: float | None = None,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (reference, result) of each call as it ends and leaves `pending`.
 
         The caller may add calls to `pending` meanwhile. The wait raises if any member dies or
-        hangs. The call `keep` is yielded with None, without fetching its result. With `timeout`
+        hangs. Calls in `keep` are yielded with None, without fetching their results. With `timeout`
         (seconds) the wait has a limit instead of a watch for hangs, because starting processes give
         no signs of life yet.
         """
@@ -424,7 +430,7 @@ class RayCluster:
                 if first in self._watches:
                     raise self._death_error(first)
                 member = pending.pop(first)
-                yield first, None if first is keep else self._result(first, member)
+                yield first, None if first in keep else self._result(first, member)
 
     def _hang_error(self, hang: Hang) -> PlimsollError:
         """Ask all members for their stacks, end the silent ones, and return the hang's error."""

@@ -8,7 +8,10 @@ from itertools import chain
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.rollout import DecidedRoute, RolloutConfig
 from plimsoll.data.packing import pack
+from plimsoll.engine.channel import Channel
+from plimsoll.engine.weights import WeightPlan
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Ints, Sample, from_packed
 from plimsoll.rollout.protocol import RolloutEngine
@@ -26,23 +29,56 @@ class ActorRoute:
         largest_pack: the most tokens of a pack.
         as_published: whether the engines load weights in the layout of a model's files; otherwise
             in that of transformers' model.
+        rollout: the settings of the engines.
     """
 
-    def __init__(self, cluster: Cluster, largest_pack: int, as_published: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, largest_pack: int, as_published: bool, rollout: RolloutConfig
+    ) -> None:
         self._cluster = cluster
         self._largest = largest_pack
         self._as_published = as_published
+        self._rollout = rollout
+        self._opened: tuple[Channel, WeightPlan] | None = None
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
-        """Send all weights, bucket by bucket; return the bytes that an engine received."""
-        cluster, published = self._cluster, self._as_published
-        names = cluster.all(Worker.weight_names, "actor", published)[0]
-        buckets = cluster.all(Worker.weight_plan, "actor", bucket_bytes)[0]
-        cluster.engines_do(RolloutEngine.begin_sync, names)
-        gather_arguments = [("actor", names_of_bucket, published) for names_of_bucket in buckets]
-        received = cluster.hand_over(Worker.weight_bucket, gather_arguments, _RECEIVE)
+        """Send weights, bucket by bucket; return the bytes that an engine received.
+
+        The first transfer sends all weights. The next ones leave out what training does not change,
+        unless the engines forget their weights when they sleep.
+        """
+        cluster, published, route = self._cluster, self._as_published, self._route
+        if self._opened is None:
+            channel, plan = self._open(bucket_bytes)
+            changing = not self._rollout.engine.forgets_weights
+            next_plan = self._plan(bucket_bytes, only_trained=changing)
+            self._opened = channel, next_plan
+        else:
+            channel, plan = self._opened
+        cluster.engines_do(RolloutEngine.begin_sync, plan.names, channel)
+        gather_arguments = [("actor", names, published) for names in plan.buckets]
+        senders = cluster.ranks if route == "ipc" else 1
+        received = cluster.hand_over(Worker.weight_bucket, gather_arguments, _RECEIVE, senders)
         cluster.engines_do(RolloutEngine.finish_sync, version)
+        cluster.all(Worker.rest_channel)
         return sum(received)
+
+    @property
+    def _route(self) -> DecidedRoute:
+        route = self._rollout.sync.route
+        assert route != "auto", "of a run that is resolved"
+        return route
+
+    def _open(self, bucket_bytes: int) -> tuple[Channel, WeightPlan]:
+        """Open the ranks' ends of the way; return it with the plan of all weights."""
+        plan = self._plan(bucket_bytes, only_trained=False)
+        members, near = 1 + self._rollout.all_parts, self._cluster.engines_near
+        arguments = self._route, plan.largest, near, members
+        return self._cluster.all(Worker.open_channel, *arguments)[0], plan
+
+    def _plan(self, bucket_bytes: int, *, only_trained: bool) -> WeightPlan:
+        arguments = "actor", bucket_bytes, self._as_published, only_trained
+        return self._cluster.all(Worker.weight_plan, *arguments)[0]
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         """Return the trainer's log-probs of all tokens but the first, one array per sequence."""

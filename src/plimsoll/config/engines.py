@@ -60,6 +60,11 @@ class RolloutEngineConfig(Settings):
         return self.sleep_key is not None
 
     @property
+    def forgets_weights(self) -> bool:
+        """Whether the engine drops its weights when it sleeps, so that each sync must bring all."""
+        return False
+
+    @property
     def takes_adapter_alone(self) -> bool:
         """Whether the actor's adapter goes to the engine without its base model."""
         return False

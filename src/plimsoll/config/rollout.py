@@ -45,9 +45,16 @@ class SamplingConfig(Settings):
     """Strings that end a response (the end-of-sequence token always does)."""
 
 
+DecidedRoute = Literal["ipc", "nccl", "host"]
+
+
 class SyncConfig(Settings):
     """Weight sync and its proof."""
 
+    route: Literal["auto"] | DecidedRoute = "auto"
+    """How weights reach the engines. ipc: through the memory of a card that a rank and an engine
+    share; nccl: between cards, by a process group; host: through the memory of the host. auto: ipc
+    where engines share the ranks' cards, nccl where they have cards of their own, else host."""
     bucket_bytes: PositiveInt = 256 * 1024 * 1024
     """Weights are gathered and sent in buckets of at most this size (or one tensor)."""
     max_logprob_gap: PositiveFloat = 0.05

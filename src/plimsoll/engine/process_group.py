@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,7 +17,7 @@ import torch.distributed as dist
 
 from plimsoll.config.cluster import Device
 from plimsoll.errors import ConfigError
-from plimsoll.machine.allocator import user_settings, with_segments
+from plimsoll.machine.allocator import expands, user_settings, with_segments
 from plimsoll.machine.heap import keep_large_blocks
 from plimsoll.machine.nvidia import own_cards
 
@@ -28,6 +30,19 @@ def expand_segments(expandable: bool) -> None:
     leaves out.
     """
     torch._C._accelerator_setAllocatorSettings(with_segments(user_settings(), expandable))
+
+
+@contextmanager
+def fixed_segments(device: torch.device) -> Iterator[None]:
+    """During the block, let torch's CUDA allocator make fixed segments only, as CUDA IPC needs."""
+    if device.type == "cpu":
+        yield
+        return
+    expand_segments(False)
+    try:
+        yield
+    finally:
+        expand_segments(not user_settings() or expands(user_settings()))
 
 
 _KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}

@@ -12,13 +12,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 import xxhash
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from plimsoll.engine.channel import Handle, Outlet
+from plimsoll.engine.checksum import checksums
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.adapters import parts_of_weight, plain_weight
 from plimsoll.model.policy import PolicyModel, hf_state_names, published_weights
@@ -29,34 +30,101 @@ _IN_LAYER = re.compile(r"\.\d+\.")
 
 @dataclass(frozen=True)
 class SentTensor:
-    """One tensor of a bucket: Hugging Face name, dtype, shape, size, and a hash of its bytes."""
+    """One tensor of a bucket: Hugging Face name, dtype, shape, size, and checksum of its bytes."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     bytes: int
-    hash: str
+    checksum: int
 
 
 @dataclass(frozen=True)
 class WeightBucket:
-    """Undivided tensors, packed in `data` (uint8); each begins at a multiple of 8 bytes."""
+    """Undivided tensors, packed one behind the other, each from a multiple of 8 bytes on.
+
+    Attributes:
+        tensors: the tensors in their order.
+        bytes: bytes of all together.
+        handle: what an `Inlet` opens to get these bytes.
+    """
 
     tensors: tuple[SentTensor, ...]
-    data: NDArray[np.uint8]
+    bytes: int
+    handle: Handle
 
 
-def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
+def rebuild_bucket(values: Sequence[Any]) -> WeightBucket:
+    """Return the bucket whose `astuple` came as lists, as vLLM sends values to its processes."""
+    tensors, size, handle = values
+    sent = (SentTensor(n, dtype, tuple(shape), *rest) for n, dtype, shape, *rest in tensors)
+    return WeightBucket(tuple(sent), size, tuple(handle))
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """The weights of a policy on their way to engines.
+
+    Attributes:
+        names: the Hugging Face names of all tensors.
+        buckets: the names in the module of each bucket's parameters.
+        largest: packed bytes of the largest bucket.
+    """
+
+    names: tuple[str, ...]
+    buckets: tuple[tuple[str, ...], ...]
+    largest: int
+
+
+def plan_weights(
+    engine: Engine, bucket_bytes: int, as_published: bool, only_trained: bool
+) -> WeightPlan:
+    """Return the plan by which `gather_bucket` sends a policy's weights.
+
+    Args:
+        engine: the policy's engine.
+        bucket_bytes: see `plan_buckets`.
+        as_published: see `gather_bucket`.
+        only_trained: leave out what training does not change.
+    """
+    policy = engine.module
+    assert isinstance(policy, PolicyModel)
+    hf_names = hf_state_names(policy)
+    buckets = plan_buckets(engine, bucket_bytes, only_trained)
+    names: list[str] = []
+    largest = 0
+    for bucket in buckets:
+        frames = {hf_names[n]: _frame(policy.get_parameter(n)) for n in bucket}
+        tensors = _with_ties(policy, frames, as_published)
+        names += tensors
+        largest = max(largest, sum(_room(t.nbytes) for t in tensors.values()))
+    return WeightPlan(tuple(names), buckets, largest)
+
+
+def _frame(parameter: nn.Parameter) -> Tensor:
+    """Return a tensor without data, of the undivided, dequantised parameter's shape and dtype."""
+    return torch.empty(plain_shape(parameter), dtype=parameter.dtype, device="meta")
+
+
+def plan_buckets(
+    engine: Engine, bucket_bytes: int, only_trained: bool = False
+) -> tuple[tuple[str, ...], ...]:
     """Return the parameter names of each bucket, in the model's order.
 
     A bucket holds at most `bucket_bytes`; a larger tensor gets its own bucket. Weights that an
     engine may merge into one layer, such as queries, keys and values, follow one another, and share
     a bucket if they fit: vLLM holds tensors until all of their layer are there. The names are those
     in the module; the tensors of adapters are not listed, but merged into these weights.
+
+    With `only_trained`, weights that training does not change are left out if all that follow one
+    another with them are: an engine rebuilds a merged layer from nothing, and needs all of it.
     """
     buckets: list[list[str]] = []
     room = 0
-    for names in _blocks(hf_state_names(engine.module)):
+    blocks = _blocks(hf_state_names(engine.module))
+    if only_trained:
+        blocks = (names for names in blocks if any(_learns(engine.module, n) for n in names))
+    for names in blocks:
         sizes = [_plain_bytes(engine.module.get_parameter(name)) for name in names]
         together = sum(sizes) <= bucket_bytes
         for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
@@ -82,6 +150,11 @@ def _blocks(hf_names: Mapping[str, str]) -> Iterator[list[str]]:
     yield from blocks.values()
 
 
+def _learns(module: nn.Module, name: str) -> bool:
+    """Return whether training changes what `plain_weight` returns."""
+    return any(module.get_parameter(n).requires_grad for n in parts_of_weight(module, name))
+
+
 @contextmanager
 def plain_weights(
     engine: Engine, names: Sequence[str]
@@ -97,19 +170,10 @@ def plain_weights(
         yield lambda: {hf_names[name]: plain_weight(module, name) for name in names}
 
 
-def sent_names(policy: PolicyModel, as_published: bool) -> tuple[str, ...]:
-    """Return the Hugging Face names of all tensors that `gather_bucket` gives for a policy."""
-    frames = {
-        hf_name: torch.empty(plain_shape(policy.get_parameter(name)), device="meta")
-        for name, hf_name in hf_state_names(policy).items()
-    }
-    return tuple(_with_ties(policy, frames, as_published))
-
-
 def gather_bucket(
-    engine: Engine, names: Sequence[str], as_published: bool, rank: int
+    engine: Engine, names: Sequence[str], as_published: bool, outlet: Outlet | None
 ) -> WeightBucket | None:
-    """Return a bucket with these weights of a policy on rank 0, and None on other ranks.
+    """Ship a bucket with these weights of a policy, and return it; None without an outlet.
 
     All ranks must call it together. A weight that is tied to one of these is added under its second
     name. `as_published`: give names and layout of published files, not those of transformers'
@@ -118,7 +182,9 @@ def gather_bucket(
     policy = engine.module
     assert isinstance(policy, PolicyModel)
     with plain_weights(engine, names) as weights:
-        return make_bucket(_with_ties(policy, weights(), as_published)) if rank == 0 else None
+        if outlet is None:
+            return None
+        return ship_bucket(_with_ties(policy, weights(), as_published), outlet)
 
 
 def _with_ties(
@@ -129,19 +195,18 @@ def _with_ties(
     return dict(published_weights(policy.lm, all_weights)) if as_published else all_weights
 
 
-def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:
-    """Return a bucket with copies of these tensors (by Hugging Face name) in host memory."""
-    sent: list[SentTensor] = []
-    data = torch.zeros(sum(_room(t.nbytes) for t in tensors.values()), dtype=torch.uint8)
-    offset = 0
-    for name, tensor in tensors.items():
-        piece = data[offset : offset + tensor.nbytes]
-        piece.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        offset += _room(tensor.nbytes)
-        digest = hash_bytes(piece)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        sent.append(SentTensor(name, dtype, tuple(tensor.shape), tensor.nbytes, digest))
-    return WeightBucket(tuple(sent), data.numpy())
+def ship_bucket(tensors: Mapping[str, Tensor], outlet: Outlet) -> WeightBucket:
+    """Pack these tensors (by Hugging Face name) into the outlet's room, and ship them."""
+    rooms = [_room(t.nbytes) for t in tensors.values()]
+    data = outlet.room(sum(rooms))
+    for tensor, piece in zip(tensors.values(), data.split(rooms), strict=True):
+        piece[tensor.nbytes :].zero_()
+        piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    sent = tuple(
+        SentTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.nbytes, checksum)
+        for (name, t), checksum in zip(tensors.items(), checksums(data, rooms), strict=True)
+    )
+    return WeightBucket(sent, len(data), outlet.ship())
 
 
 def hash_bytes(data: Tensor) -> str:
@@ -150,10 +215,9 @@ def hash_bytes(data: Tensor) -> str:
     return xxhash.xxh3_64_hexdigest(flat)  # type: ignore[arg-type]  # numpy is a Buffer
 
 
-def read_bucket(bucket: WeightBucket) -> dict[str, Tensor]:
-    """Return the tensors of a bucket, as views into its data."""
-    data = torch.from_numpy(bucket.data)
-    return split_bytes(bucket.tensors, data)
+def sum_pieces(tensors: Sequence[SentTensor], data: Tensor) -> list[int]:
+    """Return the checksum of each tensor that is packed in a uint8 tensor."""
+    return checksums(data, [_room(sent.bytes) for sent in tensors])
 
 
 def split_bytes(tensors: Sequence[SentTensor], data: Tensor) -> dict[str, Tensor]:

@@ -15,6 +15,8 @@ from torch import Tensor
 from plimsoll.algorithm.sequences import sums
 from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.rollout import DecidedRoute
+from plimsoll.engine.channel import Channel, Outlet, open_outlet
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.engine.memory import explain_shortage, read_memory
 from plimsoll.engine.micro_batches import learn, losses, measure, score
@@ -29,7 +31,7 @@ from plimsoll.engine.protocol import (
     not_finite_error,
 )
 from plimsoll.engine.teacher_forward import TeacherForward, teacher_forward
-from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
+from plimsoll.engine.weights import WeightBucket, WeightPlan, gather_bucket, plan_weights
 from plimsoll.engine.without_adapter import WithoutAdapter
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.meter import reset_process_peak
@@ -75,6 +77,7 @@ class Worker:
         self._seeds: dict[RoleName, int] = {}
         self._busy_with: RoleName | None = None
         self._distillation: list[TeacherForward] = []
+        self._outlet: Outlet | None = None
 
     def do(self, method: str, *arguments: object) -> Any:
         """Call a method of this worker by its name, and return its result.
@@ -246,19 +249,36 @@ class Worker:
         seeds = np.random.SeedSequence([self._seeds[role], steps, self._place.rank])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
 
-    def weight_plan(self, role: RoleName, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-        """Return the names in the module of each bucket's parameters, for `weight_bucket`."""
-        return plan_buckets(self._engine(role), bucket_bytes)
+    def weight_plan(
+        self, role: RoleName, bucket_bytes: int, as_published: bool, only_trained: bool
+    ) -> WeightPlan:
+        """Return the plan by which `weight_bucket` sends a policy's weights to engines."""
+        return plan_weights(self._engine(role), bucket_bytes, as_published, only_trained)
 
-    def weight_names(self, role: RoleName, as_published: bool) -> tuple[str, ...]:
-        """Return the Hugging Face names of all tensors in the buckets, tied heads included."""
-        return sent_names(self._policy(role), as_published)
+    def open_channel(self, route: DecidedRoute, largest: int, near: bool, members: int) -> Channel:
+        """Make this rank's end of the way to the engines, if it has one; return the way.
+
+        Args:
+            route: the kind of way.
+            largest: bytes of the largest bucket.
+            near: whether every engine is on rank 0's node.
+            members: rank 0 and all processes of all engines.
+        """
+        channel = Channel(route, largest, self._place.address, members=members)
+        if self._place.rank == 0 or route == "ipc":
+            self._outlet, channel = open_outlet(channel, self._device, near)
+        return channel
 
     def weight_bucket(
         self, role: RoleName, names: tuple[str, ...], as_published: bool
     ) -> WeightBucket | None:
-        """Return a bucket with these parameters on rank 0, else None; all ranks must call it."""
-        return gather_bucket(self._engine(role), names, as_published, self._place.rank)
+        """Ship a bucket with these parameters if this rank sends; all ranks must call it."""
+        return gather_bucket(self._engine(role), names, as_published, self._outlet)
+
+    def rest_channel(self) -> None:
+        """Give back the card memory that was needed to send, once the engines let go of it."""
+        if self._outlet is not None:
+            self._outlet.close()
 
     def adapter_files(self, role: RoleName, version: int) -> AdapterFiles | None:
         """Return the adapter's files on rank 0, else None; all ranks must call it."""

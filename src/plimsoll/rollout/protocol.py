@@ -11,6 +11,7 @@ import numpy as np
 
 from plimsoll.config.engines import ROLLOUT_ENGINES, folder_value
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.engine.channel import Channel
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.records import ExtractCalls, Floats, Ints, Prompt, Trajectory
@@ -48,6 +49,11 @@ class EngineSpec:
     rollout: RolloutConfig
     trust_remote_code: bool = False
     adapter_rank: int | None = None
+
+    @property
+    def first_process(self) -> int:
+        """The number of the engine's first process among those of all engines, from 1."""
+        return 1 + self.index * self.rollout.parts
 
 
 @dataclass(frozen=True)
@@ -124,12 +130,15 @@ class RolloutEngine(Protocol):
         """Free the memory that the engine's settings name, until new weights come."""
         ...
 
-    async def begin_sync(self, names: tuple[str, ...]) -> None:
+    async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
         """Prepare for these tensors as new weights, in buckets; if asleep, make room for them."""
         ...
 
-    async def receive(self, bucket: WeightBucket) -> int:
-        """Take one bucket and check its hashes; return the bucket's bytes."""
+    async def receive(self, *buckets: WeightBucket) -> int:
+        """Take one bucket and check its checksums; return the bucket's bytes.
+
+        Each rank that sends gives the same weights; the engine's processes take what they reach.
+        """
         ...
 
     async def finish_sync(self, version: int) -> None:

@@ -14,10 +14,9 @@ from time import monotonic
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
 from plimsoll.config.rollout import SyncConfig
-from plimsoll.engine.weights import SentTensor, hash_bytes
+from plimsoll.engine.weights import SentTensor
 from plimsoll.errors import WeightSyncError
 from plimsoll.records import Floats, Ints
 from plimsoll.run.counting import plural
@@ -180,20 +179,26 @@ class Arrivals:
     def __init__(self, names: tuple[str, ...]) -> None:
         self._missing = set(names)
 
-    def take(self, sent: SentTensor, tensor: Tensor) -> None:
-        """Check a tensor that came (contiguous, in host memory), and note it.
+    def take(self, tensors: Sequence[SentTensor], arrived: Sequence[int] | None) -> None:
+        """Check the tensors of a bucket that came, and note them.
+
+        Args:
+            tensors: the tensors as they were sent.
+            arrived: the checksums of what came; None if another process of the engine, which reads
+                the same memory, checks it.
 
         Raises:
-            WeightSyncError: it was not announced, came twice, or its bytes are not those sent.
+            WeightSyncError: one was not announced, came twice, or its bytes are not those sent.
         """
-        if sent.name not in self._missing:
-            raise WeightSyncError(f"{sent.name} came twice, or was never announced")
-        arrived_hash = hash_bytes(tensor)
-        if arrived_hash != sent.hash:
-            raise WeightSyncError(
-                f"{sent.name} arrived damaged: hash {arrived_hash}, but {sent.hash} was sent"
-            )
-        self._missing.remove(sent.name)
+        for number, sent in enumerate(tensors):
+            if sent.name not in self._missing:
+                raise WeightSyncError(f"{sent.name} came twice, or was never announced")
+            if arrived is not None and arrived[number] != sent.checksum:
+                raise WeightSyncError(
+                    f"{sent.name} arrived damaged: checksum {arrived[number]:x}, but "
+                    f"{sent.checksum:x} was sent"
+                )
+            self._missing.remove(sent.name)
 
     def complete(self) -> None:
         """Raise WeightSyncError if announced tensors have not come."""

@@ -17,7 +17,7 @@ from plimsoll.config.base import AUTO, Settings
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import DecidedDtype, DecidedKernels, ModelConfig
-from plimsoll.config.rollout import RolloutConfig
+from plimsoll.config.rollout import DecidedRoute, RolloutConfig
 from plimsoll.errors import ConfigError
 from plimsoll.machine.hardware import BFLOAT16_UNITS, Card, find_machine, parse_cluster
 from plimsoll.machine.host import multiplies_bfloat16
@@ -69,16 +69,28 @@ def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
         return settings.model_copy(update=values) if made else settings
 
     decided: ConfigT = _change_each(config, change)
-    return _decide_rollout(decided), tuple(decisions)
+    rollout = getattr(decided, "rollout", None)
+    if not isinstance(rollout, RolloutConfig):
+        return decided, tuple(decisions)
+    if rollout.dtype == AUTO:  # the actor's, whose weights it uses
+        rollout = rollout.model_copy(update={"dtype": decided.actor.model.dtype})
+    if rollout.sync.route == AUTO:
+        route, why = sync_route(decided.cluster, rollout)
+        decisions[Decision("sync.route", route, why)] = None
+        sync = rollout.sync.model_copy(update={"route": route})
+        rollout = rollout.model_copy(update={"sync": sync})
+    return decided.model_copy(update={"rollout": rollout}), tuple(decisions)
 
 
-def _decide_rollout(config: ConfigT) -> ConfigT:
-    """Return the config; a rollout dtype of `auto` becomes the actor's, whose weights it uses."""
-    rollout = getattr(config, "rollout", None)
-    if not isinstance(rollout, RolloutConfig) or rollout.dtype != AUTO:
-        return config
-    dtype = config.actor.model.dtype
-    return config.model_copy(update={"rollout": rollout.model_copy(update={"dtype": dtype})})
+def sync_route(cluster: ClusterConfig, rollout: RolloutConfig) -> tuple[DecidedRoute, str]:
+    """Return the fastest way of weights from ranks to engines, and the reason."""
+    if cluster.where == "local":
+        return "host", "ranks and engines are one process"
+    if cluster.device == "cpu":
+        return "host", "ranks and engines compute on CPUs"
+    if rollout.placement == "shared":
+        return "ipc", "engines share the ranks' cards"
+    return "nccl", "engines have cards of their own"
 
 
 def _decide_model(model: ModelConfig, ground: _Ground) -> dict[str, tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import xxhash
+from buckets import bucket_of, tensors_in
 from decided import decided_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from plimsoll.config.engine import FrozenRole, OptimizerConfig
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.weights import make_bucket, plan_buckets, read_bucket
+from plimsoll.engine.weights import plan_buckets
 from plimsoll.engine.zero.frozen import FrozenZeroEngine
 from plimsoll.engine.zero.optimizer import parameter_groups
 
@@ -89,9 +90,9 @@ def test_a_bucket_gives_back_its_tensors(kinds: list[tuple[torch.dtype, list[int
         f"t{i}": (torch.randn(shape, generator=generator) * 50).to(dtype)
         for i, (dtype, shape) in enumerate(kinds)
     }
-    bucket = make_bucket(tensors)
+    bucket = bucket_of(tensors)
     assert [sent.name for sent in bucket.tensors] == list(tensors)
-    found = read_bucket(bucket)
+    found = tensors_in(bucket)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
@@ -99,19 +100,19 @@ def test_a_bucket_gives_back_its_tensors(kinds: list[tuple[torch.dtype, list[int
 
 def test_a_tensor_that_is_not_contiguous_is_laid_out_row_by_row() -> None:
     tensor = torch.arange(6.0).view(2, 3).T
-    bucket = make_bucket({"w": tensor})
-    assert torch.equal(read_bucket(bucket)["w"], tensor)
+    bucket = bucket_of({"w": tensor})
+    assert torch.equal(tensors_in(bucket)["w"], tensor)
     assert bucket.tensors[0].shape == (3, 2)
     rows = torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0, 5.0]).numpy().tobytes()
-    assert bucket.tensors[0].hash == xxhash.xxh3_64_hexdigest(rows)
+    assert bucket.tensors[0].checksum == xxhash.xxh3_64_intdigest(rows)
 
 
 @pytest.mark.parametrize("index", [0, 1499, 2999])
-def test_one_changed_number_changes_the_hash(index: int) -> None:
+def test_one_changed_number_changes_the_checksum(index: int) -> None:
     tensor = torch.zeros(3000, dtype=torch.bfloat16)
-    before = make_bucket({"w": tensor}).tensors[0].hash
+    before = bucket_of({"w": tensor}).tensors[0].checksum
     tensor[index] = 2.0**-100
-    assert make_bucket({"w": tensor}).tensors[0].hash != before
+    assert bucket_of({"w": tensor}).tensors[0].checksum != before
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ from transformers import (
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import write_plain
-from plimsoll.engine.weights import sent_names
+from plimsoll.engine.protocol import Engine
+from plimsoll.engine.weights import plan_weights
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import companions, hf_state_names, published_weights, saved_buffers
 
@@ -71,6 +74,9 @@ def test_engines_get_the_names_of_the_weights_they_get(home: Path) -> None:
         }
         weights |= {name: weights[of] for name, of in policy.tied_names().items()}
         sent = dict(published_weights(policy.lm, weights)) if as_published else weights
-        assert set(sent_names(policy, as_published)) == sent.keys()
+        plan = plan_weights(
+            cast(Engine, SimpleNamespace(module=policy)), 2**20, as_published, False
+        )
+        assert set(plan.names) == sent.keys()
     files = load_file(home / "first" / "model.safetensors").keys()
     assert sent.keys() - policy.tied_names().keys() == files - saved_buffers(policy).keys()

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
+from buckets import CPU, bucket_of, tensors_in
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from plimsoll.engine.weights import SentTensor, hash_bytes, make_bucket, read_bucket
+from plimsoll.engine.channel import HostInlet
+from plimsoll.engine.weights import WeightBucket, sum_pieces
 from plimsoll.errors import WeightSyncError
 from plimsoll.rollout.sync import Arrivals
 
 DTYPES = [torch.bfloat16, torch.float32, torch.int8, torch.float64]
 
 
-def one_tensor() -> tuple[SentTensor, Tensor]:
-    bucket = make_bucket({"layer.weight": torch.arange(6.0).reshape(2, 3)})
-    return bucket.tensors[0], read_bucket(bucket)["layer.weight"]
+def one_tensor() -> tuple[WeightBucket, list[int]]:
+    """A bucket, and the checksum of what came."""
+    bucket = bucket_of({"layer.weight": torch.arange(6.0).reshape(2, 3)})
+    return bucket, sums_of(bucket)
+
+
+def sums_of(bucket: WeightBucket) -> list[int]:
+    return sum_pieces(bucket.tensors, HostInlet(CPU).open(bucket.handle, bucket.bytes))
 
 
 def test_tensors_that_were_announced_and_came_whole_are_complete() -> None:
-    sent, tensor = one_tensor()
+    bucket, arrived = one_tensor()
     arrivals = Arrivals(("layer.weight",))
-    arrivals.take(sent, tensor)
+    arrivals.take(bucket.tensors, arrived)
     arrivals.complete()
 
 
@@ -40,26 +45,34 @@ def test_missing_tensors_are_counted_and_the_first_are_named() -> None:
 
 
 def test_a_tensor_that_comes_twice_or_was_not_announced() -> None:
-    sent, tensor = one_tensor()
+    bucket, arrived = one_tensor()
     arrivals = Arrivals(("layer.weight",))
-    arrivals.take(sent, tensor)
+    arrivals.take(bucket.tensors, arrived)
     with pytest.raises(WeightSyncError, match=r"layer\.weight came twice"):
-        arrivals.take(sent, tensor)
-    with pytest.raises(WeightSyncError, match=r"^other .*never announced"):
-        Arrivals(("layer.weight",)).take(replace(sent, name="other"), tensor)
+        arrivals.take(bucket.tensors, arrived)
+    with pytest.raises(WeightSyncError, match=r"^layer\.weight .*never announced"):
+        Arrivals(("other",)).take(bucket.tensors, arrived)
 
 
-def test_one_damaged_bit_is_an_error_with_both_hashes() -> None:
-    sent, tensor = one_tensor()
-    tensor.view(torch.uint8)[0, 0] ^= 1
+def test_one_damaged_bit_is_an_error_with_both_checksums() -> None:
+    bucket, _ = one_tensor()
+    tensors_in(bucket)["layer.weight"].view(torch.uint8)[0, 0] ^= 1
+    [found], [sent] = sums_of(bucket), bucket.tensors
+    assert found != sent.checksum
     arrivals = Arrivals(("layer.weight",))
     with pytest.raises(WeightSyncError) as caught:
-        arrivals.take(sent, tensor)
-    found = hash_bytes(tensor)
-    assert found != sent.hash
-    assert re.match(rf"layer\.weight .*\b{found}\b.*\b{sent.hash}\b", str(caught.value))
+        arrivals.take(bucket.tensors, [found])
+    assert re.match(rf"layer\.weight .*\b{found:x}\b.*\b{sent.checksum:x}\b", str(caught.value))
     with pytest.raises(WeightSyncError, match=r"^1 tensor .*layer\.weight"):
         arrivals.complete()
+
+
+def test_a_process_that_does_not_check_counts_what_came() -> None:
+    """Another process of its engine reads the same memory, and checks it."""
+    bucket, _ = one_tensor()
+    arrivals = Arrivals(("layer.weight",))
+    arrivals.take(bucket.tensors, None)
+    arrivals.complete()
 
 
 @given(
@@ -77,12 +90,12 @@ def test_a_bucket_gives_back_every_tensor_bit_for_bit(
         f"t{i}": (torch.randn(shape, generator=generator) * 50).to(dtype)
         for i, (dtype, shape) in enumerate(shapes)
     }
-    bucket = make_bucket(tensors)
-    found = read_bucket(bucket)
+    bucket = bucket_of(tensors)
+    found = tensors_in(bucket)
     assert list(found) == list(tensors)
     arrivals = Arrivals(tuple(tensors))
     for sent in bucket.tensors:
         assert found[sent.name].dtype == tensors[sent.name].dtype
         assert torch.equal(found[sent.name], tensors[sent.name])
-        arrivals.take(sent, found[sent.name])
+    arrivals.take(bucket.tensors, sums_of(bucket))
     arrivals.complete()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
+from buckets import CPU, bucket_of, tensors_in
 from torch import Tensor
 
 from plimsoll.config.rollout import SyncConfig
-from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
+from plimsoll.engine.channel import HostInlet
+from plimsoll.engine.weights import WeightBucket, sum_pieces
 from plimsoll.errors import WeightSyncError
 from plimsoll.records import Floats, Ints
 from plimsoll.rollout.sync import (
@@ -38,10 +40,9 @@ class PlainEngine:
     arrivals: Arrivals = field(default_factory=lambda: Arrivals(()))
 
     def receive(self, bucket: WeightBucket) -> None:
-        tensors = read_bucket(bucket)
-        for sent in bucket.tensors:
-            self.arrivals.take(sent, tensors[sent.name])
-            self.weights[sent.name] = tensors[sent.name]
+        data = HostInlet(CPU).open(bucket.handle, bucket.bytes)
+        self.arrivals.take(bucket.tensors, sum_pieces(bucket.tensors, data))
+        self.weights |= tensors_in(bucket)
 
     def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         steps, bias = self.weights["steps"].numpy(), self.weights["bias"].numpy()
@@ -75,8 +76,8 @@ class PlainRoute:
             engine.arrivals = Arrivals(tuple(self.trainer.weights))
         sent = 0
         for names in PLAN:
-            bucket = make_bucket({name: self.trainer.weights[name] for name in names})
-            sent += bucket.data.nbytes
+            bucket = bucket_of({name: self.trainer.weights[name] for name in names})
+            sent += bucket.bytes
             for index, engine in enumerate(self.engines):
                 engine.receive(self.alter(bucket) if index == 1 else bucket)
         for engine in self.engines:
@@ -116,8 +117,8 @@ def changed(name: str, value: Tensor) -> Callable[[WeightBucket], WeightBucket]:
     """Put another tensor in a bucket, with its right hash."""
 
     def alter(bucket: WeightBucket) -> WeightBucket:
-        tensors = read_bucket(bucket)
-        return make_bucket(tensors | {name: value}) if name in tensors else bucket
+        tensors = tensors_in(bucket)
+        return bucket_of(tensors | {name: value}) if name in tensors else bucket
 
     return alter
 
@@ -136,7 +137,7 @@ def test_a_sync_is_proved_last_and_tells_its_bytes_and_seconds() -> None:
 
 def test_a_dropped_tensor_is_named_before_anything_is_proved() -> None:
     def drop(bucket: WeightBucket) -> WeightBucket:
-        return make_bucket({n: t for n, t in read_bucket(bucket).items() if n != "first"})
+        return bucket_of({n: t for n, t in tensors_in(bucket).items() if n != "first"})
 
     route = make_route(drop)
     with pytest.raises(WeightSyncError, match=r"1 tensor .* never arrived: first\."):
@@ -146,9 +147,9 @@ def test_a_dropped_tensor_is_named_before_anything_is_proved() -> None:
 
 def test_damaged_bytes_stop_the_sync() -> None:
     def damage(bucket: WeightBucket) -> WeightBucket:
-        data = bucket.data.copy()
+        data = bucket.handle[0].copy()
         data[0] ^= 1
-        return WeightBucket(bucket.tensors, data)
+        return replace(bucket, handle=(data,))
 
     route = make_route(damage)
     with pytest.raises(WeightSyncError, match="bias arrived damaged"):

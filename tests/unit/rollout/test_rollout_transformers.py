@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from buckets import bucket_of
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
-from plimsoll.engine.weights import WeightBucket, make_bucket
+from plimsoll.engine.channel import Channel
+from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 from plimsoll.records import Prompt, Trajectory
@@ -289,7 +291,7 @@ def weights_of(model: Path) -> dict[str, Tensor]:
 
 def send(engine: TransformersEngine, names: tuple[str, ...], *buckets: WeightBucket) -> None:
     async def steps() -> None:
-        await engine.begin_sync(names)
+        await engine.begin_sync(names, Channel("host", 0))
         for bucket in buckets:
             await engine.receive(bucket)
         await engine.finish_sync(5)
@@ -302,7 +304,7 @@ def test_new_weights_are_used_and_their_version_is_noted(models: list[Path]) -> 
     weights = weights_of(models[1])
     assert "lm_head.weight" in weights
     names = list(weights)
-    buckets = [make_bucket({n: weights[n] for n in part}) for part in (names[:3], names[3:])]
+    buckets = [bucket_of({n: weights[n] for n in part}) for part in (names[:3], names[3:])]
     sampling = SamplingConfig(max_new_tokens=8)
     assert {v for t in answers(engine, prompts(*TEXTS), sampling) for v in t.weight_versions} == {0}
     send(engine, tuple(names), *buckets)
@@ -321,10 +323,10 @@ def test_weights_that_do_not_come_whole_are_refused(models: list[Path]) -> None:
     weights = weights_of(models[1])
     first = dict(list(weights.items())[:1])
     with pytest.raises(WeightSyncError, match=f"{len(weights) - 1} tensors .* never arrived"):
-        send(engine, tuple(weights), make_bucket(first))
+        send(engine, tuple(weights), bucket_of(first))
     unknown = {"model.extra.weight": torch.ones(2)}
     with pytest.raises(WeightSyncError, match=r"no tensor model\.extra\.weight"):
-        send(engine, tuple(unknown), make_bucket(unknown))
+        send(engine, tuple(unknown), bucket_of(unknown))
     [trajectory] = answers(engine, prompts("1+1="), SamplingConfig(max_new_tokens=1))
     assert set(trajectory.weight_versions) == {0}
 

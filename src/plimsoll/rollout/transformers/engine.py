@@ -20,10 +20,11 @@ from transformers import (
 )
 
 from plimsoll.config.rollout import SamplingConfig
+from plimsoll.engine.channel import Channel, Inlet, open_inlet
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.memory import read_memory
 from plimsoll.engine.process_group import kernel_limits, suit_cards
-from plimsoll.engine.weights import WeightBucket, read_bucket
+from plimsoll.engine.weights import WeightBucket, split_bytes, sum_pieces
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
@@ -61,6 +62,7 @@ class TransformersEngine:
         self._arrivals = Arrivals(())
         self._running = asyncio.Event()
         self._running.set()
+        self._inlet: tuple[Channel, Inlet] | None = None
 
     async def generate(self, request: Request) -> list[Trajectory]:
         """Return all responses of a request, sampled in one batch."""
@@ -162,24 +164,34 @@ class TransformersEngine:
     async def sleep(self) -> None:
         """Do nothing: the engine keeps no cache between requests, and its weights stay."""
 
-    async def begin_sync(self, names: tuple[str, ...]) -> None:
+    async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
         """Expect these tensors as new weights."""
         self._arrivals = Arrivals(names)
+        if self._inlet is None or self._inlet[0] != channel:
+            device = torch.device(self._spec.device)
+            self._inlet = channel, open_inlet(channel, self._spec.first_process, device)
 
-    async def receive(self, bucket: WeightBucket) -> int:
+    async def receive(self, *buckets: WeightBucket) -> int:
         """Copy a bucket's tensors into the model; return the bucket's bytes."""
+        assert self._inlet is not None
+        _, inlet = self._inlet
+        bucket = next(b for b in buckets if inlet.reaches(b.handle))
+        data = inlet.open(bucket.handle, bucket.bytes)
+        self._arrivals.take(bucket.tensors, sum_pieces(bucket.tensors, data))
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        pieces = read_bucket(bucket)
-        for sent in bucket.tensors:
-            self._arrivals.take(sent, pieces[sent.name])
-            if sent.name not in parameters:
-                raise WeightSyncError(f"the rollout model has no tensor {sent.name}")
-            parameters[sent.name].data.copy_(pieces[sent.name])
-        return bucket.data.nbytes
+        for name, piece in split_bytes(bucket.tensors, data).items():
+            if name not in parameters:
+                raise WeightSyncError(f"the rollout model has no tensor {name}")
+            parameters[name].data.copy_(piece)
+        if data.is_cuda:  # the sender fills the buffer anew as soon as this returns
+            torch.cuda.current_stream().synchronize()
+        return bucket.bytes
 
     async def finish_sync(self, version: int) -> None:
-        """Check that all tensors came, and count the version."""
+        """Check that all tensors came, let go of the sender's memory, and count the version."""
         self._arrivals.complete()
+        assert self._inlet is not None
+        self._inlet[1].close()
         self._version = version
 
     async def pause(self) -> None:

@@ -70,6 +70,11 @@ class VllmConfig(RolloutEngineConfig):
         return "sleep_level" if self.sleep_level else None
 
     @property
+    def forgets_weights(self) -> bool:
+        """Whether the engine drops its weights when it sleeps, so that each sync must bring all."""
+        return self.sleep_level == 2
+
+    @property
     def takes_adapter_alone(self) -> bool:
         """Whether the actor's adapter goes to the engine without its base model."""
         return self.adapter == "separate"

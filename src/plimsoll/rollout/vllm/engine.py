@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plimsoll.config.engine import ADAPTER_FILE
+from plimsoll.engine.channel import Channel, HostRelay
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
@@ -91,6 +92,7 @@ class VllmEngine:
         self._running = asyncio.Event()
         self._running.set()
         self._adapter: Any = None
+        self._relay: HostRelay | None = None
         self._decoder = Decoder(spec.model, spec.trust_remote_code)
         # vLLM never removes the sockets between its processes.
         self._sockets = tempfile.TemporaryDirectory(prefix="vllm-", dir=os.environ.get(_SOCKETS))
@@ -185,21 +187,22 @@ class VllmEngine:
             # RuntimeError, as torch raises it: most likely the card is full; only the text says so.
             raise RuntimeError(str(error)) from error
 
-    async def begin_sync(self, names: tuple[str, ...]) -> None:
+    async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
         """Wake the weights of a sleeping engine, and announce the tensors to its workers."""
         if self._asleep:
             await self._wake(["weights"])
-        await self._rpc("plimsoll_begin", list(names))
+        if self._relay is None:
+            self._relay = HostRelay(channel.largest)
+        await self._rpc(
+            "plimsoll_begin", list(names), list(astuple(channel)), self._spec.first_process
+        )
 
-    async def receive(self, bucket: WeightBucket) -> int:
-        """Hand a bucket to the workers in shared memory; return its bytes."""
-        # Other processes can open this memory, and it is freed with this process, however it ends.
-        with open(os.memfd_create("weights"), "wb") as file:
-            bucket.data.tofile(file)
-            file.flush()
-            name = f"/proc/{os.getpid()}/fd/{file.fileno()}"
-            await self._rpc("plimsoll_receive", name, [list(astuple(t)) for t in bucket.tensors])
-        return bucket.data.nbytes
+    async def receive(self, *buckets: WeightBucket) -> int:
+        """Hand the workers what they need to open a bucket; return its bytes."""
+        assert self._relay is not None
+        near = [replace(b, handle=self._relay.forward(b.handle)) for b in buckets]
+        await self._rpc("plimsoll_receive", [astuple(bucket) for bucket in near])
+        return buckets[0].bytes
 
     async def finish_sync(self, version: int) -> None:
         """Put the new weights to use, wake the KV cache, forget cached prefixes."""

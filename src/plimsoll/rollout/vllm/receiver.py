@@ -6,21 +6,23 @@ layer-wise reload: between begin and finish each layer is rebuilt as soon as its
 
 from __future__ import annotations
 
+import logging
 from dataclasses import astuple
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
+    layerwise,
 )
 from vllm.platforms import current_platform
 
+from plimsoll.engine.channel import Channel, Inlet, open_inlet
 from plimsoll.engine.memory import read_card
-from plimsoll.engine.weights import SentTensor, split_bytes
+from plimsoll.engine.weights import rebuild_bucket, split_bytes, sum_pieces
 from plimsoll.machine.stacks import write_stacks_when_asked
 from plimsoll.rollout.sync import Arrivals
 
@@ -68,6 +70,9 @@ write_stacks_when_asked()
 if current_platform.is_cpu():
     _without_amx_attention()
     _with_room_for_the_stage_before()
+# vLLM warns at each sync of each layer that nothing came for: rotary embeddings, which have no
+# weights, and layers that do not learn. `Arrivals` counts what was announced.
+layerwise.logger.setLevel(logging.ERROR)
 
 
 _HEADS = ("lm_head.weight", "lm_head.bias")
@@ -81,27 +86,42 @@ class WeightReceiver:
     model_runner: Any
     model_config: Any
     device: Any
+    rank: int
     plimsoll_arrivals: Arrivals
+    plimsoll_inlet: tuple[Channel, Inlet] | None = None
 
-    def plimsoll_begin(self, names: list[str]) -> None:
-        """Announce the tensors of a sync."""
+    def plimsoll_begin(self, names: list[str], channel: list[Any], first: int) -> None:
+        """Announce the tensors of a sync, and the channel by which they come.
+
+        `first` is the number of the engine's first process among those of all engines.
+        """
         self.plimsoll_arrivals = Arrivals(tuple(names))
+        opened = Channel(*channel)
+        if self.plimsoll_inlet is None or self.plimsoll_inlet[0] != opened:
+            inlet = open_inlet(opened, first + self.rank, torch.device(self.device))
+            self.plimsoll_inlet = opened, inlet
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             initialize_layerwise_reload(self.model_runner.get_model())
 
-    def plimsoll_receive(self, file: str, tensors: list[list[Any]]) -> None:
-        """Load the tensors that lie one behind the other in a file in shared memory."""
-        sent = [SentTensor(n, dtype, tuple(shape), size, h) for n, dtype, shape, size, h in tensors]
-        # Layers keep the tensors until they are complete, and a mapping outlives its file.
-        data = torch.from_file(file, size=Path(file).stat().st_size, dtype=torch.uint8)
-        pieces = split_bytes(sent, data)
-        for tensor in sent:
-            self.plimsoll_arrivals.take(tensor, pieces[tensor.name])
+    def plimsoll_receive(self, buckets: list[list[Any]]) -> None:
+        """Load a bucket's tensors; each rank that sends has a bucket, of which one is for us."""
+        assert self.plimsoll_inlet is not None
+        _, inlet = self.plimsoll_inlet
+        bucket = next(b for b in map(rebuild_bucket, buckets) if inlet.reaches(b.handle))
+        data = inlet.open(bucket.handle, bucket.bytes)
+        checks = self.rank == 0 or not inlet.one_copy
+        self.plimsoll_arrivals.take(
+            bucket.tensors, sum_pieces(bucket.tensors, data) if checks else None
+        )
         model = self.model_runner.get_model()
         headed = any(path.endswith("lm_head") for path, _ in model.named_modules())
-        wanted = [name for name in pieces if headed or name not in _HEADS]
+        pieces = split_bytes(bucket.tensors, data)
+        wanted = [(n, piece) for n, piece in pieces.items() if headed or n not in _HEADS]
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-            model.load_weights((name, pieces[name].to(self.device)) for name in wanted)
+            model.load_weights(wanted)
+        _copy_held(model, data)
+        if data.is_cuda:  # the sender fills the buffer anew as soon as this returns
+            torch.cuda.current_stream(data.device).synchronize()
 
     def plimsoll_read_card(self) -> list[float | None]:
         """Return the numbers of a `CardReading`: only plain values cross to the engine."""
@@ -115,6 +135,23 @@ class WeightReceiver:
             finalize_layerwise_reload(model, self.model_config)
             if torch.device(self.device).type == "cpu":
                 _pack_experts(model)
+        assert self.plimsoll_inlet is not None
+        self.plimsoll_inlet[1].close()
+
+
+def _copy_held(model: nn.Module, data: Tensor) -> None:
+    """Copy the tensors in `data` that vLLM keeps for layers which wait for more."""
+    start = data.untyped_storage().data_ptr()
+
+    def is_inside(value: object) -> bool:
+        if not isinstance(value, Tensor) or value.is_meta:
+            return False
+        return value.untyped_storage().data_ptr() == start
+
+    for layer in model.modules():
+        for _, bound in layerwise.get_layerwise_info(layer).loaded_weights:
+            held = {name: t for name, t in bound.arguments.items() if is_inside(t)}
+            bound.arguments |= {name: tensor.clone() for name, tensor in held.items()}
 
 
 def _pack_experts(model: nn.Module) -> None:

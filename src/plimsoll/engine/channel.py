@@ -1,0 +1,398 @@
+"""The way of packed weights from the training ranks to the processes of engines.
+
+A rank packs each bucket into the room of its `Outlet` and ships it; what it gets is a handle, which
+goes through the controller to the engines. There each process opens the handle with its `Inlet` and
+has the bytes. An outlet has two buffers in turn: while engines read one, the rank fills the other.
+
+- host: rank 0 packs into memory that other processes of its node map. Engines on other nodes get
+  the bytes in the handle itself.
+- ipc: each rank packs on its card, and the engine's process on the same card maps that memory.
+- nccl: rank 0 packs on its card, and broadcasts to all processes of the engines.
+
+Handles hold plain values only, so that nothing need be unpickled from them.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
+
+from plimsoll.config.rollout import DecidedRoute
+from plimsoll.engine.process_group import fixed_segments
+
+Handle = tuple[Any, ...]
+"""What an outlet ships: the plain values by which an inlet finds a bucket's bytes."""
+
+_PATIENCE = timedelta(minutes=30)
+"""How long a member waits for the others; engines may wake from sleep first."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """The way that weights go, as rank 0 opened it.
+
+    Attributes:
+        route: the kind of way.
+        largest: bytes of the largest bucket.
+        address: the address of the members' rendezvous; only of `nccl`.
+        port: the port of the rendezvous.
+        members: rank 0 and all processes of all engines.
+    """
+
+    route: DecidedRoute
+    largest: int
+    address: str = ""
+    port: int = 0
+    members: int = 0
+
+
+class Outlet(Protocol):
+    """The sending end of a channel."""
+
+    def room(self, size: int) -> Tensor:
+        """Return a buffer of so many bytes (uint8) for the next bucket.
+
+        Engines must have read the last bucket but one.
+        """
+        ...
+
+    def ship(self) -> Handle:
+        """Send the bucket that was packed into the last `room`; return its handle."""
+        ...
+
+    def close(self) -> None:
+        """Give card memory back. Engines must have closed their inlets; `room` opens it again."""
+        ...
+
+
+class Inlet(Protocol):
+    """The receiving end of a channel, in one process of an engine.
+
+    Attributes:
+        one_copy: whether all processes of an engine read the same memory, so that one of them need
+            check it.
+    """
+
+    one_copy: bool
+
+    def reaches(self, handle: Handle) -> bool:
+        """Return whether the handle is for this process."""
+        ...
+
+    def open(self, handle: Handle, size: int) -> Tensor:
+        """Return a bucket's bytes (uint8) on the engine's device, valid until the next bucket."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all memory of the sender."""
+        ...
+
+
+class SharedFile:
+    """Memory of this process that others of its node can map; it ends with this process."""
+
+    def __init__(self, size: int) -> None:
+        descriptor = os.memfd_create("weights")
+        weakref.finalize(self, os.close, descriptor)
+        os.truncate(descriptor, size)
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        self.bytes = map_file(self.path, size)
+
+
+def map_file(path: str, size: int) -> Tensor:
+    """Return a file's bytes as a uint8 tensor that shares the file's memory."""
+    return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+
+
+class CardMemory:
+    """Memory of a device that `CardInlet` can open in another process."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        with fixed_segments(device):  # CUDA IPC has no names for growing ones
+            self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        storage: Any = self.bytes.untyped_storage()
+        share = storage._share_cuda_ if device.type == "cuda" else storage._share_filename_cpu_
+        self.names: Handle = tuple(share())
+
+
+B = TypeVar("B", SharedFile, CardMemory)
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+class _InTurn(Generic[B]):
+    """Two buffers that are used in turn, each made when it is first needed."""
+
+    def __init__(self, make: Callable[[], B]) -> None:
+        self._make: Callable[[], B] = make
+        self._buffers: list[B] = []
+
+    def next(self) -> B:
+        """Return the buffer whose turn it is."""
+        self._buffers.append(self._make() if len(self._buffers) < 2 else self._buffers.pop(0))
+        return self._buffers[-1]
+
+    def clear(self) -> None:
+        """Drop both buffers."""
+        self._buffers.clear()
+
+
+class HostOutlet:
+    """The sending end of `host`: two buffers in shared memory, which stay for the next sync.
+
+    Args:
+        device: the device on which weights are packed. A bucket on a card is copied whole.
+        largest: bytes of the largest bucket.
+        near: whether every engine is on this node.
+    """
+
+    def __init__(self, device: torch.device, largest: int, near: bool) -> None:
+        self._device, self._largest, self._near = device, largest, near
+        self._files = _InTurn(self._make_file)
+        self._packed = _NOTHING
+
+    def _make_file(self) -> SharedFile:
+        file = SharedFile(self._largest)
+        if self._device.type == "cuda":  # pinned for as long as the process lives
+            torch.cuda.cudart().cudaHostRegister(file.bytes.data_ptr(), self._largest, 0)
+        return file
+
+    def room(self, size: int) -> Tensor:
+        """Return the next buffer in shared memory, or one on the card."""
+        self._file = self._files.next()
+        if self._device.type == "cpu":
+            self._packed = self._file.bytes[:size]
+        else:
+            self._packed = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._packed
+
+    def ship(self) -> Handle:
+        """Return the file's path if every engine is near, else the bytes."""
+        copy = self._file.bytes[: len(self._packed)]
+        if self._device.type == "cuda":
+            copy.copy_(self._packed, non_blocking=True)
+            torch.cuda.current_stream(self._device).synchronize()
+        return (self._file.path,) if self._near else (copy.numpy(),)
+
+    def close(self) -> None:
+        """Drop the copy on the card. The shared memory stays: new pages cost more than a copy."""
+        self._packed = _NOTHING
+
+
+class HostRelay:
+    """Two buffers in which an engine keeps what came in handles for its own processes."""
+
+    def __init__(self, largest: int) -> None:
+        self._files = _InTurn(lambda: SharedFile(largest))
+
+    def forward(self, handle: Handle) -> Handle:
+        """Return the handle, with bytes of its own replaced by a path of shared memory."""
+        if len(handle) != 1 or isinstance(handle[0], str):
+            return handle
+        file, data = self._files.next(), torch.from_numpy(handle[0])
+        file.bytes[: len(data)].copy_(data)
+        return (file.path,)
+
+
+class HostInlet:
+    """The receiving end of `host`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.one_copy = device.type == "cpu"
+
+    def reaches(self, handle: Handle) -> bool:
+        """Return True: rank 0 sends to everyone."""
+        return True
+
+    def open(self, handle: Handle, size: int) -> Tensor:
+        """Map the sender's file, or take the bytes of the handle."""
+        [source] = handle
+        mapped = map_file(source, size) if isinstance(source, str) else torch.from_numpy(source)
+        return mapped.to(self._device)
+
+    def close(self) -> None:
+        """Do nothing: a mapping ends with its last tensor."""
+
+
+class CardOutlet:
+    """The sending end of `ipc`: two buffers on the card, which go back after each sync."""
+
+    def __init__(self, device: torch.device, largest: int, card: str) -> None:
+        self._device, self._card = device, card
+        self._buffers = _InTurn(lambda: CardMemory(largest, device))
+        self._names: Handle = ()
+
+    def room(self, size: int) -> Tensor:
+        """Return the next buffer on the card."""
+        buffer = self._buffers.next()
+        self._names = buffer.names
+        return buffer.bytes[:size]
+
+    def ship(self) -> Handle:
+        """Wait until the card has packed; return the card's name and the memory's."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        return (self._card, *self._names)
+
+    def close(self) -> None:
+        """Give the card memory back, now that engines have let go of it."""
+        self._buffers.clear()
+        _collect(self._device)
+
+
+class CardInlet:
+    """The receiving end of `ipc`."""
+
+    one_copy = False
+
+    def __init__(self, device: torch.device, card: str) -> None:
+        self._device, self._card = device, card
+        self._open: dict[Handle, Tensor] = {}
+
+    def reaches(self, handle: Handle) -> bool:
+        """Return whether the memory is on this process's card."""
+        return bool(handle[0] == self._card)
+
+    def open(self, handle: Handle, size: int) -> Tensor:
+        """Return the sender's memory, which is opened once a sync."""
+        names = tuple(handle[1:])
+        if names not in self._open:
+            self._open[names] = _open_memory(names, self._device)
+        return self._open[names][:size]
+
+    def close(self) -> None:
+        """Let go of the sender's memory."""
+        self._open.clear()
+        _collect(self._device)
+
+
+def _open_memory(names: Handle, device: torch.device) -> Tensor:
+    """Return memory that `CardMemory` of another process has shared, as a uint8 tensor."""
+    storage: Any = torch.UntypedStorage
+    if device.type == "cuda":
+        torch.cuda.init()
+        _, *place = names  # the sender's number of the card; here it may have another
+        shared = storage._new_shared_cuda(device.index or 0, *place)
+    else:
+        shared = storage._new_shared_filename_cpu(*names)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
+
+
+def _collect(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.ipc_collect()
+
+
+def card_name(device: torch.device) -> str:
+    """Return a name of the device that all processes on it share; CPUs have none."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+class GroupOutlet:
+    """The sending end of `nccl` (gloo on CPU): the first member of a process group.
+
+    Consumes: buckets. Waits for: the engines' processes, in a thread that joins the group.
+    Produces: broadcasts, which go on while the next bucket is packed. Shut down with its process.
+    """
+
+    def __init__(self, device: torch.device, address: str, members: int) -> None:
+        self._device = device
+        store = TCPStore(address, 0, is_master=True, timeout=_PATIENCE, wait_for_workers=False)
+        self.port = store.port
+        # Engines hear of the group only when this returns.
+        self._group = ThreadPoolExecutor(1).submit(_join, store, 0, members, device)
+        self._sent: list[tuple[Tensor, Any]] = []
+        self._packed = _NOTHING
+
+    def room(self, size: int) -> Tensor:
+        """Return a new buffer, once the last broadcast but one has ended."""
+        if len(self._sent) == 2:
+            self._sent.pop(0)[1].wait()
+        self._packed = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._packed
+
+    def ship(self) -> Handle:
+        """Begin to broadcast; the handle holds nothing."""
+        work = self._group.result().broadcast(self._packed, 0)
+        self._sent.append((self._packed, work))
+        return ()
+
+    def close(self) -> None:
+        """Wait for all broadcasts, and drop their buffers."""
+        for _, work in self._sent:
+            work.wait()
+        self._sent.clear()
+        self._packed = _NOTHING
+
+
+class GroupInlet:
+    """The receiving end of `nccl`: member `number` of the sender's group, 1 or more."""
+
+    one_copy = False
+
+    def __init__(self, channel: Channel, number: int, device: torch.device) -> None:
+        self._device = device
+        store = TCPStore(channel.address, channel.port, is_master=False, timeout=_PATIENCE)
+        self._group = _join(store, number, channel.members, device)
+
+    def reaches(self, handle: Handle) -> bool:
+        """Return True: rank 0 sends to everyone."""
+        return True
+
+    def open(self, handle: Handle, size: int) -> Tensor:
+        """Take the next broadcast."""
+        data = torch.empty(size, dtype=torch.uint8, device=self._device)
+        self._group.broadcast(data, 0).wait()
+        return data
+
+    def close(self) -> None:
+        """Do nothing: each buffer ends with its last tensor."""
+
+
+def _join(store: Store, number: int, members: int, device: torch.device) -> Any:
+    """Return the process group of a channel, once all members have joined and heard the first.
+
+    It is apart from the process's default group, which other processes form.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _PATIENCE
+        group: Any = dist.ProcessGroupNCCL(store, number, members, options)
+    else:
+        group = dist.ProcessGroupGloo(store, number, members, _PATIENCE)
+    group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
+    return group
+
+
+def open_outlet(channel: Channel, device: torch.device, near: bool) -> tuple[Outlet, Channel]:
+    """Return the sending end of a channel, and the channel with the port that this end opened."""
+    match channel.route:
+        case "ipc":
+            return CardOutlet(device, channel.largest, card_name(device)), channel
+        case "nccl":
+            group = GroupOutlet(device, channel.address, channel.members)
+            return group, replace(channel, port=group.port)
+        case "host":
+            return HostOutlet(device, channel.largest, near), channel
+
+
+def open_inlet(channel: Channel, number: int, device: torch.device) -> Inlet:
+    """Return the receiving end of a channel; `number` counts the engines' processes from 1."""
+    match channel.route:
+        case "ipc":
+            return CardInlet(device, card_name(device))
+        case "nccl":
+            return GroupInlet(channel, number, device)
+        case "host":
+            return HostInlet(device)
