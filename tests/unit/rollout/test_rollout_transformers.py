@@ -336,7 +336,7 @@ def test_a_paused_engine_lets_requests_wait_for_the_new_weights(models: list[Pat
 
     async def talk() -> tuple[bool, Trajectory]:
         await engine.pause()
-        await engine.begin_sync(())
+        await engine.begin_sync((), Channel("host", 0))
         asked = asyncio.create_task(engine.generate(request))
         await asyncio.sleep(0)
         waited = not asked.done()
