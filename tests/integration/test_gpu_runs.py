@@ -169,3 +169,31 @@ def test_a_quantised_actor_goes_merged_to_an_engine_that_slept(tmp_path: Path) -
     config["actor"]["adapter"] = {"rank": 8}
     config["actor"]["model"]["quantization"] = "nf4"
     check(tmp_path, config)
+
+
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_requests_go_on_across_syncs_on_a_card_of_their_own(tmp_path: Path) -> None:
+    """Weights hardly move, so a mistake in what requests keep would show in the log-probs."""
+    write_task(tmp_path, vocabulary=1024)
+    config = copy.deepcopy(PPO)
+    config["run"] = {"directory": "ppo", "steps": 6}
+    config["cluster"] |= {"where": "ray", "device": "cuda"}
+    for role in ("actor", "critic"):
+        config[role]["optimizer"]["learning_rate"] = 1e-9
+    config["algorithm"]["correction"] = {"name": "truncate"}
+    config["batch"]["micro_batch_tokens"] = 8000
+    config["rollout"] |= {
+        "vllm": {"memory_share": 0.3, "max_sequences": 8},
+        "transformers": None,
+        "staleness": 4,
+        "sampling": {"max_new_tokens": 2000},
+    }
+    del config["data"]["eval"]
+    write_config(tmp_path, "ppo", config)
+    outcome = Command(tmp_path, "ppo", "ppo.yaml").finish(PATIENCE)
+    assert outcome.code == 0, outcome.err
+    rows = metrics(tmp_path / "ppo")
+    assert max(row["mismatch/abs"] for row in rows) < GAP
+    assert max(row["staleness/continued"] for row in rows) > 0
+    assert max(row["staleness/max"] for row in rows) <= 4

@@ -100,6 +100,8 @@ def _engine(rollout: RolloutConfig) -> str:
     return (
         f"{rollout.engine_name} ({rollout.dtype}{''.join(shared)}), at most "
         f"{plural(rollout.max_sequences, 'sequence')} at once"
+        + f"; samples while the ranks train (staleness {rollout.staleness})"
+        * (rollout.staleness > 0)
     )
 
 

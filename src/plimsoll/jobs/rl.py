@@ -11,7 +11,17 @@ from plimsoll.rl.presets import PRESETS
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.columns import rl_source
 from plimsoll.spec.eval_sets import eval_sets
-from plimsoll.spec.job import SOURCE, Evaluation, Job, Names, Sampling, alone, both, with_interval
+from plimsoll.spec.job import (
+    SOURCE,
+    Evaluation,
+    Job,
+    Names,
+    Panel,
+    Sampling,
+    alone,
+    both,
+    with_interval,
+)
 from plimsoll.spec.roles import Role, learner, reference_of, scoring_role
 from plimsoll.spec.rules.sampling import check_learning
 from plimsoll.spec.workload import Workload
@@ -110,6 +120,8 @@ JOB = Job(
         alone("Length of responses", "tokens per response", "response_tokens"),
         alone("Policy loss", "per token", "policy_loss"),
         alone("Value loss", "per token", "value_loss"),
+        Panel("Age of tokens", "versions", {"staleness/mean": "mean", "staleness/max": "oldest"}),
+        Panel("Idle", "share of time", {"idle/engines": "engines", "idle/ranks": "ranks"}),
     ),
     start={"actor.optimizer.learning_rate": 1e-6, "rollout.sampling.max_new_tokens": 512},
     presets=PRESETS,

@@ -212,7 +212,7 @@ def prompt_sampler(live: Live, ask: Ask, on_failure: OnFailure) -> SamplePrompt:
     """Return the function that samples a run's groups, by turns of episodes or at once."""
     config, environments = live.work.config, live.environments
     sampling, responses = config.rollout.sampling, config.batch.responses
-    submit = live.work.session.progress.count_calls(live.scorer.submit)
+    submit = live.scorer.submit  # not counted by phases: groups end in all of them
     if environments is not None:
         places = asyncio.Semaphore(environments.at_once)
         shared = sampling, responses, submit, on_failure, live.scorer.source

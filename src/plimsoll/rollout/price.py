@@ -13,7 +13,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.engine_rules import rollout_rules
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Allocation, Item, Moment
 
 STARTING = Moment("load", "start engines")
@@ -169,6 +169,12 @@ def receiving_items(
     source = "rollout/vllm/engine.py: receive; rollout/vllm/receiver.py"
     item = Item("rollout", "rollout engines", name, "host", "allocated", size, formula, source)
     yield Allocation(item, moments & {_SENDING})
+
+
+def samples_in(rollout: RolloutConfig, phase: Phase) -> bool:
+    """Return whether engines may be sampling in a phase."""
+    beside = rollout.staleness > 0 and phase not in ("load", "precompute")
+    return phase == "rollout" or beside
 
 
 _TOKEN_BYTES = 26

@@ -72,6 +72,14 @@ def _cache_bounds(metrics: StepMetrics) -> Bounds:
     return (_CACHED * (1 - 2 / turns) if long else 0.0), 1.0
 
 
+_DROPPED = 0.1
+
+
+def _dropped_bounds(metrics: StepMetrics) -> Bounds:
+    """Return the lowest and highest healthy number of groups that were too old for a step."""
+    return 0.0, _DROPPED * metrics.get("groups/drawn", 0.0)
+
+
 _NEVER = HealthAdvice("It cannot have this value.", "reporting it: the figure is computed wrongly.")
 
 _DIFFERENT = HealthAdvice(
@@ -210,6 +218,17 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
                 "enable_prefix_caching: false.",
             ),
             _NEVER,
+        ),
+        "groups/dropped": HealthyRange(
+            "the number of groups that were too old to be learned from",
+            _dropped_bounds,
+            _NEVER,
+            HealthAdvice(
+                "Long responses last through more syncs than rollout.staleness allows. They are "
+                "sampled in vain, and the policy sees fewer of them than it writes.",
+                "a larger rollout.staleness, a smaller rollout.sampling.max_new_tokens, more "
+                "engines.",
+            ),
         ),
         "repetition": HealthyRange(
             "the share of responses that repeat themselves",

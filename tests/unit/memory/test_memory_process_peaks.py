@@ -220,3 +220,25 @@ def test_what_computes_on_cpu_keeps_prepared_kernels() -> None:
         if "prepared kernels" in {one.item.name for one in contents_of(job, process)}
     }
     assert keeping == {"rank", "engine"}
+
+
+@pytest.mark.parametrize(("engine", "working"), [("vllm", "forward"), ("transformers", "logits")])
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_groups_wait_with_the_loop_and_engines_work_while_the_ranks_train(
+    engine: str, working: str, staleness: int
+) -> None:
+    spec = spec_of(ppo(staleness=staleness, **{engine: {}}))
+    job = make_job(spec, parse_cluster("cpu", 1, 10**12), CONSTANTS)
+    held = {
+        one.item.name: (process.name, one.item.bytes, {moment.phase for moment in one.moments})
+        for process in job.layout.processes
+        for one in contents_of(job, process)
+    }
+    assert ("train_actor" in held[working][2]) == (staleness > 0)
+    assert ("groups that wait" in held) == (staleness > 0)
+    if staleness:
+        name, size, phases = held["groups that wait"]
+        assert spec.sampling is not None and name == "controller"
+        longest = spec.longest_of("actor")[0]
+        assert size == (staleness + 1) * spec.sampling.sequences * longest * 26
+        assert {"rollout", "train_actor", "sync"} <= phases

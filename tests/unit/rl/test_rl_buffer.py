@@ -85,7 +85,9 @@ def test_room_is_made_for_groups_that_teach_nothing() -> None:
 def test_nothing_is_lost_or_too_old(data: st.DataObject) -> None:
     """Whatever ends in whichever order, and however long it takes."""
     prompts, staleness = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-    version, learned, failed = 0, set[int](), set[int]()
+    version = 0
+    learned: set[int] = set()
+    failed: set[int] = set()
     buffer = GroupBuffer(prompts, staleness, version, next_place=0)
     began: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 40))):
@@ -93,7 +95,8 @@ def test_nothing_is_lost_or_too_old(data: st.DataObject) -> None:
         assert not learned.intersection(places) and not failed.intersection(places)
         began |= dict.fromkeys(places, version)
         assert len(buffer.in_flight) + len(buffer.finished) <= (staleness + 1) * prompts
-        if buffer.in_flight and data.draw(st.booleans()):
+        ends: bool = data.draw(st.booleans())
+        if buffer.in_flight and ends:
             place = data.draw(st.sampled_from(sorted(buffer.in_flight)))
             if data.draw(st.integers(0, 9)) == 0:
                 buffer = buffer.give_up(place)

@@ -39,12 +39,14 @@ HEALTHY = {
     "zero_signal": 0.25,
     "explained_variance": 0.5,
     "rollout/prefix_cache_hits": 0.9,
+    "groups/drawn": 32.0,
+    "groups/dropped": 1.0,
     "repetition": 0.0,
 }
 
 
 def test_every_figure_has_a_range_and_a_healthy_run_no_warning() -> None:
-    assert set(RANGES) == set(HEALTHY)
+    assert set(RANGES) == HEALTHY.keys() - {"groups/drawn"}
     assert warnings_of(HEALTHY) == []
     assert warnings_of({"loss": nan, "eval/reward": nan}) == []
 
@@ -53,6 +55,7 @@ def test_every_figure_has_a_range_and_a_healthy_run_no_warning() -> None:
     ("metric", "value", "meaning"),
     [
         ("kl", 26.0, "please the reward"),
+        ("groups/dropped", 4.0, "more syncs than rollout.staleness allows"),
         ("kl", -1.5, "not of the distribution that was sampled from"),
         ("entropy", 0.001, "Collapse"),
         ("entropy", 6.0, "unlearns its language"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.rollout.price import EngineProcess, RolloutPrice, Sampler
+from plimsoll.rollout.price import EngineProcess, RolloutPrice, Sampler, samples_in
 from plimsoll.timeline.items import Allocation, Item
 
 
@@ -21,7 +21,7 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
     words = f"{sequences} sequences x {longest:,} tokens x {token:,} bytes"
     widths = f"{sequences} sequences x {shape.vocabulary:,} x ({element} + 2 x 4) bytes"
 
-    sampling = frozenset(m for m in moments if m.phase == "rollout")
+    sampling = frozenset(m for m in moments if samples_in(sampler.rollout, m.phase))
 
     def item(name: str, size: int, formula: str, cache: bool = False) -> Item:
         source = "rollout/transformers/engine.py: generate of transformers with its DynamicCache"

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from plimsoll.model.price.layer import GATES, QUERIES, UPS
+from plimsoll.rollout.price import samples_in
 from plimsoll.rollout.vllm.sampler import VllmSampler, quantized_bytes
 from plimsoll.run.counting import plural
 from plimsoll.shapes.shape import Linear, ModelShape, parameter_tensors
@@ -237,7 +238,9 @@ def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allo
         words = f"{element} bytes x rank {sampler.base.adapter_rank} x inputs and outputs"
         yield held("room for an adapter", room, words)
     words = f"the logits of {vllm.max_sequences} sequences, or the MLP of the largest batch"
-    computing = frozenset(m for m in moments if m.phase in ("load", "rollout", "sync"))
+    computing = frozenset(
+        m for m in moments if m.phase in ("load", "sync") or samples_in(sampler.rollout, m.phase)
+    )
     yield replace(held("forward", sampler.profile_peak, words), moments=computing)
     if handed := sampler.handed_over:
         yield held("from the stage before", handed, "hidden states and residuals of that batch")
