@@ -152,7 +152,7 @@ def test_an_adapter_beside_the_engines_own_weights(beside: Pair) -> None:
     """Each version replaces the one before."""
     route = Separate(beside)
     assert prove(within(route), 0).gap < ROUNDING
-    for version in (1, 2, 5):
+    for version in (0, 1, 5):
         train(beside.worker, rng=RNG)
         with pytest.raises(WeightSyncError):
             prove(within(route), version)

@@ -68,6 +68,8 @@ def roots(folder: Path) -> Iterator[Trials]:
     texts += [
         TEXTS["ppo"].replace("ROLLOUT", "vllm: {cpu_kv_cache_gib: 9}").replace("4xA100-40GB", "cpu")
     ]
+    asleep = TEXTS["ppo"].replace("ROLLOUT", "placement: shared, vllm: {sleep_level: 2}")
+    texts.append(asleep.replace("{ranks: 2,", "{ranks: 2, rank_sleep: all,"))
     for text in texts:
         (folder / "config.yaml").write_text(text)
         spec = load_any(str(folder / "config.yaml"))

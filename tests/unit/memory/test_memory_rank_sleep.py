@@ -15,6 +15,7 @@ from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import parameter_tensors
 from plimsoll.timeline.items import Moment
+from plimsoll.timeline.levers import Lever
 from plimsoll.timeline.tensors import pinned_block
 
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
@@ -162,14 +163,15 @@ def test_engines_that_stay_awake_are_refused() -> None:
     assert "sleep-not-shared" not in conflicts("ppo", changes | {"rollout.vllm.sleep_level": 2})
 
 
-def test_the_lever_is_offered_for_engines_that_sleep_on_cards() -> None:
-    [lever] = [lever for lever in LEVERS if lever.keys == ("cluster.rank_sleep",)]
+def test_both_levers_are_offered_for_engines_that_sleep_on_cards() -> None:
+    sleep, stay = (lever for lever in LEVERS if lever.keys == ("cluster.rank_sleep",))
 
-    def moves(found: Plan) -> list[object]:
-        spec = found.job.spec
-        trials = Trials(spec, Ground(found.job.hardware))
+    def moves(lever: Lever, found: Plan) -> list[object]:
+        trials = Trials(found.job.spec, Ground(found.job.hardware))
         return [move["cluster.rank_sleep"] for move in moves_of(lever, trials.root.situation)]
 
-    assert moves(grpo("none")) == ["states", "all"]
-    assert moves(grpo("states")) == ["all"] and moves(grpo("all")) == []
-    assert moves(grpo("none", "cpu")) == []
+    none, states, everything = grpo("none"), grpo("states"), grpo("all")
+    assert moves(sleep, none) == ["states", "all"] and moves(stay, none) == []
+    assert moves(sleep, states) == ["all"] and moves(stay, states) == ["none"]
+    assert moves(sleep, everything) == [] and moves(stay, everything) == ["states", "none"]
+    assert moves(sleep, grpo("none", "cpu")) == []

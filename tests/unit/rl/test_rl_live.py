@@ -1,4 +1,4 @@
-"""When ranks give the memory that they only keep for later to engines on the same cards."""
+"""Who gives up the cards that ranks and engines share, and in which order."""
 
 from __future__ import annotations
 
@@ -10,24 +10,57 @@ import pytest
 
 from plimsoll.rl import live
 from plimsoll.rl.live import Live
+from plimsoll.rl.setup import give_cards_to_ranks, turn_to_ranks
 
 
-@pytest.mark.parametrize("placement", ["shared", "own"])
-def test_ranks_give_back_what_loading_left_before_engines_are_first_used(
-    placement: str, monkeypatch: pytest.MonkeyPatch
+def watched(calls: list[str]) -> Any:
+    """Return a cluster that notes which methods are called, with their arguments."""
+
+    def note(task: Any, *arguments: str) -> None:
+        calls.append(" ".join((task.__qualname__, *arguments)))
+
+    cluster = SimpleNamespace(all=note, engines_do=note)
+    cluster.critics = cluster
+    return cluster
+
+
+def shared(depth: str, placement: str = "shared") -> Any:
+    rollout = SimpleNamespace(placement=placement)
+    return SimpleNamespace(config=SimpleNamespace(rollout=rollout), rank_sleep=depth)
+
+
+@pytest.mark.parametrize(
+    ("placement", "depth", "expected"),
+    [
+        ("own", "none", ["sync"]),
+        ("shared", "none", ["Worker.give_back", "sync"]),
+        ("shared", "states", ["Worker.sleep states actor", "sync"]),
+        ("shared", "all", ["Worker.sleep all actor", "sync", "Worker.sleep all"]),
+    ],
+)
+def test_ranks_make_room_before_engines_are_first_used(
+    placement: str, depth: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    cluster = SimpleNamespace(all=lambda task: calls.append(task.__name__))
-    cluster.critics = cluster
     monkeypatch.setattr(live, "set_up", lambda *_: None)
     monkeypatch.setattr(live, "first_sync", lambda *_: calls.append("sync"))
     work: Any = SimpleNamespace(
-        cluster=cluster,
-        spec=SimpleNamespace(config=SimpleNamespace(rollout=SimpleNamespace(placement=placement))),
+        cluster=watched(calls),
+        spec=shared(depth, placement),
         session=SimpleNamespace(phase=lambda *_: nullcontext()),
         data=None,
     )
     scorer: Any = None
     kinds: Any = None
     Live.start(work, scorer, kinds)
-    assert calls == (["give_back", "sync"] if placement == "shared" else ["sync"])
+    assert calls == expected
+
+
+@pytest.mark.parametrize("depth", ["none", "states", "all"])
+def test_ranks_wake_when_engines_are_asleep(depth: str) -> None:
+    calls: list[str] = []
+    turn_to_ranks(watched(calls), shared(depth))
+    assert calls == ["RolloutEngine.sleep", *(["Worker.wake"] if depth != "none" else [])]
+    calls.clear()
+    give_cards_to_ranks(watched(calls), shared(depth))
+    assert calls == ([] if depth == "none" else ["RolloutEngine.sleep", "Worker.wake"])

@@ -45,10 +45,11 @@ def _can_sleep(spec: RunSpec[Any]) -> bool:
     return shared and has_cards(spec)
 
 
-def _sleeping(at: Situation) -> Sequence[Move]:
-    depths = get_args(RankSleep)
-    deeper = depths[depths.index(at.spec.rank_sleep) + 1 :]
-    return [{"cluster.rank_sleep": depth} for depth in deeper]
+def _depths_besides(at: Situation) -> tuple[Sequence[Move], Sequence[Move]]:
+    """Return the moves to less sleep, and those to more, the nearest first."""
+    moves = [{"cluster.rank_sleep": depth} for depth in get_args(RankSleep)]
+    place = moves.index({"cluster.rank_sleep": at.spec.rank_sleep})
+    return moves[:place][::-1], moves[place + 1 :]
 
 
 _trained_lever = partial(Lever, turns="trained", engine=ZeroConfig)
@@ -86,11 +87,20 @@ LEVERS: tuple[Lever, ...] = (
         words="ranks that sleep while the engines sample",
         cost="what sleeps crosses PCIe twice in each step, and is in host memory",
         rank=25,
-        settings=_sleeping,
+        settings=lambda at: _depths_besides(at)[1],
         reliefs=(Relief(_ASLEEP, where=("device",), phases=("load", "rollout", "sync", "save")),),
         applies=_can_sleep,
         codes=CROWDED,
         control=True,
+    ),
+    Lever(
+        keys=("cluster.rank_sleep",),
+        words="ranks that stay on their cards",
+        cost="engines have only the memory that ranks leave of a card",
+        rank=25,
+        settings=lambda at: _depths_besides(at)[0],
+        reliefs=(Relief(_ASLEEP, where=("host",)),),
+        applies=_can_sleep,
     ),
     _trained_lever(
         keys=("zero.optimizer_offload",),

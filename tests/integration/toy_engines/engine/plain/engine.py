@@ -37,6 +37,12 @@ class _Plain:
         parameters = dict(self.module.named_parameters())
         yield {name: parameters[name].detach() for name in names}
 
+    def sleep(self, weights: bool) -> None:
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        raise NotImplementedError
+
     def share(self, role: str) -> DividedShare | None:
         return None
 
