@@ -4,6 +4,7 @@ and why in one block, and leaves nothing behind.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 import re
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import ray
 from choice import slow
@@ -31,10 +33,12 @@ from decided import decided_model
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.engine import FrozenRole
-from plimsoll.config.rollout import RolloutConfig
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, PlimsollError, WorkerDied
-from plimsoll.rollout.protocol import EngineSpec, RolloutEngine
+from plimsoll.records import Prompt
+from plimsoll.reward.source import event_loop
+from plimsoll.rollout.protocol import EngineSpec, Request, RolloutEngine
 from plimsoll.rollout.transformers.config import TransformersConfig
 
 pytestmark = pytest.mark.engine
@@ -354,5 +358,33 @@ def test_who_is_named_is_where_a_failure_began(
         # A run's own Ray keeps no record of calls: its head grew by 3.6 KB with each.
         time.sleep(2)  # Ray sends its records once a second
         assert ray.timeline() == []
+    finally:
+        cluster.close()
+
+
+def test_a_request_that_fails_beside_other_calls_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plimsoll.cluster.ray._CULPRIT_SECONDS", 0.5)
+    write_task(tmp_path)
+    rollout = RolloutConfig(dtype="float32").with_engine(TransformersConfig())
+    spec = EngineSpec(0, str(tmp_path / "model"), 16, 1, "cpu", rollout)
+    cluster = RayCluster(ClusterConfig(), [spec], threads=1, device="cpu")
+    unknown = Prompt(0, np.array([10**6]), "a token that the model does not have")
+    failed = r"rollout engine 0 \(pid \d+ on node [\d.]+\) failed\n  Why: IndexError"
+    try:
+        with event_loop() as loop:
+            request = Request((unknown,), 1, SamplingConfig(), 0)
+            ask = cluster.keep_asking()
+
+            async def talk() -> None:
+                await ask(request, 0)
+
+            asking = asyncio.run_coroutine_threadsafe(talk(), loop)
+            with pytest.raises(PlimsollError, match=failed):
+                cluster.wait_for(asking)
+            with pytest.raises(PlimsollError, match=failed):
+                cluster.all(Worker.read_memory)
+            asking.cancel()
     finally:
         cluster.close()

@@ -50,7 +50,11 @@ SAMPLING = Absence("lacking", "sampling has the settings of rollout.sampling alo
 TEMPLATE = Absence("lacking", "a template has no options: write them into data.chat_template")
 ROWS = Absence("lacking", "rows are read by their columns: prepare them in a file")
 UPLOADS = Absence("lacking", "nothing is uploaded: `plimsoll export` writes a model to upload")
-SYNCHRONOUS = Absence("lacking", "a step samples, then learns; nothing is sampled by older weights")
+SYNCHRONOUS = Absence(
+    "lacking",
+    "it is converted to take turns; rollout.staleness: 1 samples while the ranks train, with cards "
+    "for the engines and a correction: see docs/async.md",
+)
 METHOD = Absence("lacking", "Plimsoll has no such method")
 NO_METHOD = Absence("lacking", "Plimsoll has no such method", refused=True)
 ADAMW = Absence("lacking", "weights are trained by AdamW", refused=True)

@@ -29,7 +29,7 @@ _REFUSED: Mapping[str, str] = {
         "pairs are read, not sampled: docs/dpo.md; or `plimsoll rl`",
     ),
     **dict.fromkeys(("bco", "tpo", "gold", "sdft", "sdpo", "ssd"), "there is no such method here"),
-    "async_grpo": "a step samples, then learns: write it as `trl grpo`",
+    "async_grpo": "write it as `trl grpo`, and set rollout.staleness in the config that it becomes",
 }
 _FOLDERS = re.compile(
     r"(?:.*[/.])?(?:trl|examples)[/.](?:scripts|experimental)[/.](?:\w+[/.])?(\w+)"
