@@ -40,6 +40,7 @@ from plimsoll.cluster.ray_members import (
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended
+from plimsoll.cluster.start_times import start_kind, telling_of_start, times_path, write_time
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
@@ -144,10 +145,12 @@ class RayCluster:
         self._before: dict[str, NodeState] = {}
         self._readings: dict[str, Reading] = {}
         self._hangs = HangWatch(config.hang_timeout)
+        begin = time.monotonic()
         start_ray(config)
         self._node_id = ray.get_runtime_context().get_node_id()
         try:
             self._start_members(config, specs, threads, device)
+            write_time(times_path(), start_kind(specs), time.monotonic() - begin)
         except BaseException:
             # Engines cannot answer a call while they load.
             self._call_on_nodes(end_processes, (*self._ranks, *self._engines))
@@ -191,13 +194,21 @@ class RayCluster:
             for member, spec in zip(self._engines, specs, strict=True)
         }
         if shared:  # vLLM counts as its own what the ranks put on its card while it measures
-            self._wait("start", starting, timeout=patience)
+            self._wait_for_start(starting, specs, patience)
             starting = {}
         starting |= {m.actor.start.remote(done): m for m, done in prepared.items()}
-        results = self._wait("start", starting, timeout=patience)
+        results = self._wait_for_start(starting, specs, patience)
         self._responses_per_request = int(results[-1]) if engines else 0
         self._watch(self._engines)
         self._hangs.add((*self._ranks, *self._engines))
+
+    def _wait_for_start(
+        self, starting: Mapping[Any, Member], specs: Sequence[EngineSpec], patience: float
+    ) -> list[Any]:
+        late, results = dict(starting), dict[Any, Any]()
+        with telling_of_start(start_kind(specs), lambda: sorted({m.role for m in late.values()})):
+            results.update(self._as_done("start", late, timeout=patience))
+        return [results[reference] for reference in starting]
 
     def _watch(self, started: Sequence[Member]) -> None:
         self._watches |= {member.actor.watch.remote(): member for member in started}
