@@ -45,11 +45,13 @@ def shared(sleep_level: int, **vllm: Any) -> dict[str, Any]:
     return config
 
 
-def check(home: Path, config: dict[str, Any], gap: float = GAP) -> list[dict[str, Any]]:
+def check(
+    home: Path, config: dict[str, Any], gap: float = GAP, environment: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     """The run's rows, once it has ended well. gap: of sampler and trainer, at most."""
     write_task(home)
     write_config(home, "ppo", config)
-    command = Command(home, "ppo", "ppo.yaml")
+    command = Command(home, "ppo", "ppo.yaml", environment=environment)
     outcome = command.finish(PATIENCE)
     assert outcome.code == 0, outcome.err
     wait_for(lambda: not command.processes(), "the end of all processes of the run")
@@ -97,6 +99,21 @@ def test_ppo_with_vllm_on_the_same_card(sleep_level: int, tmp_path: Path) -> Non
     assert min(card_bytes(tmp_path, "rollout")) > 0.8 * share
     training = card_bytes(tmp_path, "train_actor")
     assert max(training) < 0.6 * share if sleep_level else min(training) > 0.8 * share
+
+
+@needs_vllm
+def test_a_card_may_be_named_by_the_beginning_of_its_uuid(tmp_path: Path) -> None:
+    beginning = f"GPU-{torch.cuda.get_device_properties(0).uuid}"[:12]
+    check(tmp_path, shared(0), environment={"CUDA_VISIBLE_DEVICES": beginning})
+
+
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs three GPUs")
+def test_an_engine_of_two_cards_in_a_placement_group_starts_its_own_workers(tmp_path: Path) -> None:
+    """Elsewhere than the rank. vLLM asks Ray for its workers if it finds itself in such a group."""
+    config = shared(0, tensor_parallel=2)
+    config["rollout"]["placement"] = "own"
+    check(tmp_path, config)
 
 
 @needs_vllm
