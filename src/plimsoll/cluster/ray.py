@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ from plimsoll.machine.stacks import ask_for_stacks, end_processes
 from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Ask, EngineSpec, Request
+from plimsoll.run.displays import write_lines_to
 from plimsoll.run.readings import Reading
 
 R = TypeVar("R")
@@ -206,7 +208,11 @@ class RayCluster:
         self, starting: Mapping[Any, Member], specs: Sequence[EngineSpec], patience: float
     ) -> list[Any]:
         late, results = dict(starting), dict[Any, Any]()
-        with telling_of_start(start_kind(specs), lambda: sorted({m.role for m in late.values()})):
+
+        def names() -> list[str]:
+            return sorted({member.role for member in late.values()})
+
+        with telling_of_start(start_kind(specs), names, write_lines_to(sys.stdout)):
             results.update(self._as_done("start", late, timeout=patience))
         return [results[reference] for reference in starting]
 

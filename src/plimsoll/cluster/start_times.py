@@ -15,7 +15,6 @@ from threading import Timer
 from plimsoll.errors import PlimsollError
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.run.files import write_whole
-from plimsoll.run.output import tell
 
 _SLOW_SECONDS = 30.0
 """After how long a start tells what it waits for."""
@@ -63,15 +62,18 @@ def waiting_text(late: Sequence[str], waited: float, times: Mapping[str, float],
 
 
 @contextmanager
-def telling_of_start(kind: str, late: Callable[[], Sequence[str]]) -> Iterator[None]:
-    """Tell once what is waited for if the block takes long.
+def telling_of_start(
+    kind: str, late: Callable[[], Sequence[str]], say: Callable[[str], None]
+) -> Iterator[None]:
+    """Say once what is waited for if the block takes long.
 
     Args:
         kind: what `start_kind` returns.
         late: returns the names of the processes that have not started yet.
+        say: takes the line.
     """
     times = read_times(times_path())
-    timer = Timer(_SLOW_SECONDS, lambda: tell(waiting_text(late(), _SLOW_SECONDS, times, kind)))
+    timer = Timer(_SLOW_SECONDS, lambda: say(waiting_text(late(), _SLOW_SECONDS, times, kind)))
     timer.daemon = True
     timer.start()
     try:

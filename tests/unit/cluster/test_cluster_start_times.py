@@ -59,8 +59,7 @@ def test_a_long_start_tells_once_what_it_waits_for(
         told.set()
 
     monkeypatch.setattr(start_times, "_SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(start_times, "tell", note)
-    with telling_of_start("vllm", lambda: ["rollout engine 0"]):
+    with telling_of_start("vllm", lambda: ["rollout engine 0"], note):
         assert told.wait(60)
     assert lines == [
         "waiting for rollout engine 0 to start, for 0 s now; the last start of this kind took 28 s"
