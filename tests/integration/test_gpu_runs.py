@@ -45,11 +45,13 @@ def shared(sleep_level: int, **vllm: Any) -> dict[str, Any]:
     return config
 
 
-def check(home: Path, config: dict[str, Any], gap: float = GAP) -> list[dict[str, Any]]:
+def check(
+    home: Path, config: dict[str, Any], gap: float = GAP, environment: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     """The run's rows, once it has ended well. gap: of sampler and trainer, at most."""
     write_task(home)
     write_config(home, "ppo", config)
-    command = Command(home, "ppo", "ppo.yaml")
+    command = Command(home, "ppo", "ppo.yaml", environment=environment)
     outcome = command.finish(PATIENCE)
     assert outcome.code == 0, outcome.err
     wait_for(lambda: not command.processes(), "the end of all processes of the run")
@@ -112,7 +114,7 @@ def test_ranks_sleep_while_the_engine_samples(sleep_level: int, depth: str, tmp_
 
 @needs_vllm
 def test_ranks_sleep_beside_an_engine_that_is_sent_an_adapter_alone(tmp_path: Path) -> None:
-    config = shared(1, sync={"adapter": "separate"})
+    config = shared(1, adapter="separate")
     config["actor"]["adapter"] = {"rank": 8}
     config["cluster"]["rank_sleep"] = "all"
     check(tmp_path, config)
@@ -126,6 +128,21 @@ def rank_bytes(home: Path, phase: str) -> list[int]:
 
 
 @needs_vllm
+def test_a_card_may_be_named_by_the_beginning_of_its_uuid(tmp_path: Path) -> None:
+    beginning = f"GPU-{torch.cuda.get_device_properties(0).uuid}"[:12]
+    check(tmp_path, shared(0), environment={"CUDA_VISIBLE_DEVICES": beginning})
+
+
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs three GPUs")
+def test_an_engine_of_two_cards_in_a_placement_group_starts_its_own_workers(tmp_path: Path) -> None:
+    """Elsewhere than the rank. vLLM asks Ray for its workers if it finds itself in such a group."""
+    config = shared(0, tensor_parallel=2)
+    config["rollout"]["placement"] = "own"
+    check(tmp_path, config)
+
+
+@needs_vllm
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("sleep_level", [0, 1, 2])
 def test_ppo_with_an_engine_of_two_stages(sleep_level: int, tmp_path: Path) -> None:
@@ -136,7 +153,7 @@ def test_ppo_with_an_engine_of_two_stages(sleep_level: int, tmp_path: Path) -> N
 
 @needs_vllm
 def test_an_adapter_alone_goes_to_an_engine_that_slept(tmp_path: Path) -> None:
-    config = shared(1, sync={"adapter": "separate"})
+    config = shared(1, adapter="separate")
     config["actor"]["adapter"] = {"rank": 8}
     check(tmp_path, config)
 
@@ -147,8 +164,8 @@ def test_an_adapter_alone_goes_to_an_engine_that_slept(tmp_path: Path) -> None:
 def test_an_engine_of_fewer_bits_rounds_what_it_is_sent(
     quantization: str, gap: float, sleep_level: int, tmp_path: Path
 ) -> None:
-    vllm = {"quantization": quantization}
-    config = shared(sleep_level, vllm=vllm, sync={"max_logprob_gap": gap})
+    config = shared(sleep_level, arguments={"quantization": quantization})
+    config["rollout"]["sync"] = {"max_logprob_gap": gap}
     config["actor"]["adapter"] = {"rank": 8}
     config["actor"]["model"]["quantization"] = "nf4"
     rows = check(tmp_path, config, gap)
@@ -157,8 +174,8 @@ def test_an_engine_of_fewer_bits_rounds_what_it_is_sent(
 
 @needs_vllm
 def test_an_adapter_alone_goes_to_an_engine_of_fewer_bits(tmp_path: Path) -> None:
-    vllm = {"quantization": "fp8_per_tensor"}
-    config = shared(1, vllm=vllm, sync={"adapter": "separate", "max_logprob_gap": 0.2})
+    config = shared(1, adapter="separate", arguments={"quantization": "fp8_per_tensor"})
+    config["rollout"]["sync"] = {"max_logprob_gap": 0.2}
     config["actor"]["adapter"] = {"rank": 8}
     check(tmp_path, config, 0.2)
 

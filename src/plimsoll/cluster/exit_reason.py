@@ -31,6 +31,7 @@ _SHORTAGE = (
 )
 """Parts of messages of torch and the system that mean a lack of memory."""
 _RAYLET_GONE = "Owner's node has crashed"
+_FORGOTTEN = "all references to the actor were removed"
 _UNREACHABLE = re.compile(r"actor \w+ is unavailable")
 _NODE_GONE = re.compile(r"because its node has died\. Node Id: \w+(.*)", re.DOTALL)
 
@@ -47,6 +48,12 @@ def death_reason(report: str) -> str:
     detail = _DETAIL.search(report)
     if _RAYLET_GONE in report:
         return "Ray's own process on the command's node (raylet) was killed, or it crashed"
+    if _FORGOTTEN in report:  # the run keeps references until its end
+        return (
+            "Ray's head gave it up, since it cannot call this command back: a firewall is between "
+            "them, or this machine has a token (~/.ray/auth_token) and the cluster uses none: then "
+            "set RAY_AUTH_MODE=disabled for the command"
+        )
     if _UNREACHABLE.search(report):
         return "it cannot be reached: Ray's process on its node (raylet), or all of it, is gone"
     if node := _NODE_GONE.search(report):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ from plimsoll.cluster.ray_members import (
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended
+from plimsoll.cluster.start_times import start_kind, telling_of_start, times_path, write_time
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
@@ -49,6 +51,7 @@ from plimsoll.machine.stacks import ask_for_stacks, end_processes
 from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Ask, EngineSpec, Request
+from plimsoll.run.displays import write_lines_to
 from plimsoll.run.readings import Reading
 
 R = TypeVar("R")
@@ -145,10 +148,12 @@ class RayCluster:
         self._readings: dict[str, Reading] = {}
         self._hangs = HangWatch(config.hang_timeout)
         self._beside, self._engines_beside = _OpenCalls(), EpisodeEngines(self.engines)
+        begin = time.monotonic()
         start_ray(config)
         self._node_id = ray.get_runtime_context().get_node_id()
         try:
             self._start_members(config, specs, threads, device)
+            write_time(times_path(), start_kind(specs), time.monotonic() - begin)
         except BaseException:
             # Engines cannot answer a call while they load.
             self._call_on_nodes(end_processes, (*self._ranks, *self._engines))
@@ -192,13 +197,25 @@ class RayCluster:
             for member, spec in zip(self._engines, specs, strict=True)
         }
         if shared:  # vLLM counts as its own what the ranks put on its card while it measures
-            self._wait("start", starting, timeout=patience)
+            self._wait_for_start(starting, specs, patience)
             starting = {}
         starting |= {m.actor.start.remote(done): m for m, done in prepared.items()}
-        results = self._wait("start", starting, timeout=patience)
+        results = self._wait_for_start(starting, specs, patience)
         self._responses_per_request = int(results[-1]) if engines else 0
         self._watch(self._engines)
         self._hangs.add((*self._ranks, *self._engines))
+
+    def _wait_for_start(
+        self, starting: Mapping[Any, Member], specs: Sequence[EngineSpec], patience: float
+    ) -> list[Any]:
+        late, results = dict(starting), dict[Any, Any]()
+
+        def names() -> list[str]:
+            return sorted({member.role for member in late.values()})
+
+        with telling_of_start(start_kind(specs), names, write_lines_to(sys.stdout)):
+            results.update(self._as_done("start", late, timeout=patience))
+        return [results[reference] for reference in starting]
 
     def _watch(self, started: Sequence[Member]) -> None:
         self._watches |= {member.actor.watch.remote(): member for member in started}

@@ -6,7 +6,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -45,7 +44,7 @@ R = TypeVar("R")
 _LOOK_SECONDS = 20.0
 """How long a call of a function on a node may take."""
 _SOON_SECONDS = 10.0
-"""After how long a wait for cards, or for processes, is told to the user."""
+"""After how long a wait for cards tells what is missing."""
 _OWN_CARDS = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -205,7 +204,7 @@ def call_on_node(
 def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
     """Wait until all actors have a process; return them, named by their role and number."""
     try:
-        hosts = _hosts(role, [actor.host.remote() for actor in actors], timeout)
+        hosts: list[Host] = ray.get([actor.host.remote() for actor in actors], timeout=timeout)
     except GetTimeoutError as error:
         raise PlimsollError(
             f"Ray could not start the {role}s in {timeout:.0f} s (cluster.start_timeout), though "
@@ -224,14 +223,3 @@ def rank_members(role: str, actors: Sequence[Any], timeout: float) -> list[Membe
     unordered = members(role, actors, timeout)
     order = order_by_node([member.host.node_id for member in unordered])
     return [replace(unordered[i], role=f"{role} {number}") for number, i in enumerate(order)]
-
-
-def _hosts(role: str, references: Sequence[Any], timeout: float) -> list[Host]:
-    """Return the actors' hosts; print a note if they wait long."""
-    soon = min(timeout, _SOON_SECONDS)
-    with suppress(GetTimeoutError):
-        hosts: list[Host] = ray.get(references, timeout=soon)
-        return hosts
-    tell(f"waiting for Ray to start the processes of the {role}s")
-    hosts = ray.get(references, timeout=timeout - soon)
-    return hosts

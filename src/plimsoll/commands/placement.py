@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll.config.cluster import ClusterConfig, NodeGroup
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.host import most_busy_processes
@@ -45,17 +46,24 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     where = "this machine" if cluster.address is None else cluster.address
     rows = [
         ("this process", f"the controller; Ray on {where}"),
-        (_several("rank", cluster.ranks), f"device {cluster.device}"),
+        (_several("rank", cluster.ranks), f"device {cluster.device}{_nodes(cluster, 'actor')}"),
         *(("", role) for role in roles if role != critic or cluster.critic_ranks is None),
     ]
     if cluster.critic_ranks is not None and critic is not None:
-        rows.append((_several("critic rank", cluster.critic_ranks), critic))
+        critics = _several("critic rank", cluster.critic_ranks)
+        rows.append((critics, critic + _nodes(cluster, "critic")))
     engines = 0
     if spec.engines is not None:
-        rows.append((_several("engine", spec.engines.engines), _engine(spec.engines)))
+        text = _engine(spec.engines) + _nodes(cluster, "engines")
+        rows.append((_several("engine", spec.engines.engines), text))
         engines = spec.engines.engines
     threads = cluster.threads or f"the machine's cores / {most_busy_processes(cluster, engines)}"
     return [*rows, ("threads of each", str(threads))]
+
+
+def _nodes(cluster: ClusterConfig, group: NodeGroup) -> str:
+    count = cluster.own_nodes.counts.get(group)
+    return f", on {plural(count, 'node')} of its own" if count else ""
 
 
 def _roles(spec: RunSpec[Any]) -> list[str]:

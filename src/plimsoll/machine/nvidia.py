@@ -114,6 +114,20 @@ def visible_cards(cards: Sequence[LiveCard], visible: str | None) -> tuple[LiveC
     return tuple(seen)
 
 
+def complete_uuids(cards: Sequence[LiveCard], visible: str) -> str:
+    """Return a CUDA_VISIBLE_DEVICES with whole UUIDs in the place of their beginnings.
+
+    CUDA takes the beginning of a UUID, and NVML does not.
+    """
+    uuids = [part.uuid for card in cards for part in (card, *card.instances)]
+
+    def complete(word: str) -> str:
+        matches = [uuid for uuid in uuids if uuid.startswith(word) and not word.isdigit()]
+        return matches[0] if len(matches) == 1 else word
+
+    return ",".join(complete(word.strip()) for word in visible.split(","))
+
+
 def own_cards() -> tuple[LiveCard, ...]:
     """Return the cards that this process may use with CUDA. Raises the error of `live_cards`."""
     return visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))

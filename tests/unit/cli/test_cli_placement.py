@@ -69,6 +69,18 @@ def test_the_cores_of_each_of_several_nodes_are_divided() -> None:
     assert "the machine's cores / 3\n" in text
 
 
+def test_groups_on_nodes_of_their_own() -> None:
+    own = "own_nodes: {actor: 2, critic: 1, engines: 1}"
+    nodes = f"cluster: {{ranks: 8, critic_ranks: 5, nodes: 4, {own}, address: 'head:1'}}\n"
+    text = placement(
+        spec_of(validate(RlConfig, read_tree(PPO.replace("cluster: {ranks: 2}\n", nodes), "f")))
+    )
+    assert re.search(r"^  ranks 0-7 .*, on 2 nodes of its own$", text, re.MULTILINE)
+    assert re.search(r"^  critic ranks 0-4 .*, on 1 node of its own$", text, re.MULTILINE)
+    assert re.search(r"^  engine.*, on 1 node of its own$", text, re.MULTILINE)
+    assert "the machine's cores / 5\n" in text
+
+
 def test_the_reference_of_its_own() -> None:
     text = ppo("reference: {model: {path: r}, zero: {stage: 3}}\n")
     assert re.search(r"^ +reference r \(bfloat16, divided ", text, re.MULTILINE)

@@ -82,6 +82,15 @@ def test_other_deaths_have_the_reason_that_ray_gives() -> None:
     assert len(long) <= 500 and long.endswith(" end")
 
 
+def test_a_head_that_cannot_call_back_is_recognised() -> None:
+    report = """The actor died unexpectedly before finishing this task.
+\tclass_name: RankActor
+The actor is dead because all references to the actor were removed including lineage ref count.
+The actor never ran - it was cancelled before it started running."""
+    reason = death_reason(report)
+    assert "cannot call this command back" in reason and "RAY_AUTH_MODE=disabled" in reason
+
+
 def test_a_lost_node_is_recognised() -> None:
     rays_words = NODE.rpartition("\n\t")[2]
     assert death_reason(NODE) == f"its node is gone: {rays_words}"

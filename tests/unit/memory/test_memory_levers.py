@@ -18,6 +18,7 @@ from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.explain.explain import explain, explanation_text
 from plimsoll.memory.levers import catalogue
 from plimsoll.memory.levers.catalogue import LEVERS, moves_of
+from plimsoll.memory.levers.changes import apply_changes, changes_between
 from plimsoll.memory.levers.trials import Trial, Trials
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
@@ -172,3 +173,40 @@ def test_a_lever_that_is_added_in_one_place_is_offered_in_all(
     incident = Incident("device", "the card is full", seen=Sighting("rank 0", "a"))
     explanation = explain(spec, ground.hardware, Constants(), incident, "train_actor")
     assert f"+ {key}: 1000000" in explanation_text(explanation)
+
+
+OWN_NODES = "nodes: 3, critic_ranks: 2, own_nodes: {actor: 1, critic: 1, engines: 1}, ranks: 2"
+
+
+def moves_to_nodes(folder: Path, cluster: str, rollout: str = "placement: own") -> list[Move]:
+    """Return the moves to more nodes that leave the run's settings in agreement."""
+    (folder / "config.yaml").write_text(
+        TEXTS["ppo"]
+        .replace("ROLLOUT", rollout)
+        .replace("cluster: {ranks: 2", f"cluster: {{{cluster}")
+    )
+    spec = load_any(str(folder / "config.yaml"))
+    trials = Trials(spec, Ground(hardware_of(spec.cluster)))
+    lever = next(lever for lever in LEVERS if lever.words == "more nodes")
+    moves = moves_of(lever, trials.root.situation)
+    return [m for m in moves if apply_changes(spec, changes_between(spec, m)) is not None]
+
+
+def test_actor_critic_and_engines_are_offered_nodes_of_their_own(tmp_path: Path) -> None:
+    """Whose cards would do on one node: it is the nodes' host memory that may be too small."""
+    own = {"cluster.own_nodes.actor": 1, "cluster.own_nodes.critic": 1}
+    move = {"cluster.critic_ranks": 2, **own, "cluster.own_nodes.engines": 1, "cluster.nodes": 3}
+    assert move in moves_to_nodes(tmp_path, "ranks: 2")
+    assert {"cluster.critic_ranks": 2, **own, "cluster.nodes": 2} in moves_to_nodes(
+        tmp_path, "ranks: 2", "placement: shared"
+    )
+
+
+def test_nodes_of_their_own_grow_with_the_cluster(tmp_path: Path) -> None:
+    assert moves_to_nodes(tmp_path, OWN_NODES)[0] == {
+        "cluster.ranks": 6,
+        "cluster.critic_ranks": 6,
+        "cluster.own_nodes.actor": 2,
+        "cluster.own_nodes.critic": 2,
+        "cluster.nodes": 5,
+    }

@@ -20,6 +20,7 @@ from plimsoll.machine.nvidia import (
     CardProcess,
     LiveCard,
     card_order,
+    complete_uuids,
     live_cards,
     visible_cards,
 )
@@ -182,6 +183,23 @@ def test_visible_devices_are_read_as_cuda_reads_them(visible: str | None, seen: 
         for index, uuid in enumerate(("GPU-a0", "GPU-b1", "GPU-c2"))
     ]
     assert [card.index for card in visible_cards(cards, visible)] == seen
+
+
+@pytest.mark.parametrize(
+    ("visible", "whole"),
+    [
+        ("GPU-a", "GPU-a0"),
+        ("1,GPU-c2", "1,GPU-c2"),
+        ("MIG-c4, GPU-b", "MIG-c4,GPU-b1"),
+        ("GPU-", "GPU-"),
+        ("GPU-d", "GPU-d"),
+    ],
+)
+def test_the_beginning_of_a_uuid_is_completed(visible: str, whole: str) -> None:
+    cut = (card_of(2, "MIG-c3"), card_of(2, "MIG-c4"))
+    cards = [card_of(0, "GPU-a0"), card_of(1, "GPU-b1"), card_of(2, "GPU-c2")]
+    cards[2] = replace(cards[2], instances=cut)
+    assert complete_uuids(cards, visible) == whole
 
 
 def card_of(index: int, uuid: str) -> LiveCard:

@@ -23,7 +23,7 @@ from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.meter import child_processes, read_host
-from plimsoll.machine.nvidia import card_order
+from plimsoll.machine.nvidia import card_order, complete_uuids, live_cards
 from plimsoll.model.adapters import WEIGHTS
 from plimsoll.records import ExtractCalls, Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.rollout.protocol import (
@@ -73,6 +73,9 @@ def environment(spec: EngineSpec) -> dict[str, str]:
 
 def prepare() -> None:
     """Import vLLM, which takes seconds and makes no CUDA context."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if "-" in visible.removeprefix("-"):  # vLLM asks NVML for UUIDs, as they stand there
+        os.environ["CUDA_VISIBLE_DEVICES"] = complete_uuids(live_cards(), visible)
     import vllm.v1.engine.async_llm  # noqa: F401
 
 
