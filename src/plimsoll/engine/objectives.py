@@ -88,7 +88,7 @@ class DistillationObjective:
         device = pack.tokens_T.device
         with stream.head(device) as (weight_VH, bias_V):
             lesson = Lesson(
-                hidden_L_H=stream.hidden_L_H.to(device),
+                hidden_L_H=stream.hidden_L_H.to(device, non_blocking=True),
                 weight_VH=weight_VH,
                 bias_V=bias_V,
                 form=stream.model.form,

@@ -24,7 +24,13 @@ from plimsoll.spec.kernels import Capability
 from plimsoll.spec.roles import HeadKind
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Item, Moment, Where
-from plimsoll.timeline.tensors import Tensors, TrainPhase, scoring_phase, state_items
+from plimsoll.timeline.tensors import (
+    Tensors,
+    TrainPhase,
+    pinned_block,
+    scoring_phase,
+    state_items,
+)
 
 _KEPT = 1024
 """How many prices are cached: a search for settings that fit makes hundreds of plans, in which many
@@ -278,6 +284,7 @@ def teacher_items(
     moments: frozenset[Moment],
     *,
     has_head: bool,
+    pinned: int = 0,
 ) -> Iterator[Allocation]:
     """Yield the memory that a student needs of its teacher: hidden states, and the head.
 
@@ -287,6 +294,7 @@ def teacher_items(
         tokens: Tokens of a step on one rank.
         moments: All moments of the job.
         has_head: Whether the teacher's engine has the full head on the device already.
+        pinned: Tokens of a micro-batch, whose states are a pinned block on the host; 0 on the CPU.
     """
     element, hidden, vocabulary = teacher.model.element, shape.hidden, shape.vocabulary
 
@@ -296,7 +304,11 @@ def teacher_items(
         return Item("teacher", "frozen models", name, where, "allocated", size, formula, source)
 
     words = f"{tokens:,} tokens of a step"
-    states = item("hidden states", "host", element * tokens * hidden, words)
+    size = element * tokens * hidden
+    if pinned:
+        size = -(-tokens // pinned) * pinned_block(element * pinned * hidden)
+        words += f", {pinned:,} in a pinned block of a power of two,"
+    states = item("hidden states", "host", size, words)
     yield Allocation(states, frozenset(moment for moment in moments if moment.phase != "load"))
     if not has_head:
         words = f"{vocabulary:,} of the vocabulary"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.policy import PackTensors, TeacherModel
+from plimsoll.model.sending import keep_on_host
 from plimsoll.records import Pack
 
 
@@ -24,7 +25,8 @@ class TeacherForward:
     """A teacher's output for one micro-batch.
 
     Attributes:
-        hidden_L_H: The hidden states that are the head's input, in host memory.
+        hidden_L_H: The hidden states that are the head's input, in host memory. A card may still be
+            writing them; see `keep_on_host`.
         teacher: The teacher's engine.
     """
 
@@ -51,5 +53,7 @@ def teacher_forward(
 ) -> list[TeacherForward]:
     """Return the teacher's hidden states for each pack."""
     with teacher.scoring():
-        states = [teacher.forward(PackTensors.from_pack(pack, device)).cpu() for pack in packs]
+        states = [
+            keep_on_host(teacher.forward(PackTensors.from_pack(pack, device))) for pack in packs
+        ]
     return [TeacherForward(hidden_L_H, teacher) for hidden_L_H in states]

@@ -1,4 +1,4 @@
-"""Copy a micro-batch's arrays to a device in one piece."""
+"""Copy a micro-batch's arrays to a device in one piece, and tensors to the host and back."""
 
 from __future__ import annotations
 
@@ -37,6 +37,18 @@ def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
 def send_one(array: NDArray[Any], device: torch.device) -> Tensor:
     """Return a single array as a tensor on a device; see `send`."""
     return send({"": array}, device)[""]
+
+
+def keep_on_host(tensor: Tensor) -> Tensor:
+    """Return a copy in host memory; for a card in pinned memory, and the host does not wait.
+
+    Until the card has caught up, read the copy only by `to(device, non_blocking=True)` on the same
+    stream, which comes after it.
+    """
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
 
 
 def buffer_size(arrays: Mapping[str, NDArray[Any]]) -> int:

@@ -39,9 +39,13 @@ def found(role: str, name: str, **more: Any) -> list[Allocation]:
 
 
 def test_states_wait_in_host_memory_and_logits_come_in_two_chunks() -> None:
-    # 16 sequences of 512 tokens over 8 ranks: 1,024 tokens a rank, 3,584 wide.
+    # 16 sequences of 512 tokens over 8 ranks: 1,024 tokens a rank, 3,584 wide, in a pinned block
     [states] = found("teacher", "hidden states")
-    assert (states.item.bytes, states.item.where) == (2 * 1024 * 3584, "host")
+    assert 2**22 < 2 * 1024 * 3584 < 2**23
+    assert (states.item.bytes, states.item.where) == (2**23, "host")
+    more = {"batch": {"sequences": 40, "micro_batch_tokens": 1024}}
+    [states] = found("teacher", "hidden states", **more)  # 2,560 tokens in three micro-batches
+    assert states.item.bytes == 3 * 2**23
     assert {SCORING, LEARNING} <= states.moments
     inputs, chunks = (
         [one for one in found("actor", name) if LEARNING in one.moments]

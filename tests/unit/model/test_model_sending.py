@@ -16,7 +16,14 @@ from test_model_shared_prompts import GROUPS, samples_in
 import plimsoll
 from plimsoll.data.packing import pack_one
 from plimsoll.model.policy import PackTensors
-from plimsoll.model.sending import ALIGNMENT, buffer_size, send, send_one, views
+from plimsoll.model.sending import (
+    ALIGNMENT,
+    buffer_size,
+    keep_on_host,
+    send,
+    send_one,
+    views,
+)
 from plimsoll.records import Pack
 
 SOURCES = sorted(Path(plimsoll.__file__).parent.rglob("*.py"))
@@ -111,3 +118,20 @@ def test_a_pack_reaches_a_card_in_one_copy_and_the_host_does_not_wait() -> None:
     for one, other in pairs:
         assert one.is_cuda and torch.equal(one.cpu(), other) and one.dtype == other.dtype
     assert len({one.untyped_storage().data_ptr() for one, _ in pairs}) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_what_is_kept_on_the_host_comes_back_and_the_host_does_not_wait() -> None:
+    card = torch.device("cuda")
+    states = torch.randn(512, 256, device=card)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        kept = [keep_on_host(states * factor) for factor in (1, 2, 3)]
+        back = [one.to(card, non_blocking=True) for one in kept]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(one.is_pinned() for one in kept)
+    assert all(
+        torch.equal(one, states * factor) for one, factor in zip(back, (1, 2, 3), strict=True)
+    )

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from packed_cases import CPU, LENGTHS, SMALL, loss_of, packed, samples_of, settings_for, write
@@ -21,11 +22,16 @@ from transformers import masking_utils
 
 from plimsoll.algorithm.choice import feedback_loss
 from plimsoll.algorithm.inputs import FeedbackLossInputs, LabelCounts
+from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.config.base import Choice
 from plimsoll.data.packing import pack_one
+from plimsoll.engine.micro_batches import Shares, _add_shares, losses
+from plimsoll.engine.objectives import NllObjective, PolicyObjective, PolicyStream
+from plimsoll.engine.protocol import Engine
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import Family, tiny_config
+from plimsoll.records import BatchCounts, Pack
 
 _aten = torch.ops.aten
 READ_BY_THE_HOST = {
@@ -122,6 +128,56 @@ def test_transformers_looks_for_no_sequences_in_positions(
     assert not looked
 
 
+class Plain:
+    """A model without an engine around it: what DeepSpeed adds has its own waits."""
+
+    def __init__(self, model: PolicyModel) -> None:
+        self.forward = model
+
+    def learn(self, packs: list[Pack], objective: Any, streams: list[Any], device: Any) -> Shares:
+        """Go through a step's micro-batches as `learn` does, up to the reading of their sums."""
+        shares: Shares = {}
+        counts = BatchCounts(tokens=40, sequences=8)
+        for output in losses(cast(Engine, self), packs, streams, counts, objective, device):
+            output.loss.backward()
+            _add_shares(shares, output)
+        return shares
+
+
+def micro_batches() -> list[Pack]:
+    """Packs of different lengths, as they come."""
+    return [pack_one(samples_of(lengths), range(len(lengths))) for lengths in PACKS]
+
+
+def policy_stream(pack: Pack) -> PolicyStream:
+    columns = (np.linspace(-1.0, 1.0, len(pack.targets_L), dtype=np.float32) for _ in range(4))
+    return PolicyStream(*columns)
+
+
+OBJECTIVES: dict[str, tuple[Any, Any]] = {
+    "nll": (NllObjective(), lambda pack: None),
+    "policy": (
+        PolicyObjective(
+            Choice(name="clip"),
+            Choice(name="truncate"),
+            PolicyTerms(kl_estimator="k3", kl_coefficient=0.1, entropy_bonus=0.05),
+        ),
+        policy_stream,
+    ),
+}
+PACKS = ((7, 1, 12), (5,), (9, 3, 2, 6))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_number_is_read_between_the_micro_batches_of_a_step(name: str, tmp_path: Path) -> None:
+    objective, stream = OBJECTIVES[name]
+    engine = Plain(load_policy(settings_for(written(tmp_path, "qwen2", None)), CPU))
+    packs = micro_batches()
+    with Reads() as reads:
+        shares = engine.learn(packs, objective, [stream(pack) for pack in packs], CPU)
+    assert not reads.found and len(shares["loss"]) == len(packs)
+
+
 @contextmanager
 def refusing_waits() -> Iterator[None]:
     """Have CUDA raise where the host would wait for the card inside the block."""
@@ -157,3 +213,21 @@ def test_the_host_does_not_wait_in_a_forward_and_backward_pass(
     learn(model, PackTensors.from_pack(pack, card))  # libraries start
     with refusing_waits():
         learn(model, PackTensors.from_pack(pack, card))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_host_does_not_wait_between_the_micro_batches_of_a_step(
+    name: str, tmp_path: Path
+) -> None:
+    """Uploads of packs and streams, forward and backward passes, losses and their sums."""
+    card, (objective, stream) = torch.device("cuda"), OBJECTIVES[name]
+    settings = settings_for(written(tmp_path, "qwen2", None), dtype="bfloat16", attention="varlen")
+    engine = Plain(load_policy(settings, card).to(card))
+    packs = micro_batches()
+    streams = [stream(pack) for pack in packs]
+    engine.learn(packs, objective, streams, card)  # libraries start
+    with refusing_waits():
+        shares = engine.learn(packs, objective, streams, card)
+    assert len(shares["loss"]) == len(packs)

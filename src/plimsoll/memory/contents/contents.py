@@ -326,7 +326,8 @@ def _distillation(job: PlannedJob, teacher: FrozenRole) -> Iterator[Allocation]:
     tokens = -(-job.spec.workload.sequences // ranks) * job.spec.workload.longest
     shape = job.shapes["teacher"]
     has_head = trainer_price(teacher).has_head(teacher, ranks, job.device)
-    return teacher_items(teacher, shape, tokens, job.moments, has_head=has_head)
+    pinned = min(tokens, job.spec.workload.budget) if job.device == "cuda" else 0
+    return teacher_items(teacher, shape, tokens, job.moments, has_head=has_head, pinned=pinned)
 
 
 def _teacher_head(job: PlannedJob) -> TeacherHead | None:
