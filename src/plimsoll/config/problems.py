@@ -96,6 +96,7 @@ Code = Literal[
     "sleep-expandable-segments",
     "sleep-not-shared",
     "state-dtype",
+    "sync-route",
     "tensor-parallel",
     "tensor-parallel-node",
     "text-decoder",
