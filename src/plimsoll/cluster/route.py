@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.rollout import DecidedRoute, RolloutConfig
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.channel import Channel
 from plimsoll.engine.weights import WeightPlan
@@ -47,6 +47,7 @@ class ActorRoute:
         self._largest = largest_pack
         self._as_published = as_published
         self._rollout = rollout
+        self.name = rollout.sync.decided_route
         self._all = all_first
         self._channel: Channel | None = None
 
@@ -55,31 +56,26 @@ class ActorRoute:
 
         Engines that sleep without their weights get all; others get what training changes.
         """
-        cluster, published, route = self._cluster, self._as_published, self._route
+        cluster, published = self._cluster, self._as_published
         only_trained = not (self._all or self._rollout.engine.forgets_weights)
         arguments = "actor", bucket_bytes, published, only_trained
         plan = cluster.all(Worker.weight_plan, *arguments)[0]
         channel = self._open(plan)
         cluster.engines_do(RolloutEngine.begin_sync, plan.names, channel)
         gather_arguments = [("actor", names, published) for names in plan.buckets]
-        senders = cluster.ranks if route == "ipc" else 1
+        senders = cluster.ranks if self.name == "ipc" else 1
         received = cluster.hand_over(Worker.weight_bucket, gather_arguments, _RECEIVE, senders)
+        cluster.engines_do(RolloutEngine.end_receiving)
+        cluster.all(Worker.rest_channel)  # before the engines' caches come back to the cards
         cluster.engines_do(RolloutEngine.finish_sync, version)
-        cluster.all(Worker.rest_channel)
         self._all = False
         return sum(received)
-
-    @property
-    def _route(self) -> DecidedRoute:
-        route = self._rollout.sync.route
-        assert route != "auto", "of a run that is resolved"
-        return route
 
     def _open(self, plan: WeightPlan) -> Channel:
         """Return the way to the engines, which the first transfer opens."""
         if self._channel is None:
             members, near = 1 + self._rollout.all_parts, self._cluster.engines_near
-            arguments = self._route, plan.largest, near, members
+            arguments = self.name, plan.largest, near, members
             self._channel = self._cluster.all(Worker.open_channel, *arguments)[0]
         return self._channel
 
@@ -99,6 +95,8 @@ class ActorRoute:
 
 class AdapterRoute:
     """A `WeightRoute` for the actor's adapter alone: the engines hold the base model already."""
+
+    name = "adapter"
 
     def __init__(self, cluster: Cluster, actor: ActorRoute) -> None:
         self._cluster = cluster

@@ -73,8 +73,8 @@ class Live:
             proved = sync_weights(self.sync, step)
         return {
             "sync/logprob_gap": proved.gap,
-            "sync/bytes": proved.bytes,
-            "sync/seconds": proved.seconds,
+            f"sync/bytes/{proved.route}": proved.bytes,
+            f"sync/seconds/{proved.route}": proved.seconds,
         }
 
     def evaluate(self) -> dict[str, float]:

@@ -76,10 +76,9 @@ class PlannedJob:
         if actor.adapter and self.spec.sends_adapter_alone:
             size = adapter_parameters(shape, actor.adapter) * actor.model.element
             return Sending(None, size, size, near)
-        route, every = engines.sync.route, _sent_bytes(engines, actor, shape)
-        assert route != "auto", "of a run that is resolved"
+        every = _sent_bytes(engines, actor, shape)
         bucket = _bucket_bytes(engines, actor, shape)
-        return Sending(route, bucket, min(2 * bucket, every), near)
+        return Sending(engines.sync.decided_route, bucket, min(2 * bucket, every), near)
 
     def _nodes_of(self, kind: str) -> set[int]:
         return {process.slot.node for process in self.layout.processes if process.kind == kind}
