@@ -43,6 +43,7 @@ class Separate:
     """The route of an adapter alone, between a trainer and an engine in this process."""
 
     pair: Pair
+    name: str = "adapter"
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
         files = self.pair.worker.adapter_files("actor", version)

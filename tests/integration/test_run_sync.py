@@ -70,6 +70,7 @@ class Pair:
     """A trainer and an engine in this process; a `WeightRoute` between them.
 
     withheld: a tensor that the trainer forgets altogether. alter: what happens to the buckets.
+    only_trained: leave out what does not learn.
     """
 
     worker: Worker
@@ -77,15 +78,18 @@ class Pair:
     loop: asyncio.Runner
     withheld: str | None = None
     alter: Alter = whole
+    name: str = "host"
+    only_trained: bool = False
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
-        plan = self.worker.weight_plan("actor", bucket_bytes, True, False)
+        plan = self.worker.weight_plan("actor", bucket_bytes, True, self.only_trained)
         channel = self.worker.open_channel("host", plan.largest, True, 1)
         announced = tuple(name for name in plan.names if name != self.withheld)
         self.loop.run(self.engine.begin_sync(announced, channel))
         sent = sum(map(self.send, plan.buckets))
-        self.loop.run(self.engine.finish_sync(version))
+        self.loop.run(self.engine.end_receiving())
         self.worker.rest_channel()
+        self.loop.run(self.engine.finish_sync(version))
         return sent
 
     def send(self, names: tuple[str, ...]) -> int:

@@ -82,13 +82,19 @@ def check(bucket: WeightBucket, got: Any, number: int) -> None:
 class End:
     """Opens an inlet in the process that it is sent to."""
 
-    def __init__(self, channel: Channel, number: int = 1, card: str | None = None) -> None:
-        self.channel, self.number, self.card = channel, number, card
+    def __init__(
+        self,
+        channel: Channel,
+        number: int = 1,
+        card: str | None = None,
+        device: torch.device = CPU,
+    ) -> None:
+        self.channel, self.number, self.card, self.device = channel, number, card, device
 
     def __call__(self) -> Inlet:
         if self.card is not None:
-            return CardInlet(CPU, self.card)
-        return open_inlet(self.channel, self.number, CPU)
+            return CardInlet(self.device, self.card)
+        return open_inlet(self.channel, self.number, self.device)
 
 
 def send_all(outlet: Outlet, connections: list[Any]) -> None:

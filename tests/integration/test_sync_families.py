@@ -4,6 +4,7 @@ was, whichever family it is of."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,22 @@ def test_unchanged_weights_change_nothing(name: str, tmp_path: Path) -> None:
         assert len(before) > 10
         assert pair.sync(1).gap < BOUND
         [after] = loop.run(engine._llm.collective_rpc(states))
+        for part in ("self_attn", "mlp", "input_layernorm"):
+            learn_alone(worker, part)
+            assert replace(pair, only_trained=True).sync(2).gap < BOUND
+            [partly] = loop.run(engine._llm.collective_rpc(states))
+            assert partly == before, part
     worker.stop()
     assert after == before
+
+
+def learn_alone(worker: Worker, part: str) -> None:
+    """Freeze all weights but those of a part of the last layer, or what is sent with it."""
+    module = worker._engine("actor").module
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(f"layers.1.{part}" in name)
+    plan = worker.weight_plan("actor", 2**20, True, True)
+    assert plan.names and all(".layers.1." in name for name in plan.names)
 
 
 def states(worker: Any) -> dict[str, str]:

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.rollout import DecidedRoute, RolloutConfig
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.channel import Channel
 from plimsoll.engine.weights import WeightPlan
@@ -30,55 +30,54 @@ class ActorRoute:
         as_published: whether the engines load weights in the layout of a model's files; otherwise
             in that of transformers' model.
         rollout: the settings of the engines.
+        all_first: whether the first transfer sends what training does not change, too, because
+            engines have loaded other values.
     """
 
     def __init__(
-        self, cluster: Cluster, largest_pack: int, as_published: bool, rollout: RolloutConfig
+        self,
+        cluster: Cluster,
+        largest_pack: int,
+        as_published: bool,
+        rollout: RolloutConfig,
+        *,
+        all_first: bool = False,
     ) -> None:
         self._cluster = cluster
         self._largest = largest_pack
         self._as_published = as_published
         self._rollout = rollout
-        self._opened: tuple[Channel, WeightPlan] | None = None
+        self.name = rollout.sync.decided_route
+        self._all = all_first
+        self._channel: Channel | None = None
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
-        """Send weights, bucket by bucket; return the bytes that an engine received.
+        """Send the weights that the engines lack, by buckets; return the bytes that one received.
 
-        The first transfer sends all weights. The next ones leave out what training does not change,
-        unless the engines forget their weights when they sleep.
+        Engines that sleep without their weights get all; others get what training changes.
         """
-        cluster, published, route = self._cluster, self._as_published, self._route
-        if self._opened is None:
-            channel, plan = self._open(bucket_bytes)
-            changing = not self._rollout.engine.forgets_weights
-            next_plan = self._plan(bucket_bytes, only_trained=changing)
-            self._opened = channel, next_plan
-        else:
-            channel, plan = self._opened
+        cluster, published = self._cluster, self._as_published
+        only_trained = not (self._all or self._rollout.engine.forgets_weights)
+        arguments = "actor", bucket_bytes, published, only_trained
+        plan = cluster.all(Worker.weight_plan, *arguments)[0]
+        channel = self._open(plan)
         cluster.engines_do(RolloutEngine.begin_sync, plan.names, channel)
         gather_arguments = [("actor", names, published) for names in plan.buckets]
-        senders = cluster.ranks if route == "ipc" else 1
+        senders = cluster.ranks if self.name == "ipc" else 1
         received = cluster.hand_over(Worker.weight_bucket, gather_arguments, _RECEIVE, senders)
+        cluster.engines_do(RolloutEngine.end_receiving)
+        cluster.all(Worker.rest_channel)  # before the engines' caches come back to the cards
         cluster.engines_do(RolloutEngine.finish_sync, version)
-        cluster.all(Worker.rest_channel)
+        self._all = False
         return sum(received)
 
-    @property
-    def _route(self) -> DecidedRoute:
-        route = self._rollout.sync.route
-        assert route != "auto", "of a run that is resolved"
-        return route
-
-    def _open(self, bucket_bytes: int) -> tuple[Channel, WeightPlan]:
-        """Open the ranks' ends of the way; return it with the plan of all weights."""
-        plan = self._plan(bucket_bytes, only_trained=False)
-        members, near = 1 + self._rollout.all_parts, self._cluster.engines_near
-        arguments = self._route, plan.largest, near, members
-        return self._cluster.all(Worker.open_channel, *arguments)[0], plan
-
-    def _plan(self, bucket_bytes: int, *, only_trained: bool) -> WeightPlan:
-        arguments = "actor", bucket_bytes, self._as_published, only_trained
-        return self._cluster.all(Worker.weight_plan, *arguments)[0]
+    def _open(self, plan: WeightPlan) -> Channel:
+        """Return the way to the engines, which the first transfer opens."""
+        if self._channel is None:
+            members, near = 1 + self._rollout.all_parts, self._cluster.engines_near
+            arguments = self.name, plan.largest, near, members
+            self._channel = self._cluster.all(Worker.open_channel, *arguments)[0]
+        return self._channel
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         """Return the trainer's log-probs of all tokens but the first, one array per sequence."""
@@ -96,6 +95,8 @@ class ActorRoute:
 
 class AdapterRoute:
     """A `WeightRoute` for the actor's adapter alone: the engines hold the base model already."""
+
+    name = "adapter"
 
     def __init__(self, cluster: Cluster, actor: ActorRoute) -> None:
         self._cluster = cluster

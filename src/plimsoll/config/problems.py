@@ -102,6 +102,7 @@ Code = Literal[
     "staleness-correction",
     "staleness-groups",
     "state-dtype",
+    "sync-route",
     "tensor-parallel",
     "tensor-parallel-node",
     "text-decoder",

@@ -66,6 +66,12 @@ class SyncConfig(Settings):
     probe_sequences: PositiveInt = 16
     """Sequences in the probe: the first prompts of data.train."""
 
+    @property
+    def decided_route(self) -> DecidedRoute:
+        """The route of a run that is resolved."""
+        assert self.route != "auto", "of a run that is resolved"
+        return self.route
+
 
 class ServeConfig(Settings):
     """The endpoint at which agents, environments that call the policy themselves, find it."""

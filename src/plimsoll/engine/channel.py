@@ -248,6 +248,8 @@ class CardOutlet:
         """Give the card memory back, now that engines have let go of it."""
         self._buffers.clear()
         _collect(self._device)
+        if self._device.type == "cuda":  # the engine on this card wakes its cache next
+            torch.cuda.empty_cache()
 
 
 class CardInlet:

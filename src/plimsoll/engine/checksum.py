@@ -15,12 +15,12 @@ import torch
 import xxhash
 from torch import Tensor
 
-_ROW = 2**18
-"""Words of a row. Every row has the same factors, and rows have factors, too."""
+from plimsoll.engine.price import CHECKSUM_BYTES
+
 _ROWS_AT_ONCE = 4
 """Rows in one product; more would need more memory, fewer more kernels."""
-WORKING_BYTES = 8 * _ROW * (1 + _ROWS_AT_ONCE)
-"""Bytes of a card's factors and of its largest product."""
+_ROW = CHECKSUM_BYTES // (8 * (1 + _ROWS_AT_ONCE))
+"""Words of a row: 2^18. Every row has the same factors, and rows have factors, too."""
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as splitmix64 has it; here as signed integers
 _MIX = -4658895280553007687
 

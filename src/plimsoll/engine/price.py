@@ -13,6 +13,7 @@ from typing import cast
 
 from plimsoll.config.cluster import Device, RankSleep
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.rollout import DecidedRoute
 from plimsoll.model.price.activations import activation_items, backward_items
 from plimsoll.model.price.form import (
     ActivationForm,
@@ -94,8 +95,8 @@ class TrainerPrice:
     """The functions that price a trainer engine's memory on one rank.
 
     Attributes:
-        trained: Returns the tensors of a role that learns. Args: role, work, bytes of a bucket of
-            weights on the way to engines (0 without engines).
+        trained: Returns the tensors of a role that learns. Args: role, work, how weights go to
+            engines (None without engines).
         frozen: Returns the tensors of a role that only scores. Args: role, work.
         saved: Returns the bytes that a checkpoint holds for each trained parameter of a role.
         division: Describes how a role is divided over the ranks, such as "stage 2".
@@ -104,7 +105,7 @@ class TrainerPrice:
             Args: role, ranks, device.
     """
 
-    trained: Callable[[TrainedRole, RoleWork, int], TrainedTensors]
+    trained: Callable[[TrainedRole, RoleWork, Sending | None], TrainedTensors]
     frozen: Callable[[FrozenRole, RoleWork], tuple[Tensors, ...]]
     saved: Callable[[TrainedRole], SavedBytes]
     division: Callable[[TrainedRole | FrozenRole], str]
@@ -124,7 +125,7 @@ def trained_role(
     phase: TrainPhase,
     *,
     entropy: bool = False,
-    sync_bucket: int = 0,
+    sending: Sending | None = None,
     teacher: TeacherHead | None = None,
 ) -> tuple[Allocation, ...]:
     """Return the memory of a trained role on one rank: items, and the moments of each.
@@ -134,12 +135,11 @@ def trained_role(
         role_work: The role's model, and what the rank does with it.
         phase: The phase that trains it.
         entropy: Whether the head computes the entropy.
-        sync_bucket: Bytes of a bucket of the actor's weights on their way to engines; 0 without
-            engines.
+        sending: How the actor's weights go to engines; None without engines.
         teacher: The teacher's head, for a student.
     """
     name, shape, work, device = role_work.name, role_work.shape, role_work.work, role_work.device
-    trained = trainer_price(role).trained(role, role_work, sync_bucket)
+    trained = trainer_price(role).trained(role, role_work, sending)
     form = activation_form(
         *(role.model, role.adapter, shape, role_work.head, device, entropy, role_work.scaled),
         role_work.capability,
@@ -187,6 +187,8 @@ def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]
 
 SAVE_BUCKET = 2**30
 """Bytes of weights that are gathered at once when a model is saved."""
+CHECKSUM_BYTES = 10 * 2**20
+"""What a card needs beside a bucket to compute its checksums (engine/checksum.py)."""
 CHECKPOINT_FILE = 2**28
 """Bytes of stretches in one file of a checkpoint, at most."""
 
@@ -242,39 +244,66 @@ class Outgoing:
     gathers: bool
 
 
+@dataclass(frozen=True)
+class Sending:
+    """The actor's weights on their way to engines.
+
+    Attributes:
+        route: How they go; None if an adapter goes alone, as files.
+        bucket: Bytes of the largest bucket, or of the adapter.
+        two: Bytes of two buckets, or of all weights if that is less.
+        near: Whether every engine is on the first rank's node.
+    """
+
+    route: DecidedRoute | None
+    bucket: int
+    two: int
+    near: bool = True
+
+
 def outgoing_tensors(
-    weights: Outgoing, device: Device, sync_bucket: int, first: bool
+    weights: Outgoing, device: Device, sending: Sending | None, first: bool
 ) -> Iterator[Tensors]:
     """Yield the buffers of the actor's weights on their way to engines and to files.
 
     Args:
         weights: The weights.
         device: The device that the rank computes on.
-        sync_bucket: Bytes of a bucket that is sent to engines; if an adapter is sent alone, the
-            bytes of the adapter.
+        sending: How the weights go to engines; None without engines.
         first: Whether this is the rank that collects what the ranks gather.
     """
     saved = weights.trained if weights.adapted else weights.every
-
-    def outgoing_buffer(name: str, size: int, source: str, where: Where) -> Tensors:
-        return Tensors("buffers", name, "bytes", size, 1, source, where=where)
-
     if weights.gathers:
+        bucket = 0 if sending is None else min(sending.bucket, weights.every)
         where: Where = "device" if device == "cuda" else "host"
         source = "engine/protocol.py: gather"
-        gathered = outgoing_buffer(
-            "gathered weights", min(sync_bucket, weights.every), source, where
-        )
+        gathered = _outgoing_buffer("gathered weights", bucket, source, where)
         yield replace(gathered, life="sending")
         yield replace(gathered, elements=min(SAVE_BUCKET, saved), life="saving")
+    if sending is not None and (first or sending.route == "ipc"):
+        yield from _sent_buckets(sending, device)
     if first:
-        bucket = sync_bucket if weights.adapted else min(sync_bucket, weights.every)
-        sent = outgoing_buffer(
-            "bucket of weights", bucket, "engine/weights.py: make_bucket", "host"
-        )
         source = "engine/export.py: write_model collects on rank 0"
-        yield replace(sent, life="sending")
-        yield replace(outgoing_buffer("model to save", saved, source, "host"), life="saving")
+        yield replace(_outgoing_buffer("model to save", saved, source, "host"), life="saving")
+
+
+def _sent_buckets(sending: Sending, device: Device) -> Iterator[Tensors]:
+    """Yield the buffers of a rank that sends."""
+    source, two = "engine/channel.py", sending.two
+    if sending.route is None:
+        files = _outgoing_buffer("adapter to send", sending.bucket, "engine/export.py", "host")
+        yield replace(files, life="sending")
+    elif sending.route == "host":  # the memory stays for the next sync
+        yield replace(_outgoing_buffer("buckets of weights", two, source, "host"), life="stepped")
+    if device == "cuda" and sending.route is not None:
+        size = sending.bucket if sending.route == "host" else two
+        name = "packed bucket" if sending.route == "host" else "buckets of weights"
+        packed = _outgoing_buffer(name, size + CHECKSUM_BYTES, source, "device")
+        yield replace(packed, life="sending")
+
+
+def _outgoing_buffer(name: str, size: int, source: str, where: Where) -> Tensors:
+    return Tensors("buffers", name, "bytes", size, 1, source, where=where)
 
 
 def teacher_items(

@@ -158,11 +158,11 @@ def _stores(
     keys_of: dict[object, list[ContentsKey]] = {}
     for slot, processes in sorted(_by_slot(job.layout.processes, where).items()):
         keys = [contents_key(job, process) for process in processes]
-        # The first rank collects weights on its host: to be first makes no difference on cards.
+        # The first rank also collects and sends weights. On cards it stands for the other ranks.
         compared = keys if where == "host" else [replace(key, first=False) for key in keys]
         group = (_hardware(job, slot), *compared)
         slots_of.setdefault(group, []).append(slot)
-        keys_of[group] = keys
+        keys_of.setdefault(group, keys)
     for equal, slots in slots_of.items():
         name, capacity = _hardware(job, slots[0])
         held = tuple(a for key in keys_of[equal] for a in contents[key] if a.item.where == where)

@@ -87,8 +87,8 @@ class Live(Source):
             leave_cards(self.work.cluster, self.work.spec)
         return {
             "sync/logprob_gap": proved.gap,
-            "sync/bytes": proved.bytes,
-            "sync/seconds": proved.seconds,
+            f"sync/bytes/{proved.route}": proved.bytes,
+            f"sync/seconds/{proved.route}": proved.seconds,
         }
 
     def evaluate(self) -> dict[str, float]:

@@ -153,13 +153,15 @@ def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
 def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> WeightSync:
     """Return the sync of weights to the engines, after comparing both sides' first weights."""
     rollout, budget = spec.config.rollout, spec.workload.largest_pack(cluster.ranks)
-    whole = ActorRoute(cluster, budget, rollout_build(rollout).as_published, rollout)
+    quantised = spec.actor.model.quantization != "none"
+    published = rollout_build(rollout).as_published
+    whole = ActorRoute(cluster, budget, published, rollout, all_first=quantised)
     merged = spec.actor.adapter is not None and not spec.sends_adapter_alone
     return prepare_sync(
         AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole,
         rollout.sync,
         probe_sequences(data.train, spec),
-        send_first=spec.actor.model.quantization != "none" or spec.rank_sleep != "none",
+        send_first=quantised or spec.rank_sleep != "none",
         merged_in_bfloat16=merged and rollout.dtype == "bfloat16",
     )
 

@@ -55,7 +55,7 @@ LEVERS: tuple[Lever, ...] = (
         cost="weights are sent in smaller buckets",
         rank=10,
         settings=lambda at: [{_BUCKET: _SMALL}] if at.rollout.sync.bucket_bytes > _SMALL else (),
-        reliefs=(Relief(("rollout engines", "buffers"), where=("host",)),),
+        reliefs=(Relief(("rollout engines", "buffers")),),
     ),
     _engine_lever(
         keys=(_STALENESS,),

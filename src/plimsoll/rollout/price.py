@@ -10,11 +10,12 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.engine.price import Sending
 from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.engine_rules import rollout_rules
 from plimsoll.spec.run_spec import Phase, RunSpec
-from plimsoll.timeline.items import Allocation, Item, Moment
+from plimsoll.timeline.items import Allocation, Item, Moment, Where
 
 STARTING = Moment("load", "start engines")
 """The moment when engines take their share, before the ranks read their models."""
@@ -55,7 +56,7 @@ class EngineProcess:
         part: the number of the worker in its engine.
         card: the process's card; None on the CPU, or if the process has none.
         context: bytes of a CUDA context, which are counted elsewhere.
-        bucket: bytes of the largest bucket of new weights.
+        sending: how new weights come.
         moments: all moments of the job.
     """
 
@@ -65,7 +66,7 @@ class EngineProcess:
     device: Device
     card: Card | None
     context: int
-    bucket: int
+    sending: Sending | None
     moments: frozenset[Moment]
 
 
@@ -155,19 +156,24 @@ def rollout_price(rollout: RolloutConfig) -> RolloutPrice:
 
 
 def receiving_items(
-    name: str, size: int, moments: frozenset[Moment], words: str = "the largest bucket"
+    name: str,
+    size: int,
+    moments: frozenset[Moment],
+    words: str = "the largest bucket",
+    where: Where = "host",
 ) -> Iterator[Allocation]:
-    """Yield a host copy of new weights on their way to an engine.
+    """Yield a copy of new weights on their way to an engine.
 
     Args:
         name: the copy's name in the plan.
         size: its bytes.
         moments: all moments of the job.
         words: a description of the bytes, for the formula.
+        where: in host memory, or on the card.
     """
     formula = f"{size:,} bytes of {words}"
     source = "rollout/vllm/engine.py: receive; rollout/vllm/receiver.py"
-    item = Item("rollout", "rollout engines", name, "host", "allocated", size, formula, source)
+    item = Item("rollout", "rollout engines", name, where, "allocated", size, formula, source)
     yield Allocation(item, moments & {_SENDING})
 
 

@@ -141,12 +141,16 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    async def finish_sync(self, version: int) -> None:
-        """Use the new weights as `version` from now on; wake up, and drop cached prefixes.
+    async def end_receiving(self) -> None:
+        """Put the new weights in their places, and let go of the senders' memory.
 
         Raises:
             WeightSyncError: a tensor is missing.
         """
+        ...
+
+    async def finish_sync(self, version: int) -> None:
+        """Use the new weights as `version` from now on; wake up, and drop cached prefixes."""
         ...
 
     async def pause(self) -> None:

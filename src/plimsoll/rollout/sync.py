@@ -32,6 +32,11 @@ these up in another order. The first weights do not show it: a new adapter does 
 class WeightRoute(Protocol):
     """The way from the trainer's ranks to the engines, which the cluster provides."""
 
+    @property
+    def name(self) -> str:
+        """The name of the way in metrics."""
+        ...
+
     def transfer(self, bucket_bytes: int, version: int) -> int:
         """Send all tensors to all engines in buckets; return the bytes that each engine got.
 
@@ -77,12 +82,14 @@ class SyncReport:
         gap: the largest mean absolute difference of log-probs over the engines, nats per token.
         bytes: bytes that each engine got; 0 for a proof alone.
         seconds: time until all engines had taken the weights; 0 for a proof alone.
+        route: the name of the way that they took.
     """
 
     version: int
     gap: float
     bytes: int = 0
     seconds: float = 0.0
+    route: str = ""
 
 
 def prepare_sync(
@@ -137,7 +144,7 @@ def sync_weights(sync: WeightSync, version: int) -> SyncReport:
     start = monotonic()
     sent = sync.route.transfer(sync.bucket_bytes, version)
     seconds = monotonic() - start
-    return replace(prove(sync, version), bytes=sent, seconds=seconds)
+    return replace(prove(sync, version), bytes=sent, seconds=seconds, route=sync.route.name)
 
 
 def prove(sync: WeightSync, version: int) -> SyncReport:

@@ -215,3 +215,28 @@ def test_a_bfloat16_that_is_asked_for_on_a_cpu_without_it_is_a_warning(multiplie
     for one in found:
         assert one.severity == "warning" and "actor.model.dtype" in one.what
         assert "six to twelve times" in one.why
+
+
+@pytest.mark.parametrize(
+    ("cluster", "own", "route", "why"),
+    [
+        ({"device": "cpu"}, "own", "host", "ranks and engines compute on CPUs"),
+        ({"hardware": "2xH100"}, "own", "nccl", "engines have cards of their own"),
+        ({"hardware": "H100"}, "shared", "ipc", "engines share the ranks' cards"),
+        (
+            {"hardware": "H100", "where": "local"},
+            "own",
+            "host",
+            "ranks and engines are one process",
+        ),
+    ],
+)
+def test_weights_take_the_fastest_way_there_is(
+    cluster: dict[str, str], own: str, route: str, why: str
+) -> None:
+    rollout = {"transformers": {}, "placement": own}
+    spec = spec_of(cluster, rollout=rollout)
+    assert spec.config.rollout.sync.route == route
+    assert re.search(rf"sync.route +{route}, since {why}", placement(spec))
+    written = spec_of(cluster, rollout={**rollout, "sync": {"route": "host"}})
+    assert written.config.rollout.sync.route == "host" and "sync.route" not in placement(written)

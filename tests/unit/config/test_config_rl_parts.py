@@ -34,6 +34,21 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # (flags that contradict, part of the refusal, flags that mend it)
 CASES = [
     (
+        "--cluster.device=cpu --rollout.sync.route=nccl",
+        "rollout.sync.route: nccl",
+        "--rollout.sync.route=host",
+    ),
+    (
+        "--cluster.hardware=2xH100 --rollout.placement=own --rollout.sync.route=ipc",
+        "here engines have cards of their own",
+        "--rollout.sync.route=nccl",
+    ),
+    (
+        "--cluster.hardware=H100 --rollout.placement=shared --rollout.sync.route=nccl",
+        "each on a card of its own; here engines share the ranks' cards",
+        "--rollout.sync.route=host",
+    ),
+    (
         "--algorithm.policy_loss.name=dppo_tv",
         "algorithm.correction: truncate",
         "--algorithm.correction=null",

@@ -10,9 +10,11 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
+from plimsoll.memory.contents.stores import Use
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import Moment
 
 
 def read_config(job: str, text: str) -> JobConfig:
@@ -35,4 +37,13 @@ def plan(job: str, text: str, cluster: str, nodes: int = 1, host: int = 10**12) 
 def sizes(found: Plan, phase: str) -> dict[str, int]:
     """On the first kind of card, at the phase's peak, by role and item."""
     use = next(use for use in found.devices[0].phases if use.moment.phase == phase)
+    return _named(use)
+
+
+def sizes_at(found: Plan, moment: Moment) -> dict[str, int]:
+    """As `sizes`, at a moment."""
+    return _named(next(use for use in found.devices[0].uses if use.moment == moment))
+
+
+def _named(use: Use) -> dict[str, int]:
     return {f"{item.role} {item.name}": item.bytes for item in use.items}

@@ -195,7 +195,7 @@ def test_vllm_on_cpu_packs_a_tied_head_beside_the_embedding() -> None:
 def test_transformers_keep_the_keys_of_what_is_sampled_at_once() -> None:
     rollout = RolloutConfig.model_validate({"transformers": {}, "dtype": "bfloat16"})
     base = Sampler(rollout, QWEN, longest=1024, sequences=64)
-    process = EngineProcess(base, "engine", 0, "cpu", None, 0, 0, MOMENTS)
+    process = EngineProcess(base, "engine", 0, "cpu", None, 0, None, MOMENTS)
     held = [*rollout_price(rollout).contents(process)]
     items = held_at(held, SAMPLING)
     cache = 64 * 1024 * 2 * 28 * 2 * 128 * 2

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_cases import plan, read_config, sizes
+from plan_cases import plan, read_config, sizes, sizes_at
 
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.engine.price import CHECKSUM_BYTES
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
@@ -181,15 +182,50 @@ def test_an_adapter_that_goes_by_itself_is_all_that_goes_to_the_engines() -> Non
         "zero: {stage: 3}}\ncritic", "adapter: {rank: 8, targets: [q_proj]}}\ncritic"
     )
     shape = read_shape("Qwen/Qwen2.5-1.5B")
-    for how, bucket in (("separate", 2 * shape.layers * 8 * 2 * shape.hidden), ("merged", 2**28)):
-        engine = f"rollout: {{vllm: {{memory_share: 0.5, adapter: {how}}}}}\n"
-        host = plan("ppo", text + engine + "cluster: {ranks: 1}\n", "2xA100-80GB").hosts[0]
-        [sync] = [use for use in host.phases if use.moment.phase == "sync"]
-        sent = {item.name: item.bytes for item in sync.items}
-        tied = 0 if how == "separate" else 2 * shape.embedding_parameters
-        bucket = max(bucket, tied)  # the largest tensor
-        assert sent["bucket of weights"] == sent["file in shared memory"] == bucket + tied
-        assert sent["received weights"] == bucket + tied
+    engine = "rollout: {vllm: {memory_share: 0.5, adapter: separate}}\ncluster: {ranks: 1}\n"
+    host = plan("ppo", text + engine, "2xA100-80GB").hosts[0]
+    [sync] = [use for use in host.phases if use.moment.phase == "sync"]
+    sent = {item.name: item.bytes for item in sync.items}
+    adapter = 2 * shape.layers * 8 * 2 * shape.hidden
+    names = ("adapter to send", "file in shared memory", "received weights")
+    assert {name: sent[name] for name in names} == dict.fromkeys(names, adapter)
+
+
+TIED = 2 * 151_936 * 1536
+"""Bytes of the embedding of Qwen2.5-1.5B, and of the head that is tied to it."""
+_WAYS = [
+    ("own", "nccl", "", 2 * (TIED + TIED)),
+    ("own", "nccl", ", adapter: {rank: 8}", 2 * 2**28),
+    ("own", "nccl", ", adapter: {rank: 8, targets: [q_proj]}", 2 * 2**28),
+    ("shared", "ipc", "", 2 * (TIED + TIED)),
+    ("own", "host", "", 2 * (TIED + TIED)),
+]
+
+
+@pytest.mark.parametrize(("placement", "route", "adapter", "two"), _WAYS)
+def test_two_buckets_of_a_rank_that_sends(
+    placement: str, route: str, adapter: str, two: int
+) -> None:
+    """On its card, or by `host` in host memory, for good. A frozen embedding is not sent."""
+    text = PPO.replace("zero: {stage: 3}}\ncritic", f"zero: {{stage: 3}}{adapter}}}\ncritic")
+    sync = f"sync: {{route: {route}}}" if route == "host" else ""
+    engine = f"rollout: {{placement: {placement}, vllm: {{memory_share: 0.3}}, {sync}}}\n"
+    found = plan("ppo", text + engine + "cluster: {ranks: 1}\n", "2xA100-80GB")
+    assert found.job.sending is not None and found.job.sending.route == route
+    sending = sizes_at(found, Moment("sync", "gather"))
+    [host] = found.hosts
+    scoring = next(use for use in host.uses if use.moment == Moment("score", "forward"))
+    kept = [item.bytes for item in scoring.items if item.name == "buckets of weights"]
+    if route == "host":
+        assert kept == [two] and sending["actor packed bucket"] == two // 2 + CHECKSUM_BYTES
+    else:
+        assert kept == [] and sending["actor buckets of weights"] == two + CHECKSUM_BYTES
+    landing = [store for store in found.devices if store is not found.devices[0]]
+    for store in landing:  # a card of an engine alone
+        use = next(use for use in store.uses if use.moment == Moment("sync", "gather"))
+        items = {item.name: item.bytes for item in use.items}
+        free = items["vLLM profile peak, graphs"]
+        assert items.get("bucket on the card", 0) >= two // 2 + CHECKSUM_BYTES - free
 
 
 def test_the_experts_of_a_layer_are_held_until_they_are_whole() -> None:
@@ -202,10 +238,8 @@ def test_the_experts_of_a_layer_are_held_until_they_are_whole() -> None:
     sampler = vllm_sampler(Sampler(rollout, shape, 1024, 8))
     layer = 2 * 8 * 3 * 4096 * 14336
     [held] = reload_items(sampler, "device", 2**28, moments)
-    assert held.item.bytes == layer * 3 // 2 - sampler.profile_peak > 0
+    assert held.item.bytes == layer * 3 // 2 - 2**28 > 0
     assert held.moments == {Moment("sync", "gather")}
-    [held] = reload_items(sampler, "host", 2**28, moments)
-    assert held.item.bytes == layer * 3 // 2 - 2**28
     dense = vllm_sampler(Sampler(rollout, read_shape("Qwen/Qwen2.5-7B"), 1024, 8))
     assert not [*reload_items(dense, "device", 2**28, moments)]
 
@@ -236,7 +270,8 @@ GRPO = PPO[: PPO.index("critic:")] + "rewards: {r: {name: length}}\n"
 )
 def test_the_actor_scores_only_what_several_updates_learn_from(text: str, scores: bool) -> None:
     text = text.replace("stage: 3", "stage: 0") + "cluster: {ranks: 1}\n"
-    scored, proved = (sizes(plan("grpo", text, "2xA100-80GB"), p) for p in ("score", "sync"))
+    found = plan("grpo", text, "2xA100-80GB")
+    scored, proved = sizes(found, "score"), sizes_at(found, Moment("sync", "forward"))
     assert scored["actor weights"] == proved["actor weights"]
     for item in ("logits chunk", "input ids and rotary tables"):
         assert proved[f"actor {item}"] > 0

@@ -159,7 +159,8 @@ def test_ranks_engines_and_the_recipe_are_told_apart() -> None:
     controller = CONSTANTS.controller_process + CONSTANTS.trajectory_libraries
     assert found["controller"]["score"].host == controller
     assert found["controller"]["score"].device is None
-    assert found["rank 0"]["sync"].host > found["rank 1"]["sync"].host  # which collects no weights
+    first, second = (found[f"rank {i}"]["sync"].device or 0 for i in (0, 1))
+    assert first > second  # which sends no weights
     assert found["rank 0"]["eval"] == found["rank 0"]["rollout"]
 
 
@@ -179,7 +180,10 @@ def test_a_card_is_that_of_the_plan_with_all_that_is_on_it(placement: str) -> No
     for name, card in {"rank 0": 0, "rank 1": 1}.items():
         for phase, use in cards[card].items():
             measured = found[name][phase]
-            assert measured.device == use.bytes
+            if (placement, name, phase) == ("own", "rank 1", "sync"):  # it sends nothing
+                assert (measured.device or 0) < use.bytes
+            else:
+                assert measured.device == use.bytes
             assert (measured.allocated or 0) <= (measured.reserved or 0) < use.bytes
     engine = 0 if placement == "shared" else 2
     assert found["engine 0"]["rollout"].device == cards[engine]["rollout"].bytes
@@ -202,14 +206,24 @@ def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:
 
 def test_two_buckets_of_new_weights_are_on_their_way() -> None:
     """Of Qwen2.5-0.5B's 494,032,768 weights and its head, 136,134,656 more that are tied."""
-    hardware = parse_cluster("cpu", 1, 64 * 10**9)
     tied, whole = 2 * 136_134_656, 2 * (494_032_768 + 136_134_656)
-    for bucket, expected in ((2**20, 4 * tied), (400 * 10**6, 2 * (400 * 10**6 + tied))):
-        config = ppo(vllm={"memory_share": 0.3}, sync={"bucket_bytes": bucket})
-        job = make_job(spec_of(config), hardware, CONSTANTS)
-        [ray] = [p for p in job.layout.processes if p.kind == "ray"]
-        held = {one.item.name: one.item.bytes for one in contents_of(job, ray)}
-        assert held["buckets in the object store"] == min(expected, whole)
+    for bucket, both in ((2**20, 4 * tied), (400 * 10**6, 2 * (400 * 10**6 + tied))):
+        two = min(both, whole)
+        for nodes, kept in ((1, {"rank"}), (2, {"rank", "ray", "engine"})):
+            hardware = parse_cluster("cpu", nodes, 64 * 10**9)
+            config = ppo(
+                vllm={"memory_share": 0.3}, engines=2, sync={"bucket_bytes": bucket}
+            ).model_copy(update={"cluster": sft(ranks=2, device="cpu").cluster})
+            job = make_job(spec_of(config), hardware, CONSTANTS)
+            assert job.sending is not None and job.sending.near == (nodes == 1)
+            items = {
+                (process.kind, held.item.name): held.item.bytes
+                for process in job.layout.processes
+                for held in contents_of(job, process)
+            }
+            two_of = {kind: size for (kind, name), size in items.items() if "buckets" in name}
+            assert two_of == dict.fromkeys(kept, two)
+            assert items["engine", "received weights"] == both // 2
 
 
 def test_what_computes_on_cpu_keeps_prepared_kernels() -> None:

@@ -11,7 +11,7 @@ from decided import decided_role
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.price import RoleWork, frozen_role, trained_role
+from plimsoll.engine.price import CHECKSUM_BYTES, RoleWork, Sending, frozen_role, trained_role
 from plimsoll.model.price.form import activation_form, adapter_tensors
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
@@ -35,7 +35,7 @@ def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str,
     model = {"gradient_checkpointing": True} | settings.pop("model", {})
     role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD | model, **settings}))
     own = RoleWork("actor", read_shape(MODEL), "policy", WORK, ranks, device, MOMENTS)
-    held = trained_role(role, own, "train_actor", sync_bucket=2**28)
+    held = trained_role(role, own, "train_actor", sending=Sending("nccl", 2**28, 2**29))
     return {one.item.name: one for one in held}
 
 
@@ -120,7 +120,9 @@ def test_an_adapter_on_all_linears() -> None:
     assert size(held, "weights") == 2 * trained
     assert size(held, "frozen weights") == 2 * PARAMETERS
     assert size(held, "moments") == trained  # 8 bytes over 8 ranks
-    assert size(held, "bucket of weights") == 2**28  # it is merged into what is sent
+    assert (
+        size(held, "buckets of weights") == 2**29 + CHECKSUM_BYTES
+    )  # it is merged into what is sent
     assert size(held, "model to save") == 2 * trained
     assert size(held, "checkpoint file") == 12 * trained // 8
     averaged = actor(zero={"stage": 2}, adapter={"rank": 16}, ema={})

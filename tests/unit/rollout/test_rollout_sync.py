@@ -69,6 +69,7 @@ class PlainRoute:
     engines: list[PlainEngine]
     alter: Callable[[WeightBucket], WeightBucket] = as_sent
     calls: list[str] = field(default_factory=list)
+    name: str = "plain"
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
         self.calls.append(f"transfer {bucket_bytes} {version}")
@@ -127,7 +128,7 @@ def test_a_sync_is_proved_last_and_tells_its_bytes_and_seconds() -> None:
     route = make_route()
     report = sync(route)
     # 4 bytes of a bias, 12 of steps and 8 of two by two, each to a multiple of 8.
-    assert report == SyncReport(7, 0.0, bytes=8 + 16 + 8, seconds=report.seconds)
+    assert report == SyncReport(7, 0.0, bytes=8 + 16 + 8, seconds=report.seconds, route="plain")
     assert 0 < report.seconds < 10
     assert route.calls == ["transfer 12 7", "trainer", "engines"]
     for engine in route.engines:

@@ -294,6 +294,7 @@ def send(engine: TransformersEngine, names: tuple[str, ...], *buckets: WeightBuc
         await engine.begin_sync(names, Channel("host", 0))
         for bucket in buckets:
             await engine.receive(bucket)
+        await engine.end_receiving()
         await engine.finish_sync(5)
 
     asyncio.run(steps())

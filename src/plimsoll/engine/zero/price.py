@@ -14,6 +14,7 @@ from plimsoll.engine.price import (
     Outgoing,
     RoleWork,
     SavedBytes,
+    Sending,
     TrainedTensors,
     TrainerPrice,
     loading_tensors,
@@ -40,7 +41,7 @@ _WHOLE = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
 """The sizes of a frozen model of which every rank has a full copy."""
 
 
-def _trained_tensors(role: TrainedRole, work: RoleWork, sync_bucket: int) -> TrainedTensors:
+def _trained_tensors(role: TrainedRole, work: RoleWork, sending: Sending | None) -> TrainedTensors:
     """Return the sizes of all tensors that one rank holds for a role that learns."""
     shape, device = work.shape, work.device
     settings: Any = deepspeed_settings(role, device, work.ranks)
@@ -56,7 +57,7 @@ def _trained_tensors(role: TrainedRole, work: RoleWork, sync_bucket: int) -> Tra
     tensors += loading_tensors(shape, counts.element, counts.quantized, device)
     if work.name == "actor":
         outgoing = _outgoing(counts, sizes, adapted)
-        tensors += outgoing_tensors(outgoing, device, sync_bucket, work.first)
+        tensors += outgoing_tensors(outgoing, device, sending, work.first)
     tensors = [*with_sleep(tensors, sizes, role, work)]
     return TrainedTensors(tuple(tensors), layers_left(shape, counts.trained, sizes, adapted))
 

@@ -9,8 +9,16 @@ from itertools import compress
 from typing import Any, Literal, cast
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import FrozenRole
-from plimsoll.engine.price import RoleWork, frozen_role, teacher_items, trained_role, trainer_price
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.engine.price import (
+    RoleWork,
+    Sending,
+    frozen_role,
+    teacher_items,
+    trained_role,
+    trainer_price,
+)
 from plimsoll.environment.price import episodes_at_once
 from plimsoll.environment.price import process_items as environment_processes
 from plimsoll.machine.hardware import Card, Hardware
@@ -55,6 +63,27 @@ class PlannedJob:
     shapes: Mapping[RoleName, ModelShape]
     moments: frozenset[Moment]
     """All moments of the run."""
+
+    @cached_property
+    def sending(self) -> Sending | None:
+        """How the actor's weights go to the engines; None without engines.
+
+        An adapter that is sent alone is sent in one piece (cluster/route.py).
+        """
+        actor, shape, engines = self.spec.actor, self.policy, self.spec.engines
+        if engines is None:
+            return None
+        placed = {kind: self._nodes_of(kind) for kind in ("rank", "engine")}
+        near = placed["engine"] <= {min(placed["rank"], default=0)}
+        if actor.adapter and self.spec.sends_adapter_alone:
+            size = adapter_parameters(shape, actor.adapter) * actor.model.element
+            return Sending(None, size, size, near)
+        every = _sent_bytes(engines, actor, shape)
+        bucket = _bucket_bytes(engines, actor, shape)
+        return Sending(engines.sync.decided_route, bucket, min(2 * bucket, every), near)
+
+    def _nodes_of(self, kind: str) -> set[int]:
+        return {process.slot.node for process in self.layout.processes if process.kind == kind}
 
     @cached_property
     def policy(self) -> ModelShape:
@@ -189,10 +218,12 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
         sequences, longest = job.spec.sampling.sequences, job.spec.longest_of("actor")[0]
         if (waiting := waiting_item(sampler.rollout, sequences, longest)) is not None:
             yield Allocation(waiting, job.computing)
-    if process.kind == "ray" and sampler is not None:
+    sending = job.sending if process.kind == "ray" else None
+    if sending is not None and (sending.route is None or not sending.near):
         words = "the largest bucket, and the next one"
-        size = _two_buckets(job)
-        yield from receiving_items("buckets in the object store", size, job.moments, words)
+        if sending.route in (None, "host"):
+            name = "buckets in the object store"
+            yield from receiving_items(name, sending.two, job.moments, words)
 
 
 def _task_constants(job: PlannedJob, process: Process) -> Iterator[tuple[str, frozenset[Moment]]]:
@@ -265,47 +296,40 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
         work,
         phase,
         entropy=sampling is not None,
-        sync_bucket=_sync_bucket(job) if name == "actor" else 0,
+        sending=job.sending if name == "actor" else None,
         teacher=_teacher_head(job),
     )
 
 
-def _sync_bucket(job: PlannedJob) -> int:
-    """Return the bytes of the largest bucket in which new weights are sent to the engines.
-
-    An adapter that is sent alone is sent in one piece (cluster/route.py).
-    """
-    actor, shape = job.spec.actor, job.policy
-    if actor.adapter and job.spec.sends_adapter_alone:
-        return adapter_parameters(shape, actor.adapter) * actor.model.element
-    return _bucket_bytes(job.spec, shape)
-
-
-def _two_buckets(job: PlannedJob) -> int:
-    """Return the bytes of the bucket that engines receive and of the next one.
-
-    See cluster/ray.py, `hand_over`.
-    """
-    bucket, shape = _sync_bucket(job), job.policy
-    if job.spec.sends_adapter_alone:
-        return bucket
-    every = shape.parameters + (shape.embedding_parameters if shape.tied else 0)
-    return min(2 * bucket, every * job.spec.actor.model.element)
-
-
-def _bucket_bytes(spec: RunSpec[Any], shape: ModelShape) -> int:
-    """Return the bytes of the largest bucket of full weights; 0 without engines.
+def _bucket_bytes(engines: RolloutConfig, actor: TrainedRole, shape: ModelShape) -> int:
+    """Return the bytes of the largest bucket of weights.
 
     One tensor may be larger than the configured bucket. The embedding and a head tied to it are
     both sent.
     """
-    if spec.engines is None:
-        return 0
-    element = spec.actor.model.element
+    element, whole = actor.model.element, _sent_bytes(engines, actor, shape)
+    if _sends_linears_alone(engines, actor, shape):
+        matrices = (one.inputs * one.outputs * one.stacked for one in shape.linears)
+        return min(max(engines.sync.bucket_bytes, element * max(matrices)), whole)
     tied = element * shape.embedding_parameters if shape.tied else 0
     largest = element * shape.largest_parameter
-    whole = element * shape.parameters
-    return min(max(spec.engines.sync.bucket_bytes, largest), whole) + tied
+    return min(max(engines.sync.bucket_bytes, largest), whole - tied) + tied
+
+
+def _sent_bytes(engines: RolloutConfig, actor: TrainedRole, shape: ModelShape) -> int:
+    """Return the bytes of all weights that a sync sends, at most."""
+    if _sends_linears_alone(engines, actor, shape):
+        return actor.model.element * sum(linear.parameters for linear in shape.linears)
+    tied = shape.embedding_parameters if shape.tied else 0
+    return actor.model.element * (shape.parameters + tied)
+
+
+def _sends_linears_alone(engines: RolloutConfig, actor: TrainedRole, shape: ModelShape) -> bool:
+    """Return whether only layers with an adapter are sent; see cluster/route.py, `transfer`."""
+    if actor.adapter is None or actor.model.quantization != "none":
+        return False
+    linears = {linear.name for linear in shape.linears} | {"all-linear"}
+    return not engines.engine.forgets_weights and linears.issuperset(actor.adapter.targets)
 
 
 def micro_batch(work: Workload, ranks: int) -> MicroBatch:
@@ -351,7 +375,7 @@ def _engine(job: PlannedJob, process: Process) -> Iterator[Allocation]:
         device=job.device,
         card=job.card(process.slot),
         context=job.constants.cuda_context,
-        bucket=_sync_bucket(job),
+        sending=job.sending,
         moments=job.moments,
     )
     yield from rollout_price(sampler.rollout).contents(part)

@@ -187,11 +187,14 @@ class TransformersEngine:
             torch.cuda.current_stream().synchronize()
         return bucket.bytes
 
-    async def finish_sync(self, version: int) -> None:
-        """Check that all tensors came, let go of the sender's memory, and count the version."""
+    async def end_receiving(self) -> None:
+        """Check that all tensors came, and let go of the sender's memory."""
         self._arrivals.complete()
         assert self._inlet is not None
         self._inlet[1].close()
+
+    async def finish_sync(self, version: int) -> None:
+        """Count the version."""
         self._version = version
 
     async def pause(self) -> None:

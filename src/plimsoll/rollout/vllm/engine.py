@@ -207,9 +207,12 @@ class VllmEngine:
         await self._rpc("plimsoll_receive", [astuple(bucket) for bucket in near])
         return buckets[0].bytes
 
-    async def finish_sync(self, version: int) -> None:
-        """Put the new weights to use, wake the KV cache, forget cached prefixes."""
+    async def end_receiving(self) -> None:
+        """Have the workers put the new weights in their places."""
         await self._rpc("plimsoll_finish")
+
+    async def finish_sync(self, version: int) -> None:
+        """Wake the KV cache, forget cached prefixes, and count the version."""
         if self._asleep:
             await self._wake(["kv_cache"])
             self._asleep = False

@@ -251,14 +251,13 @@ def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allo
 
 
 def reload_items(
-    sampler: VllmSampler, where: Where, bucket: int, moments: frozenset[Moment]
+    sampler: VllmSampler, where: Where, free: int, moments: frozenset[Moment]
 ) -> Iterator[Allocation]:
     """Yield what a worker keeps of new weights beyond a bucket: the experts of one layer.
 
     vLLM handles the experts of a layer as one layer. Each worker holds their undivided tensors
-    until the last has come, and then makes its part of them. On a card the room of the largest
-    forward is free meanwhile; on CPU the tensors lie in the files of the buckets. Other layers are
-    smaller than this room.
+    until the last has come, and then makes its part of them. `free` are the bytes of the largest
+    forward's room that are free meanwhile; other layers are smaller than this room.
     """
     shape, parallel = sampler.shape, sampler.vllm.tensor_parallel
     if not shape.experts:
@@ -268,7 +267,6 @@ def reload_items(
         linear.parameters * shape.experts // linear.count for linear in experts
     )
     part = -(-layer // parallel)
-    free = sampler.profile_peak if where == "device" else bucket
     words = f"{layer:,} bytes of a layer's experts + / tensor parallel {parallel} - {free:,} there"
     source = "vLLM 0.32: model_loader/reload/layerwise.py"
     item = _item("experts until whole", where, max(0, layer + part - free), words, source)

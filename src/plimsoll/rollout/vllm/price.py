@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from plimsoll.config.cluster import Device
 from plimsoll.config.problems import Problem
+from plimsoll.engine.price import CHECKSUM_BYTES, Sending
 from plimsoll.rollout.price import (
     CrowdedCard,
     EngineProcess,
@@ -25,7 +28,7 @@ from plimsoll.rollout.vllm.holdings import (
 from plimsoll.rollout.vllm.plan_rules import free_share, plan_problems
 from plimsoll.rollout.vllm.sampler import VllmSampler, vllm_sampler
 from plimsoll.run.counting import gigabytes
-from plimsoll.timeline.items import Allocation, Where
+from plimsoll.timeline.items import Allocation, Moment
 
 
 def _find_unstarted(site: EngineSite, card_bytes: int | None) -> Iterator[Problem]:
@@ -90,23 +93,53 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
 
     The process is the engine's front, a worker on a card, or the full engine.
     """
-    sampler, moments, bucket = vllm_sampler(process.sampler), process.moments, process.bucket
+    sampler, moments = vllm_sampler(process.sampler), process.moments
     whole = process.device == "cpu" and sampler.vllm.parts == 1
-    if process.kind == "engine":
-        yield from receiving_items("file in shared memory", bucket, moments)
+    if process.kind == "engine" and process.sending is not None:
+        yield from _kept_for_workers(process.sending, moments)
     if process.kind != "engine worker" and not whole:
         return
     sampler = sampler.stages[sampler.vllm.stage_of(process.part)]
-    yield from receiving_items("received weights", bucket, moments)
+    if process.sending is not None:
+        yield from _landing(process.sending, process.device, sampler, moments)
     yield from sleep_items(sampler, moments)
-    if not sampler.vllm.takes_adapter_alone:
-        where: Where = "host" if process.device == "cpu" else "device"
-        yield from reload_items(sampler, where, bucket, moments)
     if process.device == "cpu":
         yield from cpu_items(sampler, moments)
     else:
         assert process.card is not None
         yield from card_items(sampler, process.card.usable_bytes, process.context, moments)
+
+
+def _kept_for_workers(sending: Sending, moments: frozenset[Moment]) -> Iterator[Allocation]:
+    """Yield what an engine's front keeps in shared memory: an adapter, or buckets from afar."""
+    if sending.route is None:
+        yield from receiving_items("file in shared memory", sending.bucket, moments)
+    elif sending.route == "host" and not sending.near:
+        words = "the largest bucket, and the next one"
+        [kept] = receiving_items("buckets in shared memory", sending.two, moments, words)
+        yield replace(kept, moments=frozenset(m for m in moments if m.phase != "load"))
+
+
+def _landing(
+    sending: Sending, device: Device, sampler: VllmSampler, moments: frozenset[Moment]
+) -> Iterator[Allocation]:
+    """Yield new weights as a worker has them: a mapping, a bucket on its card, held experts.
+
+    A card has the room of the largest forward free meanwhile; by `ipc` a worker maps the memory of
+    the rank.
+    """
+    if sending.route in (None, "host"):
+        yield from receiving_items("received weights", sending.bucket, moments)
+    if sending.route is None:
+        return
+    on_card, landed = device == "cuda", 0
+    if on_card and sending.route != "ipc":
+        landed = sending.bucket + CHECKSUM_BYTES
+        size = max(0, landed - sampler.profile_peak)
+        words = f"a bucket - {sampler.profile_peak:,} of the largest forward's room"
+        yield from receiving_items("bucket on the card", size, moments, words, "device")
+    free = max(0, sampler.profile_peak - landed) if on_card else 0
+    yield from reload_items(sampler, "device" if on_card else "host", free, moments)
 
 
 PRICE = RolloutPrice(

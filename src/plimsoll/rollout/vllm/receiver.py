@@ -7,6 +7,7 @@ layer-wise reload: between begin and finish each layer is rebuilt as soon as its
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -132,9 +133,10 @@ class WeightReceiver:
         self.plimsoll_arrivals.complete()
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
+            renewed = [layer for layer in model.modules() if _is_renewed(layer)]
             finalize_layerwise_reload(model, self.model_config)
             if torch.device(self.device).type == "cpu":
-                _pack_experts(model)
+                _pack_experts(renewed)
         assert self.plimsoll_inlet is not None
         self.plimsoll_inlet[1].close()
 
@@ -154,13 +156,19 @@ def _copy_held(model: nn.Module, data: Tensor) -> None:
             bound.arguments |= {name: tensor.clone() for name, tensor in held.items()}
 
 
-def _pack_experts(model: nn.Module) -> None:
-    """Pack experts for vLLM's CPU kernel.
+def _is_renewed(layer: nn.Module) -> bool:
+    """Return whether tensors of a layer came in the sync that is about to end."""
+    info = layerwise.get_layerwise_info(layer)
+    return info.load_numel > 0 or not info.can_load()  # waiting for more, or whole already
+
+
+def _pack_experts(renewed: Sequence[nn.Module]) -> None:
+    """Pack experts for vLLM's CPU kernel, those of layers that are not packed already.
 
     vLLM 0.32 packs them at the first load alone (unquantized_fused_moe_method.py, `_setup_kernel`),
     and computes nonsense after the next.
     """
-    for layer in model.modules():
+    for layer in renewed:
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None:
             kernel.fused_experts.process_weights_after_loading(layer)

@@ -11,6 +11,7 @@ from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import plural
 from plimsoll.spec.choices import advantage_needs
+from plimsoll.spec.decisions import sync_route
 from plimsoll.spec.engine_rules import other_engines, rollout_rules
 from plimsoll.spec.eval_sets import EvalSet, eval_sets
 from plimsoll.spec.rules.advantages import check_advantage
@@ -77,6 +78,22 @@ def _engines(config: RlConfig) -> Iterator[Problem]:
         why = "cluster.where: local samples in this one process."
         fix = "rollout.engines: 1, or cluster.where: ray"
         yield at.conflict("rollout.engines", why, fix, "local-one-process")
+    yield from _sync_route(config)
+
+
+def _sync_route(config: RlConfig) -> Iterator[Problem]:
+    """Yield the contradiction between the way of new weights and where ranks and engines are."""
+    fastest, place = sync_route(config.cluster, config.rollout)
+    route = config.rollout.sync.route
+    if route in ("auto", "host", fastest):
+        return
+    needs = {
+        "ipc": "By ipc an engine maps the memory of the card that it shares with a rank",
+        "nccl": "By nccl a rank and the engines send from card to card, each on a card of its own",
+    }
+    at, why = Section("", config), f"{needs[route]}; here {place}."
+    fix = f"rollout.sync.route: {fastest}, or auto"
+    yield at.conflict("rollout.sync.route", why, fix, "sync-route")
 
 
 def _sampling(config: RlConfig) -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.engine.price import RoleWork, SavedBytes, TrainedTensors, TrainerPrice
+from plimsoll.engine.price import RoleWork, SavedBytes, Sending, TrainedTensors, TrainerPrice
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.timeline.tensors import Tensors
 
@@ -14,7 +14,7 @@ def _weights(shape: ModelShape, element: int) -> Tensors:
     return Tensors("weights", "plain weights", "parameters", shape.parameters, element, _SOURCE)
 
 
-def _trained(role: TrainedRole, own: RoleWork, sync_bucket: int) -> TrainedTensors:
+def _trained(role: TrainedRole, own: RoleWork, sending: Sending | None) -> TrainedTensors:
     count, element = own.shape.parameters, role.model.element
     kept = (
         _weights(own.shape, element),
