@@ -433,7 +433,7 @@ def price_of_weights(case: Case, model: Path) -> int:
     role, head = case.setting.role(model), JOBS[case.job].head
     largest, shape = MicroBatch(39, 2, 30, 20), read_shape(str(model))
     work = RoleWork("actor", shape, head, largest, case.ranks, "cpu", moments=frozenset())
-    tensors = trainer_price(role).trained(role, work, 0).tensors
+    tensors = trainer_price(role).trained(role, work, None).tensors
     return sum(one.bytes for one in tensors if one.kind == "weights" and one.life == "always")
 
 

@@ -302,10 +302,10 @@ def tokens_at_peak(job: PlannedJob) -> float | None:
     cards = [card for slot in slots if (card := job.card(slot)) is not None]
     if job.device != "cuda" or not cards or not all(known_card(card.name) for card in cards):
         return None
-    return sum(card.bf16_flops for card in cards) / _token_flops(job)
+    return sum(card.bf16_flops for card in cards) / token_flops(job)
 
 
-def _token_flops(job: PlannedJob) -> float:
+def token_flops(job: PlannedJob) -> float:
     """Return the FLOPs per token of an optimizer step, summed for all roles and the engines.
 
     A role that learns needs as many FLOPs for the forward pass, for the gradients of inputs, and

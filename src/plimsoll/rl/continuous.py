@@ -43,6 +43,11 @@ class PausedRoute:
     cluster: Cluster
     route: WeightRoute
 
+    @property
+    def name(self) -> str:
+        """The name of the way in metrics."""
+        return self.route.name
+
     def transfer(self, bucket_bytes: int, version: int) -> int:
         """Pause, send all weights as `version`, and let the engines go on with them."""
         self.cluster.engines_do(RolloutEngine.pause)
