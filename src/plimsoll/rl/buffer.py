@@ -40,14 +40,15 @@ class FinishedGroup:
 class GroupBuffer:
     """The groups of a run that samples while it learns; every method returns the next buffer.
 
-    At most `staleness` + 1 batches are begun for each version that learns, whether they are in
-    flight or wait. A step takes the oldest groups first. So a group that ends in time is learned
-    from before it is too old: only a group that is in flight for more than `staleness` steps is
-    dropped.
+    At most `staleness` + 1 batches are in flight or wait when new weights come, and no more begin
+    than keep the ranks busy (`ahead`): what waits for its turn only grows old. A step takes the
+    oldest groups first. So a group that ends in time is learned from before it is too old: only a
+    group that is in flight for more than `staleness` steps is dropped.
 
     Attributes:
         prompts: the groups that a step learns from.
         staleness: by how many versions a token may be older than the weights that learn from it.
+        at_once: the most groups in flight.
         learns: the version of the weights that learn next.
         next_place: the place of the next new prompt.
         again: places of prompts that were drawn and are to be sampled again, before new ones.
@@ -55,10 +56,12 @@ class GroupBuffer:
         finished: the groups that wait, in the order in which they ended.
         taken: the number of groups that the next step has taken so far.
         dropped: the number of groups that were too old for the next step.
+        ahead: how many batches are sampled ahead of the one that learns, from 1 to `staleness`.
     """
 
     prompts: int
     staleness: int
+    at_once: int
     learns: int
     next_place: int
     again: tuple[int, ...] = ()
@@ -66,11 +69,13 @@ class GroupBuffer:
     finished: tuple[FinishedGroup, ...] = ()
     taken: int = 0
     dropped: int = 0
+    ahead: int = 1
 
     def room(self, version: int) -> int:
         """Return how many groups may begin while the engines have weights of `version`."""
-        most = (self.staleness + 1 + version - self.learns) * self.prompts
-        return max(0, most - len(self.in_flight) - len(self.finished) - self.taken)
+        most = (self.ahead + 1 + version - self.learns) * self.prompts
+        room = most - len(self.in_flight) - len(self.finished) - self.taken
+        return max(0, min(room, self.at_once - len(self.in_flight)))
 
     def begin(self, version: int) -> tuple[GroupBuffer, list[int]]:
         """Fill the room; return the new buffer and the places of the groups to sample."""
@@ -112,9 +117,16 @@ class GroupBuffer:
         """Make room for others instead of groups that were taken and teach nothing."""
         return replace(self, taken=self.taken - count)
 
-    def advance(self) -> GroupBuffer:
-        """Return the buffer for the step after the one that has taken its groups."""
-        return replace(self, learns=self.learns + 1, taken=0, dropped=0)._without_old()
+    def advance(self, waited: bool) -> GroupBuffer:
+        """Return the buffer for the step after the one that has taken its groups.
+
+        It samples a batch further ahead if the ranks have waited for groups, and a batch less if
+        the groups of the next step wait already.
+        """
+        ahead = self.ahead + waited - (len(self.finished) >= self.prompts)
+        ahead = max(1, min(ahead, self.staleness))
+        buffer = replace(self, learns=self.learns + 1, taken=0, dropped=0, ahead=ahead)
+        return buffer._without_old()
 
     def _without_old(self) -> GroupBuffer:
         old = [

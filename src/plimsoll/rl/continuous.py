@@ -105,6 +105,7 @@ class Continuous(Source):
             GroupBuffer(
                 config.batch.prompts,
                 config.rollout.staleness,
+                groups_at_once(live),
                 learns=state.weight_version,
                 next_place=state.next_place,
                 again=state.unlearned,
@@ -223,13 +224,18 @@ def prompt_sampler(live: Live, ask: Ask, on_failure: OnFailure) -> SamplePrompt:
         shared = sampling, responses, submit, on_failure, live.scorer.source
         floor = Floor(environments, ask, places, *shared)
         return lambda prompt, seed, group: play_group(floor, prompt, seed, group, group * responses)
-    # As in a run that takes turns, engines have a group more than they can work on.
-    rollout = config.rollout
-    free = asyncio.Semaphore(rollout.engines * (1 + rollout.max_sequences // responses))
 
-    async def answer(prompt: Prompt, seed: int, group: int) -> Scored:
-        async with free:
-            settings = responses, sampling, seed, submit, on_failure
-            return await answer_group(ask, prompt, *settings, group)
+    def answer(prompt: Prompt, seed: int, group: int) -> Awaitable[Scored]:
+        settings = responses, sampling, seed, submit, on_failure
+        return answer_group(ask, prompt, *settings, group)
 
     return answer
+
+
+def groups_at_once(live: Live) -> int:
+    """Return the most groups in flight: one more for each engine than it can work on."""
+    config, environments = live.work.config, live.environments
+    rollout, responses = config.rollout, config.batch.responses
+    if environments is not None:
+        return rollout.engines + environments.at_once // responses
+    return rollout.engines * (1 + rollout.max_sequences // responses)

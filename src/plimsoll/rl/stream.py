@@ -31,6 +31,7 @@ class GroupStream:
         self._tasks: set[asyncio.Task[Scored]] = set()
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
+        self._waited = False
 
     async def renew(self, version: int) -> None:
         """Begin the groups for which there is room now that engines have weights of `version`."""
@@ -45,6 +46,7 @@ class GroupStream:
             if (taken := self._buffer.take(count)) is not None:
                 self._buffer, groups = taken
                 return groups
+            self._waited = True
             self._changed.clear()
             await self._changed.wait()
 
@@ -59,8 +61,8 @@ class GroupStream:
         Returns:
             The buffer of the step that has its groups, and of the next before others begin.
         """
-        before, self._buffer = self._buffer, self._buffer.advance()
-        after = self._buffer
+        before, after = self._buffer, self._buffer.advance(self._waited)
+        self._buffer, self._waited = after, False
         self._begin()
         return before, after
 

@@ -28,7 +28,7 @@ def finished(place: int, *versions: int) -> FinishedGroup:
 
 
 def begun(prompts: int = 2, staleness: int = 1, version: int = 0) -> GroupBuffer:
-    return GroupBuffer(prompts, staleness, version, next_place=0).begin(version)[0]
+    return GroupBuffer(prompts, staleness, 99, version, next_place=0).begin(version)[0]
 
 
 def test_the_oldest_token_that_was_sampled_counts() -> None:
@@ -43,7 +43,7 @@ def test_as_many_groups_begin_as_will_not_be_too_old() -> None:
     assert buffer.room(0) == 0
     taken = buffer.take(2)
     assert taken is not None
-    buffer = taken[0].advance()
+    buffer = taken[0].advance(waited=False)
     assert buffer.room(0) == 0  # the ranks train: a group of version 0 would be too old at its turn
     buffer, places = buffer.begin(1)
     assert places == [4, 5]
@@ -61,12 +61,12 @@ def test_the_oldest_groups_come_first_then_those_that_ended_first() -> None:
 
 
 def test_a_group_that_is_too_old_is_sampled_again_before_new_ones() -> None:
-    buffer = GroupBuffer(1, 1, learns=5, next_place=3, in_flight=frozenset({0, 1, 2}))
+    buffer = GroupBuffer(1, 1, 99, learns=5, next_place=3, in_flight=frozenset({0, 1, 2}))
     buffer = buffer.finish(finished(1, 3, 5))
     assert (buffer.dropped, buffer.again, buffer.finished) == (1, (1,), ())
     buffer = buffer.finish(finished(0, 4))
     assert buffer.dropped == 1
-    buffer = buffer.advance()
+    buffer = buffer.advance(waited=False)
     assert (buffer.dropped, buffer.again) == (1, (0, 1))
     assert buffer.unlearned == (0, 1, 2) and buffer.settled == 0
     buffer, places = buffer.begin(6)
@@ -88,7 +88,7 @@ def test_nothing_is_lost_or_too_old(data: st.DataObject) -> None:
     version = 0
     learned: set[int] = set()
     failed: set[int] = set()
-    buffer = GroupBuffer(prompts, staleness, version, next_place=0)
+    buffer = GroupBuffer(prompts, staleness, data.draw(st.integers(1, 20)), version, next_place=0)
     began: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 40))):
         buffer, places = buffer.begin(version)
@@ -112,7 +112,7 @@ def test_nothing_is_lost_or_too_old(data: st.DataObject) -> None:
                 assert buffer.learns - began[group.place] <= staleness
                 learned.add(group.place)
             waiting = len(taken[0].finished)
-            buffer = taken[0].advance()
+            buffer = taken[0].advance(waited=data.draw(st.booleans()))
             assert len(buffer.finished) == waiting, "a group that ended in time was dropped"
             if data.draw(st.booleans()):
                 buffer, places = buffer.begin(version)  # while the ranks train
@@ -133,3 +133,21 @@ def test_ages_are_those_of_the_sampled_tokens() -> None:
             "staleness/continued": 1 / 4,
         }
     )
+
+
+def test_no_more_is_sampled_ahead_than_keeps_the_ranks_busy() -> None:
+    buffer = GroupBuffer(1, 3, 99, 0, next_place=0)
+    assert buffer.room(0) == 2
+    waited = buffer.advance(waited=True)
+    assert waited.room(1) == 3
+    assert waited.advance(waited=True).advance(waited=True).room(3) == 4, "bounded by staleness"
+    buffer = waited.begin(1)[0].finish(finished(0, 1)).finish(finished(1, 1))
+    taken = buffer.take(1)
+    assert taken is not None
+    assert taken[0].advance(waited=False).ahead == 1, "the next group waits already"
+
+
+def test_no_more_groups_are_in_flight_than_engines_work_on() -> None:
+    buffer, places = GroupBuffer(4, 2, 3, 0, next_place=0).begin(0)
+    assert places == [0, 1, 2]
+    assert buffer.finish(finished(1, 0)).begin(0)[1] == [3]

@@ -44,7 +44,7 @@ async def turns(count: int = 5) -> None:
 
 
 def stream(sampling: Sampling, again: tuple[int, ...] = ()) -> GroupStream:
-    return GroupStream(GroupBuffer(2, 1, 0, next_place=len(again), again=again), sampling)
+    return GroupStream(GroupBuffer(2, 1, 9, 0, next_place=len(again), again=again), sampling)
 
 
 def test_groups_begin_with_room_and_with_new_weights() -> None:
