@@ -77,6 +77,14 @@ def test_speculative_decoding_is_refused_where_vllm_breaks_it() -> None:
     assert "vllm-argument" not in kept and "sleep_preserve" in kept["vllm-not-in-plan"].what
 
 
+@pytest.mark.parametrize("method", ["standard", "block", "synthetic"])
+def test_tokens_that_are_accepted_at_given_rates_are_refused(method: str) -> None:
+    speculation = {"method": "ngram", "rejection_sample_method": method}
+    changes = {"rollout.vllm.arguments": {"speculative_config": speculation}}
+    found = conflicts("ppo", changes)
+    assert ("vllm-argument" in found) == (method == "synthetic")
+
+
 @pytest.mark.parametrize(
     ("model", "refused"),
     [("openlm-research/open_llama_3b", True), ("microsoft/phi-2", False), (QWEN, False)],

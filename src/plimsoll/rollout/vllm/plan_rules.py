@@ -20,7 +20,7 @@ from plimsoll.rollout.vllm.sampler import (
     unpriced,
     vllm_sampler,
 )
-from plimsoll.rollout.vllm.speculation import proposer
+from plimsoll.rollout.vllm.speculation import is_exact, proposer
 from plimsoll.run.counting import gigabytes, plural
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.choices import needs_sampler
@@ -131,7 +131,7 @@ def uncorrected(site: EngineSite) -> Iterator[Problem]:
 
 
 def speculation(site: EngineSite) -> Iterator[Problem]:
-    """Refuse speculative decoding on the CPU, or with a draft model that sleep level 2 drops."""
+    """Refuse speculative decoding that is not exact, or whose draft model sleep level 2 drops."""
     vllm = _settings(site)
     method = proposer(vllm)
     if method is None:
@@ -144,6 +144,12 @@ def speculation(site: EngineSite) -> Iterator[Problem]:
         why = "there vLLM verifies proposed tokens at temperatures that it never sets "
         why += "(utils/cpu_triton_utils.py), so neither responses nor log-probs are the policy's"
         yield Problem("vllm-argument", "error", what, why, "leave it out of rollout.vllm.arguments")
+    elif not is_exact(vllm):
+        key = "rollout.vllm.arguments.speculative_config.rejection_sample_method"
+        why = "it accepts proposed tokens at given rates, whatever the policy says of them: "
+        why += "neither responses nor log-probs would be the policy's"
+        fix = f"{key}: standard, or block"
+        yield Problem("vllm-argument", "error", f"{key} is synthetic", why, fix)
     elif vllm.sleep_level == 2 and has_dropped_draft(vllm):
         what = f"rollout.vllm.sleep_level is 2, and a model proposes tokens ({method})"
         why = "its weights are dropped with the first sleep, and a sync brings only the policy's"

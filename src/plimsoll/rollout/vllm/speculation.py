@@ -74,6 +74,15 @@ def proposer(vllm: VllmConfig) -> str | None:
     return _method(settings) if settings else None
 
 
+def is_exact(vllm: VllmConfig) -> bool:
+    """Return whether accepted tokens are distributed as the policy samples them.
+
+    vLLM's `synthetic` verification accepts at given rates, whatever the policy says.
+    """
+    settings = _speculative_settings(vllm.arguments)
+    return settings.get("rejection_sample_method") != "synthetic"
+
+
 def draft_model(vllm: VllmConfig) -> tuple[str, str] | None:
     """Return the key that gives a draft model, and its path; None without one."""
     path = _speculative_settings(vllm.arguments).get("model")
