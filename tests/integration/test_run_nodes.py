@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import subprocess
@@ -100,6 +101,7 @@ def on(host: str, *words: str) -> list[str]:
 @pytest.fixture
 def two_hosts() -> Iterator[str]:
     """A Ray cluster of two hosts; the address of its head."""
+    _remove_hosts()  # of a test that was killed
     first, second = HOSTS
     raylets: list[subprocess.Popen[bytes]] = []
     try:
@@ -131,7 +133,9 @@ def two_hosts() -> Iterator[str]:
     finally:
         for raylet in reversed(raylets):
             raylet.terminate()
-            raylet.wait(60)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                raylet.wait(60)
+            raylet.kill()
         _remove_hosts()
 
 
