@@ -43,6 +43,7 @@ Left to auto
   dtype            bfloat16, since the CPU multiplies it
   kernels          own, since Liger's are for GPUs
   attention        sdpa, since varlen_attn is for GPUs
+  sync.route       host, since ranks and engines compute on CPUs
 A step
   sequences        8 prompts x 4 responses = 32
   tokens           at most 100 + 28 = 128 a sequence, 4,096 in all

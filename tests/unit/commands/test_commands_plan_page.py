@@ -14,6 +14,7 @@ from plimsoll.commands.plan_page import answer
 from plimsoll.errors import ConfigError
 from plimsoll.page.html import PLAN, render_page
 from plimsoll.page.serve import make_app
+from plimsoll.run.counting import gigabytes_text
 
 SCENARIO = Path(__file__).parents[3] / "examples" / "scenarios" / "5_orz_1p5b.yaml"
 HALF = {"rollout.vllm.memory_share": "0.5"}
@@ -45,8 +46,8 @@ def test_the_page_has_the_figures_of_the_command(config: str, capsys: Captured) 
     assert found["plan"]["peaks"] == {
         **{"card": peak["device_bytes"], "host": values["hosts"][0]["peak"]["bytes"]}
     }
-    over = (peak["device_bytes"] - cards["capacity"]) / 1e9
-    assert f"in train_actor (reduce), {over:.1f} GB over the load line" in cards["says"]
+    over = gigabytes_text(peak["device_bytes"] - cards["capacity"])
+    assert f"in train_actor (reduce), {over} over the load line" in cards["says"]
     assert found["plan"]["says"] == f"{cards['name']}: {cards['says']}."
     assert (cards["verdict"], host["verdict"]) == ("does not fit", "fits")
     assert [one["code"] for one in found["plan"]["problems"]] == ["vllm-share-beside-training"]

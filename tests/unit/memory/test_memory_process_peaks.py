@@ -213,7 +213,7 @@ def test_two_buckets_of_new_weights_are_on_their_way() -> None:
             hardware = parse_cluster("cpu", nodes, 64 * 10**9)
             config = ppo(
                 vllm={"memory_share": 0.3}, engines=2, sync={"bucket_bytes": bucket}
-            ).model_copy(update={"cluster": sft(ranks=2, device="cpu").cluster})
+            ).model_copy(update={"cluster": sft(ranks=2, nodes=nodes, device="cpu").cluster})
             job = make_job(spec_of(config), hardware, CONSTANTS)
             assert job.sending is not None and job.sending.near == (nodes == 1)
             items = {

@@ -145,11 +145,11 @@ def speculation(site: EngineSite) -> Iterator[Problem]:
         why += "(utils/cpu_triton_utils.py), so neither responses nor log-probs are the policy's"
         yield Problem("vllm-argument", "error", what, why, "leave it out of rollout.vllm.arguments")
     elif not is_exact(vllm):
-        key = "rollout.vllm.arguments.speculative_config.rejection_sample_method"
+        key, setting = "rollout.vllm.arguments.speculative_config", "rejection_sample_method"
         why = "it accepts proposed tokens at given rates, whatever the policy says of them: "
         why += "neither responses nor log-probs would be the policy's"
-        fix = f"{key}: standard, or block"
-        yield Problem("vllm-argument", "error", f"{key} is synthetic", why, fix)
+        what, fix = f"{setting} in {key} is synthetic", f"{setting}: standard, or block"
+        yield Problem("vllm-argument", "error", what, why, fix)
     elif vllm.sleep_level == 2 and has_dropped_draft(vllm):
         what = f"rollout.vllm.sleep_level is 2, and a model proposes tokens ({method})"
         why = "its weights are dropped with the first sleep, and a sync brings only the policy's"
