@@ -44,7 +44,7 @@ def line_of(found: Page) -> float:
 def test_a_change_moves_the_line_and_the_verdict(address: str, chromium: Any) -> None:
     with pages.opened(chromium, address, READY) as found:
         verdict, bar = found.get_by_role("status"), found.locator("#memory .bar").first
-        expect(verdict).to_have_text("does not fit: 104 GB")
+        expect(verdict).to_have_text("does not fit: 105 GB")
         expect(found.locator("#problems")).to_contain_text("vllm-share-beside-training")
         before = line_of(found)
         found.get_by_label("memory_share", exact=True).fill("0.5")
@@ -57,7 +57,7 @@ def test_a_change_moves_the_line_and_the_verdict(address: str, chromium: Any) ->
         found.get_by_label("raise cluster.ranks").click()
         expect(found.locator("#planned")).to_contain_text("8 ranks")
         found.get_by_text("undo all").click()
-        expect(verdict).to_have_text("does not fit: 104 GB")
+        expect(verdict).to_have_text("does not fit: 105 GB")
         assert found.url == address and bar.is_visible()
 
 
@@ -144,7 +144,7 @@ def test_a_written_page_shows_the_plan_without_settings(chromium: Any, tmp_path:
     file = tmp_path / "plan.html"
     assert main(["plan", str(SCENARIO), "--html", str(file)]) == 3
     with pages.opened(chromium, file.as_uri(), READY) as found:
-        expect(found.get_by_role("status")).to_have_text("does not fit: 104 GB")
+        expect(found.get_by_role("status")).to_have_text("does not fit: 105 GB")
         expect(found.locator("#problems")).to_contain_text("vllm-share-beside-training")
         assert found.locator("#memory .load-line").count() > 0
         expect(found.locator("#settings, button:not(.copy button)")).to_have_count(0)
