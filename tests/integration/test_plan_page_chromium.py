@@ -48,7 +48,7 @@ def test_a_change_moves_the_line_and_the_verdict(address: str, chromium: Any) ->
         expect(found.locator("#problems")).to_contain_text("vllm-share-beside-training")
         before = line_of(found)
         found.get_by_label("memory_share", exact=True).fill("0.5")
-        expect(verdict).to_have_text("fits: 70.2 GB")
+        expect(verdict).to_have_text("fits: 71 GB")
         expect(found.locator("#header")).to_contain_text("as written: does not fit")
         expect(found.locator("#problems")).to_have_text("ProblemsNone.")
         assert line_of(found) > before
