@@ -186,6 +186,7 @@ def test_a_model_too_large_for_a_whole_card_is_divided_over_several() -> None:
 
 
 _RANKS, _NODES, _ENGINES = "cluster.ranks", "cluster.nodes", "rollout.engines"
+_OWN = "cluster.own_nodes"
 _PARALLEL, _PLACEMENT = "rollout.vllm.tensor_parallel", "rollout.placement"
 
 
@@ -197,7 +198,12 @@ _PARALLEL, _PLACEMENT = "rollout.vllm.tensor_parallel", "rollout.placement"
         (
             2,
             "placement: shared, engines: 4",
-            [{_ENGINES: 1, _PARALLEL: 2}, {_RANKS: 4}, {_ENGINES: 2}, {_NODES: 2, _RANKS: 8}],
+            [
+                {_ENGINES: 1, _PARALLEL: 2},
+                {_RANKS: 4},
+                {_ENGINES: 2},
+                {_NODES: 2, "cluster.critic_ranks": 2, f"{_OWN}.actor": 1, f"{_OWN}.critic": 1},
+            ],
         ),
         (
             2,

@@ -153,13 +153,12 @@ def _more_nodes(at: Situation) -> Sequence[Move]:
     moves = [{_NODES: _nodes_for(at, 0)}]
     if apart:
         moves += [{_CRITIC_RANKS: apart, _NODES: _nodes_for(at, apart)}]
+        moves += [_critic_on_own_nodes(at, apart)]
     moves = [move for move in moves if move[_NODES] > nodes]
     for steps in range(1, (_MOST_TIMES - 1) * nodes + 1):
         move = _larger_cluster(at, steps)
         if max(move[_RANKS], move.get(_CRITIC_RANKS, 0)) <= spec.workload.units:
             moves.append(move)
-    if apart:
-        moves.append(_critic_on_own_nodes(at, apart))
     return sorted(moves, key=lambda move: move[_NODES])
 
 
