@@ -21,9 +21,9 @@ from torch import Tensor, UntypedStorage
 
 from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import AdapterConfig, EmaConfig, FrozenRole
+from plimsoll.engine.checksum import hash_bytes
 from plimsoll.engine.price import RoleWork, trainer_price
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.weights import hash_bytes
 from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.engine.zero.config import FrozenZeroConfig
 from plimsoll.engine.zero.engine import ZeroEngine

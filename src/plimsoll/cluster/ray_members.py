@@ -102,15 +102,15 @@ def _reserve(reservation: Reservation, patience: float) -> PlacementGroup:
 
 def _shortage(reservation: Reservation) -> str:
     free = state.available_resources_per_node()
-    addresses = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
     supplies = [
         NodeSupply(
             addresses[node["NodeID"]],
             int(node["Resources"].get("GPU", 0)),
             int(free.get(node["NodeID"], {}).get("GPU", 0)),
         )
-        for node in ray.nodes()
-        if node["Alive"]
+        for node in nodes
     ]
     return describe_shortage(reservation, supplies, [*_holdings(addresses)])
 

@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from plimsoll.engine.checksum import hash_bytes
 from plimsoll.engine.price import CHECKPOINT_FILE
-from plimsoll.engine.weights import hash_bytes
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import explaining_errors
 

@@ -39,6 +39,12 @@ def checksums(data: Tensor, sizes: Sequence[int]) -> list[int]:
     return numbers
 
 
+def hash_bytes(data: Tensor) -> str:
+    """Return a fast hash (xxh3, 64 bits) of a contiguous tensor's bytes in host memory."""
+    flat = data.flatten().view(torch.uint8).numpy()
+    return xxhash.xxh3_64_hexdigest(flat)  # type: ignore[arg-type]  # numpy is a Buffer
+
+
 def weighted_sum(words: Tensor) -> Tensor:
     """Return the checksum of int64 words as a card computes it, as a tensor of no dimensions."""
     sums = torch.cat([*_row_sums(words)])

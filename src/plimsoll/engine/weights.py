@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor, nn
 
 from plimsoll.engine.channel import Handle, Outlet
@@ -207,12 +206,6 @@ def ship_bucket(tensors: Mapping[str, Tensor], outlet: Outlet) -> WeightBucket:
         for (name, t), checksum in zip(tensors.items(), checksums(data, rooms), strict=True)
     )
     return WeightBucket(sent, len(data), outlet.ship())
-
-
-def hash_bytes(data: Tensor) -> str:
-    """Return a fast hash (xxh3, 64 bits) of a contiguous tensor's bytes in host memory."""
-    flat = data.flatten().view(torch.uint8).numpy()
-    return xxhash.xxh3_64_hexdigest(flat)  # type: ignore[arg-type]  # numpy is a Buffer
 
 
 def sum_pieces(tensors: Sequence[SentTensor], data: Tensor) -> list[int]:

@@ -20,18 +20,18 @@ from transformers import (
 )
 
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.engine.channel import Channel, Inlet, open_inlet
+from plimsoll.engine.channel import Channel
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.memory import read_memory
 from plimsoll.engine.process_group import kernel_limits, suit_cards
-from plimsoll.engine.weights import WeightBucket, split_bytes, sum_pieces
+from plimsoll.engine.weights import WeightBucket, split_bytes
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
 from plimsoll.model.load import quiet
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
+from plimsoll.rollout.landing import WeightLanding
 from plimsoll.rollout.protocol import EngineSpec, Request, RolloutBuild
-from plimsoll.rollout.sync import Arrivals
 from plimsoll.rollout.text import Decoder
 from plimsoll.rollout.transformers.generate import GROUPED, EndAtLimit, Recorder, StopStrings
 from plimsoll.run.readings import Reading
@@ -59,10 +59,9 @@ class TransformersEngine:
             self._model.set_attn_implementation(GROUPED)
         # Not the model's own config: the trainer knows nothing of, say, its repetition penalty.
         self._model.generation_config = GenerationConfig()
-        self._arrivals = Arrivals(())
+        self._landing = WeightLanding(spec.first_process, torch.device(spec.device))
         self._running = asyncio.Event()
         self._running.set()
-        self._inlet: tuple[Channel, Inlet] | None = None
 
     async def generate(self, request: Request) -> list[Trajectory]:
         """Return all responses of a request, sampled in one batch."""
@@ -166,32 +165,22 @@ class TransformersEngine:
 
     async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
         """Expect these tensors as new weights."""
-        self._arrivals = Arrivals(names)
-        if self._inlet is None or self._inlet[0] != channel:
-            device = torch.device(self._spec.device)
-            self._inlet = channel, open_inlet(channel, self._spec.first_process, device)
+        self._landing.begin(names, channel)
 
     async def receive(self, *buckets: WeightBucket) -> int:
         """Copy a bucket's tensors into the model; return the bucket's bytes."""
-        assert self._inlet is not None
-        _, inlet = self._inlet
-        bucket = next(b for b in buckets if inlet.reaches(b.handle))
-        data = inlet.open(bucket.handle, bucket.bytes)
-        self._arrivals.take(bucket.tensors, sum_pieces(bucket.tensors, data))
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        for name, piece in split_bytes(bucket.tensors, data).items():
-            if name not in parameters:
-                raise WeightSyncError(f"the rollout model has no tensor {name}")
-            parameters[name].data.copy_(piece)
-        if data.is_cuda:  # the sender fills the buffer anew as soon as this returns
-            torch.cuda.current_stream().synchronize()
+        with self._landing.bucket(buckets) as (bucket, data):
+            for name, piece in split_bytes(bucket.tensors, data).items():
+                if name not in parameters:
+                    raise WeightSyncError(f"the rollout model has no tensor {name}")
+                parameters[name].data.copy_(piece)
         return bucket.bytes
 
     async def end_receiving(self) -> None:
         """Check that all tensors came, and let go of the sender's memory."""
-        self._arrivals.complete()
-        assert self._inlet is not None
-        self._inlet[1].close()
+        self._landing.complete()
+        self._landing.close()
 
     async def finish_sync(self, version: int) -> None:
         """Count the version."""

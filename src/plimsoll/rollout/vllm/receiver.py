@@ -21,11 +21,11 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.platforms import current_platform
 
-from plimsoll.engine.channel import Channel, Inlet, open_inlet
+from plimsoll.engine.channel import Channel
 from plimsoll.engine.memory import read_card
-from plimsoll.engine.weights import rebuild_bucket, split_bytes, sum_pieces
+from plimsoll.engine.weights import rebuild_bucket, split_bytes
 from plimsoll.machine.stacks import write_stacks_when_asked
-from plimsoll.rollout.sync import Arrivals
+from plimsoll.rollout.landing import WeightLanding
 
 
 def _without_amx_attention() -> None:
@@ -88,41 +88,32 @@ class WeightReceiver:
     model_config: Any
     device: Any
     rank: int
-    plimsoll_arrivals: Arrivals
-    plimsoll_inlet: tuple[Channel, Inlet] | None = None
+    plimsoll_landing: WeightLanding | None = None
 
     def plimsoll_begin(self, names: list[str], channel: list[Any], first: int) -> None:
         """Announce the tensors of a sync, and the channel by which they come.
 
         `first` is the number of the engine's first process among those of all engines.
         """
-        self.plimsoll_arrivals = Arrivals(tuple(names))
-        opened = Channel(*channel)
-        if self.plimsoll_inlet is None or self.plimsoll_inlet[0] != opened:
-            inlet = open_inlet(opened, first + self.rank, torch.device(self.device))
-            self.plimsoll_inlet = opened, inlet
+        if self.plimsoll_landing is None:
+            number = first + self.rank
+            self.plimsoll_landing = WeightLanding(number, torch.device(self.device))
+        self.plimsoll_landing.begin(tuple(names), Channel(*channel))
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             initialize_layerwise_reload(self.model_runner.get_model())
 
     def plimsoll_receive(self, buckets: list[list[Any]]) -> None:
         """Load a bucket's tensors; each rank that sends has a bucket, of which one is for us."""
-        assert self.plimsoll_inlet is not None
-        _, inlet = self.plimsoll_inlet
-        bucket = next(b for b in map(rebuild_bucket, buckets) if inlet.reaches(b.handle))
-        data = inlet.open(bucket.handle, bucket.bytes)
-        checks = self.rank == 0 or not inlet.one_copy
-        self.plimsoll_arrivals.take(
-            bucket.tensors, sum_pieces(bucket.tensors, data) if checks else None
-        )
+        assert self.plimsoll_landing is not None
         model = self.model_runner.get_model()
         headed = any(path.endswith("lm_head") for path, _ in model.named_modules())
-        pieces = split_bytes(bucket.tensors, data)
-        wanted = [(n, piece) for n, piece in pieces.items() if headed or n not in _HEADS]
-        with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-            model.load_weights(wanted)
-        _copy_held(model, data)
-        if data.is_cuda:  # the sender fills the buffer anew as soon as this returns
-            torch.cuda.current_stream(data.device).synchronize()
+        sent, is_first = map(rebuild_bucket, buckets), self.rank == 0
+        with self.plimsoll_landing.bucket(sent, is_first=is_first) as (bucket, data):
+            pieces = split_bytes(bucket.tensors, data)
+            wanted = [(n, piece) for n, piece in pieces.items() if headed or n not in _HEADS]
+            with set_current_vllm_config(self.vllm_config), torch.device(self.device):
+                model.load_weights(wanted)
+            _copy_held(model, data)
 
     def plimsoll_read_card(self) -> list[float | None]:
         """Return the numbers of a `CardReading`: only plain values cross to the engine."""
@@ -130,15 +121,15 @@ class WeightReceiver:
 
     def plimsoll_finish(self) -> None:
         """Check that all tensors came, then put the new weights to use."""
-        self.plimsoll_arrivals.complete()
+        assert self.plimsoll_landing is not None
+        self.plimsoll_landing.complete()
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             renewed = [layer for layer in model.modules() if _is_renewed(layer)]
             finalize_layerwise_reload(model, self.model_config)
             if torch.device(self.device).type == "cpu":
                 _pack_experts(renewed)
-        assert self.plimsoll_inlet is not None
-        self.plimsoll_inlet[1].close()
+        self.plimsoll_landing.close()
 
 
 def _copy_held(model: nn.Module, data: Tensor) -> None:
