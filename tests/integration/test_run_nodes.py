@@ -20,9 +20,7 @@ from plimsoll.cluster.ray import RayCluster
 
 pytestmark = pytest.mark.engine
 
-OPEN = {"RAY_AUTH_MODE": "disabled"}
-"""A token in this machine's ~/.ray would turn authentication on for some of the processes only."""
-ENVIRONMENT = dict(os.environ) | OPEN
+ENVIRONMENT = dict(os.environ)
 """As it is before runs in this process name their own network interface in it."""
 
 
@@ -53,14 +51,11 @@ def flags(address: str, nodes: int, **own: int) -> tuple[str, ...]:
 
 @pytest.fixture
 def three_raylets() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in OPEN.items():
-            patch.setenv(name, value)
-        cluster = Cluster()
-        for _ in range(3):
-            cluster.add_node(num_cpus=2)
-        yield cluster.address
-        cluster.shutdown()
+    cluster = Cluster()
+    for _ in range(3):
+        cluster.add_node(num_cpus=2)
+    yield cluster.address
+    cluster.shutdown()
 
 
 def test_actor_critic_and_engines_on_three_raylets_learn_as_one_process(

@@ -50,9 +50,8 @@ def death_reason(report: str) -> str:
         return "Ray's own process on the command's node (raylet) was killed, or it crashed"
     if _FORGOTTEN in report:  # the run keeps references until its end
         return (
-            "Ray's head gave it up, since it cannot call this command back: a firewall is between "
-            "them, or this machine has a token (~/.ray/auth_token) and the cluster uses none: then "
-            "set RAY_AUTH_MODE=disabled for the command"
+            "Ray's head gave it up, since it cannot call this command back: is a firewall between "
+            "them?"
         )
     if _UNREACHABLE.search(report):
         return "it cannot be reached: Ray's process on its node (raylet), or all of it, is gone"

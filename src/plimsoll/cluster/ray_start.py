@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
-import secrets
 import signal
 import threading
 import time
@@ -16,11 +14,9 @@ from functools import partial
 import psutil
 import ray
 from ray._private import services, utils
-from ray._private.authentication.authentication_token_setup import (
-    maybe_enable_token_auth_if_token_available,
-)
 
 from plimsoll.cluster.address import check_reachable
+from plimsoll.cluster.ray_token import authentication
 from plimsoll.config.base import AUTO
 from plimsoll.config.cluster import ClusterConfig, Device, device_of
 from plimsoll.errors import ConfigError, PlimsollError
@@ -47,15 +43,17 @@ def start_ray(config: ClusterConfig) -> None:
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         # Ray would start a process for every core, to wait for tasks; a run has none.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        # Ray would write a new token to ~/.ray: two runs may do so at once, and HOME may refuse it.
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     # Ray prints reports of dead workers whatever log_to_driver says; Plimsoll's errors name them.
     ray._private.worker._worker_logs_enabled = False
     try:
         if config.address is not None and config.address != AUTO:
             check_reachable(config.address)
-            _bring_token()
-        with _keep_signal_handler(), _start_own_process_groups(), _end_children_on_error():
+        with (
+            authentication(config.address),
+            _keep_signal_handler(),
+            _start_own_process_groups(),
+            _end_children_on_error(),
+        ):
             ray.init(
                 address=config.address or "local",
                 include_dashboard=None if config.address else False,
@@ -130,17 +128,6 @@ def _live_nodes() -> list[str]:
 
 def _addresses(nodes: Sequence[str]) -> list[str]:
     return [n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] in nodes]
-
-
-def _bring_token() -> None:
-    """Send Ray's authentication token, if there is one, to a cluster that is given by its address.
-
-    `ray start` turns token authentication on if Ray has ever made a token on that machine. Ray
-    itself sends the token only to clusters that it finds itself (`auto`). A cluster without
-    authentication accepts the token, too.
-    """
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it logs a line about the token
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 @contextmanager
