@@ -13,7 +13,7 @@ computed separately.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -54,8 +54,10 @@ from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Submit
 from plimsoll.rl.evaluate import answer_held_out, evaluation_figures
 from plimsoll.rl.experience import Experience, Source
+from plimsoll.rl.group_journal import is_open
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.live import Live
+from plimsoll.rl.recorded import Recorded
 from plimsoll.rl.replay import Replay, load_replay_data
 from plimsoll.rl.setup import (
     RlData,
@@ -69,14 +71,14 @@ from plimsoll.run.displays import Advance, counting
 from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
-from plimsoll.run.trajectories import write_trajectories
+from plimsoll.run.trajectories import Draw, write_trajectories
 from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec, resolve_changed
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_measured, load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out_sets, row_counts
 from plimsoll.train.saving import is_finished, record_evaluation, restore, save_model, save_when_due
-from plimsoll.train.session import RunSession, evaluates_first
+from plimsoll.train.session import RunSession, evaluates_first, lineage_of
 from plimsoll.train.update import OptimizerStep
 
 
@@ -89,7 +91,11 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
     with open_rewards(spec.config.rewards) as scorer:
         load = partial(load_prompt_data, check_reference=scorer.check_reference)
         sample: Callable[..., Source] = Continuous.start if spec.engines.staleness else Live.start
-        _train(spec, planned, load, partial(sample, scorer=scorer, kinds=kinds))
+
+        def open_source(work: RlWork) -> Source:
+            return Recorded(work, scorer, sample(work, scorer, kinds))
+
+        _train(spec, planned, load, open_source)
 
 
 def _train(
@@ -126,7 +132,7 @@ def train(work: RlWork, source: Source) -> RunState:
         step = state.step + 1
         experience = source.draw(state)
         with session.phase("score", cluster):
-            batch, scores, learnables = prepare_batch(work, experience, state)
+            batch, scores, learnables = prepare_batch(work, experience, source.rewards(), state)
         critic_metrics: dict[str, float] = {}
         if scores.values_L is not None and learnables.returns_L is not None:
             with session.phase("train_critic", cluster):
@@ -155,7 +161,7 @@ def train(work: RlWork, source: Source) -> RunState:
             unlearned=experience.unlearned,
         )
         if session.is_due(spec.run.eval_every, step):
-            metrics |= source.evaluate()
+            metrics |= source.evaluate(step)
             state = record_evaluation(session, state, metrics)
         session.report(step, metrics, batch.tokens)
         save_when_due(session, cluster, state)
@@ -163,29 +169,49 @@ def train(work: RlWork, source: Source) -> RunState:
 
 
 def prepare_batch(
-    work: RlWork, experience: Experience, state: RunState
+    work: RlWork,
+    experience: Experience,
+    rewards: Mapping[str, Mapping[str, float]],
+    state: RunState,
 ) -> tuple[Batch, Scores, Learnables]:
     """Return a step's packed trajectories, their log-probs and values, and their advantages.
 
-    The trajectories are also written to disk if the run keeps them.
+    The trajectories are also written to disk if the run keeps them, with all that a resumed run
+    needs to learn from them again: `rewards` are the running statistics of rewards.
     """
     spec, cluster, step = work.spec, work.cluster, state.step + 1
     trajectories = experience.trajectories
     batch = pack_batch(trajectories, spec, cluster.ranks, cluster.critics.ranks, step)
     scores = score(batch, spec, cluster)
-    baselines = {t.group: t.reward for t in experience.greedy}
-    learnables = estimate_advantages(batch, scores, spec, state.kl_coefficient, baselines)
+    learnables = estimate_advantages(
+        batch, scores, spec, state.kl_coefficient, experience.baselines
+    )
     if spec.run.keep_trajectories:
-        path = work.session.directory.trajectories_path(step)
-        write_trajectories(path, step, trajectories, token_scores(batch, scores, learnables))
+        directory = work.session.directory
+        tokens, draw = token_scores(batch, scores, learnables), _draw(work, experience, rewards)
+        write_trajectories(directory.trajectories_path(step), step, trajectories, tokens, draw)
+        saved = directory.oldest_checkpoint()
+        open_places = experience.unlearned, -1 if saved is None else saved[0]
+        work.session.journal.keep(lambda key: is_open(key, *open_places))
     return batch, scores, learnables
+
+
+def _draw(work: RlWork, experience: Experience, rewards: Mapping[str, Mapping[str, float]]) -> Draw:
+    return Draw(
+        lineage_of(work.spec),
+        experience.prompts,
+        experience.metrics,
+        experience.baselines,
+        experience.unlearned,
+        rewards,
+    )
 
 
 def first_evaluated_state(work: RlWork, source: Source) -> RunState:
     """Return the state before the first step; a new run may evaluate its starting model first."""
     state = first_state(work.session, work.data)
     if evaluates_first(work.spec, state):
-        work.session.report(0, source.evaluate(), 0)
+        work.session.report(0, source.evaluate(0), 0)
     return replace(state, kl_coefficient=first_kl_coefficient(work.config.algorithm.kl, state))
 
 

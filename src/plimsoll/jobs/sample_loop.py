@@ -63,6 +63,7 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
     session = work.session
     scorer.restore(session.state.rewards)
     state = first_state(session, work.data)
+    session.directory.remove_trajectories_after(state.step)
     session.stop_if_asked(state.step)
     while not is_finished(session, state):
         samples = _scored_step(work, scorer, environments, state)
@@ -84,7 +85,7 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
 
 def _scored_step(
     work: RlWork, scorer: Scorer, environments: Environments | None, state: RunState
-) -> Experience:
+) -> Sampled:
     spec, cluster = work.spec, work.cluster
     samples = sample_step(work, scorer, environments, state)
     if not spec.roles or spec.config.batch.dynamic_sampling is not None:

@@ -14,6 +14,7 @@ from plimsoll.config.run import RlBatch
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.rl.episodes import Environments, Submit, play_groups
+from plimsoll.rl.group_journal import NO_JOURNAL, GroupJournal
 from plimsoll.rollout.protocol import Ask, Request, derive_seeds
 from plimsoll.run.counting import plural
 
@@ -89,12 +90,14 @@ class Answering:
         note: shows a line while the run goes on.
         environments: the environments that play episodes; None: each response stands alone.
         source: the config key of the prompts, for messages.
+        journal: keeps the scored responses of each request, and has those of before a crash.
     """
 
     submit: Submit
     note: Note
     environments: Environments | None = None
     source: str = "data.train"
+    journal: GroupJournal = NO_JOURNAL
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,11 @@ def answers(
     is called for each reward or environment that fails; if it raises, the sampling ends at once.
     Each prompt makes a group; groups are numbered from `first_group` in the prompts' order.
     """
+    journal = answering.journal.within(seed, responses, sampling.temperature)
     if answering.environments is not None:
         scored = play_groups(
             *(cluster, answering.environments, prompts, responses, sampling, seed),
-            *(answering.submit, on_failure, answering.source, first_group),
+            *(answering.submit, on_failure, answering.source, first_group, journal),
         )
         return _join(scored)
     size = max(1, cluster.responses_per_request() // responses)
@@ -141,15 +145,19 @@ def answers(
         Request(part, responses, sampling, request_seed, limits=_limits(part, sampling))
         for part, request_seed in zip(parts, seeds, strict=True)
     ]
+    kept = [journal.within(i).find([*r.each_prompt()]) for i, r in enumerate(requests)]
+    asked = [place for place, found in enumerate(kept) if found is None]
     futures: dict[int, Future[Scored]] = {}
     try:
-        for place, done in cluster.generate(requests):
+        for number, done in cluster.generate([requests[place] for place in asked]):
+            place = asked[number]
             first = first_group + place * size
             numbered = [replace(t, group=first + i // responses) for i, t in enumerate(done)]
             futures[place] = answering.submit(numbered, on_failure)
+            futures[place].add_done_callback(journal.within(place).keep_result)
             _raise_first(future for future in futures.values() if future.done())
         _raise_first(wait(futures.values(), return_when=FIRST_EXCEPTION).done)
-        scored = [futures[place].result() for place in sorted(futures)]
+        scored = [found or futures[place].result() for place, found in enumerate(kept)]
     except BaseException:  # Ctrl-C, too
         for future in futures.values():
             future.cancel()

@@ -21,6 +21,7 @@ from plimsoll.reward.outcome import Failed
 from plimsoll.reward.rule import quote_beginning
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.reward.source import side_by_side
+from plimsoll.rl.group_journal import NO_JOURNAL, GroupJournal
 from plimsoll.rollout.protocol import Ask, Request, derive_seeds
 
 
@@ -182,13 +183,15 @@ def play_groups(
     on_failure: OnFailure,
     source: str,
     first_group: int,
+    journal: GroupJournal,
 ) -> list[Scored]:
     """Play `responses` episodes of each prompt, and return each group with its rewards.
 
     A group is scored when its last episode has ended. If one of its episodes failed, the group is
     not scored, and its failures are returned instead. Groups are numbered in the order of the
     prompts, from `first_group`. `on_failure` is called for each environment or reward that fails;
-    if it raises, all episodes end.
+    if it raises, all episodes end. Groups of the journal are not played again, unless turns are
+    sampled in rounds: what is sampled together there depends on all episodes.
     """
     seeds = derive_seeds(seed, len(prompts))
     together = cluster.responses_per_request()
@@ -207,10 +210,17 @@ def play_groups(
             source,
             rounds.end,
         )
-        return await side_by_side(
-            play_group(floor, prompt, group_seed, first_group + i, i * responses)
-            for i, (prompt, group_seed) in enumerate(zip(prompts, seeds, strict=True))
-        )
+
+        async def play(i: int) -> Scored:
+            group = NO_JOURNAL if together > 1 else journal.within(i)
+            if (found := group.find([prompts[i]] * responses)) is not None:
+                return found
+            numbers = first_group + i, i * responses
+            scored = await play_group(floor, prompts[i], seeds[i], *numbers)
+            group.keep(scored)
+            return scored
+
+        return await side_by_side(map(play, range(len(prompts))))
 
     return cluster.converse(environments.loop, talk)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,14 +16,15 @@ class Experience:
 
     Attributes:
         trajectories: the trajectories, group by group, with all parts of their rewards.
-        greedy: the greedy response to each group's prompt; empty if the advantage needs none.
+        baselines: the reward of the greedy response to each group's prompt; empty if the advantage
+            needs none.
         prompts: the number of prompts that the step drew from the data.
         metrics: metrics of the sampling, by name.
         unlearned: see `RunState`.
     """
 
     trajectories: list[Trajectory]
-    greedy: Sequence[Trajectory]
+    baselines: Mapping[int, float]
     prompts: int
     metrics: Mapping[str, float]
     unlearned: tuple[int, ...] = ()
@@ -46,8 +47,8 @@ class Source(Protocol):
         """Take over the ranks' weights after a step; return metrics of the transfer by name."""
         return {}
 
-    def evaluate(self) -> Mapping[str, float]:
-        """Return the figures of held-out prompts; the rules refuse these without engines."""
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """Return the figures of held-out prompts after a step; refused without engines."""
         return {}
 
     def rewards(self) -> Mapping[str, Mapping[str, float]]:

@@ -12,8 +12,9 @@ from plimsoll.rl.environments import EnvironmentKinds, set_up
 from plimsoll.rl.episodes import Environments
 from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.experience import Experience, Source
+from plimsoll.rl.group_journal import GroupJournal
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import normalize_rewards, sample
+from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
 from plimsoll.rl.setup import RlWork, first_sync, leave_cards, make_room, turn_to_ranks
 from plimsoll.rollout.sync import WeightSync, sync_weights
 from plimsoll.run.counting import plural
@@ -70,14 +71,15 @@ class Live(Source):
         """Sample and score the trajectories of the step after `state`, and return them."""
         work, cluster = self.work, self.work.cluster
         sampled = sample_step(work, self.scorer, self.environments, state)
-        trajectories, greedy = sampled.trajectories, sampled.greedy
+        trajectories, greedy = [*sampled.trajectories], [*sampled.greedy]
         with work.session.phase("score", cluster):
             turn_to_ranks(cluster, work.spec)  # only now: engines are read awake, as planned
             if work.config.batch.dynamic_sampling is None:  # else each round was scored by itself
                 trajectories = score_by_models(trajectories, work.spec, cluster)
             if greedy:
                 greedy = score_by_models(greedy, work.spec, cluster)
-        return replace(sampled, trajectories=trajectories, greedy=greedy)
+        baselines = {t.group: t.reward for t in greedy}
+        return Experience(trajectories, baselines, sampled.prompts, sampled.metrics)
 
     def renew(self, step: int) -> dict[str, float]:
         """Send the ranks' weights to the engines; return the transfer's metrics (`sync/<name>`)."""
@@ -91,13 +93,14 @@ class Live(Source):
             f"sync/seconds/{proved.route}": proved.seconds,
         }
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, step: int) -> dict[str, float]:
         """Return the figures of the held-out prompts."""
         work, progress = self.work, self.work.session.progress
 
         def answering_to(key: str) -> Answering:
             submit = progress.count_calls(self.scorer.of_held_out(key).submit)
-            return Answering(submit, progress.note, self.environments, key)
+            journal = GroupJournal(work.session.journal, ("held out", step, key))
+            return Answering(submit, progress.note, self.environments, key, journal)
 
         with work.session.phase("eval", work.cluster):
             return evaluate(work.cluster, work.spec, work.data.held_out, answering_to)
@@ -109,7 +112,7 @@ class Live(Source):
 
 def sample_step(
     work: RlWork, scorer: Scorer, environments: Environments | None, state: RunState
-) -> Experience:
+) -> Sampled:
     """Sample and score the step after `state`; return the trajectories with normalised rewards.
 
     Reward models do not score them here, unless dynamic sampling needs their scores.
@@ -120,6 +123,11 @@ def sample_step(
 
     with work.session.phase("rollout", work.cluster):
         progress = work.session.progress
-        answering = Answering(progress.count_calls(scorer.submit), progress.note, environments)
+        answering = Answering(
+            progress.count_calls(scorer.submit),
+            progress.note,
+            environments,
+            journal=GroupJournal(work.session.journal, ("request", state.step + 1)),
+        )
         sampled = sample(work.cluster, work.spec, draw, state.step + 1, answering)
         return normalize_rewards(sampled, scorer)

@@ -53,7 +53,7 @@ class Replay(Source):
             _check_step(trajectories, step, self.work.spec)
         asynchronous = self.work.config.rollout.staleness > 0
         metrics = staleness_metrics(trajectories, state.weight_version) if asynchronous else {}
-        return Experience(trajectories, (), self.work.config.batch.prompts, metrics)
+        return Experience(trajectories, {}, self.work.config.batch.prompts, metrics)
 
 
 def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:

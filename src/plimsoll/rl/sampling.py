@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -16,7 +16,6 @@ from plimsoll.config.run import DynamicSampling
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, Scorer
 from plimsoll.rl.answers import Answering, Answers, FailedGroups, answers
-from plimsoll.rl.experience import Experience
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
@@ -25,8 +24,25 @@ Draw = Callable[[int, int], Sequence[Prompt]]
 """A function of (first, count) that returns `count` of the step's prompts, from number `first`."""
 
 
-def normalize_rewards(sampled: Experience, scorer: Scorer) -> Experience:
-    """Return the experience with normalised rewards: (value - mean) / standard deviation.
+@dataclass(frozen=True)
+class Sampled:
+    """The scored groups of a step, before reward models score them.
+
+    Attributes:
+        trajectories: the trajectories, group by group.
+        greedy: the greedy response to each group's prompt; empty if the advantage needs none.
+        prompts: the number of prompts that were drawn from the data.
+        metrics: metrics of the sampling, by name.
+    """
+
+    trajectories: Sequence[Trajectory]
+    greedy: Sequence[Trajectory]
+    prompts: int
+    metrics: Mapping[str, float]
+
+
+def normalize_rewards(sampled: Sampled, scorer: Scorer) -> Sampled:
+    """Return the groups with normalised rewards: (value - mean) / standard deviation.
 
     Only the rewards that the config says are normalised. Mean and standard deviation are those of
     the run so far, including these trajectories.
@@ -41,7 +57,7 @@ def normalize_rewards(sampled: Experience, scorer: Scorer) -> Experience:
 
 def sample(
     cluster: Cluster, spec: RunSpec[RlConfig], draw: Draw, step: int, answering: Answering
-) -> Experience:
+) -> Sampled:
     """Return the scored groups of responses that a step learns from.
 
     Groups whose reward or environment failed are replaced: further prompts are drawn, in order.
@@ -87,7 +103,7 @@ def sample(
         greedy = [replace(t, group=g[0].group) for t, g in zip(replies, groups, strict=True)]
     metrics = {"groups/drawn": drawn, "groups/idle": len(idle) / drawn}
     trajectories = [t for group in groups for t in group]
-    return Experience(trajectories, greedy, drawn, metrics | {"groups/failed": len(failed)})
+    return Sampled(trajectories, greedy, drawn, metrics | {"groups/failed": len(failed)})
 
 
 def next_count(

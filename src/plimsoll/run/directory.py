@@ -58,6 +58,8 @@ class RunDirectory:
     """A chart of the reward model's calibration at the last evaluation."""
     reference_logprobs_path = _Item("reference-logprobs.parquet")
     """The reference model's log-probs, if they were computed before training."""
+    journal_path = _Item("journal.bin")
+    """What was sampled and scored, and not yet learned from."""
     bad_rows_path = _Item("bad_rows.jsonl")
     """The rows of data that were skipped."""
     log_path = _Item("run.log")
@@ -138,6 +140,16 @@ class RunDirectory:
         """Return (step, path) of the last trajectory file, or None."""
         return max(_by_step(self.path / "trajectories"), default=None)
 
+    def remove_trajectories_after(self, step: int) -> None:
+        """Remove the trajectory files of later steps."""
+        for written_step, path in _by_step(self.path / "trajectories"):
+            if written_step > step:
+                path.unlink()
+
+    def oldest_checkpoint(self) -> tuple[int, Path] | None:
+        """Return (step, path) of the first complete checkpoint that is kept, or None."""
+        return min(_by_step(self.path / "checkpoints"), default=None)
+
     def prune_checkpoints(self, keep: int, best_step: int | None = None) -> None:
         """Remove all checkpoints except the last `keep` and the checkpoint of `best_step`.
 
@@ -172,9 +184,8 @@ def existing_run(path: Path) -> RunDirectory:
 def open_run(config: RunConfig) -> RunDirectory:
     """Return the config's run directory, locked for this process; make it if it is missing.
 
-    A resumed run continues after its latest checkpoint. Metrics, ledger rows and trajectories of
-    later steps are removed, as these steps are done again. Half-written files of a killed process
-    are removed, too.
+    A resumed run continues after its latest checkpoint. Metrics and ledger rows of later steps are
+    removed, as these steps are done again. Half-written files of a killed process are removed, too.
 
     Raises ConfigError if the directory cannot be used, or if `run.resume` forbids it.
     """
@@ -223,7 +234,7 @@ def resume_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _tidy(run: RunDirectory) -> None:
-    """Remove leftovers of killed processes, and files and rows of steps after the checkpoint."""
+    """Remove leftovers of killed processes, and rows of steps after the checkpoint."""
     folders = ("checkpoints", "trajectories", "tensorboard")
     _remove_leftovers(run.path, ".*", *(f"{folder}/.*" for folder in folders))
     run.out_of_memory_path.unlink(missing_ok=True)
@@ -232,9 +243,6 @@ def _tidy(run: RunDirectory) -> None:
     step = latest[0] if latest else -1  # without a checkpoint even step 0 is done again
     keep_rows_until(run.metrics_path, step)
     keep_rows_until(run.ledger_path, step)
-    for written_step, path in _by_step(run.path / "trajectories"):
-        if written_step > step:
-            path.unlink()
 
 
 def _remove_leftovers(path: Path, *patterns: str) -> None:

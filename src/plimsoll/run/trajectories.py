@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,37 @@ class TokenScores:
 _UNSCORED = TokenScores()
 
 
+@dataclass(frozen=True)
+class Draw:
+    """What a step drew beside its trajectories: with both, the step can be learned from again.
+
+    Attributes:
+        lineage: a fingerprint of the settings that decided what was sampled.
+        prompts: the number of prompts that the step drew from the data.
+        metrics: the metrics of the sampling.
+        baselines: the reward of the greedy response to each group's prompt, if there are any.
+        unlearned: see `RunState`.
+        rewards: the running statistics of rewards after the draw.
+    """
+
+    lineage: str
+    prompts: int
+    metrics: Mapping[str, float]
+    baselines: Mapping[int, float]
+    unlearned: tuple[int, ...]
+    rewards: Mapping[str, Mapping[str, float]]
+
+
+_DRAW = b"plimsoll.draw"
+"""The key of a `Draw`, as JSON, in the metadata of a Parquet file."""
+
+
 def write_trajectories(
-    path: Path, step: int, trajectories: Sequence[Trajectory], scores: TokenScores | None
+    path: Path,
+    step: int,
+    trajectories: Sequence[Trajectory],
+    scores: TokenScores | None,
+    draw: Draw | None = None,
 ) -> None:
     """Write the trajectories of a step in their order, before they are learned from.
 
@@ -83,6 +112,8 @@ def write_trajectories(
     Raises PlimsollError if the disk is full or not writable.
     """
     table = _table(step, trajectories, _UNSCORED if scores is None else scores)
+    if draw is not None:
+        table = table.replace_schema_metadata({_DRAW: json.dumps(asdict(draw))})
     with whole_file(path) as partial:
         pq.write_table(table, partial, compression="zstd")
 
@@ -197,6 +228,31 @@ def _reward_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
         f"reward_{name}": pa.array([values.get(name) for values in by_trajectory], pa.float64())
         for name in names
     }
+
+
+def to_bytes(trajectories: Sequence[Trajectory]) -> bytes:
+    """Return trajectories as an Arrow stream, which `from_bytes` reads."""
+    table, sink = _table(0, trajectories, _UNSCORED), pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def from_bytes(content: bytes) -> list[Trajectory]:
+    """Return the trajectories of an Arrow stream."""
+    with pa.ipc.open_stream(content) as reader:
+        return [_trajectory(row) for row in reader.read_all().to_pylist()]
+
+
+def read_draw(path: Path) -> Draw | None:
+    """Return what the step of a file drew, or None if the file does not hold it."""
+    text = (pq.read_schema(path).metadata or {}).get(_DRAW)
+    if text is None:
+        return None
+    draw = Draw(**json.loads(text))
+    baselines = {int(group): reward for group, reward in draw.baselines.items()}
+    return replace(draw, baselines=baselines, unlearned=tuple(draw.unlearned))
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import socket
@@ -14,6 +15,8 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import xxhash
 
 from plimsoll import __version__
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
@@ -28,6 +31,7 @@ from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RESUME, StopRequest, recording_end
 from plimsoll.run.health import HealthWatch
+from plimsoll.run.journal import Journal
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, busy_share, memory_use
@@ -67,6 +71,8 @@ class RunSession:
     progress: Progress
     sink: MetricsSink
     stop: StopRequest
+    journal: Journal
+    """What was sampled and not yet learned from."""
     state: RunState
     """The state that this part of the run starts from."""
     template: str | None
@@ -281,6 +287,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             progress=progress,
             sink=MetricsSink(directory, progress, loggers, _open_health_watch(spec, directory)),
             stop=stop,
+            journal=Journal(directory.journal_path, lineage_of(spec)),
             state=state,
             template=template,
             resumed=latest[1] if latest else None,
@@ -378,3 +385,13 @@ def total_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
     """
     names = dict.fromkeys(name for result in results for name in result.metrics)
     return {name: sum(result.metrics.get(name, 0.0) for result in results) for name in names}
+
+
+def lineage_of(spec: RunSpec[Any]) -> str:
+    """Return a fingerprint of the settings that decide what a run samples.
+
+    The sections `run` and `cluster` are not among them, but for the seed.
+    """
+    settings = spec.written.model_dump(mode="json", exclude={"run", "cluster"})
+    text = json.dumps([spec.run.seed, settings], sort_keys=True)
+    return xxhash.xxh3_64_hexdigest(text.encode())

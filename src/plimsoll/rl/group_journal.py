@@ -1,0 +1,68 @@
+"""Find groups in the journal that were scored before a crash, and keep those that are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from plimsoll.records import Prompt
+from plimsoll.reward.score import Scored
+from plimsoll.run.journal import Journal, Key
+
+
+@dataclass(frozen=True)
+class GroupJournal:
+    """The records of a journal whose keys begin alike, such as those of one step.
+
+    Attributes:
+        journal: the journal; None: nothing is kept, and nothing is found.
+        begin: the beginning of the keys.
+    """
+
+    journal: Journal | None = None
+    begin: Key = ()
+
+    def within(self, *further: str | int | float) -> GroupJournal:
+        """Return the records whose keys go on with these words."""
+        return replace(self, begin=(*self.begin, *further))
+
+    def find(self, prompts: Sequence[Prompt]) -> Scored | None:
+        """Return the scored trajectories under this key, if there are any.
+
+        `prompts` has the prompt of each trajectory, as the data has it now.
+        """
+        found = None if self.journal is None else self.journal.groups(self.begin)
+        if found is None:
+            return None
+        pairs = zip(found, prompts, strict=True)
+        return Scored(tuple(replace(t, prompt=prompt) for t, prompt in pairs), ())
+
+    def keep(self, scored: Scored) -> None:
+        """Keep scored trajectories under this key, if none of them failed."""
+        if self.journal is not None and not scored.failures:
+            self.journal.add_groups(self.begin, scored.trajectories)
+
+    def keep_result(self, future: Future[Scored]) -> None:
+        """Keep the result of a future that is done, if it has one."""
+        if not future.cancelled() and future.exception() is None:
+            self.keep(future.result())
+
+
+NO_JOURNAL = GroupJournal()
+
+
+def is_open(key: Key, unlearned: Sequence[int], saved: int) -> bool:
+    """Return whether a record of the journal is needed once a step has its trajectories.
+
+    Args:
+        key: the record's key.
+        unlearned: see `RunState`.
+        saved: the step of the oldest checkpoint, or -1.
+    """
+    match key:
+        case ("group", place):
+            return place in unlearned
+        case ("figures", step):
+            return int(step) > saved
+    return False
