@@ -48,7 +48,8 @@ def shared_ray() -> Iterator[tuple[str, ...]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_prestart_worker_first_driver", "0")  # as `start_ray` has it
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8})
-    yield "--cluster.where", "ray", "--cluster.address", cluster.address
+    where = "--cluster.where", "ray", "--cluster.address", cluster.address
+    yield *where, "--cluster.device", "cpu"  # where the build of torch is the one for GPUs, too
     cluster.shutdown()
 
 

@@ -45,6 +45,7 @@ def flags(address: str, nodes: int, **own: int) -> tuple[str, ...]:
     groups = [(f"--cluster.own_nodes.{group}", str(count)) for group, count in own.items()]
     return (
         *("--cluster.where", "ray", "--cluster.address", address, "--cluster.critic_ranks", "1"),
+        *("--cluster.device", "cpu"),  # where the build of torch is the one for GPUs, too
         *("--cluster.nodes", str(nodes), *(word for pair in groups for word in pair)),
     )
 

@@ -82,6 +82,16 @@ def test_a_replay_goes_on_where_it_stopped(home: Path) -> None:
     assert_same(whole, replayed(home, "parts", "--run.resume", "must"))
 
 
+def test_a_replay_does_not_go_on_with_prompts_that_engines_were_sampling(home: Path) -> None:
+    whole = replayed(home, "waiting", "--run.keep_checkpoints", str(STEPS))
+    cut_off(whole, home / "cut", 1)
+    file = home / "cut" / "checkpoints" / "step-000001" / "state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"unlearned": [5]}))
+    flags = ("--run.directory", "cut", "--run.resume", "must")
+    done = run_here(home, "ppo", "config.yaml", "--replay", "recorded", *flags)
+    assert done.code == 2 and "step 1 has 1 prompt that engines were sampling" in done.err
+
+
 def test_an_evaluation_of_a_replay_has_engines(home: Path) -> None:
     replayed(home, "measured", "--run.steps", "1")
     done = run_here(home, "eval", "measured")

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import gcd
@@ -58,6 +58,9 @@ R = TypeVar("R")
 
 _CULPRIT_SECONDS = 10.0
 """How long to wait for a death notice after an error that another process may have caused."""
+
+_SOON_SECONDS = 0.02
+"""How long `wait_for` waits before it looks at the members."""
 
 _STACK_SECONDS = 2.0
 """How long processes may take to write their threads' stacks."""
@@ -211,7 +214,7 @@ class RayCluster:
         late, results = dict(starting), dict[Any, Any]()
 
         def names() -> list[str]:
-            return sorted({member.role for member in late.values()})
+            return sorted({member.role for member in [*late.values()]})
 
         with telling_of_start(start_kind(specs), names, write_lines_to(sys.stdout)):
             results.update(self._as_done("start", late, timeout=patience))
@@ -295,6 +298,7 @@ class RayCluster:
 
     def wait_for(self, future: Future[R]) -> R:
         """Return the result of work in another thread; watch all members meanwhile."""
+        wait([future], _SOON_SECONDS)  # a look at the members takes longer
         self._watch_calls(lambda: not future.done(), self._beside)
         return future.result()
 

@@ -172,6 +172,7 @@ class HostOutlet:
         if self._device.type == "cpu":
             self._packed = self._file.bytes[:size]
         else:
+            self._packed = _NOTHING  # goes before the next is made
             self._packed = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._packed
 
@@ -186,6 +187,8 @@ class HostOutlet:
     def close(self) -> None:
         """Drop the copy on the card. The shared memory stays: new pages cost more than a copy."""
         self._packed = _NOTHING
+        if self._device.type == "cuda":  # an engine on this card may wake its cache next
+            torch.cuda.empty_cache()
 
 
 class HostRelay:

@@ -49,6 +49,7 @@ class GroupBuffer:
         prompts: the groups that a step learns from.
         staleness: by how many versions a token may be older than the weights that learn from it.
         at_once: the most groups in flight.
+        steps: the number of the run's last step; nothing is sampled for later ones.
         learns: the version of the weights that learn next.
         next_place: the place of the next new prompt.
         again: places of prompts that were drawn and are to be sampled again, before new ones.
@@ -62,6 +63,7 @@ class GroupBuffer:
     prompts: int
     staleness: int
     at_once: int
+    steps: int
     learns: int
     next_place: int
     again: tuple[int, ...] = ()
@@ -73,7 +75,8 @@ class GroupBuffer:
 
     def room(self, version: int) -> int:
         """Return how many groups may begin while the engines have weights of `version`."""
-        most = (self.ahead + 1 + version - self.learns) * self.prompts
+        steps = min(self.ahead + 1 + version, self.steps) - self.learns
+        most = steps * self.prompts
         room = most - len(self.in_flight) - len(self.finished) - self.taken
         return max(0, min(room, self.at_once - len(self.in_flight)))
 

@@ -6,7 +6,6 @@ is the step of a run that takes turns (live.py), which also evaluates and syncs.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from asyncio import run_coroutine_threadsafe
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -106,6 +105,7 @@ class Continuous(Source):
                 config.batch.prompts,
                 config.rollout.staleness,
                 groups_at_once(live),
+                live.work.spec.steps,
                 learns=state.weight_version,
                 next_place=state.next_place,
                 again=state.unlearned,
@@ -220,9 +220,8 @@ def prompt_sampler(live: Live, ask: Ask, on_failure: OnFailure) -> SamplePrompt:
     sampling, responses = config.rollout.sampling, config.batch.responses
     submit = live.scorer.submit  # not counted by phases: groups end in all of them
     if environments is not None:
-        places = asyncio.Semaphore(environments.at_once)
         shared = sampling, responses, submit, on_failure, live.scorer.source
-        floor = Floor(environments, ask, places, *shared)
+        floor = Floor(environments, ask, *shared)
         return lambda prompt, seed, group: play_group(floor, prompt, seed, group, group * responses)
 
     def answer(prompt: Prompt, seed: int, group: int) -> Awaitable[Scored]:

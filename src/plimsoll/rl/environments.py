@@ -127,7 +127,7 @@ def set_up(spec: RunSpec[RlConfig], kinds: EnvironmentKinds, scorer: Scorer) -> 
     }
     config = spec.config
     at_once = episodes_at_once(config.environments, config.rollout, usable_cores())
-    return Environments(players, at_once, scorer.loop)
+    return Environments(players, at_once, scorer.loop, asyncio.Semaphore(at_once))
 
 
 def _player(

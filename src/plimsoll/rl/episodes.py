@@ -132,11 +132,13 @@ class Environments:
         players: the player of each environment, by its name in the config.
         at_once: the most episodes in flight.
         loop: the event loop in which they are played.
+        places: limits the episodes in flight, of training and of evaluations together.
     """
 
     players: Mapping[str, Player]
     at_once: int
     loop: asyncio.AbstractEventLoop
+    places: asyncio.Semaphore
 
     def player_of(self, prompt: Prompt) -> Player:
         """Return the player of the environment that the prompt names, or the run's only player."""
@@ -152,7 +154,6 @@ class Floor:
     Attributes:
         environments: the environments of the run.
         ask: asks an engine.
-        places: a semaphore that limits the episodes in flight.
         sampling: how turns are sampled.
         responses: the number of episodes in a group.
         submit: begins to score a group.
@@ -163,7 +164,6 @@ class Floor:
 
     environments: Environments
     ask: Ask
-    places: asyncio.Semaphore
     sampling: SamplingConfig
     responses: int
     submit: Submit
@@ -197,12 +197,11 @@ def play_groups(
     together = cluster.responses_per_request()
 
     async def talk(ask: Ask) -> list[Scored]:
-        places = environments.at_once
-        rounds = Rounds(ask, together, seed, len(prompts) * responses, places)
+        at_once = environments.at_once
+        rounds = Rounds(ask, together, seed, len(prompts) * responses, at_once)
         floor = Floor(
             environments,
             rounds.ask if together > 1 else ask,
-            asyncio.Semaphore(places),
             sampling,
             responses,
             submit,
@@ -276,7 +275,7 @@ async def _episode(
     retries = player.rules.config.retries
     for attempt in range(1 + retries):
         policy = EpisodePolicy(floor.ask, place, floor.sampling, seed + number + attempt * _ATTEMPT)
-        async with floor.places:
+        async with floor.environments.places:
             try:
                 trajectory = await player.play(prompt, seed, number, policy)
             except EnvironmentFailed as error:

@@ -42,6 +42,16 @@ class Replay(Source):
         assert path is not None, "only a run that replays has no engines"
         return cls(work, RunDirectory(Path(path)))
 
+    def begin(self, state: RunState) -> None:
+        """Raise ConfigError if prompts wait that engines were sampling."""
+        if state.unlearned:
+            raise ConfigError(
+                f"rollout.replay: the checkpoint of step {state.step} has "
+                f"{plural(len(state.unlearned), 'prompt')} that engines were sampling, and a "
+                "replay cannot go on with them. Leave rollout.replay out, or begin a new "
+                "run.directory."
+            )
+
     def draw(self, state: RunState) -> Experience:
         """Return the stored trajectories of the step after `state`.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from plimsoll.errors import PlimsollError
 from plimsoll.reward.score import Scored
 from plimsoll.rl.buffer import FinishedGroup, GroupBuffer
 
@@ -84,7 +85,9 @@ class GroupStream:
         if task not in self._tasks:  # `end` has cancelled it
             return
         self._tasks.remove(task)
-        if (error := task.exception()) is not None:
+        if task.cancelled():
+            self._error = self._error or PlimsollError(f"group {place} was cancelled")
+        elif (error := task.exception()) is not None:
             self._error = self._error or error
         elif task.result().failures:
             self._buffer = self._buffer.give_up(place)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plimsoll.engine.channel import Channel, Inlet, open_inlet
 from plimsoll.engine.weights import WeightBucket, sum_pieces
+from plimsoll.errors import WeightSyncError
 from plimsoll.rollout.sync import Arrivals
 
 
@@ -44,10 +45,12 @@ class WeightLanding:
                 memory, only the first checks it.
 
         Raises:
-            WeightSyncError: see `Arrivals.take`.
+            WeightSyncError: see `Arrivals.take`; or none of the buckets reaches this process.
         """
         inlet = self._inlet
-        bucket = next(b for b in buckets if inlet.reaches(b.handle))
+        bucket = next((b for b in buckets if inlet.reaches(b.handle)), None)
+        if bucket is None:
+            raise WeightSyncError("no training rank sends weights from this process's card")
         data = inlet.open(bucket.handle, bucket.bytes)
         checks = is_first or not inlet.one_copy
         self._arrivals.take(bucket.tensors, sum_pieces(bucket.tensors, data) if checks else None)

@@ -88,6 +88,8 @@ def sync_route(cluster: ClusterConfig, rollout: RolloutConfig) -> tuple[DecidedR
         return "host", "ranks and engines are one process"
     if cluster.device == "cpu":
         return "host", "ranks and engines compute on CPUs"
+    if rollout.placement == "shared" and cluster.critic_ranks:
+        return "host", "engines share the cards of the critic, too, whose ranks do not send"
     if rollout.placement == "shared":
         return "ipc", "engines share the ranks' cards"
     return "nccl", "engines have cards of their own"

@@ -224,6 +224,12 @@ def test_a_bfloat16_that_is_asked_for_on_a_cpu_without_it_is_a_warning(multiplie
         ({"hardware": "2xH100"}, "own", "nccl", "engines have cards of their own"),
         ({"hardware": "H100"}, "shared", "ipc", "engines share the ranks' cards"),
         (
+            {"hardware": "2xH100", "critic_ranks": 1},
+            "shared",
+            "host",
+            "engines share the cards of the critic, too",
+        ),
+        (
             {"hardware": "H100", "where": "local"},
             "own",
             "host",
@@ -232,7 +238,7 @@ def test_a_bfloat16_that_is_asked_for_on_a_cpu_without_it_is_a_warning(multiplie
     ],
 )
 def test_weights_take_the_fastest_way_there_is(
-    cluster: dict[str, str], own: str, route: str, why: str
+    cluster: dict[str, Any], own: str, route: str, why: str
 ) -> None:
     rollout = {"transformers": {}, "placement": own}
     spec = spec_of(cluster, rollout=rollout)

@@ -114,8 +114,8 @@ def test_a_plan_in_short_shows_what_does_not_fit_and_adds_up() -> None:
         if line.startswith("8 x H100")
     ]
     assert [found.groups() for found in told if found] == [
-        ("node 0, cards 0-7", "68.0", "train_critic"),
-        ("node 1, cards 0-7", "74.4", "sync"),
+        ("node 0, cards 0-7", "68.6", "train_critic"),
+        ("node 1, cards 0-7", "75.0", "sync"),
     ]
     head = next(i for i, line in enumerate(lines) if "smaller items" in line)
     rows = [

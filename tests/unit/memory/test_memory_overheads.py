@@ -81,7 +81,7 @@ def test_torch_for_cuda_weighs_in_each_process_without_a_card(
     process = Process(kind, 0, Slot(0))
 
     def held(*, cuda_build: bool) -> int:
-        items = process_items(process, "cpu", 1, "engine_process", cuda_build, Constants())
+        items = process_items(process, "cpu", 1, 0, "engine_process", cuda_build, Constants())
         return sum(item.bytes for item in items)
 
     more = held(cuda_build=True) - held(cuda_build=False)
@@ -90,7 +90,7 @@ def test_torch_for_cuda_weighs_in_each_process_without_a_card(
 
 def test_on_cards_torchs_build_is_part_of_cudas_libraries() -> None:
     items = process_items(
-        Process("rank", 0, Slot(0, 0)), "cuda", 1, "engine_process", True, Constants()
+        Process("rank", 0, Slot(0, 0)), "cuda", 1, 0, "engine_process", True, Constants()
     )
     assert "torch's CUDA build" not in [item.name for item in items]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise import advice_values
 from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.overheads import Constants
+from plimsoll.memory.contents.stores import Use
 from plimsoll.memory.plan import make_plan, plan_values, verdict_text
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.rollout.price import Sampler
@@ -220,12 +222,19 @@ def test_two_buckets_of_a_rank_that_sends(
         assert kept == [two] and sending["actor packed bucket"] == two // 2 + CHECKSUM_BYTES
     else:
         assert kept == [] and sending["actor buckets of weights"] == two + CHECKSUM_BYTES
+    joins = [_communicators(store.uses) for store in found.devices]
+    assert joins == ([[570 * 2**20]] * 2 if route == "nccl" else [[]] * len(joins))
     landing = [store for store in found.devices if store is not found.devices[0]]
     for store in landing:  # a card of an engine alone
         use = next(use for use in store.uses if use.moment == Moment("sync", "gather"))
         items = {item.name: item.bytes for item in use.items}
         free = items["vLLM profile peak, graphs"]
         assert items.get("bucket on the card", 0) >= two // 2 + CHECKSUM_BYTES - free
+
+
+def _communicators(uses: Sequence[Use]) -> list[int]:
+    """The sizes of NCCL's communicators in the items of one moment of a store."""
+    return [item.bytes for item in uses[0].items if item.name.endswith("NCCL communicator")]
 
 
 def test_the_experts_of_a_layer_are_held_until_they_are_whole() -> None:

@@ -28,7 +28,7 @@ def finished(place: int, *versions: int) -> FinishedGroup:
 
 
 def begun(prompts: int = 2, staleness: int = 1, version: int = 0) -> GroupBuffer:
-    return GroupBuffer(prompts, staleness, 99, version, next_place=0).begin(version)[0]
+    return GroupBuffer(prompts, staleness, 99, 99, version, next_place=0).begin(version)[0]
 
 
 def test_the_oldest_token_that_was_sampled_counts() -> None:
@@ -61,7 +61,7 @@ def test_the_oldest_groups_come_first_then_those_that_ended_first() -> None:
 
 
 def test_a_group_that_is_too_old_is_sampled_again_before_new_ones() -> None:
-    buffer = GroupBuffer(1, 1, 99, learns=5, next_place=3, in_flight=frozenset({0, 1, 2}))
+    buffer = GroupBuffer(1, 1, 99, 99, learns=5, next_place=3, in_flight=frozenset({0, 1, 2}))
     buffer = buffer.finish(finished(1, 3, 5))
     assert (buffer.dropped, buffer.again, buffer.finished) == (1, (1,), ())
     buffer = buffer.finish(finished(0, 4))
@@ -88,13 +88,15 @@ def test_nothing_is_lost_or_too_old(data: st.DataObject) -> None:
     version = 0
     learned: set[int] = set()
     failed: set[int] = set()
-    buffer = GroupBuffer(prompts, staleness, data.draw(st.integers(1, 20)), version, next_place=0)
+    at_once, steps = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 60))
+    buffer = GroupBuffer(prompts, staleness, at_once, steps, version, next_place=0)
     began: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 40))):
         buffer, places = buffer.begin(version)
         assert not learned.intersection(places) and not failed.intersection(places)
         began |= dict.fromkeys(places, version)
-        assert len(buffer.in_flight) + len(buffer.finished) <= (staleness + 1) * prompts
+        waiting = len(buffer.in_flight) + len(buffer.finished)
+        assert waiting <= min(staleness + 1, steps - version) * prompts
         ends: bool = data.draw(st.booleans())
         if buffer.in_flight and ends:
             place = data.draw(st.sampled_from(sorted(buffer.in_flight)))
@@ -106,7 +108,7 @@ def test_nothing_is_lost_or_too_old(data: st.DataObject) -> None:
                 dropped = buffer.dropped
                 buffer = buffer.finish(finished(place, began[place], version))
                 assert buffer.dropped == dropped + late
-        elif (taken := buffer.take(prompts)) is not None:
+        elif version < steps and (taken := buffer.take(prompts)) is not None:
             for group in taken[1]:
                 assert group.place not in learned
                 assert buffer.learns - began[group.place] <= staleness
@@ -136,7 +138,7 @@ def test_ages_are_those_of_the_sampled_tokens() -> None:
 
 
 def test_no_more_is_sampled_ahead_than_keeps_the_ranks_busy() -> None:
-    buffer = GroupBuffer(1, 3, 99, 0, next_place=0)
+    buffer = GroupBuffer(1, 3, 99, 99, 0, next_place=0)
     assert buffer.room(0) == 2
     waited = buffer.advance(waited=True)
     assert waited.room(1) == 3
@@ -148,6 +150,15 @@ def test_no_more_is_sampled_ahead_than_keeps_the_ranks_busy() -> None:
 
 
 def test_no_more_groups_are_in_flight_than_engines_work_on() -> None:
-    buffer, places = GroupBuffer(4, 2, 3, 0, next_place=0).begin(0)
+    buffer, places = GroupBuffer(4, 2, 3, 99, 0, next_place=0).begin(0)
     assert places == [0, 1, 2]
     assert buffer.finish(finished(1, 0)).begin(0)[1] == [3]
+
+
+def test_nothing_is_sampled_for_steps_after_the_last() -> None:
+    buffer, places = GroupBuffer(2, 3, 99, 1, 0, next_place=0).begin(0)
+    assert places == [0, 1]
+    taken = buffer.finish(finished(0, 0)).finish(finished(1, 0)).take(2)
+    assert taken is not None
+    assert taken[0].set_aside(1).begin(0)[1] == [2], "one that taught nothing is replaced"
+    assert taken[0].advance(waited=True).begin(1)[1] == []

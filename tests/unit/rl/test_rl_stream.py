@@ -44,7 +44,7 @@ async def turns(count: int = 5) -> None:
 
 
 def stream(sampling: Sampling, again: tuple[int, ...] = ()) -> GroupStream:
-    return GroupStream(GroupBuffer(2, 1, 9, 0, next_place=len(again), again=again), sampling)
+    return GroupStream(GroupBuffer(2, 1, 9, 99, 0, next_place=len(again), again=again), sampling)
 
 
 def test_groups_begin_with_room_and_with_new_weights() -> None:
@@ -116,6 +116,20 @@ def test_an_error_of_a_group_ends_the_wait_for_others() -> None:
         sampling.end(0, 1)
         await turns()
         with pytest.raises(PlimsollError, match="too many"):
+            await groups.take(2)
+        await groups.end()
+
+    asyncio.run(talk())
+
+
+def test_a_group_that_is_cancelled_ends_the_wait_for_others() -> None:
+    async def talk() -> None:
+        sampling = Sampling()
+        groups = stream(sampling)
+        await groups.renew(0)
+        await turns()
+        sampling.open[1].cancel()
+        with pytest.raises(PlimsollError, match="group 1 was cancelled"):
             await groups.take(2)
         await groups.end()
 

@@ -72,7 +72,8 @@ class HostCopies:
         for moved in self._moved.values():
             moved.storage.resize_(moved.block.nbytes)
             _bytes_of(moved.storage).copy_(moved.block, non_blocking=True)
-        self._moved.clear()  # torch keeps a pinned block until the device has read it
+        self._moved.clear()
+        self._synchronize()  # DeepSpeed gathers weights on another stream, which would not wait
 
     def readable(self, tensor: Tensor) -> Tensor:
         """Return a tensor that can be read: its host copy if it is asleep, else itself."""

@@ -209,7 +209,10 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     group = groups.get(process.kind, 1)
     libraries = "worker_process" if sampler is None else rollout_price(sampler.rollout).libraries
     cuda_build = job.hardware.nodes[process.slot.node].cuda_build
-    for item in process_items(process, job.device, group, libraries, cuda_build, job.constants):
+    by_nccl = job.sending is not None and job.sending.route == "nccl"
+    sends = (process.kind == "rank" and process.index == 0) or process.samples
+    facts = group, (group > 1) + (by_nccl and sends), libraries, cuda_build
+    for item in process_items(process, job.device, *facts, job.constants):
         yield Allocation(item, job.moments)
     for name, moments in _task_constants(job, process):
         yield Allocation(constant_item(name, job.constants), moments)

@@ -199,6 +199,7 @@ def process_items(
     process: Process,
     device: Device,
     group: int,
+    communicators: int,
     libraries: str,
     cuda_build: bool,
     constants: Constants,
@@ -210,6 +211,7 @@ def process_items(
         device: the device on which the run computes.
         group: the number of processes in its communicator; for an engine's front, in the
             communicator of its workers.
+        communicators: the number of NCCL communicators that it is in, if it has a card.
         libraries: the name of the constant for the libraries of an engine's processes.
         cuda_build: whether the node has torch's build for CUDA, as in `Node`.
         constants: the constants.
@@ -226,8 +228,8 @@ def process_items(
         return
     yield constant_item("cuda_libraries", constants)
     yield constant_item("cuda_context", constants)
-    if group > 1:
-        yield constant_item("nccl_communicator", constants)
+    if communicators:
+        yield constant_item("nccl_communicator", constants, communicators)
 
 
 def _process_count(process: Process, device: Device, group: int) -> int:
