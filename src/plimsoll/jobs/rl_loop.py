@@ -71,7 +71,7 @@ from plimsoll.run.displays import Advance, counting
 from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
-from plimsoll.run.trajectories import Draw, write_trajectories
+from plimsoll.run.trajectories import StepDraw, write_trajectories
 from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec, resolve_changed
 from plimsoll.train.from_data import open_work
@@ -119,6 +119,7 @@ def _train(
             state = train(work, source)
         give_cards_to_ranks(work.cluster, spec)
         save_model(work.session, work.cluster, state)
+        work.session.journal.keep(lambda key: False)
 
 
 def train(work: RlWork, source: Source) -> RunState:
@@ -186,18 +187,21 @@ def prepare_batch(
     learnables = estimate_advantages(
         batch, scores, spec, state.kl_coefficient, experience.baselines
     )
+    directory = work.session.directory
     if spec.run.keep_trajectories:
-        directory = work.session.directory
         tokens, draw = token_scores(batch, scores, learnables), _draw(work, experience, rewards)
         write_trajectories(directory.trajectories_path(step), step, trajectories, tokens, draw)
-        saved = directory.oldest_checkpoint()
-        open_places = experience.unlearned, -1 if saved is None else saved[0]
-        work.session.journal.keep(lambda key: is_open(key, *open_places))
+    oldest = directory.oldest_checkpoint()
+    next_place = state.data_position + experience.prompts + len(experience.unlearned)
+    left = experience.unlearned, next_place, -1 if oldest is None else oldest[0]
+    work.session.journal.keep(lambda key: is_open(key, *left))
     return batch, scores, learnables
 
 
-def _draw(work: RlWork, experience: Experience, rewards: Mapping[str, Mapping[str, float]]) -> Draw:
-    return Draw(
+def _draw(
+    work: RlWork, experience: Experience, rewards: Mapping[str, Mapping[str, float]]
+) -> StepDraw:
+    return StepDraw(
         lineage_of(work.spec),
         experience.prompts,
         experience.metrics,

@@ -23,9 +23,9 @@ from plimsoll.reward.score import Scorer, open_rewards
 from plimsoll.rl.batch import trajectory_metrics
 from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Environments
-from plimsoll.rl.experience import Experience
 from plimsoll.rl.live import sample_step
 from plimsoll.rl.reward_model import score_by_models
+from plimsoll.rl.sampling import Sampled
 from plimsoll.rl.setup import RlWork, load_prompt_data, start
 from plimsoll.run.counting import plural
 from plimsoll.run.json_lines import write_rows
@@ -70,6 +70,7 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
         step = state.step + 1
         trajectories = samples.trajectories
         write_trajectories(session.directory.trajectories_path(step), step, trajectories, None)
+        session.journal.keep(lambda key: False)
         state = replace(session.advance(state, samples.prompts), rewards=scorer.state())
         metrics = {
             **trajectory_metrics(trajectories),

@@ -7,7 +7,7 @@ one layout says where each learned token is in every column (see `ColumnLayout`)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
@@ -191,7 +191,7 @@ def estimate_advantages(
     scores: Scores,
     spec: RunSpec[RlConfig],
     kl_coefficient: float,
-    greedy: dict[int, float],
+    greedy: Mapping[int, float],
 ) -> Learnables:
     """Return the advantages (and returns) that the configured estimator gives for the batch.
 

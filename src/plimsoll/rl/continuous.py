@@ -19,13 +19,14 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.records import Floats, Ints, Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored, Scorer
 from plimsoll.rl.answers import FailedGroups, answer_group
-from plimsoll.rl.buffer import GroupBuffer, staleness_metrics
+from plimsoll.rl.buffer import FinishedGroup, GroupBuffer, staleness_metrics
 from plimsoll.rl.environments import EnvironmentKinds
 from plimsoll.rl.episodes import Floor, play_group
 from plimsoll.rl.experience import Experience, Source
+from plimsoll.rl.group_journal import GroupJournal
 from plimsoll.rl.live import Live
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import next_count, normalize_rewards, teaches
+from plimsoll.rl.sampling import Sampled, next_count, normalize_rewards, teaches
 from plimsoll.rl.setup import RlWork
 from plimsoll.rl.stream import GroupStream
 from plimsoll.rollout.protocol import Ask, RolloutEngine
@@ -92,26 +93,17 @@ class BusyTimes:
 
 
 class Continuous(Source):
-    """A `Source` whose engines sample while the ranks train; see `GroupStream`."""
+    """A `Source` whose engines sample while the ranks train; see `GroupStream`.
+
+    They begin with the first step that asks for trajectories.
+    """
 
     def __init__(self, live: Live) -> None:
         self._live, self._work, self._cluster = live, live.work, live.work.cluster
-        config, state = live.work.config, live.work.session.state
         self._answer = prompt_sampler(live, self._cluster.keep_asking(), self._note_failure)
         self._failed = self._no_failures()
         self._times = BusyTimes.now(self._cluster)
-        self._stream = GroupStream(
-            GroupBuffer(
-                config.batch.prompts,
-                config.rollout.staleness,
-                groups_at_once(live),
-                live.work.spec.steps,
-                learns=state.weight_version,
-                next_place=state.next_place,
-                again=state.unlearned,
-            ),
-            self._sample,
-        )
+        self._stream: GroupStream | None = None
 
     @classmethod
     def start(cls, work: RlWork, scorer: Scorer, kinds: EnvironmentKinds) -> Continuous:
@@ -121,20 +113,35 @@ class Continuous(Source):
         return cls(replace(live, sync=replace(live.sync, route=route)))
 
     def begin(self, state: RunState) -> None:
-        """Send a resumed run's weights to the engines, and begin to sample."""
+        """Send a resumed run's weights to the engines."""
         self._live.begin(state)
+
+    def _begin_to_sample(self, state: RunState) -> GroupStream:
+        config = self._work.config
+        buffer = GroupBuffer(
+            config.batch.prompts,
+            config.rollout.staleness,
+            groups_at_once(self._live),
+            self._work.spec.steps,
+            learns=state.weight_version,
+            next_place=state.next_place,
+            again=state.unlearned,
+        )
         self._cluster.engines_do(RolloutEngine.resume)  # from now on they label their tokens
-        self._do(self._stream.renew(state.weight_version))
+        stream = GroupStream(buffer, self._sample)
+        self._do(stream.renew(state.weight_version))
         self._times = BusyTimes.now(self._cluster)
+        return stream
 
     def draw(self, state: RunState) -> Experience:
         """Return the groups of the step after `state`, as soon as enough have ended."""
         with self._work.session.phase("rollout", self._cluster):
+            stream = self._stream = self._stream or self._begin_to_sample(state)
             started = time.monotonic()
-            groups, idle = self._take_groups()
+            groups, idle = self._take_groups(stream)
             now = BusyTimes.now(self._cluster)
             metrics = now.idle_since(self._times, waited=now.seconds - started)
-            before, after = self._do(self._stream.advance())
+            before, after = self._do(stream.advance())
             drawn = after.settled - state.data_position
             metrics |= {
                 "groups/drawn": drawn,
@@ -145,14 +152,14 @@ class Continuous(Source):
             self._failed, self._times = self._no_failures(), now
             trajectories = [t for group in groups for t in group]
             metrics |= staleness_metrics(trajectories, state.weight_version)
-            sampled = Experience(trajectories, (), drawn, metrics, after.unlearned)
-            sampled = normalize_rewards(sampled, self._live.scorer)
-        if self._work.config.batch.dynamic_sampling is not None:  # they have been scored
-            return sampled
-        with self._work.session.phase("score", self._cluster):
-            return replace(sampled, trajectories=self._score(sampled.trajectories))
+            sampled = Sampled(trajectories, [], drawn, metrics)
+            trajectories = normalize_rewards(sampled, self._live.scorer).trajectories
+        if self._work.config.batch.dynamic_sampling is None:  # else they have been scored
+            with self._work.session.phase("score", self._cluster):
+                trajectories = self._score(trajectories)
+        return Experience(trajectories, {}, drawn, metrics, after.unlearned)
 
-    def _take_groups(self) -> tuple[list[Sequence[Trajectory]], int]:
+    def _take_groups(self, stream: GroupStream) -> tuple[list[Sequence[Trajectory]], int]:
         """Return the groups of a step, and how many of those that were looked at teach nothing."""
         batch, dynamic = self._work.config.batch, self._work.config.batch.dynamic_sampling
         kept: list[Sequence[Trajectory]] = []
@@ -160,7 +167,7 @@ class Continuous(Source):
         while count := next_count(
             batch.prompts, len(kept), len(idle), len(kept) + len(idle), dynamic
         ):
-            groups = [group.trajectories for group in self._do(self._stream.take(count))]
+            groups = [group.trajectories for group in self._do(stream.take(count))]
             if dynamic is None:
                 kept += groups
                 continue
@@ -170,7 +177,7 @@ class Continuous(Source):
             teaching = [group for group in groups if teaches(group, dynamic)]
             kept += teaching
             idle += [group for group in groups if not teaches(group, dynamic)]
-            self._do(self._stream.set_aside(len(groups) - len(teaching)))
+            self._do(stream.set_aside(len(groups) - len(teaching)))
         return sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group), len(idle)
 
     def _score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -180,12 +187,13 @@ class Continuous(Source):
     def renew(self, step: int) -> dict[str, float]:
         """Send the ranks' weights to the paused engines, and let further groups begin."""
         metrics = self._live.renew(step)
-        self._do(self._stream.renew(step))
+        if self._stream is not None:
+            self._do(self._stream.renew(step))
         return metrics
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, step: int) -> dict[str, float]:
         """Return the figures of the held-out prompts, which engines answer beside their groups."""
-        return self._live.evaluate()
+        return self._live.evaluate(step)
 
     def rewards(self) -> dict[str, dict[str, float]]:
         """Return the running statistics of rewards."""
@@ -193,15 +201,27 @@ class Continuous(Source):
 
     def close(self) -> None:
         """Cancel the groups in flight."""
-        run_coroutine_threadsafe(self._stream.end(), self._live.scorer.loop).result()
+        if self._stream is not None:
+            run_coroutine_threadsafe(self._stream.end(), self._live.scorer.loop).result()
 
     def _do(self, coroutine: Coroutine[Any, Any, R]) -> R:
         return self._cluster.wait_for(run_coroutine_threadsafe(coroutine, self._live.scorer.loop))
 
     async def _sample(self, place: int, version: int) -> Scored:
         [prompt] = self._work.batch(place, 1)
+        journal = GroupJournal(self._work.session.journal, ("group", place))
+        found = journal.find([prompt] * self._work.config.batch.responses)
+        if found is not None and self._is_fresh(found, version):
+            return found
         seeds = np.random.SeedSequence([self._work.config.run.seed, place, version])
-        return await self._answer(prompt, int(seeds.generate_state(1)[0]), place)
+        scored = await self._answer(prompt, int(seeds.generate_state(1)[0]), place)
+        journal.keep(scored)
+        return scored
+
+    def _is_fresh(self, found: Scored, version: int) -> bool:
+        """Return whether a group from before a crash would not be dropped at once."""
+        age = version - FinishedGroup(0, found.trajectories).oldest
+        return 0 <= age <= self._work.config.rollout.staleness
 
     def _no_failures(self) -> FailedGroups:
         return FailedGroups(self._work.session.progress.note, self._work.config.batch)

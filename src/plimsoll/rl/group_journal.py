@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from plimsoll.records import Prompt
 from plimsoll.reward.score import Scored
-from plimsoll.run.journal import Journal, Key
+from plimsoll.run.journal import Journal, RecordKey
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class GroupJournal:
     """
 
     journal: Journal | None = None
-    begin: Key = ()
+    begin: RecordKey = ()
 
     def within(self, *further: str | int | float) -> GroupJournal:
         """Return the records whose keys go on with these words."""
@@ -52,17 +52,18 @@ class GroupJournal:
 NO_JOURNAL = GroupJournal()
 
 
-def is_open(key: Key, unlearned: Sequence[int], saved: int) -> bool:
+def is_open(key: RecordKey, unlearned: Collection[int], next_place: int, saved: int) -> bool:
     """Return whether a record of the journal is needed once a step has its trajectories.
 
     Args:
         key: the record's key.
         unlearned: see `RunState`.
+        next_place: see `RunState`; both as they are after the step.
         saved: the step of the oldest checkpoint, or -1.
     """
     match key:
         case ("group", place):
-            return place in unlearned
+            return place in unlearned or int(place) >= next_place
         case ("figures", step):
             return int(step) > saved
     return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt
@@ -71,7 +71,7 @@ class Live(Source):
         """Sample and score the trajectories of the step after `state`, and return them."""
         work, cluster = self.work, self.work.cluster
         sampled = sample_step(work, self.scorer, self.environments, state)
-        trajectories, greedy = [*sampled.trajectories], [*sampled.greedy]
+        trajectories, greedy = sampled.trajectories, sampled.greedy
         with work.session.phase("score", cluster):
             turn_to_ranks(cluster, work.spec)  # only now: engines are read awake, as planned
             if work.config.batch.dynamic_sampling is None:  # else each round was scored by itself

@@ -10,7 +10,7 @@ from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.setup import RlWork
 from plimsoll.run.counting import plural
 from plimsoll.run.state import RunState
-from plimsoll.run.trajectories import Draw, read_draw, read_trajectories
+from plimsoll.run.trajectories import StepDraw, read_draw, read_trajectories
 from plimsoll.train.session import lineage_of
 
 
@@ -57,7 +57,7 @@ class Recorded(Source):
             self.scorer.restore(draw.rewards)
         return Experience(trajectories, draw.baselines, draw.prompts, draw.metrics, draw.unlearned)
 
-    def _draw_of(self, step: int) -> Draw | None:
+    def _draw_of(self, step: int) -> StepDraw | None:
         path = self.work.session.directory.trajectories_path(step)
         draw = read_draw(path) if path.is_file() else None
         return draw if draw is not None and draw.lineage == lineage_of(self.work.spec) else None

@@ -35,8 +35,8 @@ class Sampled:
         metrics: metrics of the sampling, by name.
     """
 
-    trajectories: Sequence[Trajectory]
-    greedy: Sequence[Trajectory]
+    trajectories: list[Trajectory]
+    greedy: list[Trajectory]
     prompts: int
     metrics: Mapping[str, float]
 

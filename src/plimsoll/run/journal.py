@@ -20,12 +20,12 @@ from plimsoll.records import Trajectory
 from plimsoll.run.files import append_whole, write_whole
 from plimsoll.run.trajectories import from_bytes, to_bytes
 
-Key = tuple[str | int | float, ...]
+RecordKey = tuple[str | int | float, ...]
 """What a record is about: its kind, then what tells it from others of the kind."""
 
 _HEAD = struct.Struct("<QQ")
 """Length of a record in bytes, and its checksum (XXH3, 64 bits)."""
-_LINEAGE: Key = ("lineage",)
+_LINEAGE: RecordKey = ("lineage",)
 _MOST_DEAD = 2**24
 """Bytes of records that are over, at which the file is written anew without them."""
 
@@ -57,25 +57,25 @@ class Journal:
             with path.open("r+b") as file:
                 file.truncate(self._end)
 
-    def groups(self, key: Key) -> list[Trajectory] | None:
+    def groups(self, key: RecordKey) -> list[Trajectory] | None:
         """Return the trajectories that were added under a key, or None."""
         content = self._read(key)
         return None if content is None else from_bytes(content)
 
-    def add_groups(self, key: Key, trajectories: Sequence[Trajectory]) -> None:
+    def add_groups(self, key: RecordKey, trajectories: Sequence[Trajectory]) -> None:
         """Add scored trajectories."""
         self._add(key, to_bytes(trajectories))
 
-    def figures(self, key: Key) -> dict[str, float] | None:
+    def figures(self, key: RecordKey) -> dict[str, float] | None:
         """Return the figures that were added under a key, or None."""
         content = self._read(key)
         return None if content is None else dict(json.loads(content))
 
-    def add_figures(self, key: Key, figures: Mapping[str, float]) -> None:
+    def add_figures(self, key: RecordKey, figures: Mapping[str, float]) -> None:
         """Add figures by name."""
         self._add(key, json.dumps(dict(figures)).encode())
 
-    def keep(self, is_open: Callable[[Key], bool]) -> None:
+    def keep(self, is_open: Callable[[RecordKey], bool]) -> None:
         """Forget all records but those that are still open."""
         with self._lock:
             places = {key: place for key, place in self._places.items() if is_open(key)}
@@ -84,7 +84,7 @@ class Journal:
             else:
                 self._begin({key: self._content(place) for key, place in places.items()})
 
-    def _begin(self, contents: Mapping[Key, bytes]) -> None:
+    def _begin(self, contents: Mapping[RecordKey, bytes]) -> None:
         """Write the file anew with these records, or remove it if there are none."""
         records = [_record(key, content) for key, content in contents.items()]
         if records:
@@ -97,7 +97,7 @@ class Journal:
     def _first(self) -> bytes:
         return _record(_LINEAGE, self._lineage)
 
-    def _add(self, key: Key, content: bytes) -> None:
+    def _add(self, key: RecordKey, content: bytes) -> None:
         with self._lock:
             record = _record(key, content)
             record = record if self._end else self._first() + record
@@ -105,7 +105,7 @@ class Journal:
             self._end += len(record)
             self._places[key] = _Place(self._end - len(content), len(content))
 
-    def _read(self, key: Key) -> bytes | None:
+    def _read(self, key: RecordKey) -> bytes | None:
         with self._lock:
             place = self._places.get(key)
             return None if place is None else self._content(place)
@@ -116,12 +116,12 @@ class Journal:
             return file.read(place.size)
 
 
-def _record(key: Key, content: bytes) -> bytes:
+def _record(key: RecordKey, content: bytes) -> bytes:
     body = json.dumps(key).encode() + b"\n" + content
     return _HEAD.pack(len(body), xxhash.xxh3_64_intdigest(body)) + body
 
 
-def _read_places(path: Path) -> Iterator[tuple[Key, _Place]]:
+def _read_places(path: Path) -> Iterator[tuple[RecordKey, _Place]]:
     """Yield the whole records of a file, up to the first that is cut off or damaged."""
     if not path.is_file():
         return

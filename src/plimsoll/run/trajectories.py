@@ -72,7 +72,7 @@ _UNSCORED = TokenScores()
 
 
 @dataclass(frozen=True)
-class Draw:
+class StepDraw:
     """What a step drew beside its trajectories: with both, the step can be learned from again.
 
     Attributes:
@@ -93,7 +93,7 @@ class Draw:
 
 
 _DRAW = b"plimsoll.draw"
-"""The key of a `Draw`, as JSON, in the metadata of a Parquet file."""
+"""The key of a `StepDraw`, as JSON, in the metadata of a Parquet file."""
 
 
 def write_trajectories(
@@ -101,7 +101,7 @@ def write_trajectories(
     step: int,
     trajectories: Sequence[Trajectory],
     scores: TokenScores | None,
-    draw: Draw | None = None,
+    draw: StepDraw | None = None,
 ) -> None:
     """Write the trajectories of a step in their order, before they are learned from.
 
@@ -245,12 +245,12 @@ def from_bytes(content: bytes) -> list[Trajectory]:
         return [_trajectory(row) for row in reader.read_all().to_pylist()]
 
 
-def read_draw(path: Path) -> Draw | None:
+def read_draw(path: Path) -> StepDraw | None:
     """Return what the step of a file drew, or None if the file does not hold it."""
     text = (pq.read_schema(path).metadata or {}).get(_DRAW)
     if text is None:
         return None
-    draw = Draw(**json.loads(text))
+    draw = StepDraw(**json.loads(text))
     baselines = {int(group): reward for group, reward in draw.baselines.items()}
     return replace(draw, baselines=baselines, unlearned=tuple(draw.unlearned))
 

@@ -22,8 +22,7 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.score import RewardFailure, open_rewards
 from plimsoll.rl.answers import Answering, FailedGroups
-from plimsoll.rl.experience import Experience
-from plimsoll.rl.sampling import sample
+from plimsoll.rl.sampling import Sampled, sample
 from plimsoll.rollout.protocol import Request
 
 PROMPTS, RESPONSES = 32, 8
@@ -98,7 +97,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def sampled(
     reward: RewardConfig, note: Callable[[str], None], per_request: int = 1, **batch: Any
-) -> Experience:
+) -> Sampled:
     """A step with the defaults of `batch`, but for what is given."""
     values = {
         "run": {"directory": "runs/x", "steps": 2},

@@ -20,8 +20,7 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.rl.answers import Answering, FailedGroups
-from plimsoll.rl.experience import Experience
-from plimsoll.rl.sampling import Draw, probe_sequences, sample, teaches
+from plimsoll.rl.sampling import Draw, Sampled, probe_sequences, sample, teaches
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.run_spec import RunSpec
 
@@ -190,7 +189,7 @@ def by_rewards(rewards: Sequence[Sequence[float]]) -> Callable[..., Future[Score
 
 def sampled(
     rewards: Sequence[Sequence[float]], at_once: int = 2, **dynamic: float
-) -> tuple[Experience, PlainCluster]:
+) -> tuple[Sampled, PlainCluster]:
     """Two prompts a step, of two responses each; prompts number 0, 1, 2, ..."""
     cluster = PlainCluster(at_once)
     asked = prompts(*range(len(rewards)))
@@ -208,11 +207,11 @@ def sampled(
     return found, cluster
 
 
-def kept(found: Experience) -> list[int]:
+def kept(found: Sampled) -> list[int]:
     return [t.prompt.index for t in found.trajectories[::2]]
 
 
-def idle_groups(found: Experience) -> int:
+def idle_groups(found: Sampled) -> int:
     return round(found.metrics["groups/idle"] * found.prompts)
 
 

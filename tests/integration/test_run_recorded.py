@@ -1,0 +1,91 @@
+"""Runs that are killed between sampling and the next checkpoint: nothing is sampled or scored
+twice, and what goes on is the run that was never killed."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+from choice import slow
+from commands import PPO, metrics, run, run_here, write_config, write_task
+
+REWARD = '''
+import os, signal
+from pathlib import Path
+
+
+def reward(trajectory):
+    """Counts the calls, and kills the process at the one that is told."""
+    calls = Path(os.environ.get("CALLS", "calls"))
+    with calls.open("a") as file:
+        file.write(f"{trajectory.prompt.text} {trajectory.response_text!r}\\n")
+    number = len(calls.read_text().splitlines())
+    if str(number) == os.environ.get("KILLED_AT_CALL"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return float(len(trajectory.response_text) % 3)
+'''
+STEPS = 3
+
+
+def config() -> dict[str, Any]:
+    made = copy.deepcopy(PPO)
+    made["run"] = {"directory": "whole", "steps": STEPS, "save_every": 2, "eval_every": 1}
+    made["rewards"] = {"mine": {"name": "own_counted_reward.py:reward", "process": False}}
+    made["rollout"]["transformers"] = {"max_sequences": 4}
+    return made
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a run that nobody disturbed."""
+    home = tmp_path_factory.mktemp("recorded")
+    write_task(home)
+    write_config(home, "ppo", config())
+    (home / "own_counted_reward.py").write_text(REWARD)
+    assert run_here(home, "ppo", "ppo.yaml").code == 0
+    return home
+
+
+def calls(home: Path, name: str) -> Counter[str]:
+    return Counter((home / name).read_text().splitlines())
+
+
+@pytest.mark.parametrize("at", [slow(5), 19, slow(33), 41])
+def test_nothing_that_ended_is_sampled_or_scored_twice(home: Path, at: int) -> None:
+    """Killed by the reward at a call: in the first step, in evaluations, and in the last step."""
+    name = f"killed-{at}"
+    words = ("ppo", "ppo.yaml", "--run.directory", name)
+    told = {"CALLS": f"{name}.calls", "KILLED_AT_CALL": str(at)}
+    assert run(home, *words, environment=told).code == -signal.SIGKILL
+    done = run(home, *words, "--run.resume", "auto", environment=told | {"KILLED_AT_CALL": ""})
+    assert done.code == 0, done.err
+    again = home / name
+    assert metrics(again) == metrics(home / "whole")
+    for file in sorted((home / "whole").glob("trajectories/*")):
+        assert parquet.read_table(file) == parquet.read_table(again / "trajectories" / file.name)
+    weights = [(r / "model" / "model.safetensors").read_bytes() for r in (again, home / "whole")]
+    assert weights[0] == weights[1]
+    twice = calls(home, f"{name}.calls") - calls(home, "calls")
+    # The request whose responses were being scored when the process was killed is asked again.
+    assert sum(twice.values()) <= 4
+    assert not (again / "journal.bin").exists()
+
+
+def test_other_settings_sample_anew(home: Path) -> None:
+    name = "changed"
+    words = ("ppo", "ppo.yaml", "--run.directory", name, "--run.save_every", "null")
+    told = {"CALLS": f"{name}.calls", "KILLED_AT_CALL": "41"}
+    assert run(home, *words, environment=told).code == -signal.SIGKILL
+    stored = sorted((home / name / "trajectories").iterdir())
+    assert stored
+    before = calls(home, f"{name}.calls")
+    flags = ("--run.resume", "auto", "--actor.optimizer.learning_rate", "0.003")
+    done = run(home, *words, *flags, environment=told | {"KILLED_AT_CALL": ""})
+    assert done.code == 0, done.err
+    assert "learn from trajectories/" not in done.out
+    assert sum((calls(home, f"{name}.calls") - before).values()) > sum(before.values())
