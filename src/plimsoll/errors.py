@@ -7,12 +7,18 @@ boundaries, so each is built from plain strings alone and pickles as it is.
 from __future__ import annotations
 
 import traceback
+from typing import ClassVar, Literal
+
+Fault = Literal["none", "process", "error"]
+"""Whether a run that ended may succeed if it is started again. `process`: a process died or hung.
+`error`: an error that nobody expected, or a lack of memory. `none`: it would fail again."""
 
 
 class PlimsollError(Exception):
     """The base of all errors that Plimsoll raises on purpose. Exit code 1."""
 
     exit_code = 1
+    fault: ClassVar[Fault] = "none"
 
 
 class ConfigError(PlimsollError):
@@ -46,6 +52,14 @@ class FunctionFailed(PlimsollError):
 
 class WorkerDied(PlimsollError):
     """A training rank or a rollout engine that ended without a request to stop."""
+
+    fault = "process"
+
+
+class WorkerFailed(PlimsollError):
+    """An error in a training rank or a rollout engine that nobody expected."""
+
+    fault = "error"
 
 
 class WeightSyncError(PlimsollError):

@@ -25,6 +25,7 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.jobs.which import load_any
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.run.json_lines import read_rows
+from plimsoll.run.supervised import VARIABLE
 
 MARK = "PLIMSOLL_TEST_RUN"
 """The environment variable by which all processes of a run are found, whoever their parent is."""
@@ -123,9 +124,15 @@ class Outcome:
 
 class Command:
     """`plimsoll WORDS...`, started in `home` with pipes instead of a terminal; environment: besides
-    that of the tests."""
+    that of the tests; supervised: whether the run is a child process, which is started again."""
 
-    def __init__(self, home: Path, *words: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *words: str,
+        environment: dict[str, str] | None = None,
+        supervised: bool = False,
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self._errors = home / f"{self.mark}.err"
         with self._errors.open("wb") as errors:
@@ -137,6 +144,7 @@ class Command:
                 # Titles of Ray's and vLLM's processes are written over their environments, and the
                 # mark with them if it comes early there (setproctitle).
                 | {"SPT_NOENV": "1"}
+                | ({} if supervised else {VARIABLE: str(home / f"{self.mark}.json")})
                 | (environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -182,9 +190,11 @@ class Command:
             process.kill()
 
 
-def run(home: Path, *words: str, environment: dict[str, str] | None = None) -> Outcome:
+def run(
+    home: Path, *words: str, environment: dict[str, str] | None = None, supervised: bool = False
+) -> Outcome:
     """Run the command to its end."""
-    return Command(home, *words, environment=environment).finish()
+    return Command(home, *words, environment=environment, supervised=supervised).finish()
 
 
 def run_here(home: Path, *words: str) -> Outcome:

@@ -34,6 +34,7 @@ from plimsoll.machine.nvidia import card_order
 from plimsoll.rl.presets import PRESETS
 from plimsoll.run.ending import notes_of
 from plimsoll.run.output import open_missing
+from plimsoll.run.supervised import VARIABLE
 
 if TYPE_CHECKING:
     from plimsoll.spec.job import Job
@@ -83,6 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     if arguments is None:  # the process is ours
+        if _is_run(words) and VARIABLE not in os.environ:
+            from plimsoll.cli.supervisor import supervise
+
+            return supervise(words)
         _prepare(words, debug)
     try:
         with usable_paths():
@@ -96,6 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ReaderGone:
         return _READER_GONE
     return 0
+
+
+def _is_run(words: Sequence[str]) -> bool:
+    """Return whether words start a run: a job's name, without an option that only prints."""
+    only_prints = {"-h", "--help", "--dry-run", "--version"}
+    return (
+        bool(words)
+        and words[0] not in {*_TOOLS, "complete"}
+        and not only_prints.intersection(words)
+    )
 
 
 def _describe_error(

@@ -44,7 +44,7 @@ from plimsoll.cluster.ray_watch import HangWatch, first_ended
 from plimsoll.cluster.start_times import start_kind, telling_of_start, times_path, write_time
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
 from plimsoll.machine.meter import read_host
 from plimsoll.machine.stacks import ask_for_stacks, end_processes
@@ -445,7 +445,7 @@ class RayCluster:
                 )
                 self._raise_failed(self._beside)
                 if first is None:
-                    raise PlimsollError(_no_answer_message(list(pending.values()), timeout))
+                    raise WorkerDied(_no_answer_message(list(pending.values()), timeout))
                 if isinstance(first, Hang):
                     raise self._hang_error(first)
                 if first in self._watches:
@@ -478,7 +478,7 @@ class RayCluster:
             if not isinstance(error, RayTaskError):
                 raise self._exit_error(member, _death_cause(member, error)) from error
             first, why = self._first_failed(error, member), f"{type(cause).__name__}: {cause}"
-            raise PlimsollError(message(f"{first.name} failed", why, first.host.log)) from error
+            raise WorkerFailed(message(f"{first.name} failed", why, first.host.log)) from error
 
     def _first_failed(self, error: RayTaskError, caller: Member) -> Member:
         """Return the member whose call failed first.

@@ -148,6 +148,9 @@ class RunConfig(Settings):
     best: BestConfig | None = None
     """Keep the best evaluation's checkpoint, which is never removed; default: only the last
     checkpoints are kept."""
+    restarts: NonNegativeInt = 3
+    """How often in an hour the run is started again from its last checkpoint after a fault of the
+    machine: a process that was killed or hangs, a node that is gone. With 0 it ends."""
     keep_trajectories: bool = True
     """Write every step's trajectories to Parquet (PPO)."""
     tensorboard: bool = True

@@ -133,6 +133,8 @@ class Incident:
 class OutOfMemory(PlimsollError):
     """A process of the run ran out of memory, or was killed for lack of it. Exit code 1."""
 
+    fault = "error"
+
     def __init__(self, text: str, incident: Incident) -> None:
         super().__init__(text, incident)  # both arguments, so that the exception pickles
         self.text = text

@@ -12,15 +12,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from plimsoll.errors import Interrupted, PlimsollError
+from plimsoll.errors import Fault, Interrupted, PlimsollError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import write_whole
 from plimsoll.run.output import RunLog, tell
+from plimsoll.run.phases import read_current_phase
 
 _MESSAGE = "\nstopping after this step; Ctrl-C again to stop at once"
 _AT_ONCE_MESSAGE = "\nstopping"
@@ -68,6 +69,10 @@ class RunEnd:
     """`stopped` means on request."""
     why: str = ""
     """The first line of the error; empty if the run is done."""
+    fault: Fault = "none"
+    """Whether another attempt may succeed."""
+    step: int = 0
+    """The step that was under way; 0 before the first."""
     at: float = field(default_factory=time.time)
     """Time of the end, in seconds since 1970."""
 
@@ -93,11 +98,11 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
         yield
     except Interrupted as error:
         log.add(str(error))
-        _write(run.end_path, RunEnd("stopped", _first_line(str(error))))
+        _write(run, RunEnd("stopped", _first_line(str(error))))
         raise
     except KeyboardInterrupt as error:
         log.add("".join(traceback.format_exception(error)))  # what was waited for
-        _write(run.end_path, RunEnd("stopped", "interrupted"))
+        _write(run, RunEnd("stopped", "interrupted"))
         raise
     except BaseException as error:
         if advice := how_to_go_on(run):
@@ -105,11 +110,13 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
         log.add("".join(traceback.format_exception(error)))
         if _needs_traceback(error) and run.log_path.is_file():
             error.add_note(f"  Log, with the traceback: {run.log_path}")
-        kind = "" if isinstance(error, PlimsollError) else f"unexpected {type(error).__name__}: "
-        text = f"{kind}{error}"
-        _write(run.end_path, RunEnd("failed", _first_line(text)))
+        if isinstance(error, PlimsollError):
+            _write(run, RunEnd("failed", _first_line(str(error)), error.fault))
+        else:
+            text = f"unexpected {type(error).__name__}: {error}"
+            _write(run, RunEnd("failed", _first_line(text), "error"))
         raise
-    _write(run.end_path, RunEnd("done"))
+    _write(run, RunEnd("done"))
 
 
 def how_to_go_on(run: RunDirectory) -> str:
@@ -137,12 +144,15 @@ def _first_line(text: str) -> str:
     return next(iter(text.strip().splitlines()), "")
 
 
-def _write(path: Path, end: RunEnd) -> None:
-    """Write the record; print an error of the disk instead of raising it.
+def _write(run: RunDirectory, end: RunEnd) -> None:
+    """Write the record, with the step that was under way, and remove what says the run goes on.
 
-    Otherwise the disk's error would hide the error that ended the run.
+    An error of the disk is printed, not raised: it would hide the error that ended the run.
     """
+    now = read_current_phase(run.now_path)
+    end = replace(end, step=0 if now is None else now.step)
     try:
-        write_whole(path, json.dumps(asdict(end)) + "\n")
+        write_whole(run.end_path, json.dumps(asdict(end)) + "\n")
+        run.now_path.unlink(missing_ok=True)
     except PlimsollError as error:
         tell(str(error))

@@ -43,6 +43,7 @@ from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BESIDE_STEPS, StepReport
+from plimsoll.run.supervised import OpenRun, tell_supervisor
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.tokenizers import check_tokenizers
@@ -253,6 +254,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
     check_tokenizers(spec.actor.model, spec.roles.values())
     with ExitStack() as stack:
         directory = stack.enter_context(open_run(run))
+        tell_supervisor(OpenRun(str(directory.path.absolute()), run.restarts))
         log = stack.enter_context(closing(RunLog(directory.log_path)))
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         process = f"process {os.getpid()} on {socket.gethostname()}"
@@ -294,7 +296,6 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             started=time.monotonic(),
         )
         stack.callback(session.write_rest)
-        stack.callback(directory.now_path.unlink, missing_ok=True)
         if not run.keep_checkpoints:
             progress.note("run.keep_checkpoints: 0: a run that is stopped or fails saves nothing")
         with session.stop_at_once_while_loading():

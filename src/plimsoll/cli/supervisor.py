@@ -1,0 +1,213 @@
+"""Run a job in a child process, and start it again from its last checkpoint after a fault.
+
+The supervisor loads nothing that a run needs, so that it outlives whatever kills the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from plimsoll.errors import Interrupted
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.ending import RunEnd, read_end
+from plimsoll.run.output import tell
+from plimsoll.run.phases import CurrentPhase, read_current_phase
+from plimsoll.run.supervised import VARIABLE, OpenRun, read_open_run
+
+_HOUR = 3600.0
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
+"""Seconds before the first and before a later start; each wait is four times the one before."""
+_ASKS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask the run to stop."""
+_FROM_A_PROCESS = 0
+"""The code (si_code, SI_USER) of a signal that `kill` sent; a terminal's reaches the child, too."""
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the run, after its end.
+
+    Attributes:
+        code: the exit code of the child process; negative: the signal that killed it.
+        open: what the run told, if it came to open its directory.
+        end: how it ended; None if it was killed.
+        now: the phase that it was killed in, if it was killed.
+        asked: whether it was asked to stop meanwhile.
+        at: the time of its end, in seconds of the monotonic clock.
+    """
+
+    code: int
+    open: OpenRun | None = None
+    end: RunEnd | None = None
+    now: CurrentPhase | None = None
+    asked: bool = False
+    at: float = 0.0
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it ended without a word."""
+        return self.open is not None and self.end is None
+
+    def same_error(self, other: Attempt) -> bool:
+        """Return whether both ended by the same error of the same step, apart from numbers."""
+        if self.end is None or other.end is None or self.end.fault != "error":
+            return False
+        texts = [re.sub(r"\d+", "", end.why) for end in (self.end, other.end)]
+        return self.end.step == other.end.step and texts[0] == texts[1]
+
+
+def supervise(words: Sequence[str]) -> int:
+    """Run `plimsoll WORDS...` in a child process, again after each fault; return the exit code.
+
+    If the run was killed and is not started again, this process ends by the same signal.
+    """
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_ASKS, signal.SIGCHLD})
+    attempts: list[Attempt] = []
+    while True:
+        last = _attempt(words, is_first=not attempts)
+        if attempts and last.open is None and last.code < 0:  # killed before it came so far
+            last = replace(last, open=attempts[-1].open)
+        attempts.append(last)
+        reason = why_not_again(attempts)
+        if reason is not None:
+            if reason:
+                tell(reason)
+            return _end_alike(last.code)
+        tell(_start_text(attempts))
+        wait = min(_FIRST_WAIT * 4 ** (_recent(attempts) - 1), _LONGEST_WAIT)
+        if signal.sigtimedwait(_ASKS, wait) is not None:
+            return Interrupted.exit_code
+
+
+def why_not_again(attempts: Sequence[Attempt]) -> str | None:
+    """Return None if the run is to be started again; else why not: "" if nothing need be said."""
+    last = attempts[-1]
+    if last.open is None or last.asked or last.code == 0 or last.open.restarts == 0:
+        return ""
+    if last.end is not None and last.end.fault == "none":
+        return ""
+    if len(attempts) > 1 and last.same_error(attempts[-2]):
+        return (
+            f"the run is not started again: step {last.end.step if last.end else 0} ended by the "
+            "same error twice, so that its data or the program is at fault, not the machine"
+        )
+    if _recent(attempts) > last.open.restarts:
+        return (
+            f"the run is not started again: {_recent(attempts)} faults within an hour, and "
+            f"run.restarts is {last.open.restarts}"
+        )
+    return None
+
+
+def _recent(attempts: Sequence[Attempt]) -> int:
+    return sum(attempt.at > attempts[-1].at - _HOUR for attempt in attempts)
+
+
+def _start_text(attempts: Sequence[Attempt]) -> str:
+    last = attempts[-1]
+    assert last.open is not None
+    killed = ""
+    if last.was_killed:
+        where = (
+            "" if last.now is None else f" in the phase {last.now.phase} of step {last.now.step}"
+        )
+        by = f" by signal {-last.code}" if last.code < 0 else f" with exit code {last.code}"
+        killed = f"the process of the run ended{by}{where}, without a word. "
+    latest = RunDirectory(Path(last.open.directory)).latest_checkpoint()
+    start = "from its beginning" if latest is None else f"after step {latest[0]}"
+    return (
+        f"{killed}The run is started again {start} ({_recent(attempts)} of {last.open.restarts} "
+        "times in an hour: run.restarts)"
+    )
+
+
+def _attempt(words: Sequence[str], *, is_first: bool) -> Attempt:
+    """Run the command once, to its end, and end the processes that it leaves behind."""
+    with tempfile.TemporaryDirectory(prefix="plimsoll-") as folder:
+        told = Path(folder) / "run.json"
+        child = subprocess.Popen(
+            [*_program(), *(words if is_first else resuming(words))],
+            env=os.environ | {VARIABLE: str(told)},
+            preexec_fn=_prepare_child,
+        )
+        asked = _wait(child)
+        run = read_open_run(told)
+    _end_leftovers()
+    end = now = None
+    if run is not None:
+        directory = RunDirectory(Path(run.directory))
+        end, now = read_end(directory.end_path), read_current_phase(directory.now_path)
+    return Attempt(child.returncode, run, end, now, asked, time.monotonic())
+
+
+def resuming(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with `--run.resume auto` instead of what they say of it."""
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        if not is_value and word.partition("=")[0] != "--run.resume":
+            kept.append(word)
+        is_value = word == "--run.resume"
+    return [*kept, "--run.resume", "auto"]
+
+
+def _program() -> list[str]:
+    """Return the words that start this program once more."""
+    script = Path(sys.argv[0])
+    if script.is_file() and script.name != "__main__.py":
+        return [sys.executable, str(script)]
+    return [sys.executable, "-m", "plimsoll"]
+
+
+def _prepare_child() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _wait(child: subprocess.Popen[bytes]) -> bool:
+    """Wait for the child's end, and pass on signals; return whether it was asked to stop."""
+    asked = False
+    while child.poll() is None:
+        info = signal.sigtimedwait((*_ASKS, signal.SIGCHLD), 60)
+        if info is not None and info.si_signo in _ASKS:
+            asked = True
+            if info.si_code == _FROM_A_PROCESS:
+                child.send_signal(info.si_signo)
+    return asked
+
+
+def _end_leftovers() -> None:
+    """Kill the processes of an ended run that are still there: they are this process's children."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        try:
+            process.kill()
+            process.wait(10)
+        except psutil.Error:
+            continue
+
+
+def _end_alike(code: int) -> int:
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,0 +1,92 @@
+"""Runs whose processes are killed: the command starts them again, and nothing is lost."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from commands import SFT, Command, metrics, run, run_here, wait_for, write_config, write_task
+from test_run_killed import KILLED_AT, assert_each_step_once
+
+ONCE = KILLED_AT.replace(
+    "        os.kill(os.getpid(), signal.SIGKILL)",
+    """        done = os.environ["KILLED_AT_DONE"]
+        if os.path.exists(done):
+            return
+        open(done, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)""",
+)
+"""It kills only the first process that comes to the path."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("supervised")
+    write_task(home)
+    config = copy.deepcopy(SFT)
+    config["run"] = {"directory": "whole", "steps": 6, "save_every": 2}
+    write_config(home, "sft", config)
+    (home / "sitecustomize.py").write_text(ONCE)
+    assert run_here(home, "sft", "sft.yaml").code == 0
+    return home
+
+
+def test_a_killed_run_is_started_again_and_is_the_run_that_was_never_killed(home: Path) -> None:
+    told = {"KILLED_AT": "*/checkpoints/.step-000004.partial-*", "KILLED_AT_DONE": "done"}
+    words = ("sft", "sft.yaml", "--run.directory", "killed")
+    outcome = run(home, *words, environment=told, supervised=True)
+    assert outcome.code == 0, outcome.err
+    assert "ended by signal 9 in the phase save of step 5, without a word" in outcome.err
+    assert "The run is started again after step 2 (1 of 3 times in an hour" in outcome.err
+    assert metrics(home / "killed") == metrics(home / "whole")
+    weights = [
+        (home / name / "model" / "model.safetensors").read_bytes() for name in ("killed", "whole")
+    ]
+    assert weights[0] == weights[1]
+    assert_each_step_once(home / "killed")
+
+
+def test_a_run_that_is_killed_each_time_ends_as_it_did(home: Path) -> None:
+    told = {"KILLED_AT": "*/checkpoints/.step-000004.partial-*", "KILLED_AT_DONE": "/proc/none"}
+    words = ("sft", "sft.yaml", "--run.directory", "hopeless", "--run.restarts", "1")
+    (home / "hopeless-site").mkdir()
+    (home / "hopeless-site" / "sitecustomize.py").write_text(KILLED_AT)
+    told["PYTHONPATH"] = str(home / "hopeless-site")
+    outcome = run(home, *words, environment=told, supervised=True)
+    assert outcome.code == -signal.SIGKILL
+    assert "2 faults within an hour, and run.restarts is 1" in outcome.err
+
+
+def test_a_signal_to_the_command_stops_the_run(home: Path) -> None:
+    words = ("sft", "sft.yaml", "--run.directory", "stopped", "--run.steps", "100000")
+    command = Command(home, *words, supervised=True)
+    try:
+        wait_for((home / "stopped" / "metrics.jsonl").exists, "the first step")
+        command.process.terminate()
+        outcome = command.finish()
+        assert outcome.code == 130, outcome.err
+        assert "everything is saved" in outcome.err and "started again" not in outcome.err
+    finally:
+        command.kill_all()
+
+
+def test_a_run_whose_command_is_killed_stops_and_saves(home: Path) -> None:
+    words = ("sft", "sft.yaml", "--run.directory", "orphan", "--run.steps", "100000")
+    command = Command(home, *words, supervised=True)
+    try:
+        wait_for((home / "orphan" / "metrics.jsonl").exists, "the first step")
+        os.kill(command.process.pid, signal.SIGKILL)
+        wait_for((home / "orphan" / "end.json").exists, "the end of the run")
+        wait_for(lambda: not command.processes(), "the end of its processes")
+        assert list((home / "orphan" / "checkpoints").iterdir())
+    finally:
+        command.kill_all()
+
+
+def test_a_wrong_setting_is_told_once(home: Path) -> None:
+    outcome = run(home, "sft", "sft.yaml", "--run.stepss", "3", supervised=True)
+    assert outcome.code == 2 and outcome.err.count("run.stepss:") == 1
+    assert "started again" not in outcome.err

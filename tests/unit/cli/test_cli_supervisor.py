@@ -1,0 +1,92 @@
+"""When a run is started again, and when it is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plimsoll.cli.supervisor import Attempt, resuming, why_not_again
+from plimsoll.errors import Fault
+from plimsoll.run.ending import RunEnd
+from plimsoll.run.supervised import OpenRun
+
+OPEN = OpenRun("run", 3)
+KILLED = Attempt(-9, OPEN)
+
+
+def failed(why: str, fault: Fault, step: int = 4) -> Attempt:
+    return Attempt(1, OPEN, RunEnd("failed", why, fault, step))
+
+
+DIED = failed("training rank 1 (pid 17 on node 10.0.0.1) died in the phase sync", "process")
+BROKE = failed("training rank 1 (pid 17 on node 10.0.0.1) failed", "error")
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        Attempt(2),
+        Attempt(0, OPEN, RunEnd("done")),
+        Attempt(130, OPEN, RunEnd("stopped", "interrupted")),
+        Attempt(1, OPEN, RunEnd("failed", "The reward 'mine' raised", "none")),
+        replace(KILLED, asked=True),
+        replace(KILLED, open=OpenRun("run", 0)),
+    ],
+    ids=["before it began", "done", "stopped", "a setting", "asked to stop", "switched off"],
+)
+def test_nothing_is_started_again_that_would_fail_again(attempt: Attempt) -> None:
+    assert why_not_again([attempt]) == ""
+
+
+@pytest.mark.parametrize("attempt", [KILLED, DIED, BROKE, Attempt(1, OPEN)])
+def test_a_fault_of_the_machine_starts_the_run_again(attempt: Attempt) -> None:
+    assert why_not_again([attempt]) is None
+
+
+def test_so_many_faults_in_an_hour_are_the_last() -> None:
+    attempts = [replace(DIED, at=60.0 * minute) for minute in (0, 10, 20, 30)]
+    assert why_not_again(attempts[:3]) is None
+    assert "4 faults within an hour, and run.restarts is 3" in (why_not_again(attempts) or "")
+    attempts[-1] = replace(DIED, at=3700.0)
+    assert why_not_again(attempts) is None
+
+
+def test_an_error_that_comes_again_at_the_same_step_is_of_the_data() -> None:
+    """A process that is killed again at the same step is not: it may be by chance."""
+    again = failed("training rank 0 (pid 99 on node 10.0.0.2) failed", "error")
+    assert "step 4 ended by the same error twice" in (why_not_again([BROKE, again]) or "")
+    for before, last in (
+        (BROKE, failed("training rank 1 (pid 17 on node 10.0.0.1) failed", "error", 5)),
+        (BROKE, failed("rollout engine 1 failed", "error")),
+        (KILLED, KILLED),
+        (DIED, DIED),
+    ):
+        assert why_not_again([before, last]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["sft", "a.yaml"], ["sft", "a.yaml"]),
+        (["sft", "a.yaml", "--run.resume", "must", "--x", "1"], ["sft", "a.yaml", "--x", "1"]),
+        (["sft", "--run.resume=never", "a.yaml"], ["sft", "a.yaml"]),
+    ],
+)
+def test_the_command_resumes_when_it_is_started_again(words: list[str], again: list[str]) -> None:
+    assert resuming(words) == [*again, "--run.resume", "auto"]
+
+
+def test_the_text_says_from_where(tmp_path: Path) -> None:
+    from plimsoll.cli.supervisor import _start_text
+
+    run = OpenRun(str(tmp_path), 3)
+    killed = replace(KILLED, open=run)
+    assert _start_text([killed]) == (
+        "the process of the run ended by signal 9, without a word. The run is started again from "
+        "its beginning (1 of 3 times in an hour: run.restarts)"
+    )
+    (tmp_path / "checkpoints" / "step-000006").mkdir(parents=True)
+    died = replace(DIED, open=run)
+    assert _start_text([died]).startswith("The run is started again after step 6 (1 of 3")
