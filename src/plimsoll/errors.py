@@ -56,6 +56,10 @@ class WorkerDied(PlimsollError):
     fault = "process"
 
 
+class EngineDied(WorkerDied):
+    """A rollout engine that ended or hangs; another can take its place."""
+
+
 class WorkerFailed(PlimsollError):
     """An error in a training rank or a rollout engine that nobody expected."""
 

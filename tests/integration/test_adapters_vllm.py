@@ -45,6 +45,9 @@ class Separate:
     pair: Pair
     name: str = "adapter"
 
+    def renew(self) -> None:
+        """It opens no way."""
+
     def transfer(self, bucket_bytes: int, version: int) -> int:
         files = self.pair.worker.adapter_files("actor", version)
         assert files is not None

@@ -19,11 +19,12 @@ from plimsoll.cluster.placement import Claim
 from plimsoll.cluster.ray_actors import Member
 from plimsoll.cluster.ray_members import (
     Places,
-    create_engines,
+    create_engine,
     create_ranks,
     find_places,
     members,
-    share_cards,
+    own_homes,
+    shared_homes,
 )
 from plimsoll.cluster.ray_start import wait_for_nodes
 from plimsoll.cluster.start import run_device
@@ -102,7 +103,11 @@ def test_a_joined_cluster_is_computed_on_where_its_gpus_are(
 def test_groups_are_packed_each_rank_has_a_card_and_engines_share_them(places: Places) -> None:
     actors = members("training rank", create_ranks(places["actor"], "cuda", 1), timeout=120)
     critics = members("critic rank", create_ranks(places["critic"], "cuda", 1), timeout=120)
-    (own,) = members("rollout engine", create_engines(engines(1, "own"), places["engines"]), 120)
+    (own,) = members(
+        "rollout engine",
+        [*map(create_engine, own_homes(engines(1, "own"), places["engines"]))],
+        120,
+    )
     assert len(nodes_of(actors)) == len(nodes_of(critics)) == 1
     assert nodes_of(actors) != nodes_of(critics)
     assert len(own.host.cards) == 2 and own.host.node_id in nodes_of(critics)
@@ -110,7 +115,11 @@ def test_groups_are_packed_each_rank_has_a_card_and_engines_share_them(places: P
     assert [rank.role for rank in critics] == [f"critic rank {i}" for i in range(2)]
     assert visible_to([*actors, own]) == [",".join(m.host.cards) for m in (*actors, own)]
 
-    found = members("rollout engine", share_cards(engines(2, "shared"), [*actors, *critics]), 120)
+    found = members(
+        "rollout engine",
+        [*map(create_engine, shared_homes(engines(2, "shared"), [*actors, *critics]))],
+        120,
+    )
     seen = visible_to(found)
     assert seen == [",".join(engine.host.cards) for engine in found]
     wanted = [

@@ -89,7 +89,7 @@ def stuck(inputs, values_L):
 def endless(phase: Phase, engine: str, ranks: int) -> dict[str, Any]:
     """A run whose first step stays in one phase for minutes, with marks on the way there."""
     config = copy.deepcopy(PPO)
-    config["run"] = {"directory": "run", "steps": 1}
+    config["run"] = {"directory": "run", "steps": 1, "restarts": 0}
     config["cluster"] |= {"where": "ray", "ranks": ranks}
     config["batch"] = {"prompts": PROMPTS, "responses": 1, "micro_batch_tokens": 4000}
     config["rewards"] = {"mark": {"name": "marks:reward"}}

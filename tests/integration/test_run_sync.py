@@ -81,6 +81,9 @@ class Pair:
     name: str = "host"
     only_trained: bool = False
 
+    def renew(self) -> None:
+        """It opens no way."""
+
     def transfer(self, bucket_bytes: int, version: int) -> int:
         plan = self.worker.weight_plan("actor", bucket_bytes, True, self.only_trained)
         channel = self.worker.open_channel("host", plan.largest, True, 1)

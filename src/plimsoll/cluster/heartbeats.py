@@ -5,7 +5,7 @@ The decision uses only the answers of processes. Its clock runs only while they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -100,6 +100,12 @@ class Heartbeats:
         )
         works = pulse.on_disk or used > _IDLE * (self.now - then)
         return answered.move() if works else answered
+
+    def forget(self, names: Collection[str]) -> Heartbeats:
+        """Return the state without these processes."""
+        asked = {name: since for name, since in self.asked.items() if name not in names}
+        pulses = {name: pulse for name, pulse in self.pulses.items() if name not in names}
+        return replace(self, asked=asked, pulses=pulses)
 
     def move(self) -> Heartbeats:
         """Return the state after a call has ended, or a process was seen to work."""

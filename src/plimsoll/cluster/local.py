@@ -91,6 +91,13 @@ class LocalCluster:
         """Return 0 for each engine, as none answers beside other calls."""
         return [0.0] * self.engines
 
+    def let_engines_die(self) -> None:
+        """Do nothing: an engine of this process dies with it."""
+
+    def revive_engines(self) -> list[str]:
+        """Return []: an engine of this process dies with it."""
+        return []
+
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         """Call a method of `RolloutEngine` on every engine; return their results."""
         method = task.__name__

@@ -94,6 +94,17 @@ class Cluster(Ranks, Protocol):
         """Call a method of `RolloutEngine` on every engine; return the results in their order."""
         ...
 
+    def let_engines_die(self) -> None:
+        """From now on raise the death of an engine only in calls that need engines."""
+        ...
+
+    def revive_engines(self) -> list[str]:
+        """Start engines that have died again; return the names of the dead.
+
+        They have the weights of the model's files until the next sync.
+        """
+        ...
+
     def hand_over(
         self,
         gather: Callable[..., Any],

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -31,20 +31,22 @@ from plimsoll.cluster.placement import Claim
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import Member
 from plimsoll.cluster.ray_members import (
+    EngineHome,
     call_on_node,
-    create_engines,
+    create_engine,
     create_ranks,
     find_places,
     members,
+    own_homes,
     rank_members,
-    share_cards,
+    shared_homes,
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended
 from plimsoll.cluster.start_times import start_kind, telling_of_start, times_path, write_time
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place
-from plimsoll.errors import PlimsollError, WorkerDied, WorkerFailed
+from plimsoll.errors import EngineDied, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
 from plimsoll.machine.meter import read_host
 from plimsoll.machine.stacks import ask_for_stacks, end_processes
@@ -154,6 +156,9 @@ class RayCluster:
         begin = time.monotonic()
         start_ray(config)
         self._node_id = ray.get_runtime_context().get_node_id()
+        self._homes: list[EngineHome] = []
+        self._engines_may_die = False
+        self._patience = config.start_timeout
         try:
             self._start_members(config, specs, threads, device)
             write_time(times_path(), start_kind(specs), time.monotonic() - begin)
@@ -179,14 +184,18 @@ class RayCluster:
         places = find_places(config, _claims(config, () if shared else specs), device, nodes)
         actors = create_ranks(places["actor"], device, threads)
         critics = create_ranks(places.get("critic", ()), device, threads)
-        engines = [] if shared else create_engines(specs, places.get("engines", ()))
+        homes = [] if shared else own_homes(specs, places.get("engines", ()))
+        engines = [*map(create_engine, homes)]
         groups = [
             rank_members("training rank", actors, patience),
             rank_members("critic rank", critics, patience),
         ]
         self._ranks = [member for group in groups for member in group]
         self._watch(self._ranks)
-        engines = share_cards(specs, self._ranks) if shared else engines
+        if shared:
+            homes = shared_homes(specs, self._ranks)
+            engines = [*map(create_engine, homes)]
+        self._homes = homes
         self._before = self._read_nodes(patience)
         starting = {m.actor.prepare.remote(): m for m in self._ranks}
         starting |= {
@@ -207,6 +216,39 @@ class RayCluster:
         self._responses_per_request = int(results[-1]) if engines else 0
         self._watch(self._engines)
         self._hangs.add((*self._ranks, *self._engines))
+
+    def let_engines_die(self) -> None:
+        """From now on raise the death of an engine only in calls that need engines."""
+        self._engines_may_die = True
+
+    def revive_engines(self) -> list[str]:
+        """Start engines that have died again, where they were; return the names of the dead."""
+        watches = [w for w, member in self._watches.items() if member in self._engines]
+        ended, _ = ray.wait(watches, num_returns=len(watches), timeout=0)
+        dead = [self._watches.pop(watch) for watch in ended]
+        self._hangs.remove(dead)
+        self._beside.failed.clear()
+        self._call_on_nodes(end_processes, dead)
+        for member in dead:
+            ray.kill(member.actor)
+        numbers = [self._engines.index(member) for member in dead]
+        actors = [create_engine(self._homes[number]) for number in numbers]
+        started = [
+            replace(member, role=f"rollout engine {number}")
+            for number, member in zip(
+                numbers, members("rollout engine", actors, self._patience), strict=True
+            )
+        ]
+        starting = {
+            m.actor.start.remote(m.actor.prepare.remote(self._homes[number].spec)): m
+            for number, m in zip(numbers, started, strict=True)
+        }
+        for number, member in zip(numbers, started, strict=True):
+            self._engines[number] = member
+        self._wait("start", starting, timeout=self._patience)
+        self._watch(started)
+        self._hangs.add(started)
+        return [member.name for member in dead]
 
     def _wait_for_start(
         self, starting: Mapping[Any, Member], specs: Sequence[EngineSpec], patience: float
@@ -437,13 +479,14 @@ class RayCluster:
         """
         with self._hangs.watching(call) as wait_for_first:
             while pending:
-                awaited = [*pending, *self._watches]
+                watches, beside = self._watches_beside(pending.values())
+                awaited = [*pending, *watches]
                 first = (
-                    wait_for_first(awaited, self._beside.failed)
+                    wait_for_first(awaited, beside.failed)
                     if timeout is None
                     else first_ended(awaited, timeout)
                 )
-                self._raise_failed(self._beside)
+                self._raise_failed(beside)
                 if first is None:
                     raise WorkerDied(_no_answer_message(list(pending.values()), timeout))
                 if isinstance(first, Hang):
@@ -453,6 +496,13 @@ class RayCluster:
                 member = pending.pop(first)
                 yield first, None if first in keep else self._result(first, member)
 
+    def _watches_beside(self, busy: Iterable[Member]) -> tuple[list[Any], _OpenCalls]:
+        """Return the watches and the calls beside whose failure ends a wait for these members."""
+        if not self._engines_may_die or any(member in self._engines for member in busy):
+            return [*self._watches], self._beside
+        ranks = [w for w, member in self._watches.items() if member not in self._engines]
+        return ranks, _OpenCalls()
+
     def _hang_error(self, hang: Hang) -> PlimsollError:
         """Ask all members for their stacks, end the silent ones, and return the hang's error."""
         everyone = (*self._ranks, *self._engines)
@@ -460,7 +510,9 @@ class RayCluster:
         time.sleep(_STACK_SECONDS)
         self._call_on_nodes(end_processes, [m for m in everyone if m.name in hang.silent])
         logs = {member.name: member.host.log for member in everyone}
-        return hang_error(hang, [*chain(*filter(None, stopped))], logs)
+        error = hang_error(hang, [*chain(*filter(None, stopped))], logs)
+        names = {member.name for member in self._engines}
+        return EngineDied(str(error)) if names.issuperset(hang.silent or ("",)) else error
 
     def _result(self, reference: Any, member: Member) -> Any:
         try:
@@ -497,7 +549,9 @@ class RayCluster:
             return self._exit_error(member, _death_cause(member, error))
 
     def _exit_error(self, member: Member, why: str) -> PlimsollError:
-        return exit_reason(member.name, why, member.host.log, self._sighting(member))
+        error = exit_reason(member.name, why, member.host.log, self._sighting(member))
+        is_engine = member in self._engines and isinstance(error, WorkerDied)
+        return EngineDied(str(error)) if is_engine else error
 
     def _memory_error(self, member: Member, error: OutOfMemory) -> OutOfMemory:
         what = f"{member.name} ran out of {error.incident.where} memory"

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import ray
@@ -150,23 +150,39 @@ def create_ranks(places: Sequence[Any], device: str, threads: int) -> list[Any]:
     return [actor.options(scheduling_strategy=p).remote(os.getcwd()) for p in places]
 
 
-def create_engines(specs: Sequence[EngineSpec], places: Sequence[Any]) -> list[Any]:
-    """Ask Ray for an engine at each place; return the actors before they have started."""
-    return [_create_engine(s, place, ()) for s, place in zip(specs, places, strict=True)]
+@dataclass(frozen=True)
+class EngineHome:
+    """Where an engine lives, also if it is started again.
+
+    Attributes:
+        spec: the engine.
+        place: Ray's scheduling strategy.
+        shared: the cards of ranks that it shares; empty: it has its own.
+    """
+
+    spec: EngineSpec
+    place: Any
+    shared: tuple[str, ...] = ()
 
 
-def share_cards(specs: Sequence[EngineSpec], ranks: Sequence[Member]) -> list[Any]:
-    """Ask Ray for one actor per engine, on the cards that Ray has already given to the ranks."""
+def own_homes(specs: Sequence[EngineSpec], places: Sequence[Any]) -> list[EngineHome]:
+    """Return the homes of engines with places of their own."""
+    return [EngineHome(spec, place) for spec, place in zip(specs, places, strict=True)]
+
+
+def shared_homes(specs: Sequence[EngineSpec], ranks: Sequence[Member]) -> list[EngineHome]:
+    """Return the homes of engines on the cards that Ray has already given to the ranks."""
     rank_cards = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
     shared = shared_placement(rank_cards, len(specs), specs[0].rollout.degrees)
     return [
-        _create_engine(spec, _on_node(place.node_id), place.cards)
+        EngineHome(spec, _on_node(place.node_id), place.cards)
         for spec, place in zip(specs, shared, strict=True)
     ]
 
 
-def _create_engine(spec: EngineSpec, place: Any, shared: tuple[str, ...]) -> Any:
-    """Ask Ray for the actor of one engine, on cards of its own or on shared cards of ranks."""
+def create_engine(home: EngineHome) -> Any:
+    """Ask Ray for the actor of an engine; return it before it has started."""
+    spec, shared = home.spec, home.shared
     environment = dict(rollout_build(spec.rollout).environment(spec))
     environment |= _OWN_CARDS if spec.device == "cuda" else preload_settings()
     if shared:
@@ -177,7 +193,7 @@ def _create_engine(spec: EngineSpec, place: Any, shared: tuple[str, ...]) -> Any
         num_gpus=0 if shared or spec.device == "cpu" else spec.rollout.parts,
         max_concurrency=10_000,
         concurrency_groups={"signs": 1},
-        scheduling_strategy=place,
+        scheduling_strategy=home.place,
         runtime_env={"env_vars": environment},
     )(EngineActor)
     return actor.remote(os.getcwd(), shared)

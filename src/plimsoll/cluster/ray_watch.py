@@ -37,6 +37,12 @@ class HangWatch:
         if self._timeout != 0:
             self._members += members
 
+    def remove(self, members: Sequence[Member]) -> None:
+        """Watch these members no longer."""
+        self._members = [member for member in self._members if member not in members]
+        self._asked = {r: member for r, member in self._asked.items() if member not in members}
+        self._heartbeats = self._heartbeats.forget([member.name for member in members])
+
     @contextmanager
     def watching(self, call: str) -> Iterator[Callable[[Sequence[Any], Sequence[Any]], Any]]:
         """Yield a function that waits for calls and returns the first that ends, or a Hang.

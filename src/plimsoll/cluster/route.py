@@ -71,6 +71,10 @@ class ActorRoute:
         self._all = False
         return sum(received)
 
+    def renew(self) -> None:
+        """Open the way anew with the next transfer, and send all: an engine was started again."""
+        self._channel, self._all = None, True
+
     def _open(self, plan: WeightPlan) -> Channel:
         """Return the way to the engines, which the first transfer opens."""
         if self._channel is None:
@@ -102,6 +106,9 @@ class AdapterRoute:
         self._cluster = cluster
         self.trainer_log_probs = actor.trainer_log_probs
         self.engine_log_probs = actor.engine_log_probs
+
+    def renew(self) -> None:
+        """Do nothing: each transfer sends the whole adapter."""
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
         """Send the adapter; return the bytes that one engine received. `bucket_bytes` is unused."""

@@ -59,6 +59,7 @@ from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.live import Live
 from plimsoll.rl.recorded import Recorded
 from plimsoll.rl.replay import Replay, load_replay_data
+from plimsoll.rl.revived import Revived
 from plimsoll.rl.setup import (
     RlData,
     RlWork,
@@ -93,7 +94,7 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
         sample: Callable[..., Source] = Continuous.start if spec.engines.staleness else Live.start
 
         def open_source(work: RlWork) -> Source:
-            return Recorded(work, scorer, sample(work, scorer, kinds))
+            return Revived(work, Recorded(work, scorer, sample(work, scorer, kinds)))
 
         _train(spec, planned, load, open_source)
 

@@ -55,6 +55,10 @@ class PausedRoute:
         self.cluster.engines_do(RolloutEngine.resume)
         return sent
 
+    def renew(self) -> None:
+        """Get ready for engines that were started again."""
+        self.route.renew()
+
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         """Return the trainer's log-prob of every token but the first."""
         return self.route.trainer_log_probs(sequences)
@@ -183,6 +187,12 @@ class Continuous(Source):
     def _score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the trajectories with the scores of the run's reward models."""
         return score_by_models(trajectories, self._work.spec, self._cluster)
+
+    def revive(self, version: int) -> list[str]:
+        """Start dead engines again; groups that have not ended are sampled anew."""
+        self.close()
+        self._stream = None
+        return self._live.revive(version)
 
     def renew(self, step: int) -> dict[str, float]:
         """Send the ranks' weights to the paused engines, and let further groups begin."""

@@ -47,6 +47,10 @@ class Source(Protocol):
         """Take over the ranks' weights after a step; return metrics of the transfer by name."""
         return {}
 
+    def revive(self, version: int) -> list[str]:
+        """Start dead engines again with the ranks' weights; return the names of the dead."""
+        return []
+
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Return the figures of held-out prompts after a step; refused without engines."""
         return {}

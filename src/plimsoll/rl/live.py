@@ -93,6 +93,18 @@ class Live(Source):
             f"sync/seconds/{proved.route}": proved.seconds,
         }
 
+    def revive(self, version: int) -> list[str]:
+        """Start dead engines again, and give them the ranks' weights, which are of `version`."""
+        work = self.work
+        with work.session.phase("load", work.cluster):
+            make_room(work.cluster, work.spec)
+            dead = work.cluster.revive_engines()
+        with work.session.phase("sync", work.cluster):
+            self.sync.route.renew()
+            sync_weights(self.sync, version)
+            leave_cards(work.cluster, work.spec)
+        return dead
+
     def evaluate(self, step: int) -> dict[str, float]:
         """Return the figures of the held-out prompts."""
         work, progress = self.work, self.work.session.progress

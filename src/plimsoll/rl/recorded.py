@@ -66,6 +66,10 @@ class Recorded(Source):
         """Take over the ranks' weights after a step."""
         return self.source.renew(step)
 
+    def revive(self, version: int) -> list[str]:
+        """Start dead engines again with the ranks' weights."""
+        return self.source.revive(version)
+
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Return the figures of held-out prompts; those of the journal if it has them."""
         journal, key = self.work.session.journal, ("figures", step)

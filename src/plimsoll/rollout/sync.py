@@ -44,6 +44,10 @@ class WeightRoute(Protocol):
         """
         ...
 
+    def renew(self) -> None:
+        """Get ready for engines that were started again, and have the weights of files."""
+        ...
+
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         """Return the trainer's log-prob of every token but the first; temperature 1."""
         ...

@@ -334,7 +334,7 @@ def _add_phase_to_errors(phase: TimedPhase, step: int) -> Iterator[None]:
         raise error.in_phase(phase) from error
     except WorkerDied as error:
         who, _, why = str(error).partition("\n")
-        raise WorkerDied(f"{who} in the phase {phase}\n{why}") from error
+        raise type(error)(f"{who} in the phase {phase}\n{why}") from error
     except FunctionFailed as error:
         what, _, lines = str(error).partition("\n")
         before = ", before training" if step == 0 else ""

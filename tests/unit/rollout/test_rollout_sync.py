@@ -71,6 +71,9 @@ class PlainRoute:
     calls: list[str] = field(default_factory=list)
     name: str = "plain"
 
+    def renew(self) -> None:
+        """It opens no way."""
+
     def transfer(self, bucket_bytes: int, version: int) -> int:
         self.calls.append(f"transfer {bucket_bytes} {version}")
         for engine in self.engines:
