@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -20,6 +21,26 @@ ONCE = KILLED_AT.replace(
         os.kill(os.getpid(), signal.SIGKILL)""",
 )
 """It kills only the first process that comes to the path."""
+BROKEN = """
+import plimsoll.jobs.sft_loop as loop
+from plimsoll.train import from_data
+
+update = from_data.update
+
+
+def fail(role, cluster, step, rate):
+    fail.calls += 1
+    if fail.calls == 4 - 2 * resumed:
+        raise ArithmeticError("the disk is on fire")
+    return update(role, cluster, step, rate)
+
+
+import sys
+resumed = "auto" in sys.argv
+fail.calls = 0
+from_data.update = fail
+"""
+"""It fails at the fourth step, also in a run that goes on after the second."""
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +111,17 @@ def test_a_wrong_setting_is_told_once(home: Path) -> None:
     outcome = run(home, "sft", "sft.yaml", "--run.stepss", "3", supervised=True)
     assert outcome.code == 2 and outcome.err.count("run.stepss:") == 1
     assert "started again" not in outcome.err
+
+
+def test_an_error_that_comes_again_at_the_same_step_names_its_rows(home: Path) -> None:
+    (home / "broken-site").mkdir()
+    (home / "broken-site" / "sitecustomize.py").write_text(BROKEN)
+    words = ("sft", "sft.yaml", "--run.directory", "broken")
+    told = {"PYTHONPATH": str(home / "broken-site")}
+    outcome = run(home, *words, environment=told, supervised=True)
+    assert outcome.code == 1
+    assert outcome.err.count("unexpected ArithmeticError: the disk is on fire") == 2
+    assert "step 4 ended by the same error twice" in outcome.err
+    told_rows = re.findall(r"Rows of step 4, counted from 0 in data.train: (.+)", outcome.err)
+    [rows] = set(told_rows)
+    assert len(rows.split(", ")) == 7

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
 from plimsoll.engine.schedule import learning_rate
+from plimsoll.errors import PlimsollError
 from plimsoll.records import Prompt, Row, samples_of
 from plimsoll.run.readings import Planned
 from plimsoll.spec.job import ConfigT
@@ -63,6 +64,12 @@ class Work(Generic[ConfigT, ItemT]):
         """Return the next `rows` rows of the data order, beginning at `position`."""
         return [self.data.train[row] for row in self.data.order.indices(position, rows)]
 
+    def rows_of(self, step: int) -> list[int]:
+        """Return the rows that a step learns from, unless steps before it drew more than others."""
+        state, rows = self.session.state, self.spec.workload.units
+        first = state.data_position + (step - 1 - state.step) * rows
+        return [int(row) for row in self.data.order.indices(first, rows)]
+
     def batches_ahead(self) -> Iterator[Sequence[ItemT]]:
         """Yield all batches to come: held-out rows if the run evaluates, then each step's rows."""
         state, rows = self.session.state, self.spec.workload.units
@@ -94,7 +101,22 @@ def open_work(
             if planned.fits:  # else it was forced
                 refuse_smaller_nodes(planned.predicted, cluster.read_memory())
             session.stop_if_asked(session.state.step)
-            yield Work(session.spec, session, cluster, data)
+            work = Work(session.spec, session, cluster, data)
+            with _naming_rows(work):
+                yield work
+
+
+@contextmanager
+def _naming_rows(work: Work[ConfigT, ItemT]) -> Iterator[None]:
+    """Add the rows of the step to an error that nobody expected: they may be its cause."""
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, PlimsollError) and error.fault != "error"
+        if not known and (step := work.session.step_under_way) > 0:
+            rows = ", ".join(map(str, work.rows_of(step)))
+            error.add_note(f"  Rows of step {step}, counted from 0 in data.train: {rows}")
+        raise
 
 
 def work_on_rows(
