@@ -44,6 +44,10 @@ class FunctionFailed(PlimsollError):
     """
 
 
+class CannotWrite(PlimsollError):
+    """A disk that is full, read-only, or not ours to write to: a new start meets the same error."""
+
+
 class WorkerDied(PlimsollError):
     """A training rank or a rollout engine that ended without a request to stop."""
 

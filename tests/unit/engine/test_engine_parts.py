@@ -210,3 +210,17 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.json").unlink()
     with pytest.raises(ConfigError, match=r"no whole checkpoint .*weights\.json"):
         check_shapes(torch.nn.Linear(6, 4), tmp_path)
+
+
+def test_a_checkpoint_of_the_first_version_is_read() -> None:
+    """Two ranks wrote it; a single rank reads it."""
+    stored = Path(__file__).parent / "checkpoint_1"
+    assert read_form(Form.of(ROLE, 1), stored) == Steps(3)
+    check_shapes(torch.nn.Linear(3, 2), stored)
+    kinds = ("master", "exp_avg", "exp_avg_sq")
+    rows = {kind: [torch.zeros(8)] for kind in kinds}
+    read_rows(rows, [Stretch("weight", 0, 0, 0, 6), Stretch("bias", 0, 0, 6, 2)], stored)
+    expected = torch.tensor([0.0, 1, 2, 3, 4, 5, 10, 20])
+    assert torch.equal(rows["master"][0], expected)
+    assert torch.equal(rows["exp_avg"][0], expected / 8)
+    assert torch.equal(rows["exp_avg_sq"][0], expected**2)
