@@ -95,3 +95,22 @@ def test_from_any_step_it_goes_on_bit_for_bit(home: Path, whole: Path, step: int
     assert written[0] == written[1]
     latest = RunDirectory(again).latest_checkpoint()
     assert latest is not None and latest[0] == 8
+
+
+def test_a_damaged_checkpoint_is_left_out_and_the_run_is_the_same(
+    home: Path, whole: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    again = home / "damaged"
+    cut_off(whole, again, 5)
+    (file,) = (again / "checkpoints" / "step-000005" / "actor").glob("rank-*")
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    go(home, again.name, "--run.resume=auto")
+    said = capfd.readouterr().err
+    assert f"step-000005 is damaged: actor/{file.name} has the xxh3 checksum" in said
+    assert "goes on from damaged/checkpoints/step-000004" in said
+    assert said.strip() in (again / "run.log").read_text()
+    assert metrics(again) == metrics(whole)
+    aside = again / "checkpoints" / "step-000005.damaged" / "actor" / file.name
+    assert aside.read_bytes() == content

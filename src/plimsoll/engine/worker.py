@@ -17,6 +17,7 @@ from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import DecidedRoute
 from plimsoll.engine.channel import Channel, Outlet, open_outlet
+from plimsoll.engine.checkpoint import write_files
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.engine.memory import explain_shortage, read_memory
 from plimsoll.engine.micro_batches import learn, losses, measure, score
@@ -40,6 +41,7 @@ from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_
 from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel, companions
 from plimsoll.model.value import ReadAt, ValueModel, before_learned
 from plimsoll.records import BatchCounts, Floats, Pack
+from plimsoll.run.manifest import SavedFile
 from plimsoll.run.readings import DividedShare, Reading
 from plimsoll.spec.roles import RoleName
 
@@ -284,9 +286,12 @@ class Worker:
         """Return the adapter's files on rank 0, else None; all ranks must call it."""
         return adapter_files(self._engine(role), version, self._place.rank)
 
-    def save_checkpoint(self, role: RoleName, directory: Path) -> None:
-        """Write a trained role's masters, moments and moving average below the directory."""
-        self._trained_engine(role).save(directory)
+    def save_checkpoint(self, role: RoleName, directory: Path) -> tuple[SavedFile, ...]:
+        """Write a trained role's masters, moments and moving average to the directory.
+
+        Returns the checksums of the files that this rank wrote.
+        """
+        return write_files(self._trained_engine(role).checkpoint_files(), directory)
 
     def load_checkpoint(self, role: RoleName, directory: Path) -> None:
         """Load a role's checkpoint, also if it was divided over the ranks in another way.

@@ -155,6 +155,11 @@ def _sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}{_MARK}{uuid.uuid4().hex[:8]}")
 
 
+def directory_bytes(path: Path) -> int:
+    """Return the bytes of all files below a directory; 0 if there is none."""
+    return sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
+
+
 def sync(path: Path) -> None:
     """Flush a file, or a directory's entries, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)

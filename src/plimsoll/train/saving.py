@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
 from shlex import quote
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.engine.worker import Worker
 from plimsoll.run.files import whole_directory
+from plimsoll.run.manifest import SavedFile, measure_file, write_manifest
 from plimsoll.run.state import RunState, after_evaluation, is_patience_out
 from plimsoll.train.how_to_use import trained_text
 from plimsoll.train.resuming import changed_settings
@@ -55,9 +58,13 @@ def save_checkpoint(session: RunSession, cluster: Cluster, state: RunState) -> N
     directory = session.directory
     directory.sync_rows()
     with whole_directory(directory.checkpoint_path(state.step)) as partial:
+        files: list[SavedFile] = []
         for role in session.spec.trained:
-            ranks_of(cluster, role).all(Worker.save_checkpoint, role, (partial / role).absolute())
+            path = (partial / role).absolute()
+            by_rank = ranks_of(cluster, role).all(Worker.save_checkpoint, role, path)
+            files += (replace(file, name=f"{role}/{file.name}") for file in chain(*by_rank))
         state.save(partial / "state.json")
+        write_manifest(partial, [*files, measure_file(partial, "state.json")])
     directory.prune_checkpoints(session.spec.run.keep_checkpoints, state.best_step)
 
 

@@ -33,7 +33,7 @@ from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, busy_share, memory_use
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.output import RunLog, console_to
+from plimsoll.run.output import RunLog, console_to, tell
 from plimsoll.run.phases import CurrentPhase, PhaseClock, TimedPhase, write_current_phase
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Planned, Reading
@@ -246,8 +246,8 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
     run, template = spec.run, given_template(spec.data)
     check_tokenizers(spec.actor.model, spec.roles.values())
     with ExitStack() as stack:
-        directory = stack.enter_context(open_run(run))
-        log = stack.enter_context(closing(RunLog(directory.log_path)))
+        log = stack.enter_context(closing(RunLog(RunDirectory(Path(run.directory)).log_path)))
+        directory = stack.enter_context(open_run(run, lambda text: _tell_and_log(log, text)))
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         process = f"process {os.getpid()} on {socket.gethostname()}"
         log.add(f"Plimsoll {__version__}, {process}: {command}")
@@ -292,6 +292,12 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             progress.note("run.keep_checkpoints: 0: a run that is stopped or fails saves nothing")
         with session.stop_at_once_while_loading():
             yield session
+
+
+def _tell_and_log(log: RunLog, text: str) -> None:
+    """Show a message before the run's display is open, and log it."""
+    tell(text)
+    log.add(text)
 
 
 def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:

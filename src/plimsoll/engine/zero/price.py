@@ -93,7 +93,7 @@ def _average_and_buffers(
         "bytes: of a file that is gathered, and of the one before",
         min(2 * CHECKPOINT_FILE, states),
         1,
-        "engine/checkpoint.py: write_rows",
+        "engine/checkpoint.py: write_files",
         where="host",
         life="writing",
     )
