@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.run import RunConfig
-from plimsoll.errors import ConfigError
-from plimsoll.run.counting import gigabytes
+from plimsoll.errors import CannotWrite, ConfigError
+from plimsoll.run.counting import gigabytes, gigabytes_text
 from plimsoll.run.files import (
     directory_bytes,
     explaining_errors,
@@ -142,6 +143,25 @@ class RunDirectory:
     def latest_checkpoint(self) -> tuple[int, Path] | None:
         """Return (step, path) of the last complete checkpoint, or None."""
         return max(_by_step(self.path / "checkpoints"), default=None)
+
+    def require_space(self, planned_bytes: int) -> None:
+        """Raise CannotWrite if the disk has no room for one more checkpoint.
+
+        A checkpoint takes what the last one takes; the first one takes `planned_bytes`.
+        """
+        latest = self.latest_checkpoint()
+        needed = directory_bytes(latest[1]) if latest else planned_bytes
+        with explaining_errors(self.path):
+            free = shutil.disk_usage(self.path).free
+        if needed > free:
+            kept = f"the last one is {latest[1]}" if latest else "there is none yet"
+            raise CannotWrite(
+                f"The disk of {self.path} has no room for the next checkpoint: it takes "
+                f"{gigabytes_text(needed)}, {gigabytes_text(free)} are free, and "
+                f"{gigabytes_text(needed - free)} are missing. No checkpoint was removed for it "
+                f"({kept}). Free disk space, then resume the run; a checkpoint is whole before "
+                f"older ones go, so there is always one more than run.keep_checkpoints."
+            )
 
     def trajectories(self) -> dict[int, Path]:
         """Return the paths of the trajectory files by step, in the order of steps."""

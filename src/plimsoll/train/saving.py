@@ -54,8 +54,10 @@ def save_checkpoint(session: RunSession, cluster: Cluster, state: RunState) -> N
     """Write a checkpoint of the run's state and its trained roles, if it trains any.
 
     Then keep only the last `run.keep_checkpoints` checkpoints and that of the best evaluation.
+    Raises CannotWrite, and removes nothing, if the disk has no room for it.
     """
     directory = session.directory
+    directory.require_space(session.planned.checkpoint_bytes)
     directory.sync_rows()
     with whole_directory(directory.checkpoint_path(state.step)) as partial:
         files: list[SavedFile] = []
