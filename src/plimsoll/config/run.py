@@ -141,6 +141,9 @@ class RunConfig(Settings):
     """How many of the last checkpoints are kept (0: none is written). Older checkpoints are
     removed. With 0 the run cannot be resumed, whatever `save_every` says; checkpoints of an earlier
     part of the run stay."""
+    save_in_background: bool = False
+    """Whether ranks train on while a checkpoint is written: they copy it to host memory, and a
+    thread writes the copy. The checkpoint of the last step, and of Ctrl-C, is written at once."""
     save_model: bool = True
     """Whether the final model is written; false is for trials."""
     eval_every: PositiveInt | None = None
@@ -158,6 +161,12 @@ class RunConfig(Settings):
     logger_project: str = "plimsoll"
     """The project of W&B and Trackio, and the experiment of MLflow, under which loggers file the
     run."""
+
+    @property
+    def copies_states(self) -> bool:
+        """Whether a checkpoint before the last one may be written in the background."""
+        before_last = self.save_every is not None or self.best is not None
+        return self.save_in_background and self.keep_checkpoints > 0 and before_last
 
 
 if TYPE_CHECKING:

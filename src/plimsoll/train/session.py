@@ -41,6 +41,7 @@ from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BESIDE_STEPS, StepReport
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.checkpoints import Checkpoints
 from plimsoll.train.tokenizers import check_tokenizers
 
 _RELEASE_HEAP_BEFORE = ("eval", "save")
@@ -67,6 +68,7 @@ class RunSession:
     progress: Progress
     sink: MetricsSink
     stop: StopRequest
+    checkpoints: Checkpoints
     state: RunState
     """The state that this part of the run starts from."""
     template: str | None
@@ -281,6 +283,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             progress=progress,
             sink=MetricsSink(directory, progress, loggers, _open_health_watch(spec, directory)),
             stop=stop,
+            checkpoints=Checkpoints(spec, directory, planned.checkpoint_bytes),
             state=state,
             template=template,
             resumed=latest[1] if latest else None,

@@ -285,6 +285,7 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
         first=first or name != "actor",  # only the actor's weights are sent and saved
         scores=name != "actor" or spec.actor_scores,
         rank_sleep=spec.rank_sleep if job.device == "cuda" else "none",
+        copies_states=spec.run.copies_states,
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, work)
