@@ -146,6 +146,10 @@ class RunConfig(Settings):
     thread writes the copy. The checkpoint of the last step, and of Ctrl-C, is written at once."""
     save_model: bool = True
     """Whether the final model is written; false is for trials."""
+    mirror: str | None = None
+    """A place to which whole checkpoints, metrics and the final model are copied in the background,
+    and from which a resumed run fetches a checkpoint that is newer than those in its directory: a
+    URL of fsspec such as s3://bucket/runs/rl or gs://bucket/runs/rl; default: none."""
     eval_every: PositiveInt | None = None
     """Evaluate on data.eval every this many steps, and at the end."""
     best: BestConfig | None = None

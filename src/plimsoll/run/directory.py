@@ -144,6 +144,10 @@ class RunDirectory:
         """Return (step, path) of the last complete checkpoint, or None."""
         return max(_by_step(self.path / "checkpoints"), default=None)
 
+    def checkpoints(self) -> dict[int, Path]:
+        """Return the paths of the complete checkpoints by step, in the order of steps."""
+        return dict(sorted(_by_step(self.path / "checkpoints")))
+
     def require_space(self, planned_bytes: int) -> None:
         """Raise CannotWrite if the disk has no room for one more checkpoint.
 
@@ -201,13 +205,17 @@ def existing_run(path: Path) -> RunDirectory:
     return RunDirectory(path)
 
 
-def open_run(config: RunConfig, note: Callable[[str], None] = tell) -> RunDirectory:
+def open_run(
+    config: RunConfig,
+    note: Callable[[str], None] = tell,
+    fetch: Callable[[RunDirectory, RunConfig], None] | None = None,
+) -> RunDirectory:
     """Return the config's run directory, locked for this process; make it if it is missing.
 
     A resumed run continues after its last whole checkpoint; damaged checkpoints after that one are
-    put aside, and `note` gets a message for each. Metrics, ledger rows and trajectories of later
-    steps are removed, as these steps are done again. Half-written files of a killed process are
-    removed, too.
+    put aside, and `note` gets a message for each. `fetch` may then add a newer one. Metrics, ledger
+    rows and trajectories of later steps are removed, as these steps are done again. Half-written
+    files of a killed process are removed, too.
 
     Raises ConfigError if the directory cannot be used, if `run.resume` forbids it, or if all
     checkpoints are damaged.
@@ -217,6 +225,9 @@ def open_run(config: RunConfig, note: Callable[[str], None] = tell) -> RunDirect
     try:
         refuse(resume_problems(config))
         _put_damaged_aside(run, note)
+        if fetch is not None:
+            fetch(run, config)
+            refuse(_missing_checkpoint(config))
         _tidy(run)
     except BaseException:
         run.close()
@@ -248,10 +259,15 @@ def resume_problems(config: RunConfig) -> Iterator[Problem]:
             f"It already holds a run ({state}), and run.resume is never.",
             f"run.resume: auto {auto}; or choose another run.directory, or remove this one",
         )
-    if config.resume == "must" and latest is None:
+    if config.mirror is None:  # else there may be one to fetch
+        yield from _missing_checkpoint(config)
+
+
+def _missing_checkpoint(config: RunConfig) -> Iterator[Problem]:
+    if config.resume == "must" and RunDirectory(Path(config.directory)).latest_checkpoint() is None:
         yield invalid(
             "run.directory",
-            quoted,
+            show(config.directory),
             "It holds no checkpoint to resume from, and run.resume is must.",
             "correct run.directory; or run.resume: auto, which starts anew where there is none",
         )
@@ -325,6 +341,11 @@ def _remove_leftovers(path: Path, *patterns: str) -> None:
             remove_directory(item)
         elif is_temporary(item):
             item.unlink()
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Return whether a directory of this name is a checkpoint."""
+    return re.fullmatch(r"step-\d{6,}", name) is not None
 
 
 def _by_step(folder: Path) -> list[tuple[int, Path]]:

@@ -44,11 +44,29 @@ def measure_file(directory: Path, name: str) -> SavedFile:
     return SavedFile(name, size, digest.hexdigest())
 
 
-def write_manifest(directory: Path, files: Iterable[SavedFile]) -> None:
-    """Write the manifest of a checkpoint's files."""
+def manifest_text(files: Iterable[SavedFile]) -> str:
+    """Return the text of the manifest of these files."""
     ordered = sorted(files, key=lambda file: file.name)
     content = {file.name: {"bytes": file.bytes, "xxh3": file.xxh3} for file in ordered}
-    write_whole(directory / MANIFEST, json.dumps(content, indent=1) + "\n")
+    return json.dumps(content, indent=1) + "\n"
+
+
+def parse_manifest(text: bytes) -> tuple[SavedFile, ...]:
+    """Return the files that a manifest lists; raise ValueError if it is none."""
+    try:
+        content = json.loads(text)
+        files = [SavedFile(name, file["bytes"], file["xxh3"]) for name, file in content.items()]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"it lists no files ({error!r})") from error
+    for file in files:
+        if file.name.startswith("/") or ".." in file.name.split("/"):
+            raise ValueError(f"{file.name} is outside of the checkpoint")
+    return tuple(files)
+
+
+def write_manifest(directory: Path, files: Iterable[SavedFile]) -> None:
+    """Write the manifest of a checkpoint's files."""
+    write_whole(directory / MANIFEST, manifest_text(files))
 
 
 def read_manifest(directory: Path) -> tuple[SavedFile, ...]:
@@ -57,13 +75,7 @@ def read_manifest(directory: Path) -> tuple[SavedFile, ...]:
     Raises ValueError or OSError if the manifest cannot be read.
     """
     path = directory / MANIFEST
-    if not path.exists():
-        return ()
-    try:
-        content = json.loads(path.read_bytes())
-        return tuple(SavedFile(name, file["bytes"], file["xxh3"]) for name, file in content.items())
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"it lists no files ({error!r})") from error
+    return parse_manifest(path.read_bytes()) if path.exists() else ()
 
 
 def find_damage(directory: Path) -> str:

@@ -19,6 +19,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
 from plimsoll.run.manifest import SavedFile, measure_file, write_manifest
+from plimsoll.run.mirror import Mirror
 from plimsoll.run.state import RunState
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -46,9 +47,17 @@ class Checkpoints:
         spec: The run.
         directory: The run directory.
         planned_bytes: The predicted bytes of a checkpoint.
+        mirror: Copies each whole checkpoint; None without a mirror.
     """
 
-    def __init__(self, spec: RunSpec[Any], directory: RunDirectory, planned_bytes: int) -> None:
+    def __init__(
+        self,
+        spec: RunSpec[Any],
+        directory: RunDirectory,
+        planned_bytes: int,
+        mirror: Mirror | None,
+    ) -> None:
+        self._mirror = mirror
         self._run = spec.run
         self._roles = tuple(spec.trained)
         self._directory = directory
@@ -63,7 +72,7 @@ class Checkpoints:
         """
         with whole_directory(self._prepare(cluster, state)) as partial:
             _complete(partial, state, self._each(cluster, Worker.save_checkpoint, partial))
-        self._prune(state)
+        self._update_kept(state)
 
     def begin(self, cluster: Cluster, state: RunState) -> None:
         """Copy a checkpoint on the ranks, and let them write it in the background.
@@ -89,7 +98,7 @@ class Checkpoints:
         with opened.stack:
             files = self._each(cluster, Worker.finish_checkpoint)
             _complete(opened.partial, opened.state, files)
-        self._prune(opened.state)
+        self._update_kept(opened.state)
 
     @contextmanager
     def finishing(self, cluster: Cluster) -> Iterator[None]:
@@ -126,8 +135,11 @@ class Checkpoints:
     def _is_written(self, cluster: Cluster) -> bool:
         return all(map(all, self._each(cluster, Worker.is_checkpoint_written).values()))
 
-    def _prune(self, state: RunState) -> None:
+    def _update_kept(self, state: RunState) -> None:
+        """Remove checkpoints that are too old, and have the mirror do the same."""
         self._directory.prune_checkpoints(self._run.keep_checkpoints, state.best_step)
+        if self._mirror is not None:
+            self._mirror.wake()
 
 
 def _complete(partial: Path, state: RunState, by_role: _ByRole[tuple[SavedFile, ...]]) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +34,7 @@ from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, busy_share, memory_use
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
+from plimsoll.run.mirror import Mirror
 from plimsoll.run.output import RunLog, console_to, tell
 from plimsoll.run.phases import CurrentPhase, PhaseClock, TimedPhase, write_current_phase
 from plimsoll.run.progress import Progress
@@ -249,7 +251,11 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
     check_tokenizers(spec.actor.model, spec.roles.values())
     with ExitStack() as stack:
         log = stack.enter_context(closing(RunLog(RunDirectory(Path(run.directory)).log_path)))
-        directory = stack.enter_context(open_run(run, lambda text: _tell_and_log(log, text)))
+        mirror = None if run.mirror is None else Mirror(run.mirror, partial(_tell_and_log, log))
+        fetch = None if mirror is None else mirror.fetch
+        directory = stack.enter_context(open_run(run, partial(_tell_and_log, log), fetch))
+        if mirror is not None:
+            stack.enter_context(mirror.following(directory))
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         process = f"process {os.getpid()} on {socket.gethostname()}"
         log.add(f"Plimsoll {__version__}, {process}: {command}")
@@ -283,7 +289,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             progress=progress,
             sink=MetricsSink(directory, progress, loggers, _open_health_watch(spec, directory)),
             stop=stop,
-            checkpoints=Checkpoints(spec, directory, planned.checkpoint_bytes),
+            checkpoints=Checkpoints(spec, directory, planned.checkpoint_bytes, mirror),
             state=state,
             template=template,
             resumed=latest[1] if latest else None,
