@@ -45,7 +45,10 @@ class FunctionFailed(PlimsollError):
 
 
 class CannotWrite(PlimsollError):
-    """A disk that is full, read-only, or not ours to write to: a new start meets the same error."""
+    """A disk that is full, read-only, not shared by all nodes, or not ours to write to.
+
+    A new start of the run meets the same error.
+    """
 
 
 class WorkerDied(PlimsollError):

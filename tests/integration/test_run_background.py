@@ -204,6 +204,26 @@ def test_a_run_that_fails_after_a_copy_keeps_it(
     assert_same(home / "failed", whole)
 
 
+@pytest.mark.parametrize("flags", [(), IN_BACKGROUND], ids=["at once", "in the background"])
+def test_files_that_only_ranks_see_are_no_checkpoint(
+    flags: tuple[str, ...], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on nodes that have disks of their own."""
+
+    def write(files: Iterable[CheckpointFile], directory: Path) -> tuple[SavedFile, ...]:
+        written = checkpoint.write_files(files, directory)
+        (directory / written[-1].name).unlink()
+        return written
+
+    monkeypatch.setattr("plimsoll.engine.worker.write_files", write)
+    directory = f"unseen-{len(flags)}"
+    ended = run_here(home, "sft", "sft.yaml", "--run.directory", directory, *flags)
+    assert ended.code == 1 and "Traceback" not in ended.err
+    assert "The checkpoint of step 2 is not whole: actor/rank-00000-00000.safe" in ended.err
+    assert "a disk that all nodes see" in ended.err
+    assert not list((home / directory / "checkpoints").iterdir())
+
+
 @pytest.mark.engine
 def test_two_ranks_save_in_the_background(home: Path) -> None:
     for name, flags in (("ray", ()), ("ray_background", IN_BACKGROUND)):

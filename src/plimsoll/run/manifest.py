@@ -87,7 +87,7 @@ def find_damage(directory: Path) -> str:
         files = read_manifest(directory)
     except (OSError, ValueError) as error:
         return f"{MANIFEST} cannot be read: {error}"
-    differences = [*_other_sizes(directory, files)]
+    differences = [*other_sizes(directory, files)]
     if not differences:
         with ThreadPoolExecutor(_READERS) as readers:
             found = readers.map(lambda file: _other_content(directory, file), files)
@@ -95,7 +95,8 @@ def find_damage(directory: Path) -> str:
     return "; ".join(differences)
 
 
-def _other_sizes(directory: Path, files: Iterable[SavedFile]) -> Iterator[str]:
+def other_sizes(directory: Path, files: Iterable[SavedFile]) -> Iterator[str]:
+    """Yield a text for each file that is missing or has another size, with both sizes."""
     for file in files:
         path = directory / file.name
         if not path.is_file():

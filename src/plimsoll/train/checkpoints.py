@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.engine.worker import Worker
+from plimsoll.errors import CannotWrite
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
-from plimsoll.run.manifest import SavedFile, measure_file, write_manifest
+from plimsoll.run.manifest import SavedFile, measure_file, other_sizes, write_manifest
 from plimsoll.run.mirror import Mirror
 from plimsoll.run.state import RunState
 from plimsoll.spec.roles import RoleName
@@ -143,10 +144,19 @@ class Checkpoints:
 
 
 def _complete(partial: Path, state: RunState, by_role: _ByRole[tuple[SavedFile, ...]]) -> None:
-    """Write the run's state, and the manifest of all files."""
+    """Write the run's state, and the manifest of all files.
+
+    Raises CannotWrite if this process does not see what ranks wrote.
+    """
     state.save(partial / "state.json")
     files = [measure_file(partial, "state.json")]
     for role, by_rank in by_role.items():
         for rank_files in by_rank:
             files += (replace(file, name=f"{role}/{file.name}") for file in rank_files)
+    if missing := "; ".join(other_sizes(partial, files)):
+        raise CannotWrite(
+            f"The checkpoint of step {state.step} is not whole: {missing}. Ranks wrote these "
+            f"files, and the process of the loop does not see them. Nothing of it was kept. "
+            f"Choose a run.directory on a disk that all nodes see under the same path."
+        )
     write_manifest(partial, files)

@@ -8,6 +8,8 @@ from shlex import quote
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.engine.worker import Worker
+from plimsoll.errors import ConfigError
+from plimsoll.run.manifest import find_damage
 from plimsoll.run.state import RunState, after_evaluation, is_patience_out
 from plimsoll.train.how_to_use import trained_text
 from plimsoll.train.resuming import changed_settings
@@ -137,5 +139,12 @@ def _go_back_to_best(session: RunSession, cluster: Cluster, state: RunState) -> 
         f"the model is that of step {state.best_step}: {best.metric} {state.best:.6g}"
     )
     if state.best_step < state.step:
-        directory = session.directory.checkpoint_path(state.best_step) / "actor"
-        cluster.all(Worker.load_checkpoint, "actor", directory.absolute())
+        path = session.directory.checkpoint_path(state.best_step)
+        if damage := find_damage(path) if path.is_dir() else "it is missing":
+            raise ConfigError(
+                f"{path}, the checkpoint of the best evaluation, cannot become the final model: "
+                f"{damage}. Everything is saved up to step {state.step}. Put the file back from a "
+                f"copy, or take the last step's model with --run.best.final_model last; then run "
+                f"the same command with --run.resume auto."
+            )
+        cluster.all(Worker.load_checkpoint, "actor", (path / "actor").absolute())
