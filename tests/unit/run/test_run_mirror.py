@@ -26,7 +26,7 @@ Resume = Literal["never", "auto", "must"]
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[str]:
     pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0)
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
