@@ -50,6 +50,13 @@ class FunctionFailed(PlimsollError):
     """
 
 
+class CannotWrite(PlimsollError):
+    """A disk that is full, read-only, not shared by all nodes, or not ours to write to.
+
+    A new start of the run meets the same error.
+    """
+
+
 class WorkerDied(PlimsollError):
     """A training rank or a rollout engine that ended without a request to stop."""
 

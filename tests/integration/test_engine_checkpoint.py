@@ -56,12 +56,17 @@ def take_steps(worker: Worker, place: Place, numbers: Sequence[int]) -> list[Upd
 
 
 def train_and_save(place: Place, model: Path, setting: Setting, out: Path) -> list[UpdateResult]:
-    """Two steps, a checkpoint, two more steps, the actor and its average."""
+    """Two steps, a checkpoint, two more steps, the actor and its average.
+
+    The critic's checkpoint is written while it takes these steps.
+    """
     worker = load_both(place, model, setting)
     take_steps(worker, place, (0, 1))
     worker.save_checkpoint("actor", out / "checkpoint" / "actor")
-    worker.save_checkpoint("critic", out / "checkpoint" / "critic")
-    return finish(worker, place, out / "straight")
+    worker.begin_checkpoint("critic", out / "checkpoint" / "critic")
+    results = finish(worker, place, out / "straight")
+    worker.finish_checkpoint("critic")
+    return results
 
 
 def resume(place: Place, model: Path, setting: Setting, out: Path) -> list[UpdateResult]:

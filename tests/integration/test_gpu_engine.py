@@ -180,16 +180,18 @@ def test_a_frozen_role_scores_as_on_a_cpu(
 def resume_and_send(
     place: Place, model: Path, setting: Setting, out: Path
 ) -> tuple[list[float], list[float], bool]:
-    """Loss and gradient norm of the third step, and of the same after a resume; and whether the
-    buckets for engines hold what is saved."""
+    """Loss and gradient norm of the third step, and of the same after a resume from a checkpoint
+    that is written meanwhile; and whether the buckets for engines hold what is saved."""
     worker, other = Worker(place), Worker(place)
     worker.load_policy("actor", setting.role(model), 1.0)
     other.load_policy("actor", setting.role(model), 1.0)
     for batch, rate in zip(BATCHES[:2], RATES[:2], strict=True):
         sft_step(worker, place, batch, 31, rate)
-    worker.save_checkpoint("actor", out / "checkpoint")
+    worker.begin_checkpoint("actor", out / "checkpoint")
+    third = [sft_step(worker, place, BATCHES[2], 31, RATES[2])]
+    worker.finish_checkpoint("actor")
     other.load_checkpoint("actor", out / "checkpoint")
-    third = [sft_step(one, place, BATCHES[2], 31, RATES[2]) for one in (worker, other)]
+    third.append(sft_step(other, place, BATCHES[2], 31, RATES[2]))
     other.save_model("actor", out / "model")
     buckets = [gathered(other, names) for names in open_way(other, 100_000).buckets]
     sent = {n: t for b in buckets if b is not None for n, t in tensors_in(b).items()}

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from plimsoll.commands.planning import plan_run
 from plimsoll.commands.run import run
+from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.state import RunState
@@ -95,3 +96,33 @@ def test_from_any_step_it_goes_on_bit_for_bit(home: Path, whole: Path, step: int
     assert written[0] == written[1]
     latest = RunDirectory(again).latest_checkpoint()
     assert latest is not None and latest[0] == 8
+
+
+def test_a_damaged_checkpoint_is_left_out_and_the_run_is_the_same(
+    home: Path, whole: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    again = home / "damaged"
+    cut_off(whole, again, 5)
+    (file,) = (again / "checkpoints" / "step-000005" / "actor").glob("rank-*")
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    go(home, again.name, "--run.resume=auto")
+    said = capfd.readouterr().err
+    assert f"step-000005 is damaged: actor/{file.name} has the xxh3 checksum" in said
+    assert "goes on from damaged/checkpoints/step-000004" in said
+    assert said.strip() in (again / "run.log").read_text()
+    assert metrics(again) == metrics(whole)
+    aside = again / "checkpoints" / "step-000005.damaged" / "actor" / file.name
+    assert aside.read_bytes() == content
+
+
+def test_a_damaged_best_checkpoint_is_no_final_model(home: Path, whole: Path) -> None:
+    again = home / "best-damaged"
+    cut_off(whole, again, 8)
+    (again / "checkpoints" / "step-000002" / "actor" / "weights.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"step-000002, .* actor/weights\.json has 2 bytes"):
+        go(home, again.name, "--run.resume=must")
+    assert not (again / "model").exists()
+    go(home, again.name, "--run.resume=must", "--run.best.final_model=last")
+    assert (again / "model" / "adapter_model.safetensors").is_file()

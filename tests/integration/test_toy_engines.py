@@ -90,7 +90,9 @@ def test_they_train_a_run_of_two_steps(house: Path, folder: Path) -> None:
     norms = {step: row["actor/grad_norm"] for step, row in steps.items()}
     assert norms.keys() == {1, 2} and min(norms.values()) > 0
     assert all(row["sync/logprob_gap"] < 1e-3 for row in rows)
-    assert (folder / "out" / "checkpoints" / "step-000002" / "actor" / "momentum.pt").is_file()
+    assert (
+        folder / "out" / "checkpoints" / "step-000002" / "actor" / "momentum.safetensors"
+    ).is_file()
 
 
 def test_their_own_prices_are_in_the_plan(house: Path, folder: Path) -> None:

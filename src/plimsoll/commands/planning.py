@@ -30,6 +30,7 @@ from plimsoll.machine.hardware import (
 from plimsoll.machine.local_host import LocalHost, read_local_host
 from plimsoll.memory.advise import Advice, advice_text, advice_values, advise, answers_text
 from plimsoll.memory.contents.contents import PlannedJob, make_job
+from plimsoll.memory.contents.disk import checkpoint_bytes
 from plimsoll.memory.contents.overheads import FIXED_SEGMENTS_GAP, Constants, read_constants
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.levers.changes import flags_of
@@ -159,6 +160,7 @@ def summarize_plan(spec: RunSpec[Any], plan: Plan | str) -> Planned:
         process_peaks(plan.job),
         fits=plan.verdict != "does not fit",
         tokens_at_peak=tokens_at_peak(plan.job),
+        checkpoint_bytes=checkpoint_bytes(plan.job),
     )
 
 

@@ -141,8 +141,15 @@ class RunConfig(Settings):
     """How many of the last checkpoints are kept (0: none is written). Older checkpoints are
     removed. With 0 the run cannot be resumed, whatever `save_every` says; checkpoints of an earlier
     part of the run stay."""
+    save_in_background: bool = False
+    """Whether ranks train on while a checkpoint is written: they copy it to host memory, and a
+    thread writes the copy. The checkpoint of the last step, and of Ctrl-C, is written at once."""
     save_model: bool = True
     """Whether the final model is written; false is for trials."""
+    mirror: str | None = None
+    """A place to which whole checkpoints, metrics and the final model are copied in the background,
+    and from which a resumed run fetches a checkpoint that is newer than those in its directory: a
+    URL of fsspec such as s3://bucket/runs/rl or gs://bucket/runs/rl; default: none."""
     eval_every: PositiveInt | None = None
     """Evaluate on data.eval every this many steps, and at the end."""
     best: BestConfig | None = None
@@ -161,6 +168,12 @@ class RunConfig(Settings):
     logger_project: str = "plimsoll"
     """The project of W&B and Trackio, and the experiment of MLflow, under which loggers file the
     run."""
+
+    @property
+    def copies_states(self) -> bool:
+        """Whether a checkpoint before the last one may be written in the background."""
+        before_last = self.save_every is not None or self.best is not None
+        return self.save_in_background and self.keep_checkpoints > 0 and before_last
 
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ can read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,8 @@ from torch import Tensor
 from plimsoll.engine.checksum import hash_bytes
 from plimsoll.engine.price import CHECKPOINT_FILE
 from plimsoll.errors import ConfigError
-from plimsoll.run.files import explaining_errors
+from plimsoll.run.files import explaining_errors, sync
+from plimsoll.run.manifest import SavedFile, measure_file
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,49 @@ Rows = Mapping[str, Sequence[Tensor]]
 """For each kind of state (master, exp_avg, ...), one flat tensor per master of the rank."""
 
 
-def write_rows(rows: Rows, parts: Sequence[Stretch], directory: Path, rank: int) -> None:
-    """Write this rank's stretches to safetensors files in the directory."""
-    for number, tensors in enumerate(_files(_stretches(rows, parts))):
-        _write(tensors, directory / f"rank-{rank:05d}-{number:05d}.safetensors")
+@dataclass(frozen=True)
+class CheckpointFile:
+    """A file that a rank writes for a role.
 
-
-def _write(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write tensors in host memory to a file, with their checksums in its metadata.
-
-    A resume checks them, so that it does not train on tensors that a disk or a copy changed.
+    Attributes:
+        name: The name of the file.
+        content: Tensors by name, copied to host memory; or text.
     """
+
+    name: str
+    content: Mapping[str, Tensor] | str
+
+
+def write_files(files: Iterable[CheckpointFile], directory: Path) -> tuple[SavedFile, ...]:
+    """Write files to the directory and flush them to the disk; return their checksums.
+
+    Each file is written before the next one is taken from `files`.
+    """
+    with explaining_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    return tuple(_write(file, directory) for file in files)
+
+
+def _write(file: CheckpointFile, directory: Path) -> SavedFile:
+    """Write a file; the checksums of its tensors go into its metadata.
+
+    A resume checks these, so that it does not train on tensors that were changed while the files
+    were read. The file's own checksum is taken from the system's cache, without the disk.
+    """
+    path, content = directory / file.name, file.content
     with explaining_errors(path):
-        save_file(tensors, path, {name: hash_bytes(tensor) for name, tensor in tensors.items()})
+        if isinstance(content, str):
+            path.write_text(content, encoding="utf-8")
+        else:
+            save_file({**content}, path, {name: hash_bytes(t) for name, t in content.items()})
+        sync(path)
+        return measure_file(directory, file.name)
+
+
+def row_files(rows: Rows, parts: Sequence[Stretch], rank: int) -> Iterator[CheckpointFile]:
+    """Yield the safetensors files of this rank's stretches; each is copied when it is taken."""
+    for number, tensors in enumerate(_cut_into_files(_stretches(rows, parts))):
+        yield CheckpointFile(f"rank-{rank:05d}-{number:05d}.safetensors", tensors)
 
 
 def _stretches(rows: Rows, parts: Sequence[Stretch]) -> Iterator[tuple[str, Tensor]]:
@@ -77,7 +108,7 @@ def _stretches(rows: Rows, parts: Sequence[Stretch]) -> Iterator[tuple[str, Tens
                 yield name, row.narrow(0, part.offset + skip, size)
 
 
-def _files(stretches: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+def _cut_into_files(stretches: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     room = CHECKPOINT_FILE
     for name, stretch in stretches:
@@ -212,19 +243,19 @@ def _join_pieces(directory: Path, name: str, pieces: Sequence[tuple[int, Tensor]
     return ordered[0][1] if len(ordered) == 1 else torch.cat([piece for _, piece in ordered])
 
 
-def write_blocks(states: Sequence[Mapping[str, object]], directory: Path, rank: int) -> None:
-    """Write the 8-bit optimizer's state of each of this rank's masters, unchanged."""
+def block_file(states: Sequence[Mapping[str, object]], rank: int) -> CheckpointFile:
+    """Return the file of the 8-bit optimizer's state of each of this rank's masters, unchanged."""
     tensors = {
         f"{number}/{name}": value.to("cpu", copy=True)
         for number, state in enumerate(states)
         for name, value in state.items()
         if isinstance(value, Tensor)
     }
-    _write(tensors, directory / _blocks(rank))
+    return CheckpointFile(_blocks(rank), tensors)
 
 
 def read_blocks(directory: Path, rank: int) -> dict[int, dict[str, Tensor]]:
-    """Return the states that `write_blocks` wrote on a rank: tensors by name, by master's index."""
+    """Return the states of a rank's `block_file`: tensors by name, by master's index."""
     states: dict[int, dict[str, Tensor]] = {}
     with _refuse_broken_files(directory):
         for tensor in _read_file(directory / _blocks(rank)):

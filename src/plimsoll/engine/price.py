@@ -52,6 +52,8 @@ class RoleWork:
             when they leave.
         scores: Whether the role does a forward in the phase `score`.
         rank_sleep: What moves to host memory while engines sample.
+        copies_states: Whether the rank copies its states to host memory, to save them while it
+            trains on.
     """
 
     name: str
@@ -66,6 +68,7 @@ class RoleWork:
     first: bool = True
     scores: bool = True
     rank_sleep: RankSleep = "none"
+    copies_states: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.checkpoint import CheckpointFile
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
 from plimsoll.model.policy import PackTensors
@@ -118,14 +119,17 @@ class TrainedEngine(Engine, Protocol):
         """
         ...
 
-    def save(self, directory: Path) -> None:
-        """Write masters, moments and moving average below the directory, asleep or awake."""
+    def checkpoint_files(self) -> Iterator[CheckpointFile]:
+        """Yield the files of masters, moments and moving average, asleep or awake.
+
+        Each file is copied to host memory when it is taken; later steps do not change it.
+        """
         ...
 
     def restore(self, directory: Path) -> None:
-        """Load what `save` wrote, also if it was divided over the ranks in another way.
+        """Load the files of `checkpoint_files`, also those of other ranks in another division.
 
-        If it was divided in the same way, the values are restored bit for bit.
+        If the role was divided in the same way, the values are restored bit for bit.
         """
         ...
 

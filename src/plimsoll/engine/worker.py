@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -17,6 +20,7 @@ from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import DecidedRoute
 from plimsoll.engine.channel import Channel, Outlet, open_outlet
+from plimsoll.engine.checkpoint import CheckpointFile, write_files
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.engine.memory import explain_shortage, read_memory
 from plimsoll.engine.micro_batches import learn, losses, measure, score
@@ -39,7 +43,9 @@ from plimsoll.model.adapters import add_adapter
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
 from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel, companions
 from plimsoll.model.value import ReadAt, ValueModel, before_learned
+from plimsoll.process.threads import call_in_background
 from plimsoll.records import BatchCounts, Floats, Pack
+from plimsoll.run.manifest import SavedFile
 from plimsoll.run.readings import DividedShare, Reading
 from plimsoll.spec.roles import RoleName
 
@@ -78,6 +84,7 @@ class Worker:
         self._busy_with: RoleName | None = None
         self._distillation: list[TeacherForward] = []
         self._outlet: Outlet | None = None
+        self._checkpoints: dict[RoleName, Future[tuple[SavedFile, ...]]] = {}
 
     def do(self, method: str, *arguments: object) -> Any:
         """Call a method of this worker by its name, and return its result.
@@ -284,9 +291,26 @@ class Worker:
         """Return the adapter's files on rank 0, else None; all ranks must call it."""
         return adapter_files(self._engine(role), version, self._place.rank)
 
-    def save_checkpoint(self, role: RoleName, directory: Path) -> None:
-        """Write a trained role's masters, moments and moving average below the directory."""
-        self._trained_engine(role).save(directory)
+    def save_checkpoint(self, role: RoleName, directory: Path) -> tuple[SavedFile, ...]:
+        """Write a trained role's masters, moments and moving average to the directory.
+
+        Returns the checksums of the files that this rank wrote.
+        """
+        return write_files(self._trained_engine(role).checkpoint_files(), directory)
+
+    def begin_checkpoint(self, role: RoleName, directory: Path) -> None:
+        """Copy what `save_checkpoint` writes to host memory, and write it in a thread."""
+        copies = deque(self._trained_engine(role).checkpoint_files())
+        write = partial(write_files, _take_all(copies), directory)
+        self._checkpoints[role] = call_in_background(write)
+
+    def is_checkpoint_written(self, role: RoleName) -> bool:
+        """Return whether the thread of `begin_checkpoint` has ended."""
+        return self._checkpoints[role].done()
+
+    def finish_checkpoint(self, role: RoleName) -> tuple[SavedFile, ...]:
+        """Wait for the thread of `begin_checkpoint`; return its checksums, or raise its error."""
+        return self._checkpoints.pop(role).result()
 
     def load_checkpoint(self, role: RoleName, directory: Path) -> None:
         """Load a role's checkpoint, also if it was divided over the ranks in another way.
@@ -373,3 +397,9 @@ class Worker:
     def _trained_engine(self, role: RoleName) -> TrainedEngine:
         assert isinstance(self._sources[role], TrainedRole), f"{role} is frozen"
         return cast(TrainedEngine, self._engine(role))
+
+
+def _take_all(files: deque[CheckpointFile]) -> Iterator[CheckpointFile]:
+    """Yield the files, and drop each when the next one is taken, so that its memory is free."""
+    while files:
+        yield files.popleft()

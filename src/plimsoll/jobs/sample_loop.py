@@ -36,7 +36,7 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state
-from plimsoll.train.saving import is_finished, restore, save_checkpoint
+from plimsoll.train.saving import is_finished, restore
 
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
@@ -80,7 +80,7 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
         tokens = sum(len(t.prompt.tokens) + len(t.response_tokens) for t in trajectories)
         session.report(step, metrics, tokens)
         if session.spec.run.keep_checkpoints:
-            save_checkpoint(session, work.cluster, state)
+            session.checkpoints.write(work.cluster, state)
         session.stop_if_asked(step)
 
 

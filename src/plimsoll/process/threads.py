@@ -45,6 +45,25 @@ async def in_thread(
 R = TypeVar("R")
 
 
+def call_in_background(function: Callable[[], R]) -> Future[R]:
+    """Call a function in a new thread, and return the future of its result.
+
+    The process does not wait for the thread when it exits.
+    """
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001  the caller of `result` raises it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    Thread(target=run, name="background", daemon=True).start()
+    return future
+
+
 @contextmanager
 def conversing(loop: AbstractEventLoop, talk: Coroutine[Any, Any, R]) -> Iterator[Future[R]]:
     """Run a coroutine in the loop of another thread; yield the future of its result.

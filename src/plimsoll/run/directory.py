@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.run import RunConfig
-from plimsoll.errors import ConfigError
-from plimsoll.run.files import explaining_errors, is_temporary, remove_directory, sync, write_whole
+from plimsoll.errors import CannotWrite, ConfigError
+from plimsoll.run.counting import gigabytes, gigabytes_text
+from plimsoll.run.files import (
+    directory_bytes,
+    explaining_errors,
+    is_temporary,
+    remove_directory,
+    sync,
+    write_whole,
+)
 from plimsoll.run.json_lines import keep_rows_until
+from plimsoll.run.manifest import find_damage
+from plimsoll.run.output import tell
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
+_READ_WITHOUT_WORD = 2**33
+"""Bytes of the largest checkpoint whose files are read without a message."""
 _STEP_NAME = re.compile(r"step-(\d{6,})(?:\.parquet)?")
 
 
@@ -132,6 +146,29 @@ class RunDirectory:
         """Return (step, path) of the last complete checkpoint, or None."""
         return max(_by_step(self.path / "checkpoints"), default=None)
 
+    def checkpoints(self) -> dict[int, Path]:
+        """Return the paths of the complete checkpoints by step, in the order of steps."""
+        return dict(sorted(_by_step(self.path / "checkpoints")))
+
+    def require_space(self, planned_bytes: int) -> None:
+        """Raise CannotWrite if the disk has no room for one more checkpoint.
+
+        A checkpoint takes what the last one takes; the first one takes `planned_bytes`.
+        """
+        latest = self.latest_checkpoint()
+        needed = directory_bytes(latest[1]) if latest else planned_bytes
+        with explaining_errors(self.path):
+            free = shutil.disk_usage(self.path).free
+        if needed > free:
+            kept = f"the last one is {latest[1]}" if latest else "there is none yet"
+            raise CannotWrite(
+                f"The disk of {self.path} has no room for the next checkpoint: it takes "
+                f"{gigabytes_text(needed)}, {gigabytes_text(free)} are free, and "
+                f"{gigabytes_text(needed - free)} are missing. No checkpoint was removed for it "
+                f"({kept}). Free disk space, then resume the run; a checkpoint is whole before "
+                f"older ones go, so there is always one more than run.keep_checkpoints."
+            )
+
     def trajectories(self) -> dict[int, Path]:
         """Return the paths of the trajectory files by step, in the order of steps."""
         return dict(sorted(_by_step(self.path / "trajectories")))
@@ -164,9 +201,8 @@ class RunDirectory:
 
     def saved_bytes(self) -> int:
         """Return the bytes of all checkpoints and the final model on the disk."""
-        saved = (path for _, path in _by_step(self.path / "checkpoints"))
-        items = (item for folder in (*saved, self.model_path) for item in folder.rglob("*"))
-        return sum(item.stat().st_size for item in items if item.is_file())
+        saved = [path for _, path in _by_step(self.path / "checkpoints")]
+        return sum(map(directory_bytes, [*saved, self.model_path]))
 
     def holds_run(self) -> bool:
         """Return whether metrics, a checkpoint or a final model exist here."""
@@ -181,18 +217,29 @@ def existing_run(path: Path) -> RunDirectory:
     return RunDirectory(path)
 
 
-def open_run(config: RunConfig) -> RunDirectory:
+def open_run(
+    config: RunConfig,
+    note: Callable[[str], None] = tell,
+    fetch: Callable[[RunDirectory, RunConfig], None] | None = None,
+) -> RunDirectory:
     """Return the config's run directory, locked for this process; make it if it is missing.
 
-    A resumed run continues after its latest checkpoint. Metrics and ledger rows of later steps are
-    removed, as these steps are done again. Half-written files of a killed process are removed, too.
+    A resumed run continues after its last whole checkpoint; damaged checkpoints after that one are
+    put aside, and `note` gets a message for each. `fetch` may then add a newer one. Metrics and
+    ledger rows of later steps are removed, as these steps are done again. Half-written files of a
+    killed process are removed, too.
 
-    Raises ConfigError if the directory cannot be used, or if `run.resume` forbids it.
+    Raises ConfigError if the directory cannot be used, if `run.resume` forbids it, or if all
+    checkpoints are damaged.
     """
     path = Path(config.directory)
     run = RunDirectory(path, _lock(path))
     try:
         refuse(resume_problems(config))
+        _put_damaged_aside(run, note)
+        if fetch is not None:
+            fetch(run, config)
+            refuse(_missing_checkpoint(config))
         _tidy(run)
     except BaseException:
         run.close()
@@ -224,13 +271,64 @@ def resume_problems(config: RunConfig) -> Iterator[Problem]:
             f"It already holds a run ({state}), and run.resume is never.",
             f"run.resume: auto {auto}; or choose another run.directory, or remove this one",
         )
-    if config.resume == "must" and latest is None:
+    if config.mirror is None:  # else there may be one to fetch
+        yield from _missing_checkpoint(config)
+
+
+def _missing_checkpoint(config: RunConfig) -> Iterator[Problem]:
+    if config.resume == "must" and RunDirectory(Path(config.directory)).latest_checkpoint() is None:
         yield invalid(
             "run.directory",
-            quoted,
+            show(config.directory),
             "It holds no checkpoint to resume from, and run.resume is must.",
             "correct run.directory; or run.resume: auto, which starts anew where there is none",
         )
+
+
+def _put_damaged_aside(run: RunDirectory, note: Callable[[str], None]) -> None:
+    """Rename the damaged checkpoints after the last whole one, so that the run goes on from that.
+
+    All files are read before any process starts, so going back costs nothing yet, and also ranks
+    that later read only slices read what was written. The disk's rate decides how long it takes.
+
+    Raises ConfigError if no checkpoint is whole; then all keep their names.
+    """
+    checkpoints = sorted(_by_step(run.path / "checkpoints"), reverse=True)
+    damages: dict[Path, str] = {}
+    last_whole = None
+    for _, path in checkpoints:
+        if (size := directory_bytes(path)) > _READ_WITHOUT_WORD:
+            note(f"checking {path} against its manifest: {gigabytes(size)} GB")
+        damage = find_damage(path)
+        if not damage:
+            last_whole = path
+            break
+        damages[path] = damage
+    if last_whole is None and damages:
+        raise _none_whole(run, damages)
+    for path, damage in damages.items():
+        aside = _name_aside(path)
+        with explaining_errors(aside):
+            path.replace(aside)
+        note(
+            f"{path} is damaged: {damage}. It is kept as {aside.name}, and the run goes on from "
+            f"{last_whole}"
+        )
+
+
+def _none_whole(run: RunDirectory, damages: Mapping[Path, str]) -> ConfigError:
+    lines = "".join(f"\n  {path}: {damage}" for path, damage in damages.items())
+    return ConfigError(
+        f"No checkpoint of {run.path} is whole, so the run cannot go on from one. Nothing was "
+        f"changed. Put the files back from a copy, or choose another run.directory. To begin this "
+        f"run anew, move {run.path / 'checkpoints'} away.{lines}"
+    )
+
+
+def _name_aside(path: Path) -> Path:
+    """Return a free name for a damaged checkpoint: step-000010.damaged, step-000010.damaged-2."""
+    names = (f"{path.name}.damaged{f'-{n}' * (n > 1)}" for n in count(1))
+    return next(aside for aside in map(path.with_name, names) if not aside.exists())
 
 
 def _tidy(run: RunDirectory) -> None:
@@ -252,6 +350,11 @@ def _remove_leftovers(path: Path, *patterns: str) -> None:
             remove_directory(item)
         elif is_temporary(item):
             item.unlink()
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Return whether a directory of this name is a checkpoint."""
+    return re.fullmatch(r"step-\d{6,}", name) is not None
 
 
 def _by_step(folder: Path) -> list[tuple[int, Path]]:

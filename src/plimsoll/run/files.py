@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import CannotWrite, PlimsollError
 
 _MARK = ".partial-"
 _CANNOT_WRITE = {
@@ -39,14 +39,14 @@ def is_temporary(path: Path) -> bool:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file atomically; if it raises PlimsollError, the file has its old content."""
+    """Write a file atomically; if it raises CannotWrite, the file has its old content."""
     data = content.encode() if isinstance(content, str) else content
     with whole_file(path) as partial:
         partial.write_bytes(data)
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append all of the data to a file; on an error append nothing and raise PlimsollError."""
+    """Append all of the data to a file; on an error append nothing and raise CannotWrite."""
     try:
         with path.open("ab", buffering=0) as file:
             end = file.tell()
@@ -58,7 +58,7 @@ def append_whole(path: Path, data: bytes) -> None:
                 file.truncate(end)
                 raise
     except OSError as error:
-        raise PlimsollError(
+        raise CannotWrite(
             f"Cannot add to {path}: {error}. What it had is whole. "
             f"Free disk space or correct the rights, then resume the run."
         ) from error
@@ -125,7 +125,7 @@ def _put_aside(path: Path) -> Path:
 
 @contextmanager
 def explaining_errors(path: Path) -> Iterator[None]:
-    """Turn a file system error inside the block into a PlimsollError that says what to do."""
+    """Turn a file system error inside the block into a CannotWrite that says what to do."""
     try:
         yield
     except PlimsollError:
@@ -133,7 +133,7 @@ def explaining_errors(path: Path) -> Iterator[None]:
     except Exception as error:
         if _number(error) not in _CANNOT_WRITE:  # a connection, a time limit
             raise
-        raise PlimsollError(
+        raise CannotWrite(
             f"Cannot write {path}: {error}. Nothing of it was kept. "
             f"Free disk space or correct the rights, or choose another directory."
         ) from error
@@ -153,6 +153,11 @@ def _number(error: Exception) -> int | None:
 
 def _sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}{_MARK}{uuid.uuid4().hex[:8]}")
+
+
+def directory_bytes(path: Path) -> int:
+    """Return the bytes of all files below a directory; 0 if there is none."""
+    return sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
 
 
 def sync(path: Path) -> None:

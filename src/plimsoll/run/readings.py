@@ -152,3 +152,5 @@ class Planned:
     """False for a run that was forced although its plan does not fit."""
     tokens_at_peak: float | None = None
     """Tokens per second if the cards reached their peak FLOPs; None if unknown, as on CPUs."""
+    checkpoint_bytes: int = 0
+    """Predicted bytes of one checkpoint; 0 if there is no plan."""

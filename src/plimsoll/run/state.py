@@ -12,9 +12,14 @@ from typing import ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from plimsoll import __version__
 from plimsoll.config.run import BestConfig
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import write_whole
+
+STATE_VERSION = 2
+"""Version of the file's format. A new field raises it, and has a default for older files. Files
+without a version are of version 1."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +71,34 @@ class RunState:
 
     def save(self, path: Path) -> None:
         """Write the state as a JSON object."""
-        write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
+        fields = {"version": STATE_VERSION, **asdict(self)}
+        write_whole(path, json.dumps(fields, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> RunState:
-        """Return the state that `save` wrote, or raise ConfigError if a field is wrong."""
+        """Return the state that `save` of this version or an older one wrote.
+
+        Raises ConfigError if a field is wrong, or a newer version wrote the file.
+        """
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
+            content = path.read_bytes()
+            version = TypeAdapter(_Format).validate_json(content, strict=True).version
+            if version > STATE_VERSION:
+                raise _newer(path, version)
+            fields = json.loads(content)
+            fields.pop("version", None)
+            return TypeAdapter(cls).validate_json(json.dumps(fields), strict=True)
         except OSError as error:
             raise _broken(path, f"it cannot be read ({error.strerror})") from error
         except ValidationError as error:
             raise _broken(path, "; ".join(map(_describe, error.errors()))) from error
+
+
+@dataclass(frozen=True)
+class _Format:
+    """The field of the file that says how to read the others."""
+
+    version: int = 1
 
 
 def after_evaluation(config: BestConfig, state: RunState, metrics: Mapping[str, float]) -> RunState:
@@ -115,6 +137,14 @@ def _describe(error: ErrorDetails) -> str:
     name = ".".join(map(str, error["loc"])) or "the file"
     value = "" if error["type"] == "missing" else f" is {error['input']!r}"
     return f"{name}{value}: {error['msg']}"
+
+
+def _newer(path: Path, version: int) -> ConfigError:
+    return ConfigError(
+        f"{path} has version {version}, and this Plimsoll ({__version__}) reads versions up to "
+        f"{STATE_VERSION}: a newer Plimsoll wrote it. Resume with that one (run.log begins each "
+        f"part of a run with its version), or with a newer one."
+    )
 
 
 def _broken(path: Path, why: str) -> ConfigError:

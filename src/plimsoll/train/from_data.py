@@ -97,7 +97,7 @@ def open_work(
             session = session.with_rows(len(data.train))
         with session.phase("load"):
             cluster = start(data)
-        with closing(cluster):
+        with closing(cluster), session.checkpoints.finishing(cluster):
             if planned.fits:  # else it was forced
                 refuse_smaller_nodes(planned.predicted, cluster.read_memory())
             session.stop_if_asked(session.state.step)

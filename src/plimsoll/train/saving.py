@@ -8,7 +8,8 @@ from shlex import quote
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.engine.worker import Worker
-from plimsoll.run.files import whole_directory
+from plimsoll.errors import ConfigError
+from plimsoll.run.manifest import find_damage
 from plimsoll.run.state import RunState, after_evaluation, is_patience_out
 from plimsoll.train.how_to_use import trained_text
 from plimsoll.train.resuming import changed_settings
@@ -33,32 +34,25 @@ def record_evaluation(
 
 
 def save_when_due(session: RunSession, cluster: Cluster, state: RunState) -> None:
-    """Write a checkpoint if one is due, and remove older checkpoints (see `save_checkpoint`).
+    """Write a checkpoint if one is due, and remove older checkpoints.
 
     A checkpoint is due every `run.save_every` steps, after the best evaluation, at the end, and
-    after Ctrl-C. With `run.keep_checkpoints: 0` none is written. After Ctrl-C, raise Interrupted to
-    end the run if steps are left.
+    after Ctrl-C. With `run.keep_checkpoints: 0` none is written. With `run.save_in_background` the
+    ranks write it while they train on; a later call finishes it. The last one is written at once.
+    After Ctrl-C, raise Interrupted to end the run if steps are left.
     """
-    always = session.stop.requested or is_finished(session, state) or state.best_step == state.step
-    if always or session.is_due(session.spec.run.save_every, state.step):
-        if session.spec.run.keep_checkpoints:
+    run, checkpoints = session.spec.run, session.checkpoints
+    checkpoints.finish(cluster, wait=False)
+    is_last = session.stop.requested or is_finished(session, state)
+    is_best = state.best_step == state.step
+    if is_last or is_best or session.is_due(run.save_every, state.step):
+        if run.keep_checkpoints:
+            in_background = run.save_in_background and not is_last
             with session.phase("save", cluster):
-                save_checkpoint(session, cluster, state)
+                (checkpoints.begin if in_background else checkpoints.write)(cluster, state)
+        if session.stop.requested:  # while the ranks copied
+            checkpoints.finish(cluster)
         session.stop_if_asked(state.step)
-
-
-def save_checkpoint(session: RunSession, cluster: Cluster, state: RunState) -> None:
-    """Write a checkpoint of the run's state and its trained roles, if it trains any.
-
-    Then keep only the last `run.keep_checkpoints` checkpoints and that of the best evaluation.
-    """
-    directory = session.directory
-    directory.sync_rows()
-    with whole_directory(directory.checkpoint_path(state.step)) as partial:
-        for role in session.spec.trained:
-            ranks_of(cluster, role).all(Worker.save_checkpoint, role, (partial / role).absolute())
-        state.save(partial / "state.json")
-    directory.prune_checkpoints(session.spec.run.keep_checkpoints, state.best_step)
 
 
 def restore(session: RunSession, cluster: Cluster) -> None:
@@ -145,5 +139,12 @@ def _go_back_to_best(session: RunSession, cluster: Cluster, state: RunState) -> 
         f"the model is that of step {state.best_step}: {best.metric} {state.best:.6g}"
     )
     if state.best_step < state.step:
-        directory = session.directory.checkpoint_path(state.best_step) / "actor"
-        cluster.all(Worker.load_checkpoint, "actor", directory.absolute())
+        path = session.directory.checkpoint_path(state.best_step)
+        if damage := find_damage(path) if path.is_dir() else "it is missing":
+            raise ConfigError(
+                f"{path}, the checkpoint of the best evaluation, cannot become the final model: "
+                f"{damage}. Everything is saved up to step {state.step}. Put the file back from a "
+                f"copy, or take the last step's model with --run.best.final_model last; then run "
+                f"the same command with --run.resume auto."
+            )
+        cluster.all(Worker.load_checkpoint, "actor", (path / "actor").absolute())

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +38,8 @@ from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, busy_share, memory_use
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.output import RunLog, console_to
+from plimsoll.run.mirror import Mirror
+from plimsoll.run.output import RunLog, console_to, tell
 from plimsoll.run.phases import CurrentPhase, PhaseClock, TimedPhase, write_current_phase
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Planned, Reading
@@ -46,6 +48,7 @@ from plimsoll.run.step_report import BESIDE_STEPS, StepReport
 from plimsoll.run.supervised import OpenRun, tell_supervisor
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.checkpoints import Checkpoints
 from plimsoll.train.tokenizers import check_tokenizers
 
 _RELEASE_HEAP_BEFORE = ("eval", "save")
@@ -74,6 +77,7 @@ class RunSession:
     stop: StopRequest
     journal: Journal
     """What was sampled and not yet learned from."""
+    checkpoints: Checkpoints
     state: RunState
     """The state that this part of the run starts from."""
     template: str | None
@@ -253,9 +257,13 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
     run, template = spec.run, given_template(spec.data)
     check_tokenizers(spec.actor.model, spec.roles.values())
     with ExitStack() as stack:
-        directory = stack.enter_context(open_run(run))
+        log = stack.enter_context(closing(RunLog(RunDirectory(Path(run.directory)).log_path)))
+        mirror = None if run.mirror is None else Mirror(run.mirror, partial(_tell_and_log, log))
+        fetch = None if mirror is None else mirror.fetch
+        directory = stack.enter_context(open_run(run, partial(_tell_and_log, log), fetch))
         tell_supervisor(OpenRun(str(directory.path.absolute()), run.restarts))
-        log = stack.enter_context(closing(RunLog(directory.log_path)))
+        if mirror is not None:
+            stack.enter_context(mirror.following(directory))
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         process = f"process {os.getpid()} on {socket.gethostname()}"
         log.add(f"Plimsoll {__version__}, {process}: {command}")
@@ -290,6 +298,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             sink=MetricsSink(directory, progress, loggers, _open_health_watch(spec, directory)),
             stop=stop,
             journal=Journal(directory.journal_path, lineage_of(spec)),
+            checkpoints=Checkpoints(spec, directory, planned.checkpoint_bytes, mirror),
             state=state,
             template=template,
             resumed=latest[1] if latest else None,
@@ -300,6 +309,12 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             progress.note("run.keep_checkpoints: 0: a run that is stopped or fails saves nothing")
         with session.stop_at_once_while_loading():
             yield session
+
+
+def _tell_and_log(log: RunLog, text: str) -> None:
+    """Show a message before the run's display is open, and log it."""
+    tell(text)
+    log.add(text)
 
 
 def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:

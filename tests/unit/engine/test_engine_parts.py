@@ -25,15 +25,16 @@ from plimsoll.config.engine import (
 )
 from plimsoll.engine.checkpoint import (
     Stretch,
+    block_file,
     read_blocks,
     read_rows,
     read_weights,
-    write_blocks,
-    write_rows,
+    row_files,
+    write_files,
 )
 from plimsoll.engine.protocol import Steps
 from plimsoll.engine.zero.config import ZeroConfig
-from plimsoll.engine.zero.form import Form, check_shapes, read_form, write_form, write_shapes
+from plimsoll.engine.zero.form import Form, check_shapes, form_file, read_form, shapes_file
 from plimsoll.errors import ConfigError
 
 Weights = dict[str, Tensor]
@@ -92,7 +93,7 @@ def test_parts_for_another_number_of_ranks_hold_the_written_values(
         for rank in range(ranks):
             row, parts = DIVISIONS[kind](weights, ranks, rank)
             square, _ = DIVISIONS[kind](squares, ranks, rank)
-            write_rows({"master": [row], "exp_avg": [square]}, parts, Path(home), rank)
+            write_files(row_files({"master": [row], "exp_avg": [square]}, parts, rank), Path(home))
         kind, ranks = after
         for rank in range(ranks):
             row, parts = DIVISIONS[kind](weights, ranks, rank)
@@ -107,7 +108,7 @@ def test_a_lost_file_is_an_error_that_counts_the_missing_elements(tmp_path: Path
     weights = {"w": torch.arange(10.0)}
     for rank in range(2):
         row, parts = joined(weights, 2, rank)
-        write_rows({"master": [row]}, parts, tmp_path, rank)
+        write_files(row_files({"master": [row]}, parts, rank), tmp_path)
     (tmp_path / "rank-00001-00000.safetensors").unlink()
     row, parts = joined(weights, 1, 0)
     with pytest.raises(ConfigError, match=r"\b5 .*elements"):
@@ -116,7 +117,7 @@ def test_a_lost_file_is_an_error_that_counts_the_missing_elements(tmp_path: Path
 
 def test_a_torn_file_is_refused(tmp_path: Path) -> None:
     row, parts = joined({"w": torch.arange(10.0)}, 1, 0)
-    write_rows({"master": [row]}, parts, tmp_path, 0)
+    write_files(row_files({"master": [row]}, parts, 0), tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(ConfigError, match="holds no whole checkpoint"):
@@ -125,8 +126,8 @@ def test_a_torn_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_changed_byte_is_refused(tmp_path: Path) -> None:
     row, parts = joined({"w": torch.arange(10.0)}, 1, 0)
-    write_rows({"master": [row]}, parts, tmp_path, 0)
-    write_blocks([{"state1": torch.arange(5, dtype=torch.uint8)}], tmp_path, 0)
+    write_files(row_files({"master": [row]}, parts, 0), tmp_path)
+    write_files([block_file([{"state1": torch.arange(5, dtype=torch.uint8)}], 0)], tmp_path)
     for file in tmp_path.iterdir():
         data = file.read_bytes()
         file.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
@@ -159,7 +160,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("said", OTHERS)
 def test_what_is_trained_otherwise_is_refused(said: str, tmp_path: Path) -> None:
-    write_form(Form.of(ROLE, 1), Steps(3), tmp_path)
+    write_files([form_file(Form.of(ROLE, 1), Steps(3))], tmp_path)
     with pytest.raises(ConfigError, match=re.escape(f"(then -> now): {said}. ")):
         read_form(Form.of(OTHERS[said], 1), tmp_path)
 
@@ -170,7 +171,7 @@ def test_only_differing_settings_of_an_adapter_are_listed(tmp_path: Path) -> Non
         ROLE.model_copy(update={"adapter": AdapterConfig(rank=rank, targets=targets)})
         for rank, targets in ((4, ("q_proj",)), (8, ("q_proj", "v_proj")))
     )
-    write_form(Form.of(before, 2), Steps(3), tmp_path)
+    write_files([form_file(Form.of(before, 2), Steps(3))], tmp_path)
     with pytest.raises(ConfigError) as refusal:
         read_form(Form.of(now, 1), tmp_path)
     message = "adapter.rank: 4 -> 8, adapter.targets: [q_proj] -> [q_proj, v_proj]. "
@@ -179,11 +180,11 @@ def test_only_differing_settings_of_an_adapter_are_listed(tmp_path: Path) -> Non
 
 def test_another_division_is_read_and_of_8_bit_moments_refused(tmp_path: Path) -> None:
     divided = {"zero": ZeroConfig(stage=3, optimizer_offload="cpu")}
-    write_form(Form.of(ROLE, 2), Steps(3, 2, 1), tmp_path)
+    write_files([form_file(Form.of(ROLE, 2), Steps(3, 2, 1))], tmp_path)
     assert read_form(Form.of(ROLE.model_copy(update=divided), 5), tmp_path) == Steps(3, 2, 1)
 
     small = OTHERS["optimizer.kind: adamw -> adamw_8bit"]
-    write_form(Form.of(small, 2), Steps(3), tmp_path)
+    write_files([form_file(Form.of(small, 2), Steps(3))], tmp_path)
     assert read_form(Form.of(small, 2), tmp_path) == Steps(3)
     refusal = r"now\): cluster.ranks: 2 -> 1. Moments in 8 bits are quantised in blocks"
     with pytest.raises(ConfigError, match=refusal):
@@ -198,7 +199,7 @@ def test_a_form_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     """Also of a smaller one, of which the checkpoint holds every element."""
-    write_shapes(torch.nn.Linear(6, 4), tmp_path)
+    write_files([shapes_file(torch.nn.Linear(6, 4))], tmp_path)
     check_shapes(torch.nn.Linear(6, 4), tmp_path)
     for other, message in (
         (torch.nn.Linear(4, 6), r"weight: \[4, 6\] -> \[6, 4\], bias: \[4\] -> \[6\]\. Give"),
@@ -210,3 +211,17 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.json").unlink()
     with pytest.raises(ConfigError, match=r"no whole checkpoint .*weights\.json"):
         check_shapes(torch.nn.Linear(6, 4), tmp_path)
+
+
+def test_a_checkpoint_of_the_first_version_is_read() -> None:
+    """Two ranks wrote it; a single rank reads it."""
+    stored = Path(__file__).parent / "checkpoint_1"
+    assert read_form(Form.of(ROLE, 1), stored) == Steps(3)
+    check_shapes(torch.nn.Linear(3, 2), stored)
+    kinds = ("master", "exp_avg", "exp_avg_sq")
+    rows = {kind: [torch.zeros(8)] for kind in kinds}
+    read_rows(rows, [Stretch("weight", 0, 0, 0, 6), Stretch("bias", 0, 0, 6, 2)], stored)
+    expected = torch.tensor([0.0, 1, 2, 3, 4, 5, 10, 20])
+    assert torch.equal(rows["master"][0], expected)
+    assert torch.equal(rows["exp_avg"][0], expected / 8)
+    assert torch.equal(rows["exp_avg_sq"][0], expected**2)

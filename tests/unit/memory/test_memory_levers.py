@@ -71,6 +71,8 @@ def roots(folder: Path) -> Iterator[Trials]:
     ]
     asleep = TEXTS["ppo"].replace("ROLLOUT", "placement: shared, vllm: {sleep_level: 2}")
     texts.append(asleep.replace("{ranks: 2,", "{ranks: 2, rank_sleep: all,"))
+    background = "steps: 10, save_every: 5, save_in_background: true"
+    texts.append(TEXTS["dpo"].replace("steps: 10", background))
     for text in texts:
         (folder / "config.yaml").write_text(text)
         spec = load_any(str(folder / "config.yaml"))

@@ -39,6 +39,25 @@ def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str,
     return {one.item.name: one for one in held}
 
 
+@pytest.mark.parametrize(("stage", "first", "copied"), [(2, True, 8), (0, True, 1), (0, False, 0)])
+def test_a_checkpoint_in_the_background_is_copied_whole(
+    stage: int, first: bool, copied: int
+) -> None:
+    """At stage 0 the first rank alone writes one. The copy is there while the ranks train on."""
+    settings = {"zero": {"stage": stage}, "ema": {}}
+    role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD, **settings}))
+    shape = read_shape(MODEL)
+    own = RoleWork(
+        *("actor", shape, "policy", WORK, 8, "cuda", MOMENTS), first=first, copies_states=True
+    )
+    held = {one.item.name: one for one in trained_role(role, own, "train_actor")}
+    assert ("checkpoint file" in held) == (not copied)
+    if copied:
+        copy = held["copy of a checkpoint"]
+        assert copy.item.bytes == 16 * PARAMETERS // copied and copy.item.where == "host"
+        assert copy.moments == {moment for moment in MOMENTS if moment.phase != "load"}
+
+
 def size(held: dict[str, Allocation], name: str) -> int:
     return held[name].item.bytes
 

@@ -17,6 +17,7 @@ from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import LOCK_FILE, RunDirectory, lock_directory, open_run
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import append_row, read_rows, write_rows
+from plimsoll.run.manifest import measure_file, write_manifest
 from plimsoll.run.trajectories import write_trajectories
 
 Resume = Literal["never", "auto", "must"]
@@ -26,9 +27,11 @@ def config(path: Path, resume: Resume = "never") -> RunConfig:
     return RunConfig(directory=str(path), steps=10, resume=resume)
 
 
-def save(run: RunDirectory, step: int) -> None:
+def save(run: RunDirectory, step: int, manifest: bool = False) -> None:
     with whole_directory(run.checkpoint_path(step)) as partial:
         (partial / "weights").write_text(str(step))
+        if manifest:
+            write_manifest(partial, [measure_file(partial, "weights")])
 
 
 def trajectory(index: int, sample: int, tokens: list[int]) -> Trajectory:
@@ -129,6 +132,47 @@ def test_the_latest_checkpoint_is_the_one_of_the_largest_step(tmp_path: Path) ->
     for step in (999_999, 1_000_000, 20):
         save(run, step)
     assert run.latest_checkpoint() == (1_000_000, tmp_path / "checkpoints" / "step-1000000")
+
+
+@pytest.mark.parametrize("resume", ["auto", "must"])
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(
+    resume: Resume, tmp_path: Path
+) -> None:
+    """Twice, as the same step may be damaged again. The first checkpoint has no manifest."""
+    for again in ("", "-2"):
+        notes: list[str] = []
+        with open_run(config(tmp_path, "auto")) as run:
+            for step in (2, 4, 6):
+                save(run, step, manifest=step > 2)
+                append_row(run.metrics_path, {"step": step})
+        (run.checkpoint_path(4) / "weights").write_text("44")
+        (run.checkpoint_path(6) / "weights").write_text("7")
+        with open_run(config(tmp_path, resume), notes.append) as run:
+            assert run.latest_checkpoint() == (2, run.checkpoint_path(2))
+            assert {row["step"] for row in read_rows(run.metrics_path)} == {2}
+        aside = [run.checkpoint_path(s).with_name(f"step-00000{s}.damaged{again}") for s in (6, 4)]
+        assert [(path / "weights").read_text() for path in aside] == ["7", "44"]
+        assert [note.split(" is damaged: ")[0] for note in notes] == [
+            str(run.checkpoint_path(step)) for step in (6, 4)
+        ]
+        assert "weights has the xxh3 checksum" in notes[0] and aside[0].name in notes[0]
+        assert "weights has 2 bytes (1 expected)" in notes[1]
+        assert all(f"goes on from {run.checkpoint_path(2)}" in note for note in notes)
+
+
+def test_without_a_whole_checkpoint_nothing_is_changed(tmp_path: Path) -> None:
+    with open_run(config(tmp_path)) as run:
+        for step in (1, 2):
+            save(run, step, manifest=True)
+            append_row(run.metrics_path, {"step": step})
+            (run.checkpoint_path(step) / "weights").unlink()
+    with pytest.raises(ConfigError, match=r"No checkpoint of .* is whole") as refusal:
+        open_run(config(tmp_path, "auto"))
+    for step in (1, 2):
+        assert f"{run.checkpoint_path(step)}: weights is missing (1 bytes" in str(refusal.value)
+    assert [row["step"] for row in read_rows(run.metrics_path)] == [1, 2]
+    assert run.latest_checkpoint() == (2, run.checkpoint_path(2))
+    open_run(config(tmp_path / "other")).close()
 
 
 def test_pruning_keeps_the_last_ones(tmp_path: Path) -> None:

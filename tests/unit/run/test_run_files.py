@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import CannotWrite
 from plimsoll.run.files import is_temporary, whole_directory, whole_file, write_whole
 
 
@@ -41,7 +41,7 @@ def test_a_file_that_the_system_refuses_to_grow_is_not_left_half_written(tmp_pat
     program = f"""
 import resource, signal
 from pathlib import Path
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import CannotWrite
 from plimsoll.run.files import write_whole
 from plimsoll.run.json_lines import append_row, read_rows
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -54,7 +54,7 @@ for write in (
     append_row(folder / "rows.jsonl", {{"step": 1}}) if not list(folder.iterdir()) else None
     try:
         write()
-    except PlimsollError as error:
+    except CannotWrite as error:
         print(error)
 assert read_rows(folder / "rows.jsonl") == [{{"step": 1}}]
 """
@@ -75,7 +75,7 @@ import resource, signal
 from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import CannotWrite
 from plimsoll.run.files import explaining_errors, whole_directory
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -84,7 +84,7 @@ try:
     with whole_directory(folder / "model") as partial:
         with explaining_errors(partial / "weights.safetensors"):
             save_file({{"w": np.zeros(10_000)}}, partial / "weights.safetensors")
-except PlimsollError as error:
+except CannotWrite as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -112,7 +112,7 @@ def test_who_may_read_a_directory_may_read_its_files(
 
 def test_a_parent_that_is_a_file_is_explained(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    with pytest.raises(PlimsollError, match=r"Cannot write .*a/b"):
+    with pytest.raises(CannotWrite, match=r"Cannot write .*a/b"):
         write_whole(tmp_path / "a" / "b", "x")
 
 
@@ -156,5 +156,5 @@ def test_a_read_only_file_system_is_an_error_with_its_path(
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(PlimsollError, match=r"Cannot write .*Read-only file system"):
+    with pytest.raises(CannotWrite, match=r"Cannot write .*Read-only file system"):
         write_whole(tmp_path / "a.txt", "text")

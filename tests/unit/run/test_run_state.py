@@ -9,7 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import ConfigError
-from plimsoll.run.state import RunState, SourceState
+from plimsoll.run.state import STATE_VERSION, RunState, SourceState
+
+STORED = Path(__file__).parent / "states"
+"""Files that earlier versions wrote, by their version."""
 
 WHOLE = {
     "step": 3,
@@ -51,6 +54,7 @@ def test_a_state_is_read_back_exactly(
         (json.dumps(WHOLE | {"epoch": 1}), "epoch is 1"),
         (json.dumps(WHOLE | {"step": 1.5}), "step is 1.5"),
         (json.dumps(WHOLE | {"step": True}), "step is True"),
+        (json.dumps(WHOLE | {"version": "2"}), "version is '2'"),
         (json.dumps(WHOLE | {"seconds": "5"}), "seconds is '5'"),
         (json.dumps(WHOLE | {"seconds": None}), "seconds is None"),
         (json.dumps(WHOLE | {"best": "1"}), "best is '1'"),
@@ -76,3 +80,38 @@ def test_whole_numbers_are_taken_for_seconds(tmp_path: Path) -> None:
     path.write_text(json.dumps(WHOLE))
     loaded: Any = RunState.load(path).seconds
     assert loaded == 5.0 and isinstance(loaded, float)
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("rows-1", RunState(3, 96, 40, 3, 0.01, 5.25)),
+        (
+            "rl-1",
+            RunState(
+                *(7, 224, 40, 7, 0.0125, 61.5, 0.75, 6, 1),
+                sources={
+                    "data.train": SourceState("0a1b", 40, "9f00c3"),
+                    "data.eval": SourceState("77", 8, "12ab"),
+                },
+                rewards={"helpful": {"mean": 0.5, "count": 64.0}},
+                unlearned=(230, 231),
+            ),
+        ),
+    ],
+)
+def test_a_state_of_an_older_version_is_read(name: str, state: RunState, tmp_path: Path) -> None:
+    assert RunState.load(STORED / f"{name}.json") == state
+    state.save(tmp_path / "state.json")
+    assert json.loads((tmp_path / "state.json").read_text())["version"] == STATE_VERSION
+
+
+def test_a_state_of_a_newer_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """Whatever else it holds."""
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps({"version": STATE_VERSION + 1, "step": [3], "journal": 1}))
+    with pytest.raises(ConfigError) as caught:
+        RunState.load(path)
+    message = str(caught.value)
+    assert f"{path} has version {STATE_VERSION + 1}" in message
+    assert f"up to {STATE_VERSION}" in message and "run.log" in message

@@ -12,11 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.engine.checkpoint import read_blocks, read_rows, write_blocks, write_rows
+from plimsoll.engine.checkpoint import (
+    CheckpointFile,
+    block_file,
+    read_blocks,
+    read_rows,
+    row_files,
+)
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import Steps, TrainerBuild
 from plimsoll.engine.zero.config import ZeroConfig
-from plimsoll.engine.zero.form import Form, check_shapes, read_form, write_form, write_shapes
+from plimsoll.engine.zero.form import Form, check_shapes, form_file, read_form, shapes_file
 from plimsoll.engine.zero.frozen import (
     FrozenZeroEngine,
     divide,
@@ -183,21 +189,23 @@ class ZeroEngine:
             self._average.swap(self._masters.flat())
             self._masters.spread()
 
-    def save(self, directory: Path) -> None:
-        """Write masters, moments and moving average, and the form and shapes of the role."""
-        directory.mkdir(parents=True, exist_ok=True)
+    def checkpoint_files(self) -> Iterator[CheckpointFile]:
+        """Yield files of masters, moments and moving average, and the form and shapes of the role.
+
+        Each file is copied to host memory when it is taken.
+        """
         if self._place.rank == 0:
-            write_form(self._form, self.steps, directory)
-            write_shapes(self.module, directory)
+            yield form_file(self._form, self.steps)
+            yield shapes_file(self.module)
         if self._place.rank > 0 and self._zero.stage == 0:
             return  # all ranks hold the same
         masters = self._masters
         kept = self._rows() | moment_rows(masters.optimizer, masters.tensors)
         rows = {kind: [*map(self._readable, tensors)] for kind, tensors in kept.items()}
-        write_rows(rows, masters.parts, directory, self._place.rank)
+        yield from row_files(rows, masters.parts, self._place.rank)
         if self._has_block_moments:
             states = [masters.optimizer.state[master] for master in masters.tensors]
-            write_blocks([self._readable_state(s) for s in states], directory, self._place.rank)
+            yield block_file([self._readable_state(s) for s in states], self._place.rank)
 
     def _readable(self, tensor: Tensor) -> Tensor:
         """Return a tensor that can be read; if it is asleep, its copy on the host."""

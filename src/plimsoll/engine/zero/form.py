@@ -13,12 +13,11 @@ from torch import nn
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import show
-from plimsoll.engine.checkpoint import broken_checkpoint
+from plimsoll.engine.checkpoint import CheckpointFile, broken_checkpoint
 from plimsoll.engine.protocol import Steps
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model.quantization import plain_shape
-from plimsoll.run.files import write_whole
 
 _FORM = "form.json"
 _WEIGHTS = "weights.json"
@@ -94,10 +93,10 @@ class Form:
         }
 
 
-def write_form(form: Form, steps: Steps, directory: Path) -> None:
-    """Write the role's form and its step counts into a checkpoint."""
+def form_file(form: Form, steps: Steps) -> CheckpointFile:
+    """Return the file of a checkpoint that has the role's form and its step counts."""
     text = json.dumps({"form": asdict(form), "steps": asdict(steps)}, indent=2)
-    write_whole(directory / _FORM, text + "\n")
+    return CheckpointFile(_FORM, text + "\n")
 
 
 def read_form(form: Form, directory: Path) -> Steps:
@@ -130,9 +129,9 @@ def _reason(form: Form) -> str:
     )
 
 
-def write_shapes(module: nn.Module, directory: Path) -> None:
-    """Write the names and shapes of the trained weights into a checkpoint."""
-    write_whole(directory / _WEIGHTS, json.dumps(_shapes(module), indent=2) + "\n")
+def shapes_file(module: nn.Module) -> CheckpointFile:
+    """Return the file of a checkpoint that has the names and shapes of the trained weights."""
+    return CheckpointFile(_WEIGHTS, json.dumps(_shapes(module), indent=2) + "\n")
 
 
 def check_shapes(module: nn.Module, directory: Path) -> None:

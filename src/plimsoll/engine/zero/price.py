@@ -35,7 +35,7 @@ from plimsoll.engine.zero.sleep_price import with_sleep
 from plimsoll.engine.zero.states import weights, zero_states
 from plimsoll.shapes.shape import parameter_tensors
 from plimsoll.timeline.items import Where
-from plimsoll.timeline.tensors import Tensors
+from plimsoll.timeline.tensors import Life, Tensors
 
 _WHOLE = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
 """The sizes of a frozen model of which every rank has a full copy."""
@@ -49,7 +49,7 @@ def _trained_tensors(role: TrainedRole, work: RoleWork, sending: Sending | None)
     counts, adapted = trained_counts(role, shape, work.head, sizes), role.adapter is not None
     tensors = [
         *zero_states(counts, sizes, device),
-        *_average_and_buffers(counts, sizes, device, role),
+        *_average_and_buffers(counts, sizes, role, work),
     ]
     tensors += norm_copies(counts, sizes, device)
     if device == "cpu":
@@ -70,16 +70,18 @@ def _outgoing(counts: Counts, sizes: ZeroSizes, adapted: bool) -> Outgoing:
 
 
 def _average_and_buffers(
-    counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole
+    counts: Counts, sizes: ZeroSizes, role: TrainedRole, work: RoleWork
 ) -> Iterator[Tensors]:
-    """Yield the sizes of the moving average, ZeRO++'s second copy and the checkpoint's buffer.
+    """Yield the sizes of the moving average, ZeRO++'s second copy and what a checkpoint copies.
 
-    The average is in fp32, on the masters' device and divided as they are.
+    The average is in fp32, on the masters' device and divided as they are. A checkpoint in the
+    background is copied as a whole, and its copy may be there in any later phase; at stage 0 only
+    the first rank writes one. Any other checkpoint is copied file by file.
     """
     ranks = sizes.ranks if sizes.stage > 0 else 1
     each = 4 if role.ema is not None else 0
     if each:
-        where: Where = "device" if device == "cuda" and not sizes.offload else "host"
+        where: Where = "device" if work.device == "cuda" and not sizes.offload else "host"
         name, of = "moving average of masters", "trained parameters"
         source, count = "engine/zero/masters.py", counts.trained
         yield Tensors("optimizer states", name, of, count, each, source, ranks, where, "built")
@@ -87,16 +89,13 @@ def _average_and_buffers(
     if zero.hpz_partition_size > 1:
         yield second_copy(counts, zero.hpz_partition_size)
     states = round((4 + counts.moments + each) * counts.trained / ranks)
-    yield Tensors(
-        "buffers",
-        "checkpoint file",
-        "bytes: of a file that is gathered, and of the one before",
-        min(2 * CHECKPOINT_FILE, states),
-        1,
-        "engine/checkpoint.py: write_rows",
-        where="host",
-        life="writing",
-    )
+    life: Life = "writing"
+    name, of = "checkpoint file", "bytes: of a file that is gathered, and of the one before"
+    size = min(2 * CHECKPOINT_FILE, states)
+    if work.copies_states and (sizes.stage > 0 or work.first):
+        name, of, size, life = "copy of a checkpoint", "bytes of states", states, "stepped"
+    source = "engine/checkpoint.py: write_files"
+    yield Tensors("buffers", name, of, size, 1, source, where="host", life=life)
 
 
 def _frozen_tensors(role: FrozenRole, work: RoleWork) -> tuple[Tensors, ...]:

@@ -42,7 +42,7 @@ from plimsoll.spec.kernels import Capability
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.spec.workload import Workload
-from plimsoll.timeline.items import Allocation, Moment
+from plimsoll.timeline.items import Allocation, Item, Moment
 from plimsoll.timeline.tensors import TrainPhase, job_moments
 from plimsoll.timeline.turns import states_asleep
 
@@ -217,6 +217,8 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     for name, moments in _task_constants(job, process):
         yield Allocation(constant_item(name, job.constants), moments)
     yield from _rewards(job, process)
+    if job.spec.run.mirror is not None and process.kind in ("local", "controller"):
+        yield Allocation(_UPLOADS, job.computing)
     if process.kind == "controller" and sampler is not None and job.spec.sampling is not None:
         sequences, longest = job.spec.sampling.sequences, job.spec.longest_of("actor")[0]
         if (waiting := waiting_item(sampler.rollout, sequences, longest)) is not None:
@@ -227,6 +229,18 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
         if sending.route in (None, "host"):
             name = "buckets in the object store"
             yield from receiving_items(name, sending.two, job.moments, words)
+
+
+_UPLOADS = Item(
+    "process",
+    "processes",
+    "uploads to the mirror",
+    "host",
+    "process",
+    10 * 50 * 2**20,
+    "10 parts x 50 MiB of a file",
+    "s3fs 2026.9, core.py: _put_file; gcsfs uploads one part at a time",
+)
 
 
 def _task_constants(job: PlannedJob, process: Process) -> Iterator[tuple[str, frozenset[Moment]]]:
@@ -288,6 +302,7 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
         first=first or name != "actor",  # only the actor's weights are sent and saved
         scores=name != "actor" or spec.actor_scores,
         rank_sleep=spec.rank_sleep if job.device == "cuda" else "none",
+        copies_states=spec.run.copies_states,
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, work)

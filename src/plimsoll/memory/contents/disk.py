@@ -25,16 +25,27 @@ def disk_items(job: PlannedJob) -> tuple[Item, ...]:
     if not roles:
         return ()
     count = run.keep_checkpoints and run.keep_checkpoints + 1 + (run.best is not None)
-    saved = {
-        name: trained_parameters(role, job.shapes[name], job.spec.roles[name].head)
-        for name, role in roles.items()
-    }
+    saved = _parameters(job)
     element, parameters = roles["actor"].model.element, saved["actor"]
     words = f"{element} bytes x {parameters:,} parameters"
     model = _item("actor", "final model", element * parameters, words)
     checkpoints = [_checkpoints(name, role, saved[name], count) for name, role in roles.items()]
     written = [*checkpoints * (count > 0), *[model] * run.save_model]
     return (*written, *_reference_logprobs(job.spec))
+
+
+def checkpoint_bytes(job: PlannedJob) -> int:
+    """Return the bytes of one checkpoint of all trained roles."""
+    parameters, roles = _parameters(job), job.spec.trained
+    return sum(_checkpoints(name, role, parameters[name], 1).bytes for name, role in roles.items())
+
+
+def _parameters(job: PlannedJob) -> dict[str, int]:
+    """Return the number of trained parameters of each role that learns."""
+    return {
+        name: trained_parameters(role, job.shapes[name], job.spec.roles[name].head)
+        for name, role in job.spec.trained.items()
+    }
 
 
 def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:

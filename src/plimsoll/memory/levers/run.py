@@ -18,6 +18,7 @@ from plimsoll.timeline.levers import Lever, LeverValue, Move, Relief, Situation,
 _MICRO_BATCH = "batch.micro_batch_tokens"
 _PRECOMPUTE = "reference_logprobs.precompute"
 _CHECKPOINTS = "run.keep_checkpoints"
+_BACKGROUND = "run.save_in_background"
 _WHERE = "cluster.where"
 _RANKS = "cluster.ranks"
 _CRITIC_RANKS = "cluster.critic_ranks"
@@ -213,6 +214,15 @@ LEVERS: tuple[Lever, ...] = (
         reliefs=(Relief(("frozen models",)),),
         applies=lambda spec: spec.may_precompute,
         control=True,
+    ),
+    Lever(
+        keys=(_BACKGROUND,),
+        words="checkpoints that are written at once",
+        cost="training waits while a checkpoint is written",
+        rank=15,
+        settings=lambda at: [{_BACKGROUND: False}],
+        reliefs=(Relief(("buffers",), where=("host",)),),
+        applies=lambda spec: spec.run.copies_states,
     ),
     Lever(
         keys=(_CHECKPOINTS,),

@@ -37,6 +37,7 @@ def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
     yield from missing_for_processes(spec)
     yield from _missing(_of_roles(spec))
     yield from _missing_loggers(spec)
+    yield from _unknown_mirror(spec)
     if spec.cluster.address is None:
         yield from _lacking(spec, trainers_of(spec))
 
@@ -96,6 +97,24 @@ def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
             fix = f"`pip install {name}`, or leave {name} out"
             given = show(list(spec.run.loggers))
             yield invalid("run.loggers", given, why, fix, code="package-missing")
+
+
+def _unknown_mirror(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield a problem if fsspec does not know the kind of place, or lacks its package."""
+    if spec.run.mirror is None:
+        return
+    from fsspec.core import split_protocol
+    from fsspec.registry import get_filesystem_class
+
+    given = show(spec.run.mirror)
+    try:
+        get_filesystem_class(split_protocol(spec.run.mirror)[0] or "file")
+    except ImportError as error:
+        fix = "`pip install 'plimsoll-rl[s3]'` (or [gcs]), or leave run.mirror out"
+        yield invalid("run.mirror", given, f"{error}.", fix, code="package-missing")
+    except ValueError as error:
+        fix = "write s3://BUCKET/PATH, gs://BUCKET/PATH or another URL that fsspec knows"
+        yield invalid("run.mirror", given, f"{error}.", fix)
 
 
 def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:

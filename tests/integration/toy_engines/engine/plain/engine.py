@@ -13,6 +13,7 @@ from plimsoll.engine.plain.config import PlainConfig
 from torch import Tensor, nn
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.checkpoint import CheckpointFile
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import Steps, TrainerBuild
 from plimsoll.run.readings import DividedShare
@@ -75,9 +76,11 @@ class PlainEngine(_Plain):
     def swap_average(self) -> None:
         """No average is kept."""
 
-    def save(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        torch.save(self._optimizer.state_dict(), directory / "momentum.pt")
+    def checkpoint_files(self) -> Iterator[CheckpointFile]:
+        states = self._optimizer.state.values()
+        momenta = [state["momentum_buffer"] for state in states if "momentum_buffer" in state]
+        tensors = {str(number): momentum.clone() for number, momentum in enumerate(momenta)}
+        yield CheckpointFile("momentum.safetensors", tensors)
 
     def restore(self, directory: Path) -> None:
         raise NotImplementedError
