@@ -67,6 +67,21 @@ class EngineDied(WorkerDied):
     """A rollout engine that ended or hangs; another can take its place."""
 
 
+class NodesMissing(WorkerDied):
+    """Fewer nodes in the cluster than the run asks for.
+
+    `flags` lets the run go on with those that are there; it is empty if that cannot be said.
+    """
+
+    def __init__(self, text: str, flags: tuple[str, ...] = ()) -> None:
+        super().__init__(text, flags)  # both arguments, so that the exception pickles
+        self.text = text
+        self.flags = flags
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class WorkerFailed(PlimsollError):
     """An error in a training rank or a rollout engine that nobody expected."""
 

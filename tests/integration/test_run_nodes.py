@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import PPO, column, metrics, run_here, write_config, write_task
+from commands import (
+    PPO,
+    SFT,
+    Command,
+    column,
+    metrics,
+    run_here,
+    wait_for,
+    write_config,
+    write_task,
+)
 from ray.cluster_utils import Cluster
 
 from plimsoll.cluster.ray import RayCluster
@@ -78,6 +88,30 @@ def test_actor_critic_and_engines_on_three_raylets_learn_as_one_process(
     assert outcome.code == 0, outcome.err
     assert len(nodes) == len(set(nodes)) == 3
     assert metrics(home / "apart") == one_process
+
+
+def test_a_run_goes_on_with_fewer_nodes_after_one_is_lost(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    config = copy.deepcopy(SFT)
+    config["run"] = {"directory": "run", "steps": 40, "save_every": 2}
+    write_config(tmp_path, "sft", config)
+    cluster = Cluster()
+    second = [cluster.add_node(num_cpus=1) for _ in range(2)][1]
+    where = ("--cluster.where", "ray", "--cluster.address", cluster.address)
+    nodes = ("--cluster.nodes", "2", "--cluster.ranks", "2", "--cluster.start_timeout", "30")
+    words = ("sft", "sft.yaml", *where, *nodes, "--cluster.device", "cpu")
+    command = Command(tmp_path, *words, supervised=True)
+    try:
+        saved = tmp_path / "run" / "checkpoints" / "step-000002"
+        wait_for(saved.exists, "the first checkpoint")
+        cluster.remove_node(second, allow_graceful=False)
+        outcome = command.finish()
+    finally:
+        command.kill_all()
+        cluster.shutdown()
+    assert outcome.code == 0, outcome.err
+    assert "with --cluster.nodes 1 --cluster.ranks 1" in outcome.err
+    assert column(metrics(tmp_path / "run"), "step") == [*range(1, 41)]
 
 
 HOSTS = {"plimsoll-a": "10.213.77.1", "plimsoll-b": "10.213.77.2"}

@@ -76,7 +76,9 @@ def supervise(words: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ASKS, signal.SIGCHLD})
     attempts: list[Attempt] = []
     while True:
-        last = _attempt(words, is_first=not attempts)
+        if attempts:
+            words = resuming(words, attempts[-1].end)
+        last = _attempt(words)
         if attempts and last.open is None and last.code < 0:  # killed before it came so far
             last = replace(last, open=attempts[-1].open)
         attempts.append(last)
@@ -125,20 +127,23 @@ def _start_text(attempts: Sequence[Attempt]) -> str:
         )
         by = f" by signal {-last.code}" if last.code < 0 else f" with exit code {last.code}"
         killed = f"the process of the run ended{by}{where}, without a word. "
+    fewer = ""
+    if last.end is not None and last.end.flags:
+        fewer = f", with {' '.join(last.end.flags)}"
     latest = RunDirectory(Path(last.open.directory)).latest_checkpoint()
     start = "from its beginning" if latest is None else f"after step {latest[0]}"
     return (
-        f"{killed}The run is started again {start} ({_recent(attempts)} of {last.open.restarts} "
-        "times in an hour: run.restarts)"
+        f"{killed}The run is started again {start}{fewer} ({_recent(attempts)} of "
+        f"{last.open.restarts} times in an hour: run.restarts)"
     )
 
 
-def _attempt(words: Sequence[str], *, is_first: bool) -> Attempt:
+def _attempt(words: Sequence[str]) -> Attempt:
     """Run the command once, to its end, and end the processes that it leaves behind."""
     with tempfile.TemporaryDirectory(prefix="plimsoll-") as folder:
         told = Path(folder) / "run.json"
         child = subprocess.Popen(
-            [*_program(), *(words if is_first else resuming(words))],
+            [*_program(), *words],
             env=os.environ | {VARIABLE: str(told)},
             preexec_fn=_prepare_child,
         )
@@ -152,15 +157,19 @@ def _attempt(words: Sequence[str], *, is_first: bool) -> Attempt:
     return Attempt(child.returncode, run, end, now, asked, time.monotonic())
 
 
-def resuming(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with `--run.resume auto` instead of what they say of it."""
+def resuming(words: Sequence[str], end: RunEnd | None = None) -> list[str]:
+    """Return the words that go on with a run: `--run.resume auto`, and the flags that its end says.
+
+    They replace what the words say of the same keys.
+    """
+    flags = ("--run.resume", "auto", *(() if end is None else end.flags))
     kept: list[str] = []
     is_value = False
     for word in words:
-        if not is_value and word.partition("=")[0] != "--run.resume":
+        if not is_value and word.partition("=")[0] not in flags[::2]:
             kept.append(word)
-        is_value = word == "--run.resume"
-    return [*kept, "--run.resume", "auto"]
+        is_value = word in flags[::2]
+    return [*kept, *flags]
 
 
 def _program() -> list[str]:

@@ -18,8 +18,8 @@ from ray._private import services, utils
 from plimsoll.cluster.address import check_reachable
 from plimsoll.cluster.ray_token import authentication
 from plimsoll.config.base import AUTO
-from plimsoll.config.cluster import ClusterConfig, Device, device_of
-from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.config.cluster import ClusterConfig, Device, OwnNodes, device_of
+from plimsoll.errors import ConfigError, NodesMissing, PlimsollError
 from plimsoll.machine.stacks import end_processes
 from plimsoll.run.output import tell
 
@@ -108,15 +108,24 @@ def wait_for_nodes(config: ClusterConfig) -> list[str]:
         here = f"the Ray cluster at {config.address} has {len(nodes)} of {config.nodes} nodes"
         here += f" ({', '.join(_addresses(nodes))})"
         if time.monotonic() > deadline:
-            raise PlimsollError(
+            raise NodesMissing(
                 f"{here} (cluster.nodes) after {config.start_timeout:.0f} s "
-                "(cluster.start_timeout). Start Ray on the others, or lower cluster.nodes"
+                "(cluster.start_timeout). Start Ray on the others, or lower cluster.nodes",
+                _flags_for(config, len(nodes)),
             )
         if not has_told_user:
             tell(f"{here}: waiting for the others")
             has_told_user = True
         time.sleep(0.5)
     return nodes[: config.nodes]
+
+
+def _flags_for(config: ClusterConfig, nodes: int) -> tuple[str, ...]:
+    """Return the flags with which a run needs no more than so many nodes; () if it has groups."""
+    if config.own_nodes != OwnNodes() or config.critic_ranks:
+        return ()
+    ranks = max(1, config.ranks * nodes // config.nodes)
+    return "--cluster.nodes", str(nodes), "--cluster.ranks", str(ranks)
 
 
 def _live_nodes() -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from plimsoll.errors import Fault, Interrupted, PlimsollError
+from plimsoll.errors import Fault, Interrupted, NodesMissing, PlimsollError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import write_whole
 from plimsoll.run.output import RunLog, tell
@@ -71,6 +71,8 @@ class RunEnd:
     """The first line of the error; empty if the run is done."""
     fault: Fault = "none"
     """Whether another attempt may succeed."""
+    flags: tuple[str, ...] = ()
+    """Flags with which the run may go on; see `NodesMissing`."""
     step: int = 0
     """The step that was under way; 0 before the first."""
     at: float = field(default_factory=time.time)
@@ -111,7 +113,8 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
         if _needs_traceback(error) and run.log_path.is_file():
             error.add_note(f"  Log, with the traceback: {run.log_path}")
         if isinstance(error, PlimsollError):
-            _write(run, RunEnd("failed", _first_line(str(error)), error.fault))
+            flags = error.flags if isinstance(error, NodesMissing) else ()
+            _write(run, RunEnd("failed", _first_line(str(error)), error.fault, flags))
         else:
             text = f"unexpected {type(error).__name__}: {error}"
             _write(run, RunEnd("failed", _first_line(text), "error"))

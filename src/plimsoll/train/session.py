@@ -25,7 +25,7 @@ from plimsoll.config.keys import dump_config
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.engine.worker import UpdateResult, Worker
-from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
+from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, NodesMissing, WorkerDied
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import read_host, reset_process_peak
 from plimsoll.run.counting import plural
@@ -347,6 +347,8 @@ def _add_phase_to_errors(phase: TimedPhase, step: int) -> Iterator[None]:
         yield
     except OutOfMemory as error:
         raise error.in_phase(phase) from error
+    except NodesMissing:
+        raise
     except WorkerDied as error:
         who, _, why = str(error).partition("\n")
         raise type(error)(f"{who} in the phase {phase}\n{why}") from error

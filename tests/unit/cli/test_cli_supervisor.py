@@ -17,7 +17,7 @@ KILLED = Attempt(-9, OPEN)
 
 
 def failed(why: str, fault: Fault, step: int = 4) -> Attempt:
-    return Attempt(1, OPEN, RunEnd("failed", why, fault, step))
+    return Attempt(1, OPEN, RunEnd("failed", why, fault, step=step))
 
 
 DIED = failed("training rank 1 (pid 17 on node 10.0.0.1) died in the phase sync", "process")
@@ -90,3 +90,12 @@ def test_the_text_says_from_where(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-000006").mkdir(parents=True)
     died = replace(DIED, open=run)
     assert _start_text([died]).startswith("The run is started again after step 6 (1 of 3")
+
+
+def test_a_run_goes_on_with_the_nodes_that_are_there() -> None:
+    flags = ("--cluster.nodes", "1", "--cluster.ranks", "2")
+    end = RunEnd("failed", "the Ray cluster has 1 of 2 nodes", "process", flags)
+    words = ["sft", "a.yaml", "--cluster.ranks=4", "--run.steps", "9"]
+    again = ["sft", "a.yaml", "--run.steps", "9", "--run.resume", "auto", *flags]
+    assert resuming(words, end) == again
+    assert resuming(again, end) == again
