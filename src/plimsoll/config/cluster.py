@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Settings, WrittenPath
+from plimsoll.config.base import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    WrittenPath,
+)
 
 Device = Literal["cpu", "cuda"]
 RankSleep = Literal["none", "states", "all"]
@@ -65,6 +72,11 @@ class ClusterConfig(Settings):
     address: str | None = None
     """A running Ray cluster's address; default: a cluster of this machine alone,
     ended with the run."""
+    memory_halvings: NonNegativeInt = 3
+    """How often the micro-batches of a role may be halved because memory ran out while a rank
+    trained on one of them. The optimizer step is then done anew with the smaller ones, and its
+    gradient is the same. 0: the run ends at the first shortage, and ranks do not vote before each
+    of their collectives."""
     start_timeout: PositiveFloat = 600.0
     """Seconds that nodes may take to join, and processes to start."""
     hang_timeout: NonNegativeFloat | None = None

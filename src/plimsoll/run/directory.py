@@ -52,6 +52,8 @@ class RunDirectory:
     """Predicted and measured memory, one line per step, phase and process."""
     out_of_memory_path = _Item("out-of-memory.txt")
     """Why the run ran out of memory, if it did."""
+    shortage_path = _Item("shortage.txt")
+    """Why memory ran out last in a step that was done anew with smaller micro-batches."""
     report_path = _Item("report.html")
     """The report that the end of a run and `plimsoll report` write."""
     calibration_path = _Item("calibration.svg")

@@ -27,6 +27,7 @@ from plimsoll.machine.meter import read_host, reset_process_peak
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RESUME, StopRequest, recording_end
+from plimsoll.run.files import write_whole
 from plimsoll.run.health import HealthWatch
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
@@ -118,7 +119,25 @@ class RunSession:
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start
+            self._note_shortages(name, cluster)
             self.ledger.add(name, self._readings(cluster), seconds)
+
+    def _note_shortages(self, phase: TimedPhase, cluster: Cluster | None) -> None:
+        """Report where memory ran out in a phase that went on with smaller micro-batches."""
+        if cluster is None:
+            return
+        groups = {id(ranks): ranks for ranks in (cluster, cluster.critics)}
+        for shortage in (s for r in groups.values() for s in r.shortages.take_unreported()):
+            error, path = shortage.error.in_phase(phase), self.directory.shortage_path
+            text = str(error)
+            if self.planned.explain is not None:
+                text += f"\n{self.planned.explain(error.incident, phase)}"
+            write_whole(path, f"{text}\n")
+            self.progress.note(
+                f"{str(error).splitlines()[0]} at a micro-batch of {shortage.before:,} tokens. The "
+                f"step was done anew, with the same gradient: from now on the micro-batches of "
+                f"{shortage.role} have at most {shortage.after:,} tokens. Why it ran out: {path}"
+            )
 
     @property
     def step_under_way(self) -> int:
