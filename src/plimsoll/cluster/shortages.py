@@ -13,8 +13,8 @@ from plimsoll.spec.roles import RoleName
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """A rank that ran out of memory in an optimizer step, which is done anew.
+class Halving:
+    """A smaller limit for a role, after a rank ran out of memory in an optimizer step.
 
     Attributes:
         role: The role that was trained.
@@ -41,7 +41,7 @@ class Shortages:
     most: int = 0
     limits: dict[RoleName, int] = field(default_factory=dict)
     _halvings: Counter[RoleName] = field(default_factory=Counter)
-    _unreported: list[Shortage] = field(default_factory=list)
+    _unreported: list[Halving] = field(default_factory=list)
 
     def split(
         self, role: RoleName, packs: Sequence[Sequence[Pack]], unit: int
@@ -61,9 +61,9 @@ class Shortages:
             raise error
         self._halvings[role] += 1
         self.limits[role] = max(1, pack.tokens // 2)
-        self._unreported.append(Shortage(role, error, pack.tokens, self.limits[role]))
+        self._unreported.append(Halving(role, error, pack.tokens, self.limits[role]))
 
-    def take_unreported(self) -> list[Shortage]:
-        """Return the shortages since the last call."""
+    def take_unreported(self) -> list[Halving]:
+        """Return the halvings since the last call."""
         taken, self._unreported = self._unreported, []
         return taken

@@ -9,6 +9,7 @@ from plimsoll.config.base import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Probability,
     Settings,
     WrittenPath,
 )
@@ -77,6 +78,9 @@ class ClusterConfig(Settings):
     trained on one of them. The optimizer step is then done anew with the smaller ones, and its
     gradient is the same. 0: the run ends at the first shortage, and ranks do not vote before each
     of their collectives."""
+    least_free_memory: Probability = 0.02
+    """The share of a node's host memory below which the run saves after the step and stops, before
+    the kernel kills a process; 0: never."""
     start_timeout: PositiveFloat = 600.0
     """Seconds that nodes may take to join, and processes to start."""
     hang_timeout: NonNegativeFloat | None = None

@@ -21,7 +21,7 @@ from plimsoll.config.keys import dump_config
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.engine.worker import UpdateResult, Worker
-from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
+from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, PlimsollError, WorkerDied
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import read_host, reset_process_peak
 from plimsoll.run.counting import plural
@@ -29,6 +29,7 @@ from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RESUME, StopRequest, recording_end
 from plimsoll.run.files import write_whole
 from plimsoll.run.health import HealthWatch
+from plimsoll.run.host_watch import find_full_node
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, busy_share, memory_use
@@ -120,23 +121,33 @@ class RunSession:
             yield
             seconds = time.perf_counter() - start
             self._note_shortages(name, cluster)
-            self.ledger.add(name, self._readings(cluster), seconds)
+            readings = self._readings(cluster)
+            self._watch_hosts(readings)
+            self.ledger.add(name, readings, seconds)
+
+    def _watch_hosts(self, readings: Mapping[str, Reading]) -> None:
+        """Ask the run to stop after the step if a node has hardly any memory left."""
+        hosts = [reading.host for reading in readings.values()]
+        full_node = find_full_node(hosts, self.spec.cluster.least_free_memory)
+        if full_node is not None and self.stop.full_node is None:
+            self.stop.full_node, self.stop.requested = full_node, True
+            self.progress.note(f"stopping after this step: {full_node}")
 
     def _note_shortages(self, phase: TimedPhase, cluster: Cluster | None) -> None:
         """Report where memory ran out in a phase that went on with smaller micro-batches."""
         if cluster is None:
             return
         groups = {id(ranks): ranks for ranks in (cluster, cluster.critics)}
-        for shortage in (s for r in groups.values() for s in r.shortages.take_unreported()):
-            error, path = shortage.error.in_phase(phase), self.directory.shortage_path
+        for halving in (h for r in groups.values() for h in r.shortages.take_unreported()):
+            error, path = halving.error.in_phase(phase), self.directory.shortage_path
             text = str(error)
             if self.planned.explain is not None:
                 text += f"\n{self.planned.explain(error.incident, phase)}"
             write_whole(path, f"{text}\n")
             self.progress.note(
-                f"{str(error).splitlines()[0]} at a micro-batch of {shortage.before:,} tokens. The "
+                f"{str(error).splitlines()[0]} at a micro-batch of {halving.before:,} tokens. The "
                 f"step was done anew, with the same gradient: from now on the micro-batches of "
-                f"{shortage.role} have at most {shortage.after:,} tokens. Why it ran out: {path}"
+                f"{halving.role} have at most {halving.after:,} tokens. Why it ran out: {path}"
             )
 
     @property
@@ -209,6 +220,7 @@ class RunSession:
     def stop_if_asked(self, done: int) -> None:
         """Raise Interrupted if Ctrl-C was pressed and steps are left.
 
+        Raise another PlimsollError if a node's memory was nearly used up.
         `done` is the number of steps done. If the run keeps checkpoints, they must be saved.
         """
         steps = self.spec.known_steps
@@ -229,7 +241,14 @@ class RunSession:
                 raise
             raise self._interruption(self.state.step) from error
 
-    def _interruption(self, done: int) -> Interrupted:
+    def _interruption(self, done: int) -> PlimsollError:
+        if self.stop.full_node is not None:
+            when = f"after step {done}" if done else "before the first step"
+            return PlimsollError(
+                f"stopped {when}, before the kernel kills a process: "
+                f"{self.stop.full_node}. Give the node more memory, or let the run hold less of it "
+                "(`plimsoll plan CONFIG --suggest`), or end other processes"
+            )
         steps = self.spec.known_steps
         total = "" if steps is None else f" of {steps}"
         if done == 0:
