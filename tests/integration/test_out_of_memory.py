@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from commands import PPO, Outcome, run, write_config, write_task
 from safetensors.torch import load_file
+from torch import Tensor
 
 GROUP = "PLIMSOLL_TEST_GROUP"
 """The environment variable with the cgroup that a rank moves to before it eats."""
@@ -127,8 +128,9 @@ def check_written(home: Path, outcome: Outcome) -> None:
     assert all(len(line) <= 80 for line in told[told.index("Where: ") :].splitlines())
 
 
-def weights(home: Path) -> dict[str, Any]:
-    return load_file(home / "run" / "model" / "model.safetensors")
+def weights(home: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = load_file(home / "run" / "model" / "model.safetensors")
+    return found
 
 
 @pytest.mark.parametrize(

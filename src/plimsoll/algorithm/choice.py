@@ -42,7 +42,7 @@ Output = TypeVar("Output")
 Shapes = Mapping[str, torch.Size]
 
 _METRICS_OF_ALL_JOBS = (
-    "step|loss|grad_norm|skipped_steps|learning_rate|tokens|tokens_per_second|"
+    "step|loss|grad_norm|skipped_steps|bad_steps|learning_rate|tokens|tokens_per_second|"
     "mfu|gpu_busy|(actor|critic)/micro_batch_tokens|epoch(/.*)?|(eval|seconds|memory_bytes)/.*"
 )
 _INTERVAL = "accuracy_low|accuracy_high"

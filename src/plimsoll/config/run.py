@@ -148,6 +148,9 @@ class RunConfig(Settings):
     best: BestConfig | None = None
     """Keep the best evaluation's checkpoint, which is never removed; default: only the last
     checkpoints are kept."""
+    max_bad_steps: NonNegativeInt = 3
+    """The most steps in a row that are left out because a reward, log-prob, value, advantage or
+    gradient is not finite; one more ends the run."""
     keep_trajectories: bool = True
     """Write every step's trajectories to Parquet (PPO)."""
     tensorboard: bool = True

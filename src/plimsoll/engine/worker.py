@@ -296,7 +296,8 @@ class Worker:
         norm = engine.step(rate)
         source, in_a_row = self._sources[role], engine.steps.in_a_row
         assert isinstance(source, TrainedRole), f"{role} is frozen"
-        if in_a_row > source.optimizer.max_skipped_steps:
+        most = source.optimizer.max_skipped_steps
+        if most is not None and in_a_row > most:
             raise not_finite_error(norm, metrics["loss"], in_a_row)
         return UpdateResult(metrics, norm)
 

@@ -34,6 +34,7 @@ from plimsoll.records import Floats, Trajectory
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import OnFailure, Scored, open_rewards
 from plimsoll.rl.answers import Answering
+from plimsoll.rl.bad_numbers import check_learnables, check_rewards, check_scores
 from plimsoll.rl.batch import (
     Batch,
     Learnables,
@@ -45,8 +46,10 @@ from plimsoll.rl.batch import (
     pack_batch,
     policy_stream,
     score,
+    token_count,
     token_scores,
     train_on,
+    trajectory_metrics,
 )
 from plimsoll.rl.continuous import Continuous
 from plimsoll.rl.critic import explained_variance, train_critic
@@ -65,6 +68,7 @@ from plimsoll.rl.setup import (
     prompt_loader,
     start,
 )
+from plimsoll.run.bad_steps import BAD_STEPS, BadNumbers
 from plimsoll.run.displays import Advance, counting
 from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
@@ -125,41 +129,74 @@ def train(work: RlWork, source: Source) -> RunState:
     while not is_finished(session, state):
         step = state.step + 1
         experience = source.draw(state)
-        with session.phase("score", cluster):
-            batch, scores, learnables = prepare_batch(work, experience, state)
-        critic_metrics: dict[str, float] = {}
-        if scores.values_L is not None and learnables.returns_L is not None:
-            with session.phase("train_critic", cluster):
-                columns = (scores.values_L, learnables.returns_L)
-                critic_metrics = train_critic(batch, *columns, spec, cluster, state)
-                values_L, returns_L = map(batch.layout.in_order, columns)
-                critic_metrics |= explained_variance(returns_L, values_L)
-        with session.phase("train_actor", cluster):
-            actor_metrics = train_actor(
-                batch, scores, learnables.advantages_L, spec, cluster, state
-            )
+        try:
+            learned, kl_coefficient = learn(work, experience, state)
+        except BadNumbers as bad:
+            leave_out(work, experience, bad.figures, step)
+            learned = trajectory_metrics(experience.trajectories) | {BAD_STEPS: 1.0}
+            learned, kl_coefficient = {**learned, **experience.metrics}, state.kl_coefficient
         sync_metrics = source.renew(step)
         metrics = {
-            **batch_metrics(batch, scores, state.kl_coefficient),
-            **experience.metrics,
-            **actor_metrics,
-            **critic_metrics,
+            **learned,
             **sync_metrics,
             **epoch_metrics(order, state.data_position + experience.prompts),
         }
         state = replace(
             session.advance(state, experience.prompts),
             weight_version=step,
-            kl_coefficient=next_kl_coefficient(spec, state, batch, scores),
+            kl_coefficient=kl_coefficient,
             rewards=source.rewards(),
             unlearned=experience.unlearned,
         )
         if session.is_due(spec.run.eval_every, step):
             metrics |= source.evaluate()
             state = record_evaluation(session, state, metrics)
-        session.report(step, metrics, batch.tokens)
+        session.report(step, metrics, token_count(experience.trajectories))
         save_when_due(session, cluster, state)
     return state
+
+
+def learn(work: RlWork, experience: Experience, state: RunState) -> tuple[dict[str, float], float]:
+    """Score a step's trajectories and train on them; return the metrics and next KL coefficient.
+
+    If a gradient is not finite, its update is left out, and the trajectories are written down.
+    Raises BadNumbers, before anything is trained, if another number is not finite.
+    """
+    spec, session, cluster = work.spec, work.session, work.cluster
+    with session.phase("score", cluster):
+        batch, scores, learnables = prepare_batch(work, experience, state)
+    critic_metrics: dict[str, float] = {}
+    if scores.values_L is not None and learnables.returns_L is not None:
+        with session.phase("train_critic", cluster):
+            columns = (scores.values_L, learnables.returns_L)
+            critic_metrics = train_critic(batch, *columns, spec, cluster, state)
+            values_L, returns_L = map(batch.layout.in_order, columns)
+            critic_metrics |= explained_variance(returns_L, values_L)
+    with session.phase("train_actor", cluster):
+        actor_metrics = train_actor(batch, scores, learnables.advantages_L, spec, cluster, state)
+    metrics = {
+        **batch_metrics(batch, scores, state.kl_coefficient),
+        **experience.metrics,
+        **actor_metrics,
+        **critic_metrics,
+    }
+    roles = [role for role in ("actor", "critic") if metrics.get(f"{role}/skipped_steps")]
+    if roles:
+        figures = [f"the loss or the gradient of the {role}" for role in roles]
+        leave_out(work, experience, figures, state.step + 1)
+        metrics[BAD_STEPS] = 1.0
+    return metrics, next_kl_coefficient(spec, state, batch, scores)
+
+
+def leave_out(work: RlWork, experience: Experience, figures: Sequence[str], step: int) -> None:
+    """Write down and count a step with numbers that are not finite.
+
+    Raises PlimsollError if there were too many in a row (`run.max_bad_steps`).
+    """
+    path = work.session.directory.bad_path(step)
+    path.parent.mkdir(exist_ok=True)
+    write_trajectories(path, step, experience.trajectories, None)
+    work.session.progress.note(work.session.bad.add(step, figures, path))
 
 
 def prepare_batch(
@@ -167,14 +204,18 @@ def prepare_batch(
 ) -> tuple[Batch, Scores, Learnables]:
     """Return a step's packed trajectories, their log-probs and values, and their advantages.
 
-    The trajectories are also written to disk if the run keeps them.
+    The trajectories are also written to disk if the run keeps them. Raises BadNumbers if one of
+    the numbers is not finite.
     """
     spec, cluster, step = work.spec, work.cluster, state.step + 1
     trajectories = experience.trajectories
+    check_rewards(trajectories)
     batch = pack_batch(trajectories, spec, cluster.ranks, cluster.critics.ranks, step)
     scores = score(batch, spec, cluster)
+    check_scores(batch, scores)
     baselines = {t.group: t.reward for t in experience.greedy}
     learnables = estimate_advantages(batch, scores, spec, state.kl_coefficient, baselines)
+    check_learnables(batch, learnables)
     if spec.run.keep_trajectories:
         path = work.session.directory.trajectories_path(step)
         write_trajectories(path, step, trajectories, token_scores(batch, scores, learnables))

@@ -136,6 +136,14 @@ class RunDirectory:
         """Return the paths of the trajectory files by step, in the order of steps."""
         return dict(sorted(_by_step(self.path / "trajectories")))
 
+    def bad_path(self, step: int) -> Path:
+        """Return the path of the Parquet file with what a bad step would have learned from."""
+        return self.path / "bad" / f"step-{step:06d}.parquet"
+
+    def bad_steps(self) -> dict[int, Path]:
+        """Return the paths of what bad steps would have learned from, by step."""
+        return dict(sorted(_by_step(self.path / "bad")))
+
     def latest_trajectories(self) -> tuple[int, Path] | None:
         """Return (step, path) of the last trajectory file, or None."""
         return max(_by_step(self.path / "trajectories"), default=None)

@@ -24,6 +24,7 @@ from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, PlimsollError, WorkerDied
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import read_host, reset_process_peak
+from plimsoll.run.bad_steps import BAD_STEPS, BadSteps
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RESUME, StopRequest, recording_end
@@ -69,6 +70,7 @@ class RunSession:
     progress: Progress
     sink: MetricsSink
     stop: StopRequest
+    bad: BadSteps
     state: RunState
     """The state that this part of the run starts from."""
     template: str | None
@@ -171,6 +173,7 @@ class RunSession:
 
         `tokens` is the number of tokens that the step has processed.
         """
+        self.bad.end_step(BAD_STEPS in metrics)
         rows = self.ledger.take(step)
         self.sink.write_ledger(rows)
         seconds = self.clock.seconds()
@@ -319,6 +322,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             progress=progress,
             sink=MetricsSink(directory, progress, loggers, _open_health_watch(spec, directory)),
             stop=stop,
+            bad=BadSteps(run.max_bad_steps),
             state=state,
             template=template,
             resumed=latest[1] if latest else None,
