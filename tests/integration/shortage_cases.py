@@ -129,7 +129,7 @@ def train_through(
     worker.load_policy("actor", setting.role(model), temperature=1.0)
     ranks = TogetherRanks(place, worker, most)
     results, limits, before = [], [], []
-    for number, (batch, rate) in enumerate(zip(batches, RATES, strict=True)):
+    for number, (batch, rate) in enumerate(zip(batches, RATES, strict=False)):
         budget = setting.micro_batch_tokens
         packs = (
             pack(batch.samples, place.ranks, budget)

@@ -59,17 +59,11 @@ class Vote:
         """Vote that this rank has failed."""
         self._any_against(True)
 
-    def largest(self, number: int) -> int:
-        """Return the largest of the numbers that the ranks give."""
-        return self._spread(number)
-
     def _any_against(self, own: bool) -> bool:
-        return bool(self._spread(int(own)))
-
-    def _spread(self, number: int) -> int:
-        distance = 1
+        """Return whether this rank, or one that it has heard of by now, votes against."""
+        against, distance = own, 1
         while distance < self._ranks:
-            sent, heard = torch.tensor(number), torch.tensor(0)
+            sent, heard = torch.tensor(int(against)), torch.tensor(0)
             to, source = (
                 (self._rank + distance) % self._ranks,
                 (self._rank - distance) % self._ranks,
@@ -78,5 +72,5 @@ class Vote:
             dist.recv(heard, source, self._group)
             assert sending is not None, "a rank that is not in the group"
             sending.wait()
-            number, distance = max(number, int(heard)), 2 * distance
-        return number
+            against, distance = against or bool(heard), 2 * distance
+        return against
