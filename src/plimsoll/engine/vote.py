@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -32,10 +33,16 @@ class Vote:
 
     def __init__(self, place: Place) -> None:
         self._rank, self._ranks = place.rank, place.ranks
-        self._group = None
-        if place.device == "cuda" and place.ranks > 1:
-            self._group = dist.new_group(backend="gloo")  # NCCL has no messages in host memory
+        self._on_cards = place.device == "cuda"
         self._is_inside = False
+
+    @cached_property
+    def _group(self) -> dist.ProcessGroup | None:
+        """The group of the messages, made at the first vote; None for that of all ranks.
+
+        NCCL has no messages in host memory. A run that never votes needs no second group.
+        """
+        return dist.new_group(backend="gloo") if self._on_cards else None
 
     @property
     def is_inside(self) -> bool:
