@@ -66,8 +66,12 @@ class Batch:
         return BatchCounts(sum(int(s.loss_mask.sum()) for s in self.samples), len(self.samples))
 
 
-def make_batch(lengths: Sequence[int], seed: int, unlearned: Sequence[int] = ()) -> Batch:
+def make_batch(
+    lengths: Sequence[int], seed: int, unlearned: Sequence[int] = (), shared: int = 0
+) -> Batch:
     """Random tokens, about two thirds of them learned; in the samples `unlearned`, none.
+
+    The first `shared` tokens are the same in all samples, and not learned.
 
     Log-probs of a model that knows nothing are about -log(VOCAB), so the old policy's are drawn
     around that: ratios fall on both sides of every clip.
@@ -76,8 +80,10 @@ def make_batch(lengths: Sequence[int], seed: int, unlearned: Sequence[int] = ())
     samples = []
     for i, length in enumerate(lengths):
         loss_mask = (rng.random(length) < 0.66) & (i not in unlearned)
-        loss_mask[0] = False
-        samples.append(Sample(rng.integers(0, VOCAB, length), loss_mask))
+        loss_mask[: max(1, shared)] = False
+        tokens = rng.integers(0, VOCAB, length)
+        tokens[:shared] = np.arange(shared)
+        samples.append(Sample(tokens, loss_mask))
 
     def stream(mean: float, spread: float) -> tuple[Floats, ...]:
         drawn = (rng.normal(mean, spread, int(s.loss_mask.sum())) for s in samples)

@@ -18,6 +18,7 @@ from random_models import write_random_model
 from test_run_sync import PROBE, TEMPERATURE, Pair
 from vllm_cases import started
 
+from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
@@ -30,6 +31,7 @@ from plimsoll.environment.play import play
 from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
 from plimsoll.environment.turn_codec import TurnCodec
 from plimsoll.machine.host import free_port
+from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.layout import lay_out
 from plimsoll.rollout.protocol import EngineSpec, Request
@@ -53,12 +55,16 @@ class Trainer:
 
     worker: Worker
     ranks = 1
+    shortages = Shortages()
 
     def each(self, task: Callable[..., T], arguments: Sequence[tuple[object, ...]]) -> list[T]:
         return [task(self.worker, *own) for own in arguments]
 
     def all(self, task: Callable[..., T], *arguments: object) -> list[T]:
         return [task(self.worker, *arguments)]
+
+    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
+        return error
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,11 @@
-"""Memory that runs out for real, in each way in which it does: the command ends with who and where,
-how much, the four answers and the smallest change.
+"""Memory that runs out, in each way in which it does: the command goes on with smaller
+micro-batches, or ends with who and where, how much, the four answers and the smallest change.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import re
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 from commands import PPO, Outcome, run, write_config, write_task
+from safetensors.torch import load_file
+from torch import Tensor
 
 GROUP = "PLIMSOLL_TEST_GROUP"
 """The environment variable with the cgroup that a rank moves to before it eats."""
@@ -43,6 +46,16 @@ def full_card(inputs):
     return plain(inputs)
 
 
+FAILED = []
+
+
+def once(inputs):
+    if not FAILED and dist.get_rank() == dist.get_world_size() - 1:
+        FAILED.append(True)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+    return plain(inputs)
+
+
 def limited(inputs):
     if dist.get_rank() == 1:
         size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -63,7 +76,7 @@ def greedy(inputs):
 def config(loss: str, **cluster: Any) -> dict[str, Any]:
     found = copy.deepcopy(PPO)
     found["run"] = {"directory": "run", "steps": 2}
-    found["cluster"] |= cluster
+    found["cluster"] |= {"memory_halvings": 0} | cluster
     found["algorithm"]["policy_loss"] = {"name": f"hungry:{loss}"}
     del found["data"]["eval"]
     return found
@@ -113,6 +126,35 @@ def check_written(home: Path, outcome: Outcome) -> None:
     assert re.findall(r"run/\S+\w", last) == ["run/out-of-memory.txt", "run/run.log"]
     assert (home / "run" / "out-of-memory.txt").read_text() == told
     assert all(len(line) <= 80 for line in told[told.index("Where: ") :].splitlines())
+
+
+def weights(home: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = load_file(home / "run" / "model" / "model.safetensors")
+    return found
+
+
+@pytest.mark.parametrize(
+    "cluster", [{}, pytest.param({"where": "ray", "ranks": 2}, marks=pytest.mark.engine)]
+)
+def test_training_goes_on_with_smaller_micro_batches(
+    tmp_path: Path, cluster: dict[str, Any]
+) -> None:
+    outcomes = {}
+    for name in ("once", "plain"):
+        settings = config(name, memory_halvings=1, **cluster)
+        settings["actor"]["model"]["dtype"] = settings["critic"]["model"]["dtype"] = "float32"
+        (tmp_path / name).mkdir()
+        outcomes[name] = start(tmp_path / name, settings)
+        assert outcomes[name].code == 0, outcomes[name].err
+    home, said = tmp_path / "once", " ".join(outcomes["once"].out.split())
+    found = re.search(r"ran out of host memory at a micro-batch of (\d+) tokens\.", said)
+    assert found and f"actor have at most {int(found[1]) // 2} tokens" in said, said
+    written = (home / "run" / "shortage.txt").read_text()
+    assert "phase train_actor, role actor" in written and len(answers(written)) == 4
+    rows = [json.loads(row) for row in (home / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["actor/micro_batch_tokens"] for row in rows] == [int(found[1]) // 2] * 2
+    ours, theirs = weights(home), weights(tmp_path / "plain")
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-4
 
 
 def test_an_allocation_that_fails_in_the_only_process(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ Output = TypeVar("Output")
 Shapes = Mapping[str, torch.Size]
 
 _METRICS_OF_ALL_JOBS = (
-    "step|loss|grad_norm|skipped_steps|learning_rate|tokens|tokens_per_second|"
-    "mfu|gpu_busy|epoch(/.*)?|(eval|seconds|memory_bytes)/.*"
+    "step|loss|grad_norm|skipped_steps|bad_steps|learning_rate|tokens|tokens_per_second|"
+    "mfu|gpu_busy|(actor|critic)/micro_batch_tokens|epoch(/.*)?|(eval|seconds|memory_bytes)/.*"
 )
 _INTERVAL = "accuracy_low|accuracy_high"
 _METRICS_OF_A_JOB = {

@@ -220,6 +220,9 @@ def rollouts(words: list[str]) -> None:
     parser.add_argument(
         "--mask", action="store_true", help="show all tokens; `+` marks those that are learned from"
     )
+    parser.add_argument(
+        "--bad", action="store_true", help="steps left out because a number was not finite"
+    )
     options = vars(parser.parse_args(words))
 
     from rich.console import Console

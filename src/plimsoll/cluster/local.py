@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.cluster import Device
 from plimsoll.engine.memory import explain_shortage
 from plimsoll.engine.process_group import Place
@@ -32,7 +33,9 @@ class LocalCluster:
     ranks = 1
     engines_near = True
 
-    def __init__(self, specs: Sequence[EngineSpec], threads: int, device: Device) -> None:
+    def __init__(
+        self, specs: Sequence[EngineSpec], threads: int, device: Device, memory_halvings: int = 0
+    ) -> None:
         self._before = read_node([os.getpid()])
         place = Place(0, 1, 0, "127.0.0.1", free_port(), device, threads)
         self._device = place.torch_device
@@ -41,6 +44,7 @@ class LocalCluster:
         self._engines = [rollout_build(spec.rollout).start(spec) for spec in specs]
         self.engines = len(self._engines)
         self.critics = self
+        self.shortages = Shortages(memory_halvings)
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
         """Call a method of `Worker` with each set of arguments; return the results."""
@@ -49,6 +53,11 @@ class LocalCluster:
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` once; return a list of its one result."""
         return [self._do(task, *arguments)]
+
+    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
+        """Return an error of the worker with the state of this machine."""
+        what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
+        return error.with_sighting(f"{what}\n  Why: {error.incident.why}", self._sighting())
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
         """Yield each request's index and its trajectories, one request after another."""
@@ -145,9 +154,7 @@ class LocalCluster:
             with explain_shortage(self._device, lambda: role):
                 yield
         except OutOfMemory as error:
-            what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
-            text = f"{what}\n  Why: {error.incident.why}"
-            raise error.with_sighting(text, self._sighting()) from error
+            raise self.memory_error(0, error) from error
 
     def _sighting(self) -> Sighting:
         visible = own_cards()

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from plimsoll.cluster.shortages import Shortages
+from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Ask, Request
 from plimsoll.run.readings import Reading
@@ -23,6 +25,11 @@ class Ranks(Protocol):
     """
 
     @property
+    def shortages(self) -> Shortages:
+        """Where memory has run out so far, and the limits that follow."""
+        ...
+
+    @property
     def ranks(self) -> int:
         """The number of ranks."""
         ...
@@ -36,6 +43,10 @@ class Ranks(Protocol):
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank with the same arguments; return the results."""
+        ...
+
+    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
+        """Return an error that a rank has returned, with what the cluster sees of the rank."""
         ...
 
 

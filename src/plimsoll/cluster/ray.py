@@ -43,6 +43,7 @@ from plimsoll.cluster.ray_members import (
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended
+from plimsoll.cluster.shortages import Shortages
 from plimsoll.cluster.start_times import start_kind, telling_of_start, times_path, write_time
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place
@@ -79,10 +80,14 @@ class RankGroup:
         members: The actors.
         wait: A function of the cluster that takes a method's name and open calls, returns their
             results, and watches all members meanwhile.
+        see: A function of the cluster that adds to a member's error what the cluster sees of it.
+        shortages: Where memory has run out so far.
     """
 
     members: Sequence[Member]
     wait: Callable[[str, Mapping[Any, Member]], list[Any]]
+    see: Callable[[Member, OutOfMemory], OutOfMemory]
+    shortages: Shortages
 
     @property
     def ranks(self) -> int:
@@ -100,6 +105,10 @@ class RankGroup:
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank with the same arguments."""
         return self.each(task, [arguments] * self.ranks)
+
+    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
+        """Return an error that a rank has returned, with what the cluster sees of the rank."""
+        return self.see(self.members[rank], error)
 
 
 @dataclass
@@ -167,9 +176,13 @@ class RayCluster:
             self._call_on_nodes(end_processes, (*self._ranks, *self._engines))
             self.close()
             raise
-        self._actors = RankGroup(self._ranks[: config.ranks], self._wait)
+        self._actors = self._group(config, self._ranks[: config.ranks])
+        self.shortages = self._actors.shortages
         critic_ranks = self._ranks[config.ranks :]
-        self.critics: Ranks = RankGroup(critic_ranks, self._wait) if critic_ranks else self
+        self.critics: Ranks = self._group(config, critic_ranks) if critic_ranks else self
+
+    def _group(self, config: ClusterConfig, ranks: Sequence[Member]) -> RankGroup:
+        return RankGroup(ranks, self._wait, self._memory_error, Shortages(config.memory_halvings))
 
     def _start_members(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
@@ -272,6 +285,10 @@ class RayCluster:
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank of the actor with the same arguments."""
         return self._actors.all(task, *arguments)
+
+    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
+        """Return an error that a rank of the actor has returned, with what is seen of the rank."""
+        return self._actors.memory_error(rank, error)
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
         """Yield (index, trajectories) of each request when its trajectories are complete."""

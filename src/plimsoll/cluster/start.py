@@ -17,7 +17,7 @@ def start_cluster(config: ClusterConfig, specs: Sequence[EngineSpec]) -> Cluster
     if config.where == "local":
         from plimsoll.cluster.local import LocalCluster
 
-        return LocalCluster(specs, threads, device)
+        return LocalCluster(specs, threads, device, config.memory_halvings)
     from plimsoll.cluster.ray import RayCluster
 
     return RayCluster(config, specs, threads, device)

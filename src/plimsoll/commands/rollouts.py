@@ -17,6 +17,7 @@ from plimsoll.commands.rollouts_text import (
     overview_text,
     render_group,
     render_pair,
+    sequences_text,
 )
 from plimsoll.errors import ConfigError
 from plimsoll.run.counting import plural
@@ -42,6 +43,8 @@ class RolloutQuery:
     """Number of groups to show in full."""
     mask: bool = False
     """Whether to show all tokens, and mark the tokens that are learned from."""
+    bad: bool = False
+    """Whether to show what steps with numbers that are not finite would have learned from."""
 
 
 def show_rollouts(path: Path, query: RolloutQuery, terminal: Console | None) -> str:
@@ -54,8 +57,10 @@ def show_rollouts(path: Path, query: RolloutQuery, terminal: Console | None) -> 
     """
     if query.count < 1:
         raise ConfigError(f"--count {query.count} shows nothing. Give 1 or more.")
-    steps = _steps(path)
+    steps = _bad_steps(path) if query.bad else _steps(path)
     step = max(steps) if query.step is None else query.step
+    if query.bad and step in steps and "group" not in pq.read_schema(steps[step]).names:
+        return sequences_text(steps[step])
     groups = _choose_groups(_read(path, steps, step), step, query)
     if query.diff is not None:
         pairs = _pairs(path, steps, step, groups, query)
@@ -78,6 +83,17 @@ def _steps(path: Path) -> dict[int, Path]:
         raise ConfigError(
             f"{path} holds no trajectories. Runs of reinforcement learning write them "
             f"(run.keep_trajectories), from their first step on. Give the run.directory of one."
+        )
+    return files
+
+
+def _bad_steps(path: Path) -> dict[int, Path]:
+    """Return the paths of what bad steps would have learned from, by step."""
+    files = existing_run(path).bad_steps()
+    if not files:
+        raise ConfigError(
+            f"{path} has no bad step: all numbers that it learned from were finite. Leave out "
+            "--bad to see what was sampled."
         )
     return files
 

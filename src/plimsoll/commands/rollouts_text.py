@@ -214,6 +214,19 @@ def mark_learned_tokens(groups: Sequence[ResponseGroup], file: Path) -> list[Res
     return [ResponseGroup([*map(with_marks, group.responses)]) for group in groups]
 
 
+def sequences_text(file: Path) -> str:
+    """Return the text of the sequences that a bad step of a job on rows would have learned from.
+
+    Learned tokens are marked with `+`. Raises ConfigError if the run's config is not found.
+    """
+    tokenizer, lines = _tokenizer(file), list[str]()
+    for row in pq.read_table(file).to_pylist():
+        pieces = _pieces({"prompt_tokens": [], **row}, tokenizer)
+        lines += [f"step {row['step']}, sequence {row['sequence']}"]
+        lines += ["".join(piece.text for piece in pieces), ""]
+    return "\n".join(lines).rstrip()
+
+
 def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of the run that wrote a trajectory file."""
     config = RunDirectory(file.absolute().parent.parent).config_path

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ def run(spec: RunSpec[Any], plan: Plan | str) -> None:
     `plan` is the memory plan, or a text that says why there is none.
     """
     with explaining_shortage(spec):
-        spec.job.load_loop().run(spec, summarize_plan(spec, plan))
+        planned = replace(summarize_plan(spec, plan), explain=partial(explanation_of, spec))
+        spec.job.load_loop().run(spec, planned)
     leave_report(Path(spec.run.directory))
 
 

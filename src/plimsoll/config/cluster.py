@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Settings, WrittenPath
+from plimsoll.config.base import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Settings,
+    WrittenPath,
+)
 
 Device = Literal["cpu", "cuda"]
 RankSleep = Literal["none", "states", "all"]
@@ -65,6 +73,14 @@ class ClusterConfig(Settings):
     address: str | None = None
     """A running Ray cluster's address; default: a cluster of this machine alone,
     ended with the run."""
+    memory_halvings: NonNegativeInt = 3
+    """How often the micro-batches of a role may be halved because memory ran out while a rank
+    trained on one of them. The optimizer step is then done anew with the smaller ones, and its
+    gradient is the same. 0: the run ends at the first shortage, and ranks do not vote before each
+    of their collectives."""
+    least_free_memory: Probability = 0.02
+    """The share of a node's host memory below which the run saves after the step and stops, before
+    the kernel kills a process; 0: never."""
     start_timeout: PositiveFloat = 600.0
     """Seconds that nodes may take to join, and processes to start."""
     hang_timeout: NonNegativeFloat | None = None

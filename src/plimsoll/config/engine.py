@@ -83,9 +83,9 @@ class OptimizerConfig(Settings):
     """Whether embeddings, and a head that is tied to them, decay as other matrices do."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Clip the global gradient norm to this; 0 turns clipping off."""
-    max_skipped_steps: NonNegativeInt = 0
-    """The most steps in a row that are left out because their gradient is not finite; one more
-    stops the run."""
+    max_skipped_steps: NonNegativeInt | None = None
+    """The most optimizer steps in a row that this role leaves out because their gradient is not
+    finite; one more stops the run. Default: `run.max_bad_steps` alone counts."""
 
     def warmup(self, updates: int) -> int:
         """Return the number of warm-up steps; `updates` are the optimizer steps in all."""

@@ -158,6 +158,9 @@ class RunConfig(Settings):
     restarts: NonNegativeInt = 3
     """How often in an hour the run is started again from its last checkpoint after a fault of the
     machine: a process that was killed or hangs, a node that is gone. With 0 it ends."""
+    max_bad_steps: NonNegativeInt = 3
+    """The most steps in a row that are left out because a reward, log-prob, value, advantage or
+    gradient is not finite; one more ends the run."""
     keep_trajectories: bool = True
     """Write every step's trajectories to Parquet (PPO)."""
     tensorboard: bool = True

@@ -200,6 +200,74 @@ def pack_one(
     return _lay_out([samples[i] for i in indices], indices, shared_S)
 
 
+def split_packs(by_rank: Sequence[Sequence[Pack]], budget: int, unit: int) -> list[list[Pack]]:
+    """Split every pack with more tokens than the budget; the sequences keep rank and order.
+
+    The parts stand where the pack stood. Where another rank has more parts, fillers make up the
+    number. A pack within the budget stays as it is, and so does a single row over the budget.
+
+    Args:
+        by_rank: the packs of each rank, equally many.
+        budget: the most tokens of a part.
+        unit: the sequences that stay together: 2 for pairs, else 1.
+    """
+    split: list[list[Pack]] = [[] for _ in by_rank]
+    for packs in zip(*by_rank, strict=True):
+        parts = [_split(pack, budget, unit) for pack in packs]
+        most = max(map(len, parts))
+        for rank_packs, own in zip(split, parts, strict=True):
+            rank_packs += own + [_filler(_samples(own[0]))] * (most - len(own))
+    return split
+
+
+def _split(pack: Pack, budget: int, unit: int) -> list[Pack]:
+    """Split a pack into parts of as many rows as the budget allows, at least one."""
+    if pack.tokens <= budget or len(pack.samples_S) <= unit:
+        return [pack]
+    samples, parts, first = _samples(pack), list[Pack](), 0
+    for end in range(unit, len(samples) + unit, unit):
+        last = end >= len(samples)
+        if last or _part(pack, samples, first, end + unit).tokens > budget:
+            parts.append(_part(pack, samples, first, end))
+            first = end
+    return parts
+
+
+def _part(pack: Pack, samples: Sequence[Sample], first: int, end: int) -> Pack:
+    """Return the pack of the sequences from `first` to before `end`.
+
+    Sequences share what they shared, as far as their leader is in the part.
+    """
+    groups: dict[int, list[Sample]] = {}
+    for leader, sample in zip(leaders(pack.shared_S)[first:end], samples[first:end], strict=True):
+        groups.setdefault(int(leader), []).append(sample)
+    shared = [n for group in groups.values() for n in shared_tokens(group)]
+    return _lay_out(samples[first:end], pack.samples_S[first:end], np.array(shared))
+
+
+def _samples(pack: Pack) -> list[Sample]:
+    """Return the whole sequences of a pack."""
+    tokens: list[Ints] = []
+    samples: list[Sample] = []
+    for i, leader in enumerate(leaders(pack.shared_S)):
+        begin, end = pack.cu_seqlens[i : i + 2]
+        shared = int(pack.shared_S[i])
+        tokens.append(
+            np.concatenate(
+                [tokens[leader][:shared] if shared else [], pack.tokens_T[begin:end]]
+            ).astype(np.int64)
+        )
+        learned = slice(*pack.cu_loss_tokens[i : i + 2])
+        # a token learned is the one after its predictor; a sequence's first own one is predicted
+        # by a token of its leader
+        before = pack.predictor_L[learned]
+        own = np.where(before < begin, begin, before + 1) - begin + shared
+        loss_mask = np.zeros(len(tokens[i]), np.bool_)
+        loss_mask[own] = True
+        samples.append(Sample(tokens[i], loss_mask))
+    return samples
+
+
 def _check_budget(lengths: Ints, budget: int, group_name: str) -> None:
     over = np.flatnonzero(lengths > budget)
     if len(over):

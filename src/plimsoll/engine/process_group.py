@@ -147,19 +147,19 @@ def interface_settings(place: Place) -> dict[str, str]:
 
     Without them gloo takes the address of the machine's host name: often 127.0.1.1, or none. NCCL
     takes the first interface of its list; on nodes with bridges, other nodes may not reach that
-    interface. Within a node NCCL needs no interface.
+    interface. Within a node NCCL needs no interface. Ranks on cards vote over gloo (`Vote`).
     """
     several = place.ranks_per_node is not None and place.ranks_per_node < place.ranks
-    if place.device == "cuda" and not several:
+    if place.device == "cuda" and place.ranks == 1:
         return {}
     interface = interface_to(place.address, place.port)
     if interface is None:
         return {}
-    if place.device == "cpu":
-        return {"GLOO_SOCKET_IFNAME": interface}
-    return {
-        "NCCL_SOCKET_IFNAME": f"={interface}"
-    }  # without "=", any interface whose name begins so
+    gloo = {"GLOO_SOCKET_IFNAME": interface}
+    if place.device == "cpu" or not several:
+        return gloo
+    # without "=", any interface whose name begins so
+    return gloo | {"NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def join(place: Place) -> torch.device:

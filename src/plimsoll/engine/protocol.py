@@ -112,6 +112,24 @@ class TrainedEngine(Engine, Protocol):
         """
         ...
 
+    def guard_collectives(
+        self, around: Callable[[], AbstractContextManager[None]]
+    ) -> AbstractContextManager[None]:
+        """Return a context manager that runs each collective in the block inside `around()`.
+
+        If `around` raises, the collective is not begun, and the error leaves the pass that asked
+        for it.
+        """
+        ...
+
+    def abandon_step(self) -> None:
+        """Drop all gradients since the last step, after a forward or backward pass that failed.
+
+        The failed pass may have ended anywhere, on each rank elsewhere, but in no collective.
+        Weights, states and `steps` stay as they are.
+        """
+        ...
+
     def swap_average(self) -> None:
         """Exchange the weights with their moving average, if one is kept.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from plimsoll.engine.channel import Channel, Outlet, open_outlet
 from plimsoll.engine.checkpoint import CheckpointFile, write_files
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.engine.memory import explain_shortage, read_memory
-from plimsoll.engine.micro_batches import learn, losses, measure, score
+from plimsoll.engine.micro_batches import Numbered, learn, losses, measure, score
 from plimsoll.engine.objectives import DistillationObjective
 from plimsoll.engine.process_group import Place, join, leave
 from plimsoll.engine.protocol import (
@@ -35,9 +35,11 @@ from plimsoll.engine.protocol import (
     not_finite_error,
 )
 from plimsoll.engine.teacher_forward import TeacherForward, teacher_forward
+from plimsoll.engine.vote import PeerFailed, Vote
 from plimsoll.engine.weights import WeightBucket, WeightPlan, gather_bucket, plan_weights
 from plimsoll.engine.without_adapter import WithoutAdapter
 from plimsoll.machine.heap import release_free_blocks
+from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import reset_process_peak
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
@@ -66,6 +68,19 @@ class UpdateResult:
     grad_norm: float
 
 
+@dataclass(frozen=True)
+class Abandoned:
+    """One rank's result of an optimizer step that all ranks left because memory ran out on some.
+
+    Attributes:
+        error: The error on this rank; None if the rank only left with the others.
+        pack: The number of this rank's micro-batch, from 0, at which memory ran out.
+    """
+
+    error: OutOfMemory | None = None
+    pack: int = -1
+
+
 class Worker:
     """The engines of a rank, and the calls that the controller makes, one at a time.
 
@@ -85,6 +100,7 @@ class Worker:
         self._distillation: list[TeacherForward] = []
         self._outlet: Outlet | None = None
         self._checkpoints: dict[RoleName, Future[tuple[SavedFile, ...]]] = {}
+        self._vote = Vote(place)
 
     def do(self, method: str, *arguments: object) -> Any:
         """Call a method of this worker by its name, and return its result.
@@ -219,14 +235,76 @@ class Worker:
             PlimsollError: The gradient was not finite in more steps in a row than the settings
                 allow.
         """
+        metrics = self._learn(role, packs, streams, counts, objective)
+        return self._step(role, metrics, rate)
+
+    def try_to_train(
+        self,
+        role: RoleName,
+        packs: Sequence[Pack],
+        streams: Sequence[S] | None,
+        counts: BatchCounts,
+        objective: Objective[S],
+        rate: float,
+    ) -> UpdateResult | Abandoned:
+        """Take one optimizer step as `train` does, or leave it if memory runs out on any rank.
+
+        The ranks vote before every collective, so that none waits for one that has failed. Then all
+        drop the step's gradients and return `Abandoned`; weights and states are as before. The step
+        is done anew from its first micro-batch: a copy of the gradients before each micro-batch,
+        from which it could go on, would be as large as what training holds least room for.
+
+        Raises:
+            OutOfMemory: Memory ran out inside a collective, or in the optimizer's update: the other
+                ranks cannot leave the step.
+            PlimsollError: As `train`.
+        """
+        engine, numbered = self._trained_engine(role), Numbered(packs)
+        error: OutOfMemory | None = None
+        try:
+            with (
+                engine.guard_collectives(self._vote.collective),
+                explain_shortage(self._device, lambda: role, self.shares),
+            ):
+                metrics = self._learn(role, numbered, streams, counts, objective)
+            self._vote.in_favour()
+        except PeerFailed:
+            pass
+        except OutOfMemory as failure:
+            if self._vote.is_inside:
+                raise
+            error = OutOfMemory(failure.text, failure.incident)  # without the frames of the pass
+        else:
+            return self._step(role, metrics, rate)
+        if error is not None:
+            self._vote.against()
+        engine.abandon_step()
+        gc.collect()
+        self.give_back()
+        return Abandoned() if error is None else Abandoned(error, numbered.last)
+
+    def _learn(
+        self,
+        role: RoleName,
+        packs: Iterable[Pack],
+        streams: Sequence[S] | None,
+        counts: BatchCounts,
+        objective: Objective[S],
+    ) -> dict[str, float]:
+        """Add up the gradients of a step; return the rank's share of its metrics."""
         engine = self._trained_engine(role)
         self._seed_step(role, engine)
         pack_streams: Sequence[Any] = self._distillation if streams is None else streams
-        outputs = losses(engine, packs, pack_streams, counts, objective, self._device)
-        metrics, norm = learn(engine, outputs), engine.step(rate)
+        return learn(engine, losses(engine, packs, pack_streams, counts, objective, self._device))
+
+    def _step(self, role: RoleName, metrics: dict[str, float], rate: float) -> UpdateResult:
+        """Update a role's weights; see `train`."""
+        engine = self._trained_engine(role)
+        norm = engine.step(rate)
         source, in_a_row = self._sources[role], engine.steps.in_a_row
         assert isinstance(source, TrainedRole), f"{role} is frozen"
-        if in_a_row > source.optimizer.max_skipped_steps:
+        most = source.optimizer.max_skipped_steps
+        if most is not None and in_a_row > most:
             raise not_finite_error(norm, metrics["loss"], in_a_row)
         return UpdateResult(metrics, norm)
 

@@ -41,7 +41,8 @@ def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
 
 def learn(work: DistillWork, batch: Sequence[Sample]) -> OptimizerStep[TeacherForward]:
     """Run the teacher on a batch; return the optimizer step that the student takes on it."""
-    packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
+    full = pack(batch, work.cluster.ranks, work.spec.workload.budget)
+    packs = work.cluster.shortages.split("actor", full, unit=1)
     with work.session.phase("score", work.cluster):
         work.cluster.each(Worker.teacher_forward, list(zip(packs)))
     return OptimizerStep(packs, BatchCounts.of(batch), objective(work.config), None)

@@ -67,6 +67,7 @@ def learn(
         BatchCounts.of(samples_of(batch)),
         PreferenceObjective(algorithm.loss, algorithm.nll_weight),
         lambda pack: None if reference_S is None else reference_S[pack.samples_S],
+        unit=2,
     )
 
 

@@ -34,6 +34,7 @@ from plimsoll.records import Floats, Trajectory
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import OnFailure, Scored, open_rewards
 from plimsoll.rl.answers import Answering
+from plimsoll.rl.bad_numbers import check_learnables, check_rewards, check_scores
 from plimsoll.rl.batch import (
     Batch,
     Learnables,
@@ -45,8 +46,10 @@ from plimsoll.rl.batch import (
     pack_batch,
     policy_stream,
     score,
+    token_count,
     token_scores,
     train_on,
+    trajectory_metrics,
 )
 from plimsoll.rl.continuous import Continuous
 from plimsoll.rl.critic import explained_variance, train_critic
@@ -68,11 +71,12 @@ from plimsoll.rl.setup import (
     prompt_loader,
     start,
 )
+from plimsoll.run.bad_steps import BAD_STEPS, BadNumbers
 from plimsoll.run.displays import Advance, counting
 from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
-from plimsoll.run.trajectories import StepDraw, write_trajectories
+from plimsoll.run.trajectories import StepDraw, TokenScores, write_trajectories
 from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec, resolve_changed
 from plimsoll.train.from_data import open_work
@@ -133,41 +137,80 @@ def train(work: RlWork, source: Source) -> RunState:
     while not is_finished(session, state):
         step = state.step + 1
         experience = source.draw(state)
-        with session.phase("score", cluster):
-            batch, scores, learnables = prepare_batch(work, experience, source.rewards(), state)
-        critic_metrics: dict[str, float] = {}
-        if scores.values_L is not None and learnables.returns_L is not None:
-            with session.phase("train_critic", cluster):
-                columns = (scores.values_L, learnables.returns_L)
-                critic_metrics = train_critic(batch, *columns, spec, cluster, state)
-                values_L, returns_L = map(batch.layout.in_order, columns)
-                critic_metrics |= explained_variance(returns_L, values_L)
-        with session.phase("train_actor", cluster):
-            actor_metrics = train_actor(
-                batch, scores, learnables.advantages_L, spec, cluster, state
-            )
+        try:
+            learned, kl_coefficient = learn(work, experience, source.rewards(), state)
+        except BadNumbers as bad:
+            record_draw(work, experience, source.rewards(), state, None)
+            leave_out(work, experience, bad.figures, step)
+            learned = trajectory_metrics(experience.trajectories) | {BAD_STEPS: 1.0}
+            learned, kl_coefficient = {**learned, **experience.metrics}, state.kl_coefficient
         sync_metrics = source.renew(step)
         metrics = {
-            **batch_metrics(batch, scores, state.kl_coefficient),
-            **experience.metrics,
-            **actor_metrics,
-            **critic_metrics,
+            **learned,
             **sync_metrics,
             **epoch_metrics(order, state.data_position + experience.prompts),
         }
         state = replace(
             session.advance(state, experience.prompts),
             weight_version=step,
-            kl_coefficient=next_kl_coefficient(spec, state, batch, scores),
+            kl_coefficient=kl_coefficient,
             rewards=source.rewards(),
             unlearned=experience.unlearned,
         )
         if session.is_due(spec.run.eval_every, step):
             metrics |= source.evaluate(step)
             state = record_evaluation(session, state, metrics)
-        session.report(step, metrics, batch.tokens)
+        session.report(step, metrics, token_count(experience.trajectories))
         save_when_due(session, cluster, state)
     return state
+
+
+def learn(
+    work: RlWork,
+    experience: Experience,
+    rewards: Mapping[str, Mapping[str, float]],
+    state: RunState,
+) -> tuple[dict[str, float], float]:
+    """Score a step's trajectories and train on them; return the metrics and next KL coefficient.
+
+    If a gradient is not finite, its update is left out, and the trajectories are written down.
+    Raises BadNumbers, before anything is trained, if another number is not finite.
+    """
+    spec, session, cluster = work.spec, work.session, work.cluster
+    with session.phase("score", cluster):
+        batch, scores, learnables = prepare_batch(work, experience, rewards, state)
+    critic_metrics: dict[str, float] = {}
+    if scores.values_L is not None and learnables.returns_L is not None:
+        with session.phase("train_critic", cluster):
+            columns = (scores.values_L, learnables.returns_L)
+            critic_metrics = train_critic(batch, *columns, spec, cluster, state)
+            values_L, returns_L = map(batch.layout.in_order, columns)
+            critic_metrics |= explained_variance(returns_L, values_L)
+    with session.phase("train_actor", cluster):
+        actor_metrics = train_actor(batch, scores, learnables.advantages_L, spec, cluster, state)
+    metrics = {
+        **batch_metrics(batch, scores, state.kl_coefficient),
+        **experience.metrics,
+        **actor_metrics,
+        **critic_metrics,
+    }
+    roles = [role for role in ("actor", "critic") if metrics.get(f"{role}/skipped_steps")]
+    if roles:
+        figures = [f"the loss or the gradient of the {role}" for role in roles]
+        leave_out(work, experience, figures, state.step + 1)
+        metrics[BAD_STEPS] = 1.0
+    return metrics, next_kl_coefficient(spec, state, batch, scores)
+
+
+def leave_out(work: RlWork, experience: Experience, figures: Sequence[str], step: int) -> None:
+    """Write down and count a step with numbers that are not finite.
+
+    Raises PlimsollError if there were too many in a row (`run.max_bad_steps`).
+    """
+    path = work.session.directory.bad_path(step)
+    path.parent.mkdir(exist_ok=True)
+    write_trajectories(path, step, experience.trajectories, None)
+    work.session.progress.note(work.session.bad.add(step, figures, path))
 
 
 def prepare_batch(
@@ -180,23 +223,43 @@ def prepare_batch(
 
     The trajectories are also written to disk if the run keeps them, with all that a resumed run
     needs to learn from them again: `rewards` are the running statistics of rewards.
+
+    Raises BadNumbers if one of the numbers is not finite.
     """
     spec, cluster, step = work.spec, work.cluster, state.step + 1
     trajectories = experience.trajectories
+    check_rewards(trajectories)
     batch = pack_batch(trajectories, spec, cluster.ranks, cluster.critics.ranks, step)
     scores = score(batch, spec, cluster)
+    check_scores(batch, scores)
     learnables = estimate_advantages(
         batch, scores, spec, state.kl_coefficient, experience.baselines
     )
-    directory = work.session.directory
-    if spec.run.keep_trajectories:
-        tokens, draw = token_scores(batch, scores, learnables), _draw(work, experience, rewards)
-        write_trajectories(directory.trajectories_path(step), step, trajectories, tokens, draw)
+    check_learnables(batch, learnables)
+    record_draw(work, experience, rewards, state, token_scores(batch, scores, learnables))
+    return batch, scores, learnables
+
+
+def record_draw(
+    work: RlWork,
+    experience: Experience,
+    rewards: Mapping[str, Mapping[str, float]],
+    state: RunState,
+    tokens: TokenScores | None,
+) -> None:
+    """Write what a step drew, if the run keeps trajectories; the journal need not hold it longer.
+
+    `tokens` is None for a step that is left out.
+    """
+    directory, step = work.session.directory, state.step + 1
+    if work.spec.run.keep_trajectories:
+        draw = _draw(work, experience, rewards)
+        path = directory.trajectories_path(step)
+        write_trajectories(path, step, experience.trajectories, tokens, draw)
     oldest = directory.oldest_checkpoint()
     next_place = state.data_position + experience.prompts + len(experience.unlearned)
     left = experience.unlearned, next_place, -1 if oldest is None else oldest[0]
     work.session.journal.keep(lambda key: is_open(key, *left))
-    return batch, scores, learnables
 
 
 def _draw(

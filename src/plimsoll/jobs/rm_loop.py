@@ -75,6 +75,7 @@ def learn(work: RmWork, batch: Sequence[Pair]) -> OptimizerStep[Floats]:
         BatchCounts(2 * len(batch), 2 * len(batch)),
         RewardObjective(algorithm.loss, algorithm.centring),
         lambda pack: margins[pairs_of(pack)],
+        unit=2,
     )
 
 

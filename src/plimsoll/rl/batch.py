@@ -55,17 +55,18 @@ class Batch:
     critic_layout: ColumnLayout
     seed: tuple[int, int]
 
-    @property
-    def tokens(self) -> int:
-        """Prompt and response tokens of all trajectories."""
-        return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in self.trajectories)
-
     def schedule(self, layout: ColumnLayout, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
         """Yield (update number from 0, mini-batch) of all epochs; each epoch is shuffled anew."""
         rng = np.random.default_rng([*self.seed, 1])
         order = (i for _ in range(epochs) for i in rng.permutation(len(layout.minis)))
         for number, index in enumerate(order):
             yield number, layout.minis[index]
+
+
+def token_count(episodes: Sequence[Trajectory]) -> int:
+    """Return the number of prompt and response tokens of all branches of the episodes."""
+    branches = [branch for episode in episodes for branch in episode.branches]
+    return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in branches)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ class RunDirectory:
     """Predicted and measured memory, one line per step, phase and process."""
     out_of_memory_path = _Item("out-of-memory.txt")
     """Why the run ran out of memory, if it did."""
+    shortage_path = _Item("shortage.txt")
+    """Why memory ran out last in a step that was done anew with smaller micro-batches."""
     report_path = _Item("report.html")
     """The report that the end of a run and `plimsoll report` write."""
     calibration_path = _Item("calibration.svg")
@@ -172,6 +174,14 @@ class RunDirectory:
     def trajectories(self) -> dict[int, Path]:
         """Return the paths of the trajectory files by step, in the order of steps."""
         return dict(sorted(_by_step(self.path / "trajectories")))
+
+    def bad_path(self, step: int) -> Path:
+        """Return the path of the Parquet file with what a bad step would have learned from."""
+        return self.path / "bad" / f"step-{step:06d}.parquet"
+
+    def bad_steps(self) -> dict[int, Path]:
+        """Return the paths of what bad steps would have learned from, by step."""
+        return dict(sorted(_by_step(self.path / "bad")))
 
     def latest_trajectories(self) -> tuple[int, Path] | None:
         """Return (step, path) of the last trajectory file, or None."""

@@ -37,6 +37,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+        self.full_node: str | None = None
+        """Which node has hardly any memory left, if the run itself asks to stop for that."""
         self.at_once = False
         self._previous: dict[signal.Signals, _Handler] = {}
 

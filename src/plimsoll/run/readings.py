@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,8 @@ class Planned:
     """Predicted peaks by process and phase."""
     fits: bool = True
     """False for a run that was forced although its plan does not fit."""
+    explain: Callable[[Any, str], str] | None = None
+    """Explains an incident (`plimsoll.machine.incident.Incident`) in a phase, given by its name."""
     tokens_at_peak: float | None = None
     """Tokens per second if the cards reached their peak FLOPs; None if unknown, as on CPUs."""
     checkpoint_bytes: int = 0

@@ -17,6 +17,7 @@ from plimsoll.cluster.start import start_cluster
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.errors import PlimsollError
 from plimsoll.records import Prompt, Row, samples_of
+from plimsoll.run.bad_steps import BAD_STEPS, write_sequences
 from plimsoll.run.readings import Planned
 from plimsoll.spec.job import ConfigT
 from plimsoll.spec.run_spec import RunSpec
@@ -131,6 +132,22 @@ def work_on_rows(
     )
 
 
+def leave_out_bad(
+    session: RunSession, step: int, rows: Sequence[Row], metrics: dict[str, float]
+) -> dict[str, float]:
+    """Return a step's metrics; if the gradient was not finite, write down and count the step.
+
+    Raises PlimsollError if there were too many in a row (`run.max_bad_steps`).
+    """
+    if not metrics["skipped_steps"]:
+        return metrics
+    path = session.directory.bad_path(step)
+    write_sequences(path, step, samples_of(rows))
+    figures = [f"the loss ({metrics['loss']:.4g}) or the gradient ({metrics['grad_norm']:.4g})"]
+    session.progress.note(session.bad.add(step, figures, path))
+    return metrics | {BAD_STEPS: 1.0}
+
+
 def learn_from_data(
     work: Work[ConfigT, RowT],
     learn: Callable[[Sequence[RowT]], OptimizerStep[S]],
@@ -154,7 +171,8 @@ def learn_from_data(
         with session.phase("train_actor", cluster):
             results = update("actor", cluster, step, rate)
         state = session.advance(state, len(batch))
-        metrics = step_metrics(results, rate) | epoch_metrics(order, state.data_position)
+        metrics = leave_out_bad(session, state.step, batch, step_metrics(results, rate))
+        metrics |= epoch_metrics(order, state.data_position)
         if session.is_due(spec.run.eval_every, state.step):
             with session.phase("eval", cluster), average_weights(session, cluster):
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}

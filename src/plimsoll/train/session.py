@@ -25,13 +25,23 @@ from plimsoll.config.keys import dump_config
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.engine.worker import UpdateResult, Worker
-from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, NodesMissing, WorkerDied
+from plimsoll.errors import (
+    ConfigError,
+    FunctionFailed,
+    Interrupted,
+    NodesMissing,
+    PlimsollError,
+    WorkerDied,
+)
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import read_host, reset_process_peak
+from plimsoll.run.bad_steps import BAD_STEPS, BadSteps
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RESUME, StopRequest, recording_end
+from plimsoll.run.files import write_whole
 from plimsoll.run.health import HealthWatch
+from plimsoll.run.host_watch import find_full_node
 from plimsoll.run.journal import Journal
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
@@ -78,6 +88,7 @@ class RunSession:
     journal: Journal
     """What was sampled and not yet learned from."""
     checkpoints: Checkpoints
+    bad: BadSteps
     state: RunState
     """The state that this part of the run starts from."""
     template: str | None
@@ -129,7 +140,35 @@ class RunSession:
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start
-            self.ledger.add(name, self._readings(cluster), seconds)
+            self._note_shortages(name, cluster)
+            readings = self._readings(cluster)
+            self._watch_hosts(readings)
+            self.ledger.add(name, readings, seconds)
+
+    def _watch_hosts(self, readings: Mapping[str, Reading]) -> None:
+        """Ask the run to stop after the step if a node has hardly any memory left."""
+        hosts = [reading.host for reading in readings.values()]
+        full_node = find_full_node(hosts, self.spec.cluster.least_free_memory)
+        if full_node is not None and self.stop.full_node is None:
+            self.stop.full_node, self.stop.requested = full_node, True
+            self.progress.note(f"stopping after this step: {full_node}")
+
+    def _note_shortages(self, phase: TimedPhase, cluster: Cluster | None) -> None:
+        """Report where memory ran out in a phase that went on with smaller micro-batches."""
+        if cluster is None:
+            return
+        groups = {id(ranks): ranks for ranks in (cluster, cluster.critics)}
+        for halving in (h for r in groups.values() for h in r.shortages.take_unreported()):
+            error, path = halving.error.in_phase(phase), self.directory.shortage_path
+            text = str(error)
+            if self.planned.explain is not None:
+                text += f"\n{self.planned.explain(error.incident, phase)}"
+            write_whole(path, f"{text}\n")
+            self.progress.note(
+                f"{str(error).splitlines()[0]} at a micro-batch of {halving.before:,} tokens. The "
+                f"step was done anew, with the same gradient: from now on the micro-batches of "
+                f"{halving.role} have at most {halving.after:,} tokens. Why it ran out: {path}"
+            )
 
     @property
     def step_under_way(self) -> int:
@@ -152,6 +191,7 @@ class RunSession:
 
         `tokens` is the number of tokens that the step has processed.
         """
+        self.bad.end_step(BAD_STEPS in metrics)
         rows = self.ledger.take(step)
         self.sink.write_ledger(rows)
         seconds = self.clock.seconds()
@@ -201,6 +241,7 @@ class RunSession:
     def stop_if_asked(self, done: int) -> None:
         """Raise Interrupted if Ctrl-C was pressed and steps are left.
 
+        Raise another PlimsollError if a node's memory was nearly used up.
         `done` is the number of steps done. If the run keeps checkpoints, they must be saved.
         """
         steps = self.spec.known_steps
@@ -221,7 +262,14 @@ class RunSession:
                 raise
             raise self._interruption(self.state.step) from error
 
-    def _interruption(self, done: int) -> Interrupted:
+    def _interruption(self, done: int) -> PlimsollError:
+        if self.stop.full_node is not None:
+            when = f"after step {done}" if done else "before the first step"
+            return PlimsollError(
+                f"stopped {when}, before the kernel kills a process: "
+                f"{self.stop.full_node}. Give the node more memory, or let the run hold less of it "
+                "(`plimsoll plan CONFIG --suggest`), or end other processes"
+            )
         steps = self.spec.known_steps
         total = "" if steps is None else f" of {steps}"
         if done == 0:
@@ -299,6 +347,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             stop=stop,
             journal=Journal(directory.journal_path, lineage_of(spec)),
             checkpoints=Checkpoints(spec, directory, planned.checkpoint_bytes, mirror),
+            bad=BadSteps(run.max_bad_steps),
             state=state,
             template=template,
             resumed=latest[1] if latest else None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.data.packing import pack, pack_pairs
 from plimsoll.engine.protocol import Objective
-from plimsoll.engine.worker import UpdateResult, Worker
+from plimsoll.engine.worker import Abandoned, UpdateResult, Worker
+from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Row, samples_of
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -47,18 +48,63 @@ class OptimizerStep(Generic[S]):
     """Returns what the objective needs beside a pack, such as labels. None: the ranks have it
     already, made by the teacher just before.
     """
+    unit: int = 1
+    """The sequences of a pack that stay together: 2 for pairs, else 1."""
 
 
 def update(role: RoleName, ranks: Ranks, step: OptimizerStep[S], rate: float) -> list[UpdateResult]:
-    """Take one optimizer step of a role at learning rate `rate`; return each rank's result."""
+    """Take one optimizer step of a role at learning rate `rate`; return each rank's result.
+
+    If memory runs out, the step is done anew with smaller micro-batches, as far as
+    `cluster.memory_halvings` allows. Its gradient is the same but for rounding, because losses are
+    divided by the counts of the step. The limit that was found holds for all later steps; while
+    there is one, the results have it as a metric.
+    """
+    shortages = ranks.shortages
+    if not shortages.most:
+        return ranks.each(Worker.train, _arguments(role, step, step.packs, rate))
+    packs = shortages.split(role, step.packs, step.unit)
+    while True:
+        if step.stream is None and packs is not step.packs:
+            ranks.each(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs])
+        outcomes = ranks.each(Worker.try_to_train, _arguments(role, step, packs, rate))
+        results = [outcome for outcome in outcomes if isinstance(outcome, UpdateResult)]
+        if results:
+            return _with_limit(results, role, shortages.limits.get(role))
+        smallest = min(_failed_packs(packs, outcomes), key=lambda failed: failed[1].tokens)
+        rank, failed_pack, error = smallest
+        shortages.add(role, ranks.memory_error(rank, error), failed_pack, step.unit)
+        packs = shortages.split(role, packs, step.unit)
+
+
+def _arguments(
+    role: RoleName, step: OptimizerStep[S], packs: Packs, rate: float
+) -> list[tuple[object, ...]]:
+    """Return the arguments of `Worker.train` for each rank."""
     stream, rest = step.stream, (step.counts, step.objective, rate)
-    return ranks.each(
-        Worker.train,
-        [
-            (role, packs, None if stream is None else [stream(pack) for pack in packs], *rest)
-            for packs in step.packs
-        ],
-    )
+    return [
+        (role, rank_packs, None if stream is None else [*map(stream, rank_packs)], *rest)
+        for rank_packs in packs
+    ]
+
+
+def _failed_packs(
+    packs: Packs, outcomes: Sequence[UpdateResult | Abandoned]
+) -> Iterator[tuple[int, Pack, OutOfMemory]]:
+    """Yield rank, micro-batch and error for each rank that ran out of memory."""
+    for rank, outcome in enumerate(outcomes):
+        if isinstance(outcome, Abandoned) and outcome.error is not None:
+            yield rank, packs[rank][outcome.pack], outcome.error
+
+
+def _with_limit(
+    results: list[UpdateResult], role: RoleName, limit: int | None
+) -> list[UpdateResult]:
+    """Return the results with the limit of a micro-batch's tokens as a metric, if there is one."""
+    if limit is None:
+        return results
+    first, metric = results[0], {f"{role}/micro_batch_tokens": float(limit)}
+    return [replace(first, metrics=first.metrics | metric), *results[1:]]
 
 
 def log_probs(role: RoleName, packs: Packs, ranks: Ranks) -> Floats:

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_data_packing import assert_holds, prompted  # type: ignore[import-not-found]
 
-from plimsoll.data.packing import pack, pack_groups
+from plimsoll.data.packing import pack, pack_groups, pack_one, split_packs
 from plimsoll.errors import DataError
 from plimsoll.records import Pack, Sample
 
@@ -151,3 +151,46 @@ def test_packing_depends_on_its_arguments_alone() -> None:
     assert [[p.samples_S.tolist() for p in rank] for rank in one] == [
         [p.samples_S.tolist() for p in rank] for rank in two
     ]
+
+
+def sequences(packs: list[Pack]) -> list[tuple[int, list[int], list[int]]]:
+    """Return number, learned tokens and their predictors of each sequence that is no filler."""
+    found = []
+    for made in packs:
+        for i, number in enumerate(made.samples_S.tolist()):
+            learned = slice(*made.cu_loss_tokens[i : i + 2])
+            before = made.tokens_T[made.predictor_L[learned]]
+            found.append((number, made.targets_L[learned].tolist(), before.tolist()))
+    return [sequence for sequence in found if sequence[0] >= 0]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 6), st.lists(st.integers(1, 8), min_size=1, max_size=5)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(1, 30),
+    st.booleans(),
+)
+def test_packs_that_are_split_have_the_same_sequences_in_the_same_order(
+    groups: list[tuple[int, list[int]]], budget: int, shared: bool
+) -> None:
+    samples, group_S = of_groups(groups)
+    packs = pack_groups(samples, group_S, 2, 60) if shared else pack(samples, 2, 60)
+    split = split_packs(packs, budget, unit=1)
+    assert len(split[0]) == len(split[1])
+    for before, after in zip(packs, split, strict=True):
+        assert sequences(after) == sequences(before)
+        for made in after:
+            assert made.tokens <= budget or len(made.samples_S) == 1
+
+
+def test_a_split_keeps_pairs_together_and_fills_up_the_other_rank() -> None:
+    samples, _ = of_groups([(2, [2]), (2, [2]), (2, [2]), (2, [2])])
+    left = [pack_one(samples, [0, 1, 2, 3])]
+    right = [pack_one(samples, [0])]
+    [parts, filled] = split_packs([left, right], 6, unit=2)
+    assert [made.samples_S.tolist() for made in parts] == [[0, 1], [2, 3]]
+    assert [made.samples_S.tolist() for made in filled] == [[0], [-1]]
+    assert split_packs([left, right], 16, unit=2) == [left, right]

@@ -28,6 +28,7 @@ from plimsoll.rl.batch import (
     pack_batch,
     policy_stream,
     score,
+    token_count,
     zero_signal,
 )
 from plimsoll.rl.critic import explained_variance, value_stream
@@ -246,7 +247,7 @@ def test_counts_are_of_the_whole_mini_batch() -> None:
             assert mini.counts.tokens == sum(p.loss_tokens for p in packs)
         total = sum(len(t.response_tokens) for t in found)
         assert sum(mini.counts.tokens for mini in layout.minis) == total
-    assert batch.tokens == sum(map(sum, LENGTHS))
+    assert token_count(batch.episodes) == sum(map(sum, LENGTHS))
     alike = pack_batch(found, config(mini_batches=2), ranks=2, critic_ranks=2, step=1)
     assert alike.critic_layout is alike.layout
 

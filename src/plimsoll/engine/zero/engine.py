@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from plimsoll.engine.checkpoint import (
 )
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import Steps, TrainerBuild
+from plimsoll.engine.zero.abandon import abandon_step, guard_collectives
 from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.engine.zero.form import Form, check_shapes, form_file, read_form, shapes_file
 from plimsoll.engine.zero.frozen import (
@@ -116,6 +117,16 @@ class ZeroEngine:
         """Add the gradient of this micro-batch's share of the global mean loss."""
         # DeepSpeed averages gradients over the ranks, but shares of a global mean must be added.
         self._engine.backward(loss * self._place.ranks, scale_wrt_gas=False)
+
+    def guard_collectives(
+        self, around: Callable[[], AbstractContextManager[None]]
+    ) -> AbstractContextManager[None]:
+        """Return a context manager that runs each collective in the block inside `around()`."""
+        return guard_collectives(around)
+
+    def abandon_step(self) -> None:
+        """Drop all gradients since the last step, after a forward or backward pass that failed."""
+        abandon_step(self.module, self._engine.optimizer, self._zero.stage)
 
     def step(self, learning_rate: float) -> float:
         """Update the weights; return the gradient norm before clipping."""

@@ -1,0 +1,150 @@
+"""Memory that runs out in training, by injection: where, and the ranks that go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from engine_cases import OBJECTIVE, RATES, Batch, Setting, policy_streams
+from torch import Tensor, nn
+
+from plimsoll.cluster.shortages import Shortages
+from plimsoll.data.packing import pack, pack_groups
+from plimsoll.engine.objectives import PolicyStream
+from plimsoll.engine.process_group import Place
+from plimsoll.engine.worker import UpdateResult, Worker
+from plimsoll.machine.incident import OutOfMemory
+from plimsoll.records import Pack
+from plimsoll.train.update import OptimizerStep, update
+
+R = TypeVar("R")
+Where = Literal["forward", "backward", "gradient"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """rank, step: from 0. pass_: the number of the forward pass in the step, from 0. where: in the
+    forward pass of a part, in its backward pass, or after the gradient of its first weight. part:
+    the number of the module, of those with weights, from 0; taken modulo their number."""
+
+    rank: int
+    step: int
+    pass_: int
+    where: Where
+    part: int
+
+
+class TogetherRanks:
+    """The ranks of a group, as each of them sees it: every rank is the controller, too."""
+
+    def __init__(self, place: Place, worker: Worker, most: int) -> None:
+        self._rank, self.ranks = place.rank, place.ranks
+        self._worker = worker
+        self.shortages = Shortages(most)
+
+    def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
+        results: list[Any] = [None] * self.ranks
+        own = getattr(self._worker, task.__name__)(*arguments[self._rank])
+        dist.all_gather_object(results, own)
+        return results
+
+    def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        return self.each(task, [arguments] * self.ranks)
+
+    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
+        return error
+
+
+@contextmanager
+def full_card(module: nn.Module, fault: Fault) -> Iterator[None]:
+    """During the block the fault happens in the module, once."""
+    parts = [part for part in module.modules() if part._parameters]
+    part, passes, done = parts[fault.part % len(parts)], [0], list[bool]()
+
+    def fail(*_: object) -> None:
+        if not done:
+            done.append(True)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+
+    def after_forward(_: nn.Module, inputs: object, output: Any) -> None:
+        if passes[0] != fault.pass_ + 1:
+            return
+        if fault.where == "forward":
+            fail()
+        if fault.where == "backward" and isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(fail)
+
+    def count(*_: object) -> None:
+        passes[0] += 1
+
+    def after_gradient(_: Tensor) -> None:
+        if passes[0] == fault.pass_ + 1:
+            fail()
+
+    hooks = [module.register_forward_pre_hook(count), part.register_forward_hook(after_forward)]
+    weight = next(p for p in part.parameters())
+    if fault.where == "gradient" and weight.requires_grad:
+        hooks.append(weight.register_post_accumulate_grad_hook(after_gradient))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@dataclass(frozen=True)
+class Survived:
+    """results: of each step. limits, shortages: how the micro-batches shrank."""
+
+    results: list[UpdateResult]
+    limits: list[int | None] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+
+
+def stream(batch: Batch, packed: Pack) -> PolicyStream:
+    return policy_streams([packed], batch)[0]
+
+
+def train_through(
+    place: Place,
+    model: Path,
+    setting: Setting,
+    batches: Sequence[Batch],
+    faults: Sequence[Fault],
+    out: Path,
+    groups: Sequence[int] | None = None,
+    most: int = 3,
+) -> Survived:
+    """Train a policy on the batches, one step each, through the faults, and save the model.
+
+    groups: samples that may share their first tokens in a pack.
+    """
+    worker = Worker(place)
+    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    ranks = TogetherRanks(place, worker, most)
+    results, limits, before = [], [], []
+    for number, (batch, rate) in enumerate(zip(batches, RATES, strict=False)):
+        budget = setting.micro_batch_tokens
+        packs = (
+            pack(batch.samples, place.ranks, budget)
+            if groups is None
+            else pack_groups(batch.samples, groups, place.ranks, budget)
+        )
+        step = OptimizerStep(packs, batch.counts, OBJECTIVE, partial(stream, batch))
+        mine = [f for f in faults if f.step == number and f.rank == place.rank]
+        if mine:
+            with full_card(worker._engines["actor"].module, mine[0]):
+                own = update("actor", ranks, step, rate)
+        else:
+            own = update("actor", ranks, step, rate)
+        results.append(own[place.rank])
+        limits.append(ranks.shortages.limits.get("actor"))
+        before += [shortage.before for shortage in ranks.shortages.take_unreported()]
+    worker.save_model("actor", out)
+    return Survived(results, limits, before)
