@@ -220,11 +220,11 @@ def check_frame(config: ModelConfig, hf_config: PreTrainedConfig, auto_class: An
             attn_implementation="eager",  # every model has it, so the refusals below are ours
             trust_remote_code=config.trust_remote_code,
         )
-    _check_files_are_large_enough(config.path, frame)
     for reason in _reasons_against(frame, hf_config.to_dict()):
         raise ConfigError(
             f"The model {config.path!r} ({type(frame).__name__}) cannot be trained: {reason}"
         )
+    _check_files_are_large_enough(config.path, frame)
 
 
 def _reasons_against(frame: PreTrainedModel, settings: Mapping[str, Any]) -> Iterator[str]:
