@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from plimsoll.config.engine import ADAPTER_FILE
 from plimsoll.config.flags import parse_flags
+from plimsoll.config.json_text import parse_json
 from plimsoll.config.problems import Problem, refuse
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import load_any
@@ -196,7 +196,7 @@ def refuse_no_adapter(directory: Path, base: str | None) -> None:
 def _base_of(adapter: Path) -> str | None:
     """Return the name of the base in an adapter's config, or None if it cannot be read."""
     try:
-        config = json.loads((adapter / ADAPTER_FILE).read_bytes())
+        config = parse_json((adapter / ADAPTER_FILE).read_bytes())
     except (OSError, ValueError):
         return None
     named = config.get("base_model_name_or_path") if isinstance(config, dict) else None

@@ -20,6 +20,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from plimsoll.config.model import DecidedDtype, ModelConfig
 from plimsoll.data.template import make_template
+from plimsoll.errors import ConfigError
 from plimsoll.model.adapters import load_adapter, plain_weight, read_adapter_config
 from plimsoll.model.checks import as_config_error
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
@@ -56,7 +57,12 @@ def merge_adapter(
     Raises ConfigError if the adapter or the base cannot be read, or do not fit each other.
     """
     config = read_adapter_config(adapter)
-    model = ModelConfig(path=base or config.base_model_name_or_path, dtype=dtype, **reading)
+    named = base or config.base_model_name_or_path
+    if not isinstance(named, str):
+        raise ConfigError(
+            f"The adapter {str(adapter)!r} does not name its base. Give the path with --base."
+        )
+    model = ModelConfig(path=named, dtype=dtype, **reading)
     module = load_plain(model, is_value=config.task_type == "SEQ_CLS")
     load_adapter(module, config, adapter)
     beside = _companions(module, adapter, model)

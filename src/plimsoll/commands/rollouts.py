@@ -114,7 +114,12 @@ def _read(path: Path, steps: Mapping[int, Path], step: int) -> list[ResponseGrou
         raise ConfigError(
             f"{path} has no trajectories of step {step}. Give one of the steps {_spans(steps)}."
         )
-    return read_groups(steps[step])
+    try:
+        return read_groups(steps[step])
+    except (OSError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
+        raise ConfigError(
+            f"{steps[step]} cannot be read as trajectories: {error}. Remove it, or give a --step."
+        ) from error
 
 
 def _spans(numbers: Iterable[int]) -> str:

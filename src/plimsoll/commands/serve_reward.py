@@ -10,7 +10,6 @@ have no weight or normalisation, as these belong to the run that asks.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
+from plimsoll.config.json_text import parse_json
 from plimsoll.config.problems import refuse
 from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rl import RlConfig
@@ -160,7 +160,7 @@ async def answer(submit: _ServedScore, body: bytes) -> HttpReply:
     reward failed and the request has OpenRLHF's format, which cannot express a failed reward.
     """
     try:
-        request = json.loads(body)
+        request = parse_json(body)
         if not isinstance(request, Mapping):
             raise ValueError("an object is needed")
         trajectories = [replace(t, group=place) for place, t in enumerate(read_request(request))]

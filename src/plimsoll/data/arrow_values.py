@@ -11,12 +11,13 @@ parsed. Nulls in such text were in the data, and stay.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+
+from plimsoll.config.json_text import parse_json
 
 ReadValue = Callable[[Any], object]
 """Converts a value as `to_pylist` gives it. The value is not None."""
@@ -35,7 +36,7 @@ def value_reader(
     """
     within = within or name in without_padding
     if isinstance(kind, pa.JsonType):
-        return json.loads
+        return parse_json
     if pa.types.is_struct(kind):
         readers = {
             field.name: value_reader(field.type, f"{name}.{field.name}", without_padding, within)

@@ -6,12 +6,12 @@ reads is decided before (spec/columns.py).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from math import inf, isfinite
 
 from plimsoll.config.data import COLUMNS, SourceConfig
 from plimsoll.config.files import nearest
+from plimsoll.config.json_text import parse_json
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.fields import (
     SYSTEM,
@@ -269,7 +269,7 @@ def tools_of(values: Mapping[str, object], column: str | None) -> Tools:
 
 def _from_json(text: str, column: str) -> object:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise RowProblem(column, f"is text, and not valid JSON: {error}") from error
 

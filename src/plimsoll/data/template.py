@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils.chat_template_utils import _render_with_assistant_indices
 
 from plimsoll.config.data import DataConfig, template_file
+from plimsoll.data.jinja_limits import begin_rendering, compile_template
 from plimsoll.data.pieces import (
     Messages,
     TextPiece,
@@ -53,6 +54,8 @@ _REFUSALS = (
     ValueError,
     LookupError,
     ArithmeticError,
+    RecursionError,
+    MemoryError,
 )
 """The errors that a template, which is a program, may raise."""
 
@@ -170,20 +173,22 @@ class Template:
     def _render(self, turns: Messages, *, generation_prompt: bool) -> tuple[str, list[TextSpan]]:
         """Return the text, and the ranges inside the template's generation marks."""
         try:
-            texts, marked = render_jinja_template(
-                conversations=[turns],
-                tools=list(self.tools) or None,
-                chat_template=self.jinja,
-                add_generation_prompt=generation_prompt,
-                return_assistant_tokens_mask=bool(GENERATION_MARK.search(self.jinja or "")),
+            compiled = compile_template(self.jinja or "")
+            begin_rendering(compiled)
+            text, marked = _render_with_assistant_indices(
+                compiled,
+                turns,
+                list(self.tools) or None,
+                None,
+                generation_prompt,
                 **self.tokenizer.special_tokens_map,
             )
-            texts[0].encode()  # Further keys of a message may hold invalid Unicode.
-            check_tools(self.tools, texts[0])
-            check_calls(turns, texts[0])
+            text.encode()  # Further keys of a message may hold invalid Unicode.
+            check_tools(self.tools, text)
+            check_calls(turns, text)
         except _REFUSALS as error:
             raise DataError(f"is refused by the chat template: {error}") from error
-        return texts[0], marked[0] if marked else []
+        return text, marked
 
     def _learned_marks(self, turns: Messages, marked: Sequence[TextSpan]) -> list[TextSpan]:
         """Return the ranges inside the generation marks of the turns that are learned.
@@ -302,7 +307,7 @@ def _template_text(tokenizer: PreTrainedTokenizerBase, configured: str | None) -
     """
     jinja = _chat_template(tokenizer, configured)
     try:
-        render_jinja_template(conversations=[], chat_template=jinja)
+        compile_template(jinja)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(
             f"The chat template is not valid Jinja, line {error.lineno}: {error.message}."

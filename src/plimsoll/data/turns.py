@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plimsoll.config.files import nearest
+from plimsoll.config.json_text import parse_json
 from plimsoll.data.fields import checked_text, kind_of, list_of, present
 from plimsoll.data.pieces import UNLEARNED, Messages, tool_name
 from plimsoll.data.report import RowProblem
@@ -125,7 +126,7 @@ def _mark(turn: Mapping[str, object], role: str, place: str) -> dict[str, object
 def _calls(value: object, place: str) -> list[Mapping[str, object]]:
     """Return the calls of a turn that holds them as JSON: one call or a list."""
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value
+        parsed = parse_json(value) if isinstance(value, str) else value
     except ValueError as error:
         raise RowProblem(place, f"{_WANTED}. It is no valid JSON: {error}") from error
     calls = parsed if isinstance(parsed, list) else [parsed]

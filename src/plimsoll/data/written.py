@@ -10,7 +10,6 @@ is good: the run counts such rows and reports the count.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from plimsoll.errors import DataError
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a turn that hold the assistant's reasoning before its answer."""
-_THOUGHT = re.compile(r"(?:.*<think>)?(.*)</think>(.*)", re.DOTALL)
-"""A turn's content as templates divide it: the reasoning, and the answer."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,9 @@ def _turn_texts(turns: Messages) -> Iterator[_TurnText]:
         role, content, learned = str(turn["role"]), str(turn["content"]), is_learned(turn)
         if role == "assistant":
             thoughts = {key: turn[key] for key in REASONING if isinstance(turn.get(key), str)}
-            if (match := _THOUGHT.fullmatch(content)) is not None:
-                thoughts["content"], content = match.groups()
+            head, mark, answer = content.rpartition("</think>")
+            if mark:  # as templates divide a turn's content
+                thoughts["content"], content = head.rpartition("<think>")[2], answer
             for key, thought in thoughts.items():
                 yield _TurnText(number, role, key, thought, thought=True, learned=learned)
         yield _TurnText(number, role, "content", content, thought=False, learned=learned)

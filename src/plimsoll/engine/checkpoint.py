@@ -175,7 +175,7 @@ def _refuse_broken_files(directory: Path) -> Iterator[None]:
     """Turn read errors inside the block into ConfigError."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise broken_checkpoint(directory, str(error)) from error
 
 

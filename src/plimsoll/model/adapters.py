@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from plimsoll.config.engine import ADAPTER_FILE, AdapterConfig
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.checks import as_config_error
 from plimsoll.model.policy import WRAPPER, Companions, PolicyModel, is_of_adapter, write_generation
 from plimsoll.model.quantization import dequantise
 from plimsoll.model.value import ValueModel
+from plimsoll.process.patterns import last_group
 from plimsoll.run.files import whole_directory
 
 ADAPTER = "default"
@@ -218,14 +219,20 @@ def read_adapter_config(directory: Path) -> Any:
     """
     from peft import PeftConfig
 
+    if not (directory / ADAPTER_FILE).is_file():  # PEFT would ask the hub for the name
+        raise ConfigError(
+            f"The adapter {str(directory)!r} has no {ADAPTER_FILE}. Give a directory that PEFT "
+            "or a run with an adapter has written, such as runs/NAME/model."
+        )
     with as_config_error(str(directory), ADAPTER_FILE):
         config = PeftConfig.from_pretrained(str(directory))
     unsupported = [name for name in _OTHER_FORMS if getattr(config, name, None)]
     if getattr(config, "init_lora_weights", None) not in _PLAIN_STARTS:
         unsupported.append("init_lora_weights")
     if config.peft_type != "LORA" or unsupported:
+        kind = ", ".join([str(config.peft_type), *unsupported])
         raise ConfigError(
-            f"The adapter {str(directory)!r} ({', '.join([config.peft_type, *unsupported])}) is "
+            f"The adapter {str(directory)!r} ({kind}) is "
             "not plain LoRA, rsLoRA or DoRA; only those are supported. Merge it with PEFT's "
             "merge_and_unload."
         )
@@ -236,10 +243,12 @@ def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path)
     """Add a saved adapter to the model that it was trained on; ConfigError if it does not fit."""
     config.inference_mode = False
     config.modules_to_save = None
-    inject(module, config)
-    parameters = {_saved_name(n): p for n, p in module.named_parameters() if p.requires_grad}
     with as_config_error(str(directory), WEIGHTS):
         tensors = load_file(directory / WEIGHTS)
+    with as_config_error(str(directory), ADAPTER_FILE):
+        _check_adapter_config(config, module, tensors)
+        inject(module, config)
+    parameters = {_saved_name(n): p for n, p in module.named_parameters() if p.requires_grad}
     wrong = sorted(parameters.keys() ^ tensors.keys()) or sorted(
         name for name in parameters if parameters[name].shape != tensors[name].shape
     )
@@ -251,6 +260,36 @@ def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path)
         )
     for name, parameter in parameters.items():
         parameter.data = tensors[name]
+
+
+def _check_adapter_config(config: Any, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError for ranks beyond the stored weights, or expressions that take too long.
+
+    PEFT would allocate the rank's weights, and match each expression with each layer's name.
+    """
+    ranks = [config.r, *(config.rank_pattern or {}).values()]
+    largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
+    if max(ranks) > largest:
+        raise ConfigError(
+            f"The adapter's config has a rank of {max(ranks)}, and no side of its weights is over "
+            f"{largest}. Copy the adapter again."
+        )
+    targets = [config.target_modules, config.exclude_modules]
+    patterns = [*filter(None, targets), *config.rank_pattern, *config.alpha_pattern]
+    names = "\n".join(name for name, _ in module.named_modules())
+    for pattern in patterns:
+        if isinstance(pattern, str):
+            _match_layers(pattern, names)
+
+
+def _match_layers(pattern: str, names: str) -> None:
+    try:
+        last_group(rf"(?m)^(?:.*\.)?({pattern})$", names)
+    except PlimsollError as error:
+        raise ConfigError(
+            f"The adapter's config has the pattern {pattern[:200]!r}, which cannot be matched with "
+            f"the names of layers: {error}. Write names of layers instead."
+        ) from error
 
 
 def _saved_name(name: str) -> str:

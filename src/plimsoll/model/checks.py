@@ -7,7 +7,6 @@ earlier, with the run (spec/model_files.py).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from plimsoll.config.json_text import parse_json
 from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, PlimsollError
 
 # Settings that change the logits, except the softcaps, which `logit_softcap` and attention read.
 _CHANGES_LOGITS = re.compile(
@@ -40,7 +39,9 @@ def as_config_error(path: str, what: str) -> Iterator[None]:
     """Turn a library's errors about unreadable files into one ConfigError with the path."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except (PlimsollError, MemoryError):
+        raise
+    except Exception as error:  # libraries check little of a file, and raise what comes of it
         raise ConfigError(
             f"Cannot read the {what} of the model {path!r}: {str(error).rstrip('.')}. {_mend(path)}"
         ) from error
@@ -90,11 +91,16 @@ def check_tokenizer_files(path: str) -> None:
         )
     for file in directory.glob("*token*.json"):
         try:
-            json.loads(file.read_bytes())
+            content = parse_json(file.read_bytes())
         except ValueError as error:
             raise ConfigError(
                 f"{file} is not valid JSON ({error}). Copy the tokenizer's file anew."
             ) from error
+        if not isinstance(content, dict):
+            raise ConfigError(
+                f"{file} holds a JSON {type(content).__name__}, and an object is needed. Copy the "
+                f"tokenizer's file anew."
+            )
 
 
 def has_generic_tokenizer(path: str) -> bool:
@@ -102,7 +108,7 @@ def has_generic_tokenizer(path: str) -> bool:
     settings, tokens = Path(path, "tokenizer_config.json"), Path(path, "tokenizer.json")
     if not settings.is_file() or not tokens.is_file():
         return False
-    name = json.loads(settings.read_bytes()).get("tokenizer_class")
+    name = parse_json(settings.read_bytes()).get("tokenizer_class")
     return name in ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
@@ -171,6 +177,24 @@ def check_loaded(path: str, report: Mapping[str, Any], may_be_new: set[str]) -> 
         )
 
 
+_LEAST_BYTES = 0.25
+"""Bytes of a parameter in the files, at least: 4-bit codes take 0.5."""
+
+
+def _check_files_are_large_enough(path: str, frame: PreTrainedModel) -> None:
+    """Raise ConfigError if a directory's files are far too small for the model of its config.json.
+
+    transformers would give all missing weights memory and random values before they are reported.
+    """
+    parameters = sum(parameter.numel() for parameter in frame.parameters())
+    stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
+    if 0 < stored < parameters * _LEAST_BYTES:
+        raise ConfigError(
+            f"The model {path!r} has {stored:,} bytes of weights, and its config.json describes "
+            f"{parameters:,} parameters. Copy the model again, or correct its config.json."
+        )
+
+
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 _NOISE = re.compile(r"^(?!classifier|summary)\w*(dropout|pdrop|layerdrop|jitter_noise)\w*$")
 _SAMPLING_ROUTERS = {"phimoe"}
@@ -184,7 +208,7 @@ def check_frame(config: ModelConfig, hf_config: PreTrainedConfig, auto_class: An
 
     The model is built without weights for this check.
     """
-    saved_as = "".join(hf_config.architectures or [])
+    saved_as = str(hf_config.architectures).strip("[']")
     if auto_class is AutoModelForCausalLM and saved_as.endswith("ForSequenceClassification"):
         raise ConfigError(
             f"The model {config.path!r} is a reward model ({saved_as}): its head gives scores. A "
@@ -200,6 +224,7 @@ def check_frame(config: ModelConfig, hf_config: PreTrainedConfig, auto_class: An
         raise ConfigError(
             f"The model {config.path!r} ({type(frame).__name__}) cannot be trained: {reason}"
         )
+    _check_files_are_large_enough(config.path, frame)
 
 
 def _reasons_against(frame: PreTrainedModel, settings: Mapping[str, Any]) -> Iterator[str]:

@@ -9,13 +9,13 @@ Each form may also be given as JSON text.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.config.base import PositiveFloat, PositiveInt
+from plimsoll.config.json_text import parse_json
 from plimsoll.errors import DataError
 from plimsoll.process.programs import (
     REMEDY,
@@ -54,8 +54,8 @@ class _Case:
 
     def _is_expected(self, output: str) -> bool:
         try:
-            value = json.loads(output or "null")
-        except (ValueError, RecursionError):  # the program wrote it instead of the function
+            value = parse_json(output or "null")
+        except ValueError:  # the program wrote it instead of the function
             return False
         return bool(value == self.expected or [value] == self.expected)
 
@@ -89,7 +89,7 @@ def _decode(tests: object) -> object:
     if not isinstance(tests, str):
         return tests
     try:
-        value = json.loads(tests)
+        value = parse_json(tests)
     except ValueError:
         return tests
     return value if isinstance(value, dict | list | str) else tests
@@ -115,8 +115,8 @@ def _case_of_item(test: object, function: str | None) -> _Case:
         raise ValueError('a test of a list is text, or has "input" and "output"')
     name = test.get("fn_name") or function
     if name and test.get("testtype") != "stdin":
-        lines = [json.loads(line) for line in str(test["input"]).splitlines() if line.strip()]
-        return _Case({"call": name, "arguments": lines}, json.loads(str(test["output"])))
+        lines = [parse_json(line) for line in str(test["input"]).splitlines() if line.strip()]
+        return _Case({"call": name, "arguments": lines}, parse_json(str(test["output"])))
     return _Case({"input": _text(test["input"])}, _text(test["output"]))
 
 
@@ -129,7 +129,7 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-_BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_BLOCK = re.compile(r"```[ \t]*(?:(?:python3?|py)[ \t]*)?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 def check(reference: object) -> None:

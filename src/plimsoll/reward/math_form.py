@@ -17,7 +17,6 @@ delimiters, and never a text in which it would have to choose.
 from __future__ import annotations
 
 import re
-from itertools import accumulate
 
 from plimsoll.config.base import PositiveInt
 from plimsoll.reward.marks import ANSWER_TAG, MARKER, after_last, last_within
@@ -93,12 +92,23 @@ def _last_box(text: str) -> str | None:
 
     If the box holds a number, only its digits are returned.
     """
+    ends = _ends_of_braces(text)
     for begin in reversed([box.end() for box in re.finditer(re.escape(BOX), text)]):
-        depths = accumulate({"{": 1, "}": -1}.get(character, 0) for character in text[begin:])
-        end = next((i for i, depth in enumerate(depths) if depth < 0), None)
-        if end is not None and (inside := text[begin : begin + end].strip()):
+        if begin in ends and (inside := text[begin : ends[begin]].strip()):
             return plain_number(inside) or f"{BOX}{inside}}}"
     return None
+
+
+def _ends_of_braces(text: str) -> dict[int, int]:
+    """Return the place of each closing brace by the place after its opening brace."""
+    opened: list[int] = []
+    ends: dict[int, int] = {}
+    for brace in re.finditer(r"[{}]", text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif opened:
+            ends[opened.pop()] = brace.start()
+    return ends
 
 
 def _last_in_prose(text: str) -> str | None:

@@ -8,7 +8,9 @@ from typing import Annotated
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from plimsoll.process.patterns import PROCESS_BYTES, is_match
 from plimsoll.records import Trajectory
+from plimsoll.reward.references import asks_processes
 
 
 def _compilable(pattern: str) -> str:
@@ -24,11 +26,12 @@ def _compilable(pattern: str) -> str:
 Regex = Annotated[str, AfterValidator(_compilable)]
 
 
+@asks_processes(PROCESS_BYTES, "measured: Linux, Python 3.11, 11.6 MB resident")
 def reward(trajectory: Trajectory, *, pattern: Regex, full: bool = False) -> float:
     """Return 1 if the regular expression (of Python's `re`) is found in the response, else 0.
 
     With `full` the expression must match all of the response, stripped of outer white space.
+    Raises PatternTooSlow if the match takes more than a second of the processor.
     """
-    if full:
-        return float(re.fullmatch(pattern, trajectory.response_text.strip()) is not None)
-    return float(re.search(pattern, trajectory.response_text) is not None)
+    text = trajectory.response_text
+    return float(is_match(pattern, text.strip() if full else text, full=full))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from plimsoll.config.base import Choice
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError
+from plimsoll.process.patterns import PROCESS_BYTES
 from plimsoll.reward.adapters import named_adapter, reward_function
 from plimsoll.reward.references import HelperProcesses, processes_of
 from plimsoll.timeline.items import Item
@@ -26,7 +27,13 @@ def process_items(rewards: Mapping[str, Choice], cores: int | None) -> Iterator[
     number of the machine's cores; None if unknown.
     """
     for name, part in rewards.items():
-        if not isinstance(part, RewardConfig) or not part.name:
+        if not isinstance(part, RewardConfig):
+            continue
+        if part.judge is not None:
+            count = min(cores or MOST_PROCESSES, MOST_PROCESSES)
+            matching = f"processes that match rewards.{name}'s pattern"
+            yield processes_item(matching, count, PROCESS_BYTES, _SOURCE)
+        if not part.name:
             continue
         count = part.at_once or min(cores or MOST_PROCESSES, MOST_PROCESSES)
         if part.process:

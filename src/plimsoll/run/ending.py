@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from plimsoll.config.json_text import parse_json
 from plimsoll.errors import Fault, Interrupted, NodesMissing, PlimsollError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import write_whole
@@ -87,7 +88,7 @@ class RunEnd:
 def read_end(path: Path) -> RunEnd | None:
     """Return the record in an `end.json`; None if there is no file, or another version wrote it."""
     try:
-        return RunEnd(**json.loads(path.read_bytes()))
+        return RunEnd(**parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from plimsoll.errors import PlimsollError
+from plimsoll.config.json_text import parse_json
+from plimsoll.errors import ConfigError
 from plimsoll.run.files import append_whole, whole_file, write_whole
 
 JsonRow = Mapping[str, Any]
@@ -47,7 +48,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def iter_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file, without a last line that a crash cut.
 
-    Raises PlimsollError if another line is no JSON object with a `step`.
+    Raises ConfigError if another line is no JSON object with a `step`.
     """
     return (row for _, row in _lines(path))
 
@@ -69,7 +70,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise _broken(path, number, f"no JSON: {error}") from error
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
@@ -77,8 +78,8 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return row
 
 
-def _broken(path: Path, number: int, why: str) -> PlimsollError:
-    return PlimsollError(
+def _broken(path: Path, number: int, why: str) -> ConfigError:
+    return ConfigError(
         f"{path}, line {number}: {why}. Remove the line, or start a new run.directory."
     )
 

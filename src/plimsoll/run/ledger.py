@@ -13,7 +13,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
-from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.errors import ConfigError
 from plimsoll.run.counting import use_text
 from plimsoll.run.json_lines import JsonRow, append_rows, iter_rows
 from plimsoll.run.readings import DividedShare, Footprint, Footprints, Line, Reading, largest, total
@@ -224,7 +224,7 @@ def _values(numbers: Footprint | Line) -> dict[str, int]:
 def read_ledger(path: Path) -> list[LedgerRow]:
     """Return the rows of a ledger.jsonl.
 
-    Raises ConfigError if there is no file or no row, and PlimsollError if a row is wrong.
+    Raises ConfigError if there is no file or no row, or if a row is wrong.
     """
     if not path.is_file():
         raise ConfigError(
@@ -253,7 +253,7 @@ def _parse(path: Path, number: int, row: Mapping[str, Any]) -> LedgerRow:
             busy=row.get("busy"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PlimsollError(
+        raise ConfigError(
             f"{path}, line {number}: no row of a ledger ({error!r}). Remove the line."
         ) from error
 

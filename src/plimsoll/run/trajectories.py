@@ -256,7 +256,16 @@ def read_draw(path: Path) -> StepDraw | None:
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """Return the trajectories of a file; raise ConfigError if it lacks columns."""
+    """Return the trajectories of a file; raise ConfigError if it lacks columns or is damaged."""
+    try:
+        return _read_trajectories(path)
+    except (OSError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as trajectories: {error}. Copy the file again, or remove it."
+        ) from error
+
+
+def _read_trajectories(path: Path) -> list[Trajectory]:
     names = set(pq.read_schema(path).names)
     lacking = sorted(set(_WHOLE) - names)
     if lacking:

@@ -8,7 +8,6 @@ means that the published model has more parts than this text decoder.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from plimsoll.config.json_text import parse_json
 from plimsoll.errors import ConfigError
 from plimsoll.shapes.families import shape_from_config
 from plimsoll.shapes.missing_path import missing_path, near_path, no_model
@@ -67,13 +67,13 @@ def known_models() -> Mapping[str, Mapping[str, object]]:
 @cache
 def _shapes() -> Sequence[Mapping[str, Any]]:
     text = files("plimsoll.shapes").joinpath("known_models.json").read_text("utf-8")
-    shapes: list[Mapping[str, Any]] = json.loads(text)
+    shapes: list[Mapping[str, Any]] = parse_json(text)
     return shapes
 
 
 def _read_config(file: Path) -> Mapping[str, object]:
     try:
-        config = json.loads(file.read_bytes())
+        config = parse_json(file.read_bytes())
     except FileNotFoundError as error:
         what, instead = no_model(file.parent)
         raise ConfigError(f"{file.parent}: {what} -> {instead}") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from plimsoll.config.data import template_file
+from plimsoll.config.json_text import parse_json
 from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.problems import Problem, invalid, show
 from plimsoll.shapes.hub import RepositoryKind, not_on_hub
@@ -54,7 +54,7 @@ def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
     A name on the hub is not checked. `key` is the key of the path; `scores` says whether a reward
     model is needed.
     """
-    saved_as = "".join(_read_object(Path(path, "config.json")).get("architectures") or [])
+    saved_as = str(_read_object(Path(path, "config.json")).get("architectures")).strip("[']")
     if scores and saved_as.endswith("ForCausalLM"):
         why = f"It is a language model ({saved_as}), which has no head that gives scores."
         yield invalid(key, show(path), why, "a reward model, such as `plimsoll rm` makes")
@@ -107,7 +107,7 @@ def read_model_json(path: str) -> dict[str, Any]:
 
 def _read_object(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # `check_model` says why
     return value if isinstance(value, dict) else {}
@@ -128,7 +128,7 @@ def check_missing(key: str, name: str, kind: RepositoryKind) -> Problem | None:
 def _no_config(path: Path) -> tuple[str, str] | None:
     file = path / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return no_model(path)
     except (OSError, ValueError) as error:
@@ -161,7 +161,7 @@ def _no_weights(path: Path) -> tuple[str, str] | None:
 def _weight_files(path: Path) -> list[Path]:
     index = path / _INDEX
     if index.is_file():
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        shards = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
         return [path / shard for shard in sorted(set(shards))]
     return sorted(path.glob("*.safetensors"))
 
@@ -178,7 +178,7 @@ def _whole(file: Path) -> bool:
             length = int.from_bytes(stream.read(8), "little")
             if length + 8 > size:
                 return False
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

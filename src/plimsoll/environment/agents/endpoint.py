@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from plimsoll.config.json_text import parse_json
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
 from plimsoll.environment.agents.messages import (
     read_count,
@@ -176,7 +177,7 @@ def _listen(config: ServeConfig) -> socket.socket:
 
 async def _read_body(request: Request) -> Mapping[str, Any]:
     try:
-        body = await request.json()
+        body = parse_json(await request.body())
     except ValueError as error:
         raise DataError(f"The request is not valid JSON: {error}.") from error
     if not isinstance(body, Mapping):

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from plimsoll.config.json_text import parse_json
 from plimsoll.data.pieces import Messages
 from plimsoll.environment.protocol import Reply
 from plimsoll.errors import DataError
@@ -58,7 +59,7 @@ def _read_call(given: object, where: str) -> dict[str, Any]:
         raise DataError(f"{where} is {short_repr(given)}, and needs a function.")
     arguments = function.get("arguments") or "{}"
     try:
-        values = json.loads(arguments) if isinstance(arguments, str) else arguments
+        values = parse_json(arguments) if isinstance(arguments, str) else arguments
     except ValueError:  # as the policy wrote it: templates take text, too
         values = arguments
     call = {"name": function.get("name", ""), "arguments": values}

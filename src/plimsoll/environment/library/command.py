@@ -10,6 +10,7 @@ from functools import partial
 from subprocess import PIPE
 from typing import Any
 
+from plimsoll.config.json_text import parse_json
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.process.child import describe_exit, end, last_lines, start
 from plimsoll.process.threads import in_thread
@@ -47,7 +48,7 @@ def _read_reward(text: str) -> float | None:
     """Return the reward in the last line, or None if that line is not an object with a reward."""
     lines = text.strip().splitlines()
     try:
-        last = json.loads(lines[-1]) if lines else None
+        last = parse_json(lines[-1]) if lines else None
     except ValueError:
         return None
     if not isinstance(last, dict) or "reward" not in last:

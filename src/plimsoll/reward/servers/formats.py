@@ -142,8 +142,10 @@ def read_request(body: Mapping[str, Any]) -> list[Trajectory]:
         raise ValueError(
             f"there are {len(queries)} in query, {len(prompts)} in prompts, {len(labels)} in labels"
         )
+    if not all(isinstance(text, str) for text in (*queries, *prompts)):
+        raise ValueError("query and prompts are lists of texts")
     return [
-        _read({"prompt": prompt, "response": str(query).removeprefix(prompt), "reference": label})
+        _read({"prompt": prompt, "response": query.removeprefix(prompt), "reference": label})
         for query, prompt, label in zip(queries, prompts, labels, strict=True)
     ]
 
@@ -177,6 +179,13 @@ def _write(trajectory: Trajectory) -> dict[str, Any]:
 def _read(item: object) -> Trajectory:
     if not isinstance(item, Mapping):
         raise ValueError(f"{short_repr(item)} is no trajectory")
+    try:
+        return _read_fields(item)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"a field of {short_repr(item)} has a wrong type: {error}") from error
+
+
+def _read_fields(item: Mapping[str, Any]) -> Trajectory:
     response, reference = item.get("response"), item.get("reference")
     value = item.get("reference_value", None if isinstance(reference, str) else reference)
     if not isinstance(response, str):

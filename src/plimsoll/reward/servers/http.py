@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from plimsoll.config.json_text import parse_json
 from plimsoll.config.reward import HttpReward
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Broken, Failed, Outcome, TimeLimit, short_repr
@@ -99,7 +100,7 @@ class Replicas:
             if not response.is_success:
                 return Broken(answered)
             try:
-                answer: object = response.json()
+                answer: object = parse_json(response.content)
                 return answer
             except ValueError:
                 return Broken(f": {server.url} answered no JSON: {text}")

@@ -7,15 +7,17 @@ others serve the same.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 
 from plimsoll.config.reward import JudgeReward
 from plimsoll.errors import ConfigError
+from plimsoll.process.patterns import PatternTooSlow, last_group
+from plimsoll.process.threads import in_thread
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit, short_repr
 from plimsoll.reward.references import missing_key
@@ -55,7 +57,7 @@ class Judge:
         text = _text(reply)
         if text is None:
             return Broken(f" answered {short_repr(reply)}, and a chat completion is needed")
-        return self._score(text)
+        return await in_thread(partial(self._score, text))
 
     def _request(self, trajectory: Trajectory) -> dict[str, Any]:
         settings, prompt = self.settings, trajectory.prompt
@@ -76,13 +78,16 @@ class Judge:
         Returns Failed, so that the judge is asked again, if there is no score within the range.
         """
         settings = self.settings
-        matches = [match[1] for match in re.finditer(settings.pattern, text)]
-        if not matches:
+        try:
+            found = last_group(settings.pattern, text)
+        except PatternTooSlow as error:
+            return Failed(f": {error}")
+        if found is None:
             return Failed(f" found no score by its pattern in {short_repr(text)}")
         try:
-            score = float(matches[-1])
-        except (TypeError, ValueError):
-            return Failed(f" found no number but {matches[-1]!r} in {short_repr(text)}")
+            score = float(found)
+        except ValueError:
+            return Failed(f" found no number but {found!r} in {short_repr(text)}")
         if not settings.low <= score <= settings.high:
             between = f"{settings.low:g} to {settings.high:g}"
             return Failed(f" found a score of {score:g}, outside {between}, in {short_repr(text)}")

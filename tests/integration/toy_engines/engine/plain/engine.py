@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,15 @@ class PlainEngine(_Plain):
         self._optimizer.zero_grad()
         self.steps = self.steps.after(math.isfinite(norm))
         return norm
+
+    def guard_collectives(
+        self, around: Callable[[], AbstractContextManager[None]]
+    ) -> AbstractContextManager[None]:
+        """One rank has no collectives."""
+        return nullcontext()
+
+    def abandon_step(self) -> None:
+        self._optimizer.zero_grad()
 
     def swap_average(self) -> None:
         """No average is kept."""
