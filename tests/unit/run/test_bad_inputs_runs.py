@@ -15,11 +15,12 @@ from refused import DEEP, NO_OBJECTS, refusal, refused_command
 
 from plimsoll.engine.checkpoint import (
     Stretch,
+    block_file,
     read_blocks,
     read_rows,
     read_weights,
-    write_blocks,
-    write_rows,
+    row_files,
+    write_files,
 )
 from plimsoll.errors import ConfigError
 from plimsoll.run.state import RunState
@@ -39,8 +40,8 @@ FIRST = "master/0/w"
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     rows = {"master": [torch.arange(10.0)], "exp_avg": [torch.zeros(10)]}
-    write_rows(rows, PARTS, tmp_path, 0)
-    write_blocks([{"a": torch.zeros(3)}], tmp_path, 0)
+    write_files(row_files(rows, PARTS, 0), tmp_path)
+    write_files([block_file([{"a": torch.zeros(3)}], 0)], tmp_path)
     return tmp_path
 
 
@@ -109,7 +110,7 @@ def test_blocks_of_another_name(name: bytes, checkpoint: Path) -> None:
 def test_any_damaged_byte_of_a_checkpoint(place: int, byte: int, tmp_path: Path) -> None:
     """Each byte of the tensors is in a checksum, so no other values come back."""
     rows = {"master": [torch.arange(10.0)], "exp_avg": [torch.zeros(10)]}
-    write_rows(rows, PARTS, tmp_path, 0)
+    write_files(row_files(rows, PARTS, 0), tmp_path)
     file = tmp_path / "rank-00000-00000.safetensors"
     content = bytearray(file.read_bytes())
     content[place % len(content)] ^= byte
