@@ -24,6 +24,7 @@ from torch import Tensor
 from plimsoll.engine.checksum import hash_bytes
 from plimsoll.engine.price import CHECKPOINT_FILE
 from plimsoll.errors import ConfigError
+from plimsoll.machine.faults import fault_point
 from plimsoll.run.files import explaining_errors
 
 
@@ -63,6 +64,7 @@ def _write(tensors: dict[str, Tensor], path: Path) -> None:
     """
     with explaining_errors(path):
         save_file(tensors, path, {name: hash_bytes(tensor) for name, tensor in tensors.items()})
+        fault_point("checkpoint.file", path=path)
 
 
 def _stretches(rows: Rows, parts: Sequence[Stretch]) -> Iterator[tuple[str, Tensor]]:

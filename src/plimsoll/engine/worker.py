@@ -33,6 +33,7 @@ from plimsoll.engine.protocol import (
 from plimsoll.engine.teacher_forward import TeacherForward, teacher_forward
 from plimsoll.engine.weights import WeightBucket, WeightPlan, gather_bucket, plan_weights
 from plimsoll.engine.without_adapter import WithoutAdapter
+from plimsoll.machine.faults import fault_point
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.meter import reset_process_peak
 from plimsoll.model.adapters import add_adapter
@@ -216,7 +217,9 @@ class Worker:
         self._seed_step(role, engine)
         pack_streams: Sequence[Any] = self._distillation if streams is None else streams
         outputs = losses(engine, packs, pack_streams, counts, objective, self._device)
-        metrics, norm = learn(engine, outputs), engine.step(rate)
+        metrics = learn(engine, outputs)
+        fault_point("rank.step", engine.steps.taken + engine.steps.skipped + 1)
+        norm = engine.step(rate)
         source, in_a_row = self._sources[role], engine.steps.in_a_row
         assert isinstance(source, TrainedRole), f"{role} is frozen"
         if in_a_row > source.optimizer.max_skipped_steps:
@@ -273,6 +276,7 @@ class Worker:
         self, role: RoleName, names: tuple[str, ...], as_published: bool
     ) -> WeightBucket | None:
         """Ship a bucket with these parameters if this rank sends; all ranks must call it."""
+        fault_point("rank.send")
         return gather_bucket(self._engine(role), names, as_published, self._outlet)
 
     def rest_channel(self) -> None:

@@ -30,6 +30,7 @@ from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
+from plimsoll.machine.faults import fault_point
 from plimsoll.records import Floats, Trajectory
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import OnFailure, Scored, open_rewards
@@ -178,6 +179,7 @@ def prepare_batch(
     if spec.run.keep_trajectories:
         path = work.session.directory.trajectories_path(step)
         write_trajectories(path, step, trajectories, token_scores(batch, scores, learnables))
+        fault_point("rollouts.write", step, path=path)
     return batch, scores, learnables
 
 

@@ -15,7 +15,7 @@ KINDS: Mapping[str, str] = {
     "error": "An exception that nobody expects (RuntimeError).",
     "oom": "No memory is left: torch.OutOfMemoryError where torch is imported, else MemoryError.",
     "full": "The disk is full (OSError, ENOSPC).",
-    "torn": "The file at this point is cut to half its length, and the process ends (SIGKILL).",
+    "torn": "The end of the file at this point is missing, and the process ends (SIGKILL).",
     "network": "The connection is reset (ConnectionResetError).",
     "wrong": "The value at this point is wrong: NaN in place of a number.",
 }
@@ -67,7 +67,7 @@ POINTS: Mapping[str, FaultPoint] = {
                 f"controller.{phase}",
                 _CONTROLLER,
                 f"The phase `{phase}` begins",
-                ("oom", "full", "network"),
+                ("oom",),
                 has_step=True,
             )
             for phase in get_args(TimedPhase)
@@ -93,7 +93,7 @@ POINTS: Mapping[str, FaultPoint] = {
         FaultPoint(
             "engine.request",
             _ENGINE,
-            "A request has come; nothing is sampled",
+            "A request has come; nothing is sampled. `step` is the weights' version plus 1",
             ("oom", "network"),
             has_step=True,
         ),
@@ -118,9 +118,9 @@ POINTS: Mapping[str, FaultPoint] = {
             asks=True,
         ),
         FaultPoint(
-            "environment.turn",
+            "environment.call",
             "the process that plays episodes",
-            "An environment is about to take a turn",
+            "An environment is about to be made, reset, given a turn or asked for its reward",
             ("oom", "network"),
             asks=True,
         ),
@@ -135,7 +135,6 @@ POINTS: Mapping[str, FaultPoint] = {
             "checkpoint.begin",
             _CONTROLLER,
             "A checkpoint is due; nothing is written",
-            ("full",),
             has_step=True,
         ),
         FaultPoint(
@@ -161,15 +160,21 @@ POINTS: Mapping[str, FaultPoint] = {
         FaultPoint(
             "metrics.write",
             _CONTROLLER,
-            "A step's metrics are about to be written; `torn` cuts the row before",
-            ("full", "torn"),
+            "A step's metrics are about to be written",
+            ("full",),
             has_step=True,
         ),
         FaultPoint(
-            "data.read",
+            "metrics.done",
+            _CONTROLLER,
+            "A step's metrics are written",
+            ("torn",),
+            has_step=True,
+        ),
+        FaultPoint(
+            "rows.read",
             _CONTROLLER,
             "A source of rows is about to be read",
-            ("network",),
             asks=True,
         ),
         FaultPoint(

@@ -39,6 +39,8 @@ V = TypeVar("V")
 
 FIRED = "fired.jsonl"
 """The file in the directory with one row for each fault that has happened."""
+_TORN_BYTES = 100
+"""How much `torn` cuts off: less than one row of metrics, more than the end of a Parquet file."""
 
 
 def fault_point(name: str, step: int | None = None, *, path: Path | None = None) -> None:
@@ -173,13 +175,14 @@ _ERRORS: Mapping[str, Callable[[str], Exception]] = {
 
 
 def _tear(path: Path | None) -> None:
-    """Cut a file to half its length, or the largest file of a directory."""
+    """Cut off the end of a file, or of the largest file of a directory, as a crash may do."""
     if path is None:
         raise PlimsollError(f"{FAULTS}: this point gives no file, so `torn` cannot cut one")
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     if files:
         largest = max(files, key=lambda file: file.stat().st_size)
-        os.truncate(largest, largest.stat().st_size // 2)
+        size = largest.stat().st_size
+        os.truncate(largest, size - min(_TORN_BYTES, size // 2))
 
 
 def _claim(fault: Fault) -> bool:

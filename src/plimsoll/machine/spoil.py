@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-import numpy as np
-
 
 def spoil(value: Any) -> Any:
-    """Return a wrong copy of a value: NaN for a number, and for the first number of an array.
+    """Return a wrong copy of a value: NaN for numbers, arrays and tensors.
 
-    In collections every entry is spoiled, in a dataclass every floating-point array or tensor. An
-    array of whole numbers has a first entry that is larger by one. Other values stay as they are.
+    Whole numbers in arrays grow by one. In collections every entry is spoiled, in a dataclass every
+    array or tensor that can hold NaN. Other values stay as they are.
     """
     if isinstance(value, float | int):
         return float("nan")
@@ -22,25 +20,13 @@ def spoil(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([spoil(entry) for entry in value])
     if is_dataclass(value) and not isinstance(value, type):
-        numbers = ((f.name, getattr(value, f.name)) for f in fields(value))
-        return replace(value, **{n: spoil(v) for n, v in numbers if _has_fractions(v)})
-    return _spoil_array(value)
+        entries = {field.name: getattr(value, field.name) for field in fields(value)}
+        return replace(value, **{n: spoil(v) for n, v in entries.items() if _has_fractions(v)})
+    if not hasattr(value, "dtype"):
+        return value
+    return value * float("nan") if _has_fractions(value) else value + 1
 
 
 def _has_fractions(value: Any) -> bool:
     """Return whether a value is an array or tensor of floating-point numbers."""
-    kind = getattr(value, "dtype", None)
-    return kind is not None and "float" in str(kind)
-
-
-def _spoil_array(value: Any) -> Any:
-    """Return a copy of an array or tensor whose first entry is NaN, or one larger."""
-    if not hasattr(value, "dtype"):
-        return value
-    copy = value.clone() if hasattr(value, "clone") else np.array(value)
-    first = copy.reshape(-1)[:1]
-    if _has_fractions(value):
-        first[...] = float("nan")
-    else:
-        first += 1
-    return copy
+    return "float" in str(getattr(value, "dtype", ""))

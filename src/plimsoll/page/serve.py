@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.machine.faults import fault_point
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -81,6 +82,7 @@ def make_app(text: str, answer: AnswerFunction, token: str) -> Starlette:
     def data(request: Request) -> JSONResponse:
         check(request)
         try:
+            fault_point("page.answer")
             reply = answer(request.path_params["name"], request.query_params)
         except (PlimsollError, OSError) as error:
             return JSONResponse({"detail": str(error)}, 404, headers=_HEADERS)

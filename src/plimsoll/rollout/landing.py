@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plimsoll.engine.channel import Channel, Inlet, open_inlet
 from plimsoll.engine.weights import WeightBucket, sum_pieces
+from plimsoll.machine.faults import fault_value
 from plimsoll.rollout.sync import Arrivals
 
 
@@ -48,7 +49,7 @@ class WeightLanding:
         """
         inlet = self._inlet
         bucket = next(b for b in buckets if inlet.reaches(b.handle))
-        data = inlet.open(bucket.handle, bucket.bytes)
+        data = fault_value("engine.receive", inlet.open(bucket.handle, bucket.bytes))
         checks = is_first or not inlet.one_copy
         self._arrivals.take(bucket.tensors, sum_pieces(bucket.tensors, data) if checks else None)
         yield bucket, data

@@ -8,6 +8,7 @@ from shlex import quote
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.engine.worker import Worker
+from plimsoll.machine.faults import fault_point
 from plimsoll.run.files import whole_directory
 from plimsoll.run.state import RunState, after_evaluation, is_patience_out
 from plimsoll.train.how_to_use import trained_text
@@ -54,10 +55,14 @@ def save_checkpoint(session: RunSession, cluster: Cluster, state: RunState) -> N
     """
     directory = session.directory
     directory.sync_rows()
-    with whole_directory(directory.checkpoint_path(state.step)) as partial:
+    saved = directory.checkpoint_path(state.step)
+    fault_point("checkpoint.begin", state.step)
+    with whole_directory(saved) as partial:
         for role in session.spec.trained:
             ranks_of(cluster, role).all(Worker.save_checkpoint, role, (partial / role).absolute())
         state.save(partial / "state.json")
+        fault_point("checkpoint.rename", state.step, path=partial)
+    fault_point("checkpoint.done", state.step, path=saved)
     directory.prune_checkpoints(session.spec.run.keep_checkpoints, state.best_step)
 
 

@@ -18,15 +18,18 @@ from typing import Any
 from plimsoll import __version__
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
+from plimsoll.config.run import mask_webhook
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
+from plimsoll.machine.faults import fault_point
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import read_host, reset_process_peak
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RESUME, StopRequest, recording_end
+from plimsoll.run.files import explaining_errors
 from plimsoll.run.health import HealthWatch
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
@@ -41,6 +44,7 @@ from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BESIDE_STEPS, StepReport
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.notify import notifying
 from plimsoll.train.tokenizers import check_tokenizers
 
 _RELEASE_HEAP_BEFORE = ("eval", "save")
@@ -113,6 +117,7 @@ class RunSession:
         now = CurrentPhase(self.step_under_way, self.progress.steps, name)
         write_current_phase(self.directory.now_path, now)
         with self.clock.phase(name), _add_phase_to_errors(name, self.step_under_way):
+            fault_point(f"controller.{name}", self.step_under_way)
             if cluster is not None and name in _RELEASE_HEAP_BEFORE:
                 on_all_ranks(cluster, Worker.release_heap)
             start = time.perf_counter()
@@ -144,6 +149,8 @@ class RunSession:
         rows = self.ledger.take(step)
         self.sink.write_ledger(rows)
         seconds = self.clock.seconds()
+        with explaining_errors(self.directory.metrics_path):
+            fault_point("metrics.write", step)
         self.sink.write(
             StepReport(
                 step,
@@ -155,6 +162,7 @@ class RunSession:
                 busy_share(row for row in rows if row.phase not in BESIDE_STEPS),
             )
         )
+        fault_point("metrics.done", step, path=self.directory.metrics_path)
         for leak in self.leaks.add(rows):
             self.progress.note(leak.text)
         self.clock.reset()
@@ -247,8 +255,11 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
     check_tokenizers(spec.actor.model, spec.roles.values())
     with ExitStack() as stack:
         directory = stack.enter_context(open_run(run))
+        fault_point("controller.start")
         log = stack.enter_context(closing(RunLog(directory.log_path)))
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        if run.notify is not None:
+            command = command.replace(run.notify, mask_webhook(run.notify))
         process = f"process {os.getpid()} on {socket.gethostname()}"
         log.add(f"Plimsoll {__version__}, {process}: {command}")
         stack.enter_context(recording_end(directory, log))
@@ -265,6 +276,9 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
         progress = stack.enter_context(
             Progress(spec.job.name, spec.known_steps, directory.path, sys.stdout, log.add)
         )
+        name = f"{spec.job.name} {directory.path}"
+        begin = f"goes on after step {state.step}" if latest else "starts"
+        notify = stack.enter_context(notifying(run, name, begin, progress.note))
         stack.enter_context(console_to(log, sys.stdout, sys.stderr))
         if not reset_process_peak():
             progress.note(
@@ -279,7 +293,9 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             ledger=Ledger(planned.predicted, state.step - evaluates_first(spec, state)),
             leaks=LeakWatch(),
             progress=progress,
-            sink=MetricsSink(directory, progress, loggers, _open_health_watch(spec, directory)),
+            sink=MetricsSink(
+                directory, progress, loggers, _open_health_watch(spec, directory), notify
+            ),
             stop=stop,
             state=state,
             template=template,
