@@ -8,6 +8,8 @@ from typing import get_args
 
 from plimsoll.run.phases import TimedPhase
 
+NOTE = "note"
+"""The kind of fault that only records the call."""
 KINDS: Mapping[str, str] = {
     "kill": "The process ends at once (SIGKILL).",
     "hang": "The process stops (SIGSTOP), or the call waits for ever where it asks something else.",
@@ -18,6 +20,7 @@ KINDS: Mapping[str, str] = {
     "torn": "The end of the file at this point is missing, and the process ends (SIGKILL).",
     "network": "The connection is reset (ConnectionResetError).",
     "wrong": "The value at this point is wrong: NaN in place of a number.",
+    NOTE: "Nothing: the call is recorded (see `PLIMSOLL_FAULTS_DIRECTORY`), and goes on.",
 }
 """The kinds of faults, each with its meaning."""
 
@@ -32,7 +35,7 @@ CONDITIONS: Mapping[str, str] = {
 }
 """The conditions of `when`, each with its meaning."""
 
-_ANYWHERE = ("kill", "hang", "delay", "error")
+_ANYWHERE = ("kill", "hang", "delay", "error", NOTE)
 
 
 @dataclass(frozen=True)

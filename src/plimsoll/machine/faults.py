@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from plimsoll.errors import PlimsollError
+from plimsoll.machine.fault_points import NOTE
 from plimsoll.machine.fault_text import (
     DIRECTORY,
     FAULTS,
@@ -156,7 +157,7 @@ def _act(fault: Fault, path: Path | None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault.kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    else:
+    elif fault.kind != NOTE:
         raise _ERRORS[fault.kind](message)
 
 
@@ -202,7 +203,10 @@ def _record(fault: Fault, step: int | None, call: int) -> None:
     """Write the fault to stderr, and as a row to the directory if there is one."""
     process = os.environ.get(PROCESS) or "controller"
     row = {"time": time.time(), "fault": fault.text, "process": process, "pid": os.getpid()}
-    print(f"{FAULTS}: {fault.text} in {process} (pid {os.getpid()})", file=sys.stderr, flush=True)
+    if fault.kind != NOTE:
+        print(
+            f"{FAULTS}: {fault.text} in {process} (pid {os.getpid()})", file=sys.stderr, flush=True
+        )
     if directory := faults_directory():
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / FIRED).open("a") as file:
