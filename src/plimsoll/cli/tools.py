@@ -415,11 +415,19 @@ def watch(words: list[str]) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run.directory, of any state")
     parser.add_argument("--host", default="127.0.0.1", help="who may ask (%(default)s: this host)")
     parser.add_argument("--port", type=int, default=0, help="default: a free one")
+    parser.add_argument(
+        "--token-file",
+        type=expanduser,
+        metavar="FILE",
+        help="the token of the address, for Prometheus; written if missing (default: a new one)",
+    )
     options = parser.parse_args(words)
 
     from plimsoll.commands.watch import watch as serve
 
-    serve([Path(expanduser(run)) for run in options.runs], options.host, options.port)
+    runs = [Path(expanduser(run)) for run in options.runs]
+    token_file = None if options.token_file is None else Path(options.token_file)
+    serve(runs, options.host, options.port, token_file)
 
 
 def chaos(words: list[str]) -> None:
