@@ -35,7 +35,8 @@ CONDITIONS: Mapping[str, str] = {
 }
 """The conditions of `when`, each with its meaning."""
 
-_ANYWHERE = ("kill", "hang", "delay", "error", NOTE)
+ANYWHERE = ("kill", "hang", "delay", "error", NOTE)
+"""The kinds that can happen at every point."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class FaultPoint:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of faults that can happen here."""
-        return (*_ANYWHERE, *self.more_kinds)
+        return (*ANYWHERE, *self.more_kinds)
 
 
 _CONTROLLER, _RANK, _ENGINE = "controller", "training rank", "rollout engine"
