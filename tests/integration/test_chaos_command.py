@@ -49,6 +49,8 @@ def test_what_cannot_be_disturbed_is_said(home: Path) -> None:
     assert unreached.code == 2 and "engine.request" in unreached.err
     unknown = run_here(home, *words, "--kinds", "kill,melt")
     assert unknown.code == 2 and "'melt'" in unknown.err and "torn" in unknown.err
+    other = run_here(home, *words, "--run.steps", "2")
+    assert other.code == 2 and "`plimsoll sft sft.yaml`" in other.err
     broken = run_here(home, "chaos", "sft", "nowhere.yaml", "--directory", "other")
     assert broken.code == 1 and "plimsoll sft nowhere.yaml" in broken.err
     assert "nowhere.yaml" in (home / "other" / "undisturbed-faults" / "output.txt").read_text()

@@ -18,7 +18,7 @@ from typing import Any
 from plimsoll import __version__
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
-from plimsoll.config.run import mask_webhook
+from plimsoll.config.run import RunConfig, mask_webhook
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.engine.worker import UpdateResult, Worker
@@ -257,11 +257,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
         directory = stack.enter_context(open_run(run))
         fault_point("controller.start")
         log = stack.enter_context(closing(RunLog(directory.log_path)))
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        if run.notify is not None:
-            command = command.replace(run.notify, mask_webhook(run.notify))
-        process = f"process {os.getpid()} on {socket.gethostname()}"
-        log.add(f"Plimsoll {__version__}, {process}: {command}")
+        log.add(_first_line(run))
         stack.enter_context(recording_end(directory, log))
         latest = directory.latest_checkpoint()
         state = _load_state(*latest) if latest else _NEW_RUN
@@ -308,6 +304,15 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             progress.note("run.keep_checkpoints: 0: a run that is stopped or fails saves nothing")
         with session.stop_at_once_while_loading():
             yield session
+
+
+def _first_line(run: RunConfig) -> str:
+    """Return what the log says first: the version, the process and the command."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    if run.notify is not None:
+        command = command.replace(run.notify, mask_webhook(run.notify))
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    return f"Plimsoll {__version__}, {process}: {command}"
 
 
 def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:

@@ -8,6 +8,7 @@ What happened is kept in chaos.jsonl, so that the command can go on where it sto
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -86,7 +87,8 @@ def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> Non
 def _occasions(request: ChaosRequest, show: Callable[[str], None]) -> list[Occasion]:
     """Return the occasions of the undisturbed run, which is made if it is not there yet."""
     run, record = _undisturbed(request), request.directory / "undisturbed-faults"
-    if not (record / "done").exists():
+    done, command = record / "done", shlex.join(request.words)
+    if not done.exists():
         show(f"the undisturbed run: {run}")
         shutil.rmtree(record, ignore_errors=True)
         shutil.rmtree(run, ignore_errors=True)
@@ -94,9 +96,14 @@ def _occasions(request: ChaosRequest, show: Callable[[str], None]) -> list[Occas
         if trial.code != 0:
             raise PlimsollError(
                 f"the undisturbed run failed ({record / 'output.txt'} has what it said), so there "
-                f"is nothing to compare with. Correct the run: plimsoll {' '.join(request.words)}"
+                f"is nothing to compare with. Correct the run: plimsoll {command}"
             )
-        (record / "done").touch()
+        done.write_text(command)
+    if done.read_text() != command:
+        raise ConfigError(
+            f"--directory: {request.directory} holds runs of `plimsoll {done.read_text()}`, which "
+            f"those of `plimsoll {command}` cannot be compared with. Give another directory."
+        )
     wanted = request.points or [*POINTS]
     return [o for o in occasions_of(read_fired(record)) if o.point in wanted]
 
