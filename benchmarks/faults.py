@@ -27,8 +27,8 @@ from plimsoll.commands.demo import prepare
 Tree = dict[str, Any]
 
 STEPS = 6
-PATIENCE = 240.0
-"""Seconds without a step after which a run counts as hung: more than a start of Ray takes."""
+PATIENCE = {"local": 90.0, "ray": 300.0}
+"""Seconds without a step after which a run counts as hung: more than a start takes."""
 NEVER_IN_DPO = ("network",)
 """Kinds that happen only where something is sampled or scored."""
 
@@ -79,7 +79,7 @@ def requests(directory: Path, faults: int, seed: int, places: list[str]) -> list
                 -(-faults // len(cases)),
                 seed=seed,
                 kinds=[k for k in RANDOM_KINDS if job != "dpo" or k not in NEVER_IN_DPO],
-                patience=PATIENCE,
+                patience=PATIENCE[where],
             )
         )
     return made

@@ -151,7 +151,7 @@ def _start(
     job: DisturbedJob, directory: Path, faults: str, record: Path, steps: StepWatch
 ) -> tuple[int | None, list[str]]:
     """Start the command once; return its exit code, and the processes that it left behind."""
-    given = ("--run.directory", str(directory), "--run.resume", "auto")
+    given = ("--run.directory", str(directory), "--run.resume=auto")
     with (record / "output.txt").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "plimsoll", *job.words, *given],
