@@ -48,8 +48,11 @@ def losses(
     `streams`: one per pack. `counts`: the counts of the optimizer step, over all ranks.
     """
     for pack, stream in zip(packs, streams, strict=True):
-        output = objective.loss(engine, PackTensors.from_pack(pack, device), stream, counts)
-        yield fault_value("rank.forward", output)
+        # Nothing has a name here: it would be held while the next micro-batch is computed.
+        yield fault_value(
+            "rank.forward",
+            objective.loss(engine, PackTensors.from_pack(pack, device), stream, counts),
+        )
 
 
 def learn(engine: TrainedEngine, outputs: Iterable[LossOutput]) -> dict[str, float]:
