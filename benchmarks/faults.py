@@ -69,7 +69,7 @@ def requests(directory: Path, faults: int, seed: int, places: list[str]) -> list
         prepare(home, 0)
     cases = [(job, where) for job in ("ppo", "grpo", "dpo") for where in places]
     made = []
-    for job, where in cases:
+    for number, (job, where) in enumerate(cases):
         path = directory / f"{job}-{where}.yaml"
         path.write_text(yaml.safe_dump(case_config(job, where, home)))
         made.append(
@@ -77,7 +77,7 @@ def requests(directory: Path, faults: int, seed: int, places: list[str]) -> list
                 [job, str(path)],
                 directory / f"{job}-{where}",
                 -(-faults // len(cases)),
-                seed=seed,
+                seed=1000 * seed + number,  # so that each case has faults of its own
                 kinds=[k for k in RANDOM_KINDS if job != "dpo" or k not in NEVER_IN_DPO],
                 patience=PATIENCE[where],
             )

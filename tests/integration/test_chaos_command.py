@@ -53,4 +53,6 @@ def test_what_cannot_be_disturbed_is_said(home: Path) -> None:
     assert other.code == 2 and "`plimsoll sft sft.yaml`" in other.err
     broken = run_here(home, "chaos", "sft", "nowhere.yaml", "--directory", "other")
     assert broken.code == 1 and "plimsoll sft nowhere.yaml" in broken.err
-    assert "nowhere.yaml" in (home / "other" / "undisturbed-faults" / "output.txt").read_text()
+    assert "there is no such config file" in broken.err
+    doubled = run_here(home, *words, "--run.directory", "own")
+    assert doubled.code == 2 and "--run.directory" in doubled.err

@@ -23,7 +23,7 @@ from plimsoll.commands.chaos.draw import (
     occasions_of,
 )
 from plimsoll.commands.chaos.table import TrialRow, differences, trial_cells
-from plimsoll.commands.chaos.trial import DisturbedJob, FaultTrial, read_fired, run_trial
+from plimsoll.commands.chaos.trial import OUTPUT, DisturbedJob, FaultTrial, read_fired, run_trial
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.fault_points import POINTS
 from plimsoll.run.json_lines import append_row
@@ -62,6 +62,7 @@ def run_chaos(request: ChaosRequest, show: Callable[[str], None]) -> list[TrialR
     """
     _check_names("--kinds", request.kinds, RANDOM_KINDS)
     _check_names("--points", request.points, [*POINTS])
+    _check_words(request.words)
     occasions = _occasions(request, show)
     path = request.directory / TRIALS
     lines = path.read_text().splitlines() if path.is_file() else []
@@ -84,6 +85,15 @@ def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> Non
             raise ConfigError(f"{option}: there is no {name!r}. There are: {', '.join(known)}.")
 
 
+def _check_words(words: Sequence[str]) -> None:
+    for word in words:
+        if word.partition("=")[0] in ("--run.directory", "--run.resume"):
+            raise ConfigError(
+                f"{word.partition('=')[0]}: chaos sets it, since each run has a directory of its "
+                "own. Leave it out; --directory says where they are."
+            )
+
+
 def _occasions(request: ChaosRequest, show: Callable[[str], None]) -> list[Occasion]:
     """Return the occasions of the undisturbed run, which is made if it is not there yet."""
     run, record = _undisturbed(request), request.directory / "undisturbed-faults"
@@ -94,9 +104,11 @@ def _occasions(request: ChaosRequest, show: Callable[[str], None]) -> list[Occas
         shutil.rmtree(run, ignore_errors=True)
         trial = run_trial(_job(request, starts=1), run, noting_faults(), record)
         if trial.code != 0:
+            output = record / OUTPUT
+            last = "\n  ".join(output.read_text(errors="replace").splitlines()[-3:])
             raise PlimsollError(
-                f"the undisturbed run failed ({record / 'output.txt'} has what it said), so there "
-                f"is nothing to compare with. Correct the run: plimsoll {command}"
+                "the undisturbed run failed, so there is nothing to compare with. Correct the run: "
+                f"plimsoll {command}\n  {last}\n  All that it said: {output}"
             )
         done.write_text(command)
     if done.read_text() != command:

@@ -21,6 +21,8 @@ from plimsoll.machine.faults import FIRED
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import read_rows
 
+OUTPUT = "output.txt"
+"""The file in a trial's directory with what its runs printed."""
 _EVERY = 0.1
 """Seconds between two looks at the run."""
 _END_SECONDS = 30.0
@@ -152,7 +154,7 @@ def _start(
 ) -> tuple[int | None, list[str]]:
     """Start the command once; return its exit code, and the processes that it left behind."""
     given = ("--run.directory", str(directory), "--run.resume=auto")
-    with (record / "output.txt").open("ab") as output:
+    with (record / OUTPUT).open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "plimsoll", *job.words, *given],
             env=_environment(faults, record),
