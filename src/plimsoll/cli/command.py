@@ -60,6 +60,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll rollouts RUN             what was sampled, group by group
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
+  plimsoll chaos JOB CONFIG.yaml    faults on purpose: does a run survive them?
   plimsoll from-openrlhf SCRIPT     a config of what OpenRLHF was started with
   plimsoll from-trl, from-verl      the same of TRL's and verl's commands
   plimsoll completion SHELL         completion of keys and options by Tab
@@ -216,10 +217,11 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "setup-verifiers": first.setup_verifiers,
     "verifiers-tasks": first.verifiers_tasks,
     "watch": tools.watch,
+    "chaos": tools.chaos,
     "completion": first.completion,
 }
 _LIGHT = {
-    *("plan", "report", "rollouts", "calibrate", "doctor", "watch"),
+    *("plan", "report", "rollouts", "calibrate", "doctor", "watch", "chaos"),
     *("from-openrlhf", "from-trl", "from-verl", "init", "completion", "complete"),
     *("setup-vllm", "setup-verifiers", "verifiers-tasks"),
 }

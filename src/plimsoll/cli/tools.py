@@ -1,7 +1,7 @@
 """The commands about plans, runs, models and the machine.
 
-They are demo, plan, eval, export, report, rollouts, calibrate, doctor, merge, serve-reward and
-watch.
+They are demo, plan, eval, export, report, rollouts, calibrate, doctor, merge, serve-reward, watch
+and chaos.
 """
 
 from __future__ import annotations
@@ -418,8 +418,72 @@ def watch(words: list[str]) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run.directory, of any state")
     parser.add_argument("--host", default="127.0.0.1", help="who may ask (%(default)s: this host)")
     parser.add_argument("--port", type=int, default=0, help="default: a free one")
+    parser.add_argument(
+        "--token-file",
+        type=expanduser,
+        metavar="FILE",
+        help="the token of the address, for Prometheus; written if missing (default: a new one)",
+    )
     options = parser.parse_args(words)
 
     from plimsoll.commands.watch import watch as serve
 
-    serve([Path(expanduser(run)) for run in options.runs], options.host, options.port)
+    runs = [Path(expanduser(run)) for run in options.runs]
+    token_file = None if options.token_file is None else Path(options.token_file)
+    serve(runs, options.host, options.port, token_file)
+
+
+def chaos(words: list[str]) -> None:
+    """Run `plimsoll chaos` with these words."""
+    parser = Parser(
+        "chaos",
+        usage="plimsoll chaos JOB CONFIG.yaml [--section.key VALUE ...] [options]",
+        description="Run a job again and again with random faults in its processes, and say "
+        "whether each run ended right, how long it took to recover, and what differs from an "
+        "undisturbed run, which comes first. Goes on where it stopped. Ends with code 1 if a run "
+        "did not end right.",
+    )
+    parser.add_argument("job", metavar="JOB", help="such as grpo")
+    parser.add_argument("config", help="a config of the job; short runs are enough")
+    parser.add_argument("--faults", type=int, default=10, help="in all (%(default)s)")
+    parser.add_argument("--at-once", type=int, default=1, help="in each run (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the faults (%(default)s)")
+    parser.add_argument("--kinds", metavar="KIND,...", help="default: all, one after another")
+    parser.add_argument("--points", metavar="POINT,...", help="default: all that the run reaches")
+    parser.add_argument(
+        "--directory", type=expanduser, default="chaos", help="for the runs (%(default)s)"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="without a new step, after which a run is ended (%(default)s)",
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the runs that ended right, too")
+    options, flags = parser.parse_with_flags(words)
+
+    from plimsoll.commands.chaos import ChaosRequest, run_chaos
+    from plimsoll.commands.chaos.draw import RANDOM_KINDS
+    from plimsoll.commands.chaos.table import summary_text, table_text
+    from plimsoll.errors import PlimsollError
+
+    request = ChaosRequest(
+        [options.job, options.config, *flags],
+        Path(options.directory),
+        options.faults,
+        options.at_once,
+        options.seed,
+        options.kinds.split(",") if options.kinds else RANDOM_KINDS,
+        options.points.split(",") if options.points else (),
+        options.patience,
+        options.keep,
+    )
+    rows = run_chaos(request, show)
+    show(f"\n{table_text(rows)}\n\n{summary_text(rows)}")
+    wrong = [str(row["number"]) for row in rows if row["code"] != 0]
+    if wrong:
+        raise PlimsollError(
+            f"{len(wrong)} of {len(rows)} runs did not end right: {', '.join(wrong)}. What they "
+            f"wrote is in {options.directory}/faults-NUMBER/output.txt."
+        )

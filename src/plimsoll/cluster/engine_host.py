@@ -9,6 +9,7 @@ import torch
 from plimsoll.cluster.exit_reason import start_error
 from plimsoll.engine.memory import explain_shortage
 from plimsoll.machine.cgroup import oom_kills
+from plimsoll.machine.faults import fault_point
 from plimsoll.rollout.protocol import EngineSpec, RolloutEngine, rollout_build
 
 
@@ -28,6 +29,7 @@ class EngineHost:
         """
         kills = oom_kills()
         try:
+            fault_point("engine.start")
             self.engine: RolloutEngine = self._build.start(self._spec)
         except (RuntimeError, ValueError, OSError) as error:
             # An error in a process that the engine starts is only in the log that they share.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from plimsoll.cluster.heartbeats import Pulse, read_pulse
+from plimsoll.machine.faults import fault_point, name_process
 from plimsoll.machine.host import free_port
 from plimsoll.machine.incident import NodeState, read_node
 from plimsoll.machine.nvidia import visible_cards
@@ -92,7 +93,9 @@ class RankActor:
         """Make the worker, which joins the process group of all ranks."""
         from plimsoll.engine.worker import Worker
 
+        name_process("rank", place.rank)
         self._worker = Worker(place)
+        fault_point("rank.start")
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call a method of the worker; return its result."""
@@ -134,6 +137,7 @@ class EngineActor:
         """Import what the engine needs; use no card yet."""
         from plimsoll.cluster.engine_host import EngineHost
 
+        name_process("engine", spec.index)
         self._host = EngineHost(spec, _own_log())
 
     async def start(self, prepared: None) -> int:

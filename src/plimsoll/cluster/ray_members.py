@@ -33,6 +33,7 @@ from plimsoll.cluster.placement import (
 from plimsoll.cluster.ray_actors import EngineActor, Host, Member, RankActor
 from plimsoll.config.cluster import ClusterConfig, Device, NodeGroup
 from plimsoll.errors import PlimsollError
+from plimsoll.machine.faults import fault_settings
 from plimsoll.machine.heap import preload_settings
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
@@ -139,7 +140,7 @@ def _holdings(addresses: dict[str, str]) -> Iterator[Holding]:
 def create_ranks(places: Sequence[Any], device: str, threads: int) -> list[Any]:
     """Ask Ray for a training rank at each place; return the actors before they have started."""
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
-    environment |= thread_wait_settings() | card_order()
+    environment |= thread_wait_settings() | card_order() | fault_settings()
     environment |= preload_settings() if device == "cpu" else _OWN_CARDS
     actor = ray.remote(
         num_cpus=0,
@@ -183,7 +184,7 @@ def shared_homes(specs: Sequence[EngineSpec], ranks: Sequence[Member]) -> list[E
 def create_engine(home: EngineHome) -> Any:
     """Ask Ray for the actor of an engine; return it before it has started."""
     spec, shared = home.spec, home.shared
-    environment = dict(rollout_build(spec.rollout).environment(spec))
+    environment = {**rollout_build(spec.rollout).environment(spec), **fault_settings()}
     environment |= _OWN_CARDS if spec.device == "cuda" else preload_settings()
     if shared:
         # Ray has given the cards to the ranks, and would not give them again.

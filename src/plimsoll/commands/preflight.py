@@ -40,6 +40,7 @@ from plimsoll.spec.model_files import (
 from plimsoll.spec.rules.machine import missing_needs
 from plimsoll.spec.rules.stored import check_replayed
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.notify import webhook_problems
 
 _OF_THE_SYSTEM = ("/proc", "/sys", "/dev")
 _SAVED_DATASET = ("dataset_dict.json", "state.json")
@@ -74,6 +75,7 @@ def _run_directory(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield Section("run", spec.run).invalid("directory", why, "choose another directory")
     else:
         yield from resume_problems(spec.run)
+        yield from webhook_problems(spec.run)
         yield from _other_job(spec)
 
 

@@ -17,7 +17,8 @@ from pyarrow import ArrowException
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.page.answers import answer
 from plimsoll.page.html import RUNS, render_page
-from plimsoll.page.serve import AnswerFunction, Query, require_server, serve
+from plimsoll.page.prometheus import prometheus_text
+from plimsoll.page.serve import AnswerFunction, Query, read_token, require_server, serve
 from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 
@@ -25,8 +26,10 @@ _EVERY = 0.25
 """Seconds between two reads if there was no new data."""
 
 
-def watch(paths: Sequence[Path], host: str, port: int) -> None:
+def watch(paths: Sequence[Path], host: str, port: int, token_file: Path | None = None) -> None:
     """Serve the page of runs until the process is interrupted.
+
+    `token_file` holds the token of its address; default: a new token.
 
     Raises ConfigError if a path holds no run or the page cannot be served.
     """
@@ -35,8 +38,16 @@ def watch(paths: Sequence[Path], host: str, port: int) -> None:
         refuse_no_run(path)
     runs = watch_runs(paths)
     text = render_page(", ".join(run.name for run in runs), None, RUNS)
+    token = None if token_file is None else read_token(token_file)
     with Reader(runs) as reader:
-        serve(text, answer_with(lambda: reader.runs), host, port)
+        serve(
+            text,
+            answer_with(lambda: reader.runs),
+            host,
+            port,
+            figures=lambda: prometheus_text(reader.runs),
+            token=token,
+        )
 
 
 def answer_with(runs: Callable[[], Sequence[Watched]]) -> AnswerFunction:

@@ -24,6 +24,7 @@ from plimsoll.data.generated import generated_rows
 from plimsoll.data.json_rows import not_utf8, read_json
 from plimsoll.data.report import BadRow, RawRow, RowProblem, nearest_file
 from plimsoll.errors import ConfigError
+from plimsoll.machine.faults import fault_point
 
 LINES = (".jsonl", ".json", ".jsonl.gz")
 SUFFIXES = (*LINES, ".parquet")
@@ -87,6 +88,7 @@ def add_nested(rows: Iterable[RawRow | BadRow], columns: Columns) -> Iterator[Ra
 
 
 def _read(source: SourceConfig, columns: Columns) -> Iterator[RawRow | BadRow]:
+    fault_point("rows.read")
     if source.generate is not None:
         return generated_rows(source)
     path = Path(source.path)

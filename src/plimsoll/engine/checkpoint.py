@@ -24,6 +24,7 @@ from torch import Tensor
 from plimsoll.engine.checksum import hash_bytes
 from plimsoll.engine.price import CHECKPOINT_FILE
 from plimsoll.errors import ConfigError
+from plimsoll.machine.faults import fault_point
 from plimsoll.run.files import explaining_errors, sync
 from plimsoll.run.manifest import SavedFile, measure_file
 
@@ -87,7 +88,9 @@ def _write(file: CheckpointFile, directory: Path) -> SavedFile:
         else:
             save_file({**content}, path, {name: hash_bytes(t) for name, t in content.items()})
         sync(path)
-        return measure_file(directory, file.name)
+        measured = measure_file(directory, file.name)
+        fault_point("checkpoint.file", path=path)
+        return measured
 
 
 def row_files(rows: Rows, parts: Sequence[Stretch], rank: int) -> Iterator[CheckpointFile]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.engine.protocol import Engine, Objective, TrainedEngine
+from plimsoll.machine.faults import fault_point, fault_value
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import BatchCounts, Floats, Pack
 
@@ -64,13 +65,18 @@ def losses(
     `streams`: one per pack. `counts`: the counts of the optimizer step, over all ranks.
     """
     for pack, stream in zip(packs, streams, strict=True):
-        yield objective.loss(engine, PackTensors.from_pack(pack, device), stream, counts)
+        # Nothing has a name here: it would be held while the next micro-batch is computed.
+        yield fault_value(
+            "rank.forward",
+            objective.loss(engine, PackTensors.from_pack(pack, device), stream, counts),
+        )
 
 
 def learn(engine: TrainedEngine, outputs: Iterable[LossOutput]) -> dict[str, float]:
     """Add up the gradients of the losses; return the rank's share of the loss and metrics."""
     shares: Shares = {}
     for output in outputs:
+        fault_point("rank.backward")
         engine.backward(output.loss)
         _add_shares(shares, output)
     return _totals(shares)

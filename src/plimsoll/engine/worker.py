@@ -38,6 +38,7 @@ from plimsoll.engine.teacher_forward import TeacherForward, teacher_forward
 from plimsoll.engine.vote import PeerFailed, Vote
 from plimsoll.engine.weights import WeightBucket, WeightPlan, gather_bucket, plan_weights
 from plimsoll.engine.without_adapter import WithoutAdapter
+from plimsoll.machine.faults import fault_point
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import reset_process_peak
@@ -300,6 +301,7 @@ class Worker:
     def _step(self, role: RoleName, metrics: dict[str, float], rate: float) -> UpdateResult:
         """Update a role's weights; see `train`."""
         engine = self._trained_engine(role)
+        fault_point("rank.step", engine.steps.taken + engine.steps.skipped + 1)
         norm = engine.step(rate)
         source, in_a_row = self._sources[role], engine.steps.in_a_row
         assert isinstance(source, TrainedRole), f"{role} is frozen"
@@ -358,6 +360,7 @@ class Worker:
         self, role: RoleName, names: tuple[str, ...], as_published: bool
     ) -> WeightBucket | None:
         """Ship a bucket with these parameters if this rank sends; all ranks must call it."""
+        fault_point("rank.send")
         return gather_bucket(self._engine(role), names, as_published, self._outlet)
 
     def rest_channel(self) -> None:

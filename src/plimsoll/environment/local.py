@@ -21,6 +21,7 @@ from plimsoll.environment.results import (
     method_of,
 )
 from plimsoll.environment.tool_environment import ToolEnvironment
+from plimsoll.machine.faults import await_fault_point
 from plimsoll.process.threads import in_thread
 from plimsoll.reward.outcome import Failed
 
@@ -97,6 +98,7 @@ class LocalEnvironment(EpisodeEnvironment):
         call, in_loop = partial(method, *arguments), inspect.iscoroutinefunction(method)
         try:
             async with asyncio.timeout(self.seconds):
+                await _await_own(await_fault_point("environment.call"))
                 return await call_own_code(call, in_loop)
         except TimeoutError:
             why = f"'s {name} took longer than call_seconds, which is {self.seconds:g}"

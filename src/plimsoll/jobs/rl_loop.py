@@ -30,6 +30,7 @@ from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
+from plimsoll.machine.faults import fault_point
 from plimsoll.records import Floats, Trajectory
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import OnFailure, Scored, open_rewards
@@ -256,6 +257,7 @@ def record_draw(
         draw = _draw(work, experience, rewards)
         path = directory.trajectories_path(step)
         write_trajectories(path, step, experience.trajectories, tokens, draw)
+        fault_point("rollouts.write", step, path=path)
     oldest = directory.oldest_checkpoint()
     next_place = state.data_position + experience.prompts + len(experience.unlearned)
     left = experience.unlearned, next_place, -1 if oldest is None else oldest[0]

@@ -6,12 +6,17 @@ Its address contains a random token. Requests without the token are answered wit
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.machine.faults import fault_point
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -23,6 +28,8 @@ AnswerFunction = Callable[[str, Query], Any]
 Raises PlimsollError if there is no answer.
 """
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The type of figures in Prometheus' text format."""
 _PACKAGES = ("starlette", "uvicorn")
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -42,15 +49,50 @@ def require_server(way_without: str = "") -> None:
         )
 
 
-def serve(text: str, answer: AnswerFunction, host: str, port: int) -> None:
-    """Serve an HTML page and its data until Ctrl-C. Raises ConfigError if the address is taken."""
-    token = secrets.token_urlsafe(16)
+FiguresFunction = Callable[[], str]
+"""Returns figures in Prometheus' text format."""
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file; write a new one, for the owner alone, if there is no file.
+
+    Raises ConfigError if the file cannot be used, or holds no token.
+    """
+    try:
+        with suppress(FileExistsError):
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{secrets.token_urlsafe(16)}\n")
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token-file: {path} cannot be used: {error}.") from error
+    if not re.fullmatch(r"[\w-]{16,}", token, re.ASCII):
+        raise ConfigError(
+            f"--token-file: {path} holds no token, which is at least 16 letters, digits, - and _. "
+            "Remove the file, and a new one is written."
+        )
+    return token
+
+
+def serve(
+    text: str,
+    answer: AnswerFunction,
+    host: str,
+    port: int,
+    figures: FiguresFunction | None = None,
+    token: str | None = None,
+) -> None:
+    """Serve an HTML page and its data until Ctrl-C. Raises ConfigError if the address is taken.
+
+    `figures` are served for Prometheus. `token`: default: a new one.
+    """
+    token = token or secrets.token_urlsafe(16)
     with bind_socket(host, port) as listening:
         address = f"[{host}]" if ":" in host else host
         print(
             f"http://{address}:{listening.getsockname()[1]}/{token}/  (Ctrl-C ends it)", flush=True
         )
-        run_app(make_app(text, answer, token), listening)
+        run_app(make_app(text, answer, token, figures), listening)
 
 
 def run_app(app: Starlette, listening: socket.socket) -> None:
@@ -60,19 +102,30 @@ def run_app(app: Starlette, listening: socket.socket) -> None:
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
 
 
-def make_app(text: str, answer: AnswerFunction, token: str) -> Starlette:
-    """Return a web application with the page at /TOKEN/ and its data at /TOKEN/data/NAME."""
+def make_app(
+    text: str, answer: AnswerFunction, token: str, figures: FiguresFunction | None = None
+) -> Starlette:
+    """Return a web application with the page at /TOKEN/ and its data at /TOKEN/data/NAME.
+
+    With `figures` they are at /metrics, for requests with the header `Authorization: Bearer TOKEN`.
+    """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.middleware.gzip import GZipMiddleware
     from starlette.requests import Request
-    from starlette.responses import HTMLResponse, JSONResponse
+    from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 
     def check(request: Request) -> None:
         if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
             raise HTTPException(404)
+
+    def show_figures(request: Request) -> Response:
+        given = request.headers.get("Authorization", "").encode()
+        if figures is None or not secrets.compare_digest(given, f"Bearer {token}".encode()):
+            raise HTTPException(404)
+        return Response(figures(), headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     def show_page(request: Request) -> HTMLResponse:
         check(request)
@@ -81,12 +134,17 @@ def make_app(text: str, answer: AnswerFunction, token: str) -> Starlette:
     def data(request: Request) -> JSONResponse:
         check(request)
         try:
+            fault_point("page.answer")
             reply = answer(request.path_params["name"], request.query_params)
         except (PlimsollError, OSError) as error:
             return JSONResponse({"detail": str(error)}, 404, headers=_HEADERS)
         return JSONResponse(reply, headers=_HEADERS)
 
-    routes = [Route("/{token}/", show_page), Route("/{token}/data/{name}", data)]
+    routes = [
+        Route("/metrics", show_figures),
+        Route("/{token}/", show_page),
+        Route("/{token}/data/{name}", data),
+    ]
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, compresslevel=3)])
 
 

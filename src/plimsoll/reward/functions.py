@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, get_origin, get_type_hints
 
 from plimsoll.config.reward import RewardConfig
+from plimsoll.machine.faults import await_fault_point, fault_value
 from plimsoll.process.child import ChildEnded, Pool, Program
 from plimsoll.process.threads import in_thread
 from plimsoll.records import Trajectory
@@ -35,6 +36,7 @@ def _call_function(
     """
     try:
         value = function([*trajectories] if batch else trajectories[0])
+        value = fault_value("reward.call", value)
     except BaseException as error:  # noqa: BLE001  the user's code may do anything
         return [error_outcome(error)] * len(trajectories)
     return _outcomes(value, len(trajectories), batch)
@@ -46,6 +48,7 @@ async def _await_function(
     """Call an `async def` like `_call_function`; a cancellation cancels the function, too."""
     task = asyncio.current_task()
     try:
+        await await_fault_point("reward.call")
         value = await function([*trajectories] if batch else trajectories[0])
     except BaseException as error:
         if task is not None and task.cancelling():

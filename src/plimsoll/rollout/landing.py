@@ -11,6 +11,7 @@ from torch import Tensor
 from plimsoll.engine.channel import Channel, Inlet, open_inlet
 from plimsoll.engine.weights import WeightBucket, sum_pieces
 from plimsoll.errors import WeightSyncError
+from plimsoll.machine.faults import fault_value
 from plimsoll.rollout.sync import Arrivals
 
 
@@ -51,7 +52,7 @@ class WeightLanding:
         bucket = next((b for b in buckets if inlet.reaches(b.handle)), None)
         if bucket is None:
             raise WeightSyncError("no training rank sends weights from this process's card")
-        data = inlet.open(bucket.handle, bucket.bytes)
+        data = fault_value("engine.receive", inlet.open(bucket.handle, bucket.bytes))
         checks = is_first or not inlet.one_copy
         self._arrivals.take(bucket.tensors, sum_pieces(bucket.tensors, data) if checks else None)
         yield bucket, data

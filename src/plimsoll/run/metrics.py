@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from plimsoll.run.directory import RunDirectory
@@ -24,6 +24,8 @@ class MetricsSink:
     loggers: Loggers = field(default_factory=Loggers)
     health: HealthWatch | None = None
     """Warns of unhealthy figures; None for a run whose figures have no healthy ranges."""
+    notify: Callable[[str], None] = lambda text: None
+    """Tells somebody who does not watch the display about unhealthy figures."""
 
     def write(self, report: StepReport) -> None:
         """Write a step's row to file and loggers, show the step, and warn of unhealthy figures."""
@@ -39,6 +41,7 @@ class MetricsSink:
         if self.health is not None:
             for warning in self.health.add(report.step, report.metrics):
                 self.progress.note(str(warning))
+                self.notify(f"step {report.step}: {warning}")
 
     def write_ledger(self, rows: Sequence[LedgerRow]) -> None:
         """Append ledger rows, all of one step, to ledger.jsonl, and send their peaks to loggers."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import CannotWrite
+from plimsoll.machine.faults import fault_point
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
 from plimsoll.run.manifest import SavedFile, measure_file, other_sizes, write_manifest
@@ -119,6 +120,7 @@ class Checkpoints:
     def _prepare(self, cluster: Cluster, state: RunState) -> Path:
         """Finish the checkpoint before, check the disk, and return the path of the next one."""
         self.finish(cluster)
+        fault_point("checkpoint.begin", state.step)
         self._directory.require_space(self._planned_bytes)
         self._directory.sync_rows()
         return self._directory.checkpoint_path(state.step)
@@ -138,6 +140,7 @@ class Checkpoints:
 
     def _update_kept(self, state: RunState) -> None:
         """Remove checkpoints that are too old, and have the mirror do the same."""
+        fault_point("checkpoint.done", state.step, path=self._directory.checkpoint_path(state.step))
         self._directory.prune_checkpoints(self._run.keep_checkpoints, state.best_step)
         if self._mirror is not None:
             self._mirror.wake()
@@ -160,3 +163,4 @@ def _complete(partial: Path, state: RunState, by_role: _ByRole[tuple[SavedFile, 
             f"Choose a run.directory on a disk that all nodes see under the same path."
         )
     write_manifest(partial, files)
+    fault_point("checkpoint.rename", state.step, path=partial)

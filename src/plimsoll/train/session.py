@@ -22,6 +22,7 @@ import xxhash
 from plimsoll import __version__
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
+from plimsoll.config.run import RunConfig, mask_webhook
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.engine.worker import UpdateResult, Worker
@@ -33,13 +34,14 @@ from plimsoll.errors import (
     PlimsollError,
     WorkerDied,
 )
+from plimsoll.machine.faults import fault_point
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import read_host, reset_process_peak
 from plimsoll.run.bad_steps import BAD_STEPS, BadSteps
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RESUME, StopRequest, recording_end
-from plimsoll.run.files import write_whole
+from plimsoll.run.files import explaining_errors, write_whole
 from plimsoll.run.health import HealthWatch
 from plimsoll.run.host_watch import find_full_node
 from plimsoll.run.journal import Journal
@@ -59,6 +61,7 @@ from plimsoll.run.supervised import OpenRun, tell_supervisor
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.checkpoints import Checkpoints
+from plimsoll.train.notify import notifying
 from plimsoll.train.tokenizers import check_tokenizers
 
 _RELEASE_HEAP_BEFORE = ("eval", "save")
@@ -135,6 +138,7 @@ class RunSession:
         now = CurrentPhase(self.step_under_way, self.progress.steps, name)
         write_current_phase(self.directory.now_path, now)
         with self.clock.phase(name), _add_phase_to_errors(name, self.step_under_way):
+            fault_point(f"controller.{name}", self.step_under_way)
             if cluster is not None and name in _RELEASE_HEAP_BEFORE:
                 on_all_ranks(cluster, Worker.release_heap)
             start = time.perf_counter()
@@ -195,6 +199,8 @@ class RunSession:
         rows = self.ledger.take(step)
         self.sink.write_ledger(rows)
         seconds = self.clock.seconds()
+        with explaining_errors(self.directory.metrics_path):
+            fault_point("metrics.write", step)
         self.sink.write(
             StepReport(
                 step,
@@ -206,6 +212,7 @@ class RunSession:
                 busy_share(row for row in rows if row.phase not in BESIDE_STEPS),
             )
         )
+        fault_point("metrics.done", step, path=self.directory.metrics_path)
         for leak in self.leaks.add(rows):
             self.progress.note(leak.text)
         self.clock.reset()
@@ -310,11 +317,10 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
         fetch = None if mirror is None else mirror.fetch
         directory = stack.enter_context(open_run(run, partial(_tell_and_log, log), fetch))
         tell_supervisor(OpenRun(str(directory.path.absolute()), run.restarts))
+        fault_point("controller.start")
         if mirror is not None:
             stack.enter_context(mirror.following(directory))
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        process = f"process {os.getpid()} on {socket.gethostname()}"
-        log.add(f"Plimsoll {__version__}, {process}: {command}")
+        log.add(_first_line(run))
         stack.enter_context(recording_end(directory, log))
         latest = directory.latest_checkpoint()
         state = _load_state(*latest) if latest else _NEW_RUN
@@ -329,6 +335,9 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
         progress = stack.enter_context(
             Progress(spec.job.name, spec.known_steps, directory.path, sys.stdout, log.add)
         )
+        name = f"{spec.job.name} {directory.path}"
+        begin = f"goes on after step {state.step}" if latest else "starts"
+        notify = stack.enter_context(notifying(run, name, begin, progress.note))
         stack.enter_context(console_to(log, sys.stdout, sys.stderr))
         if not reset_process_peak():
             progress.note(
@@ -343,7 +352,9 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             ledger=Ledger(planned.predicted, state.step - evaluates_first(spec, state)),
             leaks=LeakWatch(),
             progress=progress,
-            sink=MetricsSink(directory, progress, loggers, _open_health_watch(spec, directory)),
+            sink=MetricsSink(
+                directory, progress, loggers, _open_health_watch(spec, directory), notify
+            ),
             stop=stop,
             journal=Journal(directory.journal_path, lineage_of(spec)),
             checkpoints=Checkpoints(spec, directory, planned.checkpoint_bytes, mirror),
@@ -364,6 +375,15 @@ def _tell_and_log(log: RunLog, text: str) -> None:
     """Show a message before the run's display is open, and log it."""
     tell(text)
     log.add(text)
+
+
+def _first_line(run: RunConfig) -> str:
+    """Return what the log says first: the version, the process and the command."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    if run.notify is not None:
+        command = command.replace(run.notify, mask_webhook(run.notify))
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    return f"Plimsoll {__version__}, {process}: {command}"
 
 
 def _open_health_watch(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:

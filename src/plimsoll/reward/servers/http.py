@@ -18,6 +18,7 @@ import httpx
 
 from plimsoll.config.json_text import parse_json
 from plimsoll.config.reward import HttpReward
+from plimsoll.machine.faults import await_fault_point
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Broken, Failed, Outcome, TimeLimit, short_repr
 from plimsoll.reward.servers.formats import (
@@ -82,6 +83,7 @@ class Replicas:
         async with self._least_busy() as server:
             try:
                 async with asyncio.timeout(self.limit.seconds):
+                    await await_fault_point("reward.call")
                     response = await self.client.post(
                         server.url,
                         content=content,
@@ -89,7 +91,7 @@ class Replicas:
                     )
             except TimeoutError:
                 return self._rest(server, self.limit.failure(f": {server.url}"))
-            except httpx.RequestError as error:
+            except (httpx.RequestError, OSError) as error:
                 what = str(error) or type(error).__name__
                 said = f": {server.url} cannot be reached: {what}"
                 return self._rest(server, Failed(said, unanswered=True))

@@ -26,6 +26,7 @@ from plimsoll.engine.memory import read_memory
 from plimsoll.engine.process_group import kernel_limits, suit_cards
 from plimsoll.engine.weights import WeightBucket, split_bytes
 from plimsoll.errors import WeightSyncError
+from plimsoll.machine.faults import await_fault_point, fault_value
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
 from plimsoll.model.load import quiet
@@ -66,6 +67,7 @@ class TransformersEngine:
     async def generate(self, request: Request) -> list[Trajectory]:
         """Return all responses of a request, sampled in one batch."""
         await self._running.wait()
+        await await_fault_point("engine.request", self._version + 1)
         sampling = request.sampling
         prompts = request.each_prompt()
         tokens, mask = _pad_left([p.tokens for p in prompts], self._pad_token, self._spec.device)
@@ -91,7 +93,7 @@ class TransformersEngine:
             )
         responses = output[:, tokens.shape[1] :]
         logprobs = recorder.finish(output)
-        return [
+        trajectories = [
             self._trajectory(
                 prompts[i],
                 request.first + i % request.responses,
@@ -101,6 +103,7 @@ class TransformersEngine:
             )
             for i, most in enumerate(limits)
         ]
+        return fault_value("engine.answer", trajectories, self._version + 1)
 
     @property
     def _pad_token(self) -> int:

@@ -21,6 +21,7 @@ from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
+from plimsoll.machine.faults import await_fault_point, fault_value
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order, complete_uuids, live_cards
@@ -107,9 +108,11 @@ class VllmEngine:
     async def generate(self, request: Request) -> list[Trajectory]:
         """Return all responses of a request, whose prompts are sampled concurrently."""
         await self._running.wait()
+        step = self._version + 1
+        await await_fault_point("engine.request", step)
         calls = zip(request.prompts, request.most_tokens(), request.seeds(), strict=True)
         answers = await asyncio.gather(*(self._answer(*call, request) for call in calls))
-        return [trajectory for group in answers for trajectory in group]
+        return fault_value("engine.answer", [t for group in answers for t in group], step)
 
     async def _answer(
         self, prompt: Prompt, most: int, seed: int, request: Request
