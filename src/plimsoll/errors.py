@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from typing import ClassVar, Literal
 
-Fault = Literal["none", "process", "error"]
+Recovery = Literal["none", "process", "error"]
 """Whether a run that ended may succeed if it is started again. `process`: a process died or hung.
 `error`: an error that nobody expected, or a lack of memory. `none`: it would fail again."""
 
@@ -18,7 +18,7 @@ class PlimsollError(Exception):
     """The base of all errors that Plimsoll raises on purpose. Exit code 1."""
 
     exit_code = 1
-    fault: ClassVar[Fault] = "none"
+    fault: ClassVar[Recovery] = "none"
 
 
 class ConfigError(PlimsollError):

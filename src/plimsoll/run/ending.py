@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Literal
 
 from plimsoll.config.json_text import parse_json
-from plimsoll.errors import Fault, Interrupted, NodesMissing, PlimsollError
+from plimsoll.errors import Recovery, Interrupted, NodesMissing, PlimsollError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import write_whole
 from plimsoll.run.output import RunLog, tell
@@ -72,7 +72,7 @@ class RunEnd:
     """`stopped` means on request."""
     why: str = ""
     """The first line of the error; empty if the run is done."""
-    fault: Fault = "none"
+    fault: Recovery = "none"
     """Whether another attempt may succeed."""
     flags: tuple[str, ...] = ()
     """Flags with which the run may go on; see `NodesMissing`."""

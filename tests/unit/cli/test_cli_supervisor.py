@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.supervisor import Attempt, resuming, why_not_again
-from plimsoll.errors import Fault
+from plimsoll.errors import Recovery
 from plimsoll.run.ending import RunEnd
 from plimsoll.run.supervised import OpenRun
 
@@ -16,7 +16,7 @@ OPEN = OpenRun("run", 3)
 KILLED = Attempt(-9, OPEN)
 
 
-def failed(why: str, fault: Fault, step: int = 4) -> Attempt:
+def failed(why: str, fault: Recovery, step: int = 4) -> Attempt:
     return Attempt(1, OPEN, RunEnd("failed", why, fault, step=step))
 
 

@@ -54,7 +54,7 @@ def test_a_file_is_left_to_the_shell(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.skipif(NO_BASH, reason="no bash")
 def test_bash_takes_it() -> None:
     script = (
-        'eval "$(plimsoll completion bash)"; COMP_WORDS=(plimsoll sft x.yaml --run.res); '
+        'eval "$(plimsoll completion bash)"; COMP_WORDS=(plimsoll sft x.yaml --run.resu); '
         'COMP_CWORD=3; _plimsoll; echo "${COMPREPLY[@]}"'
     )
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
