@@ -10,6 +10,7 @@
 #   make bench    the benchmarks
 #   make setup    only the virtual environment, .venv
 #   make lock     the lock files anew from pyproject.toml
+#   make audit    known weaknesses of what the lock files pin; needs pypi.org
 #
 # PEAKS=FILE.csv has `make bench` hold the plan against a table of peaks like benchmarks/peaks.csv, too.
 # TEST_WORKERS=1 runs the tests one after the other (2 at a time by default; more need more memory);
@@ -30,7 +31,7 @@ unexport PIP_TARGET PIP_PREFIX PYTHONPATH PYTHONHOME
 # Tests start hundreds of processes; without it each compiles the source anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-all test-gpu lint bench docs setup lock clean
+.PHONY: demo quick test test-all test-gpu lint bench docs setup lock audit clean
 
 demo: setup
 	$(BIN)/plimsoll demo
@@ -87,6 +88,11 @@ $(STAMP): requirements/$(BACKEND).txt pyproject.toml
 
 lock: setup
 	./requirements/lock.sh
+
+# Not installed into .venv: uv runs it in a home of its own.
+audit: setup
+	for file in cpu gpu; do \
+	  $(BIN)/uv tool run pip-audit --strict --no-deps --disable-pip -r requirements/$$file.txt || exit 1; done
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

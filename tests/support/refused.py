@@ -36,3 +36,8 @@ def refused_command(words: list[str], *places: str) -> str:
     assert text.startswith("error: ") and "Traceback" not in text
     assert all(place in text for place in places), text
     return text
+
+
+def each(key: str, *values: object) -> list[tuple[str, object]]:
+    """Return the key with each of the values."""
+    return [(key, value) for value in values]

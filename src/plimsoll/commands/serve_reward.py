@@ -10,6 +10,8 @@ have no weight or normalisation, as these belong to the run that asks.
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -25,7 +27,7 @@ from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
-from plimsoll.page.serve import bind_socket, run_app
+from plimsoll.page.serve import bind_socket, is_loopback, run_app
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
@@ -148,9 +150,26 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
         }
         if chosen.models:
             served |= stack.enter_context(_open_models(chosen.spec, chosen.models))
+        token = access_token(host)
+        if token is not None:
+            print(f"Authorization: Bearer {token}  (asked for, as {host} is not this host alone)")
         for path in _paths(served):
             print(f"POST http://{host}:{place.getsockname()[1]}{path}", flush=True)
-        run_app(_app(_paths(served)), place)
+        run_app(_app(_paths(served), token), place)
+
+
+TOKEN = "PLIMSOLL_REWARD_TOKEN"
+"""The environment variable of the token that callers send."""
+
+
+def access_token(host: str) -> str | None:
+    """Return the token that callers of a server at this address send; None if it needs none.
+
+    It is that of the environment. Without one, an address that other hosts can reach gets a random
+    token.
+    """
+    given = os.environ.get(TOKEN)
+    return given or (None if is_loopback(host) else secrets.token_urlsafe(24))
 
 
 async def answer(submit: _ServedScore, body: bytes) -> HttpReply:
@@ -193,7 +212,7 @@ def _paths(served: Mapping[str, _ServedScore]) -> dict[str, _ServedScore]:
     return paths
 
 
-def _app(paths: Mapping[str, _ServedScore]) -> Starlette:
+def _app(paths: Mapping[str, _ServedScore], token: str | None) -> Starlette:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse
@@ -203,6 +222,9 @@ def _app(paths: Mapping[str, _ServedScore]) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def score(request: Request) -> JSONResponse:
+        sent = request.headers.get("authorization", "").encode()
+        if token is not None and not secrets.compare_digest(sent, f"Bearer {token}".encode()):
+            return JSONResponse({"detail": "Send the server's token: Authorization: Bearer"}, 401)
         status, content = await answer(paths[request.url.path], await request.body())
         return JSONResponse(content, status)
 

@@ -32,6 +32,9 @@ class HttpReward(Settings):
     chat_template: str | None = None
     """The template of `vllm`'s tokenizer: Jinja, a file of it, or `none` for plain text; default:
     its own."""
+    api_key: str | None = None
+    """The environment variable that holds the servers' token, which is sent as `Authorization:
+    Bearer`; never the token itself. Default: none is sent."""
     batch: PositiveInt = 32
     """Responses per request, at most."""
     at_once: PositiveInt = 4

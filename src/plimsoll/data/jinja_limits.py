@@ -27,6 +27,9 @@ MOST_WORK = 2**28
 _LEAST_TURN = 1024
 """Characters that one turn of a loop counts for at least."""
 _BYTES_OF_ITEM = 8
+_WORK_OF_ITEM = 64
+"""Characters that an item counts for which a filter reads."""
+_ITEMS = (list, tuple, dict, range, Iterator)
 _MOST_ITEMS = 100_000
 """Items that a range may have in jinja's sandbox, and so what a filter of one gives."""
 _LARGEST_NUMBER = 10**7
@@ -52,7 +55,7 @@ def begin_rendering(template: jinja2.Template) -> None:
     environment.rendering.work = 0
 
 
-class _Limited(ImmutableSandboxedEnvironment):
+class _Limited(ImmutableSandboxedEnvironment):  # type: ignore[misc]
     """transformers' environment with limits."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
@@ -98,7 +101,7 @@ class _Limited(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return the safe form of str.format, or None for another function."""
-        wrapped = super().wrap_str_format(value)
+        wrapped: Callable[..., str] | None = super().wrap_str_format(value)
         if wrapped is not None:
             self._check_format(str(value.__self__))
         return wrapped
@@ -107,6 +110,7 @@ class _Limited(ImmutableSandboxedEnvironment):
         @functools.wraps(function)
         def limited(*args: Any, **options: Any) -> Any:
             self._check(name, *args, *options.values())
+            self._add(sum(_WORK_OF_ITEM * _size(arg) for arg in args if isinstance(arg, _ITEMS)))
             return self._count(function(*args, **options))
 
         return limited
@@ -114,10 +118,7 @@ class _Limited(ImmutableSandboxedEnvironment):
     def _check(self, name: str, *values: Any) -> None:
         """Refuse large numbers, and count what a multiplying function may make."""
         sizes = [_size(value) for value in values]
-        if any(
-            isinstance(v, int) and size > _LARGEST_NUMBER
-            for v, size in zip(values, sizes, strict=True)
-        ):
+        if any(isinstance(value, int) and _size(value) > _LARGEST_NUMBER for value in values):
             raise SecurityError(f"it gives {name} a number over {_LARGEST_NUMBER:,}")
         if name == "format" and values and isinstance(values[0], str):
             self._check_format(values[0])
@@ -152,7 +153,7 @@ class _Limited(ImmutableSandboxedEnvironment):
             raise SecurityError(f"it makes over {MOST_WORK:,} characters, or loops without an end")
 
 
-class _Counting(NodeTransformer):
+class _Counting(NodeTransformer):  # type: ignore[misc]
     """Lets loops count their turns, and `~` call a function whose result is counted."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:

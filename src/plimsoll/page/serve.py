@@ -148,6 +148,11 @@ def make_app(
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, compresslevel=3)])
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def bind_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address, or raise ConfigError if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -43,7 +43,8 @@ def last_group(pattern: str, text: str) -> str | None:
     Raises:
         PatternTooSlow: The match takes more than `CPU_SECONDS`.
     """
-    group: str | None = _ask("last group", pattern, text)
+    group = _ask("last group", pattern, text)
+    assert not isinstance(group, bool)
     return group
 
 

@@ -20,7 +20,7 @@ from plimsoll.config.base import Choice
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.problems import Code, Problem, Section, invalid
-from plimsoll.config.reward import JudgeReward, RewardConfig
+from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
 from plimsoll.config.run import BestConfig
 from plimsoll.data.fields import kind_of, reference_text
 from plimsoll.errors import ConfigError
@@ -183,8 +183,8 @@ def _with_options(function: Callable[..., Any], reward: partial[Any]) -> partial
     return partial(function, **{name: v for name, v in reward.keywords.items() if name in named})
 
 
-def missing_key(judge: JudgeReward) -> bool:
-    """Return whether the environment variable of a judge's key is not set here."""
+def missing_key(judge: JudgeReward | HttpReward) -> bool:
+    """Return whether the environment variable of a judge's or servers' key is not set here."""
     return judge.api_key is not None and not os.environ.get(judge.api_key)
 
 
@@ -197,6 +197,10 @@ def check_rewards(
             why = "It names the environment variable of the judge's key, which is not set here."
             fix = "set the variable, or leave it out"
             yield invalid(f"rewards.{name}.judge.api_key", part.judge.api_key, why, fix)
+        if isinstance(part, RewardConfig) and part.http is not None and missing_key(part.http):
+            why = "It names the environment variable of the servers' token, which is not set here."
+            fix = "set the variable, or leave it out"
+            yield invalid(f"rewards.{name}.http.api_key", part.http.api_key, why, fix)
         if not part.name:  # servers, or a judge
             continue
         try:

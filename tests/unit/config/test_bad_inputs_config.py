@@ -59,9 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(VALUES)), min_size=1, max_size=2))
-def test_a_value_of_a_wrong_kind_ends_in_a_refusal(
-    drawn: list[tuple[tuple[str, object], str]],
-) -> None:
+def test_a_value_of_a_wrong_kind_ends_in_a_refusal(drawn: list[Draw]) -> None:
     job = drawn[0][0][0]
     Path("c.yaml").write_text(CONFIGS[job])
     flags: list[str] = []

@@ -13,18 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refused import DEEP, refusal
+from refused import DEEP, each, refusal
 from transformers import PreTrainedTokenizerFast
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_prompts, load_samples
 from plimsoll.data.loading import Loaded
+from plimsoll.data.pieces import Messages
 from plimsoll.data.template import make_template
 from plimsoll.data.written import check_written
 from plimsoll.errors import ConfigError
 
 Load = Callable[..., Loaded[Any]]
-ASKED = {"role": "user", "content": "hi"}
+ASKED: dict[str, object] = {"role": "user", "content": "hi"}
 GOOD: dict[str, object] = {
     "q": "hi",
     "a": "yo",
@@ -58,9 +59,9 @@ BAD_TURNS: list[object] = [
     [ASKED, {"role": "function_call", "content": '{"name": 3}'}],
     [ASKED, {"role": "function_call", "content": "{"}],
     [ASKED, {"role": "function_call", "content": "[]"}],
-    *(said(tool_calls=value) for value in (5, [5], [{"function": 5}], {"a": 1}, "x")),
-    *(said(function_call=value) for value in ([1], 5, "x", {})),
-    *(said(weight=value) for value in ("a", 1e400, float("nan"), 2, -1)),
+    *(said(**{k: v}) for k, v in each("tool_calls", 5, [5], [{"function": 5}], {"a": 1}, "x")),
+    *(said(**{key: value}) for key, value in each("function_call", [1], 5, "x", {})),
+    *(said(**{key: value}) for key, value in each("weight", "a", 1e400, float("nan"), 2, -1)),
     said(weight=1, train=0),
 ]
 
@@ -168,5 +169,5 @@ def test_any_value_is_a_row_or_a_counted_skip(
 )
 def test_marks_of_reasoning_take_linear_time(reply: str) -> None:
     """An expression that looks for the last mark from each mark would take hours."""
-    turns = [ASKED, {"role": "assistant", "content": reply}]
+    turns: Messages = [ASKED, {"role": "assistant", "content": reply}]
     assert check_written(turns, f"hi{reply}") is False

@@ -16,7 +16,7 @@ from plimsoll.model.tiny import CHAT_TEMPLATE
 GROWS = "{{% set ns = namespace(s='a', l=[1]) %}}{{% for i in range(60) %}}{} {{% endfor %}}"
 ENDLESS = [
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    *("{% for i in range(99999) %}{{ range(99999)|list|length }}{% endfor %}",),
+    *("{% for i in range(99999) %}{{ range(99999)|sort|list|length }}{% endfor %}",),
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     GROWS.format("{% set ns.s = ns.s ~ ns.s %}"),
     GROWS.format("{% set ns.s = ns.s + ns.s %}"),
@@ -32,7 +32,6 @@ ENDLESS = [
 REACHING = [
     "{{ ''.__class__.__mro__ }}",
     "{{ cycler.__init__.__globals__ }}",
-    "{{ messages[0].content.format.__globals__ }}",
     "{{ '{0.__class__.__mro__}'.format('') }}",
     "{{ messages.append(1) }}",
     "{% include '/etc/passwd' %}",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from refused import DEEP, NO_OBJECTS, refusal, refused_command
+from refused import DEEP, NO_OBJECTS, each, refusal, refused_command
 
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
@@ -72,18 +72,18 @@ def test_a_config_that_is_no_object(content: bytes, model: Path) -> None:
 
 
 VALUES: list[tuple[str, object]] = [
-    *(("model_type", value) for value in (None, 5, ["llama"], {}, "nope", "../../x")),
-    *(("hidden_size", value) for value in (None, "x", -1, {}, 1.5)),
-    *(("vocab_size", value) for value in (None, "x", [], 7)),
-    *(("num_hidden_layers", value) for value in (None, "x", {}, 1e30)),
-    *(("num_attention_heads", value) for value in (None, "x", 0, 3)),
-    *(("intermediate_size", value) for value in (None, "x", -5, 10**9)),
-    *(("layer_types", value) for value in ("x", 5, ["evil"], [])),
-    *(("hidden_act", value) for value in (None, 5, "nope")),
-    *(("rope_parameters", value) for value in (5, {"rope_type": "nope"})),
-    *(("attention_dropout", value) for value in (None, "x", {})),
-    *(("bos_token_id", value) for value in ("x", [], {})),
-    *(("max_position_embeddings", value) for value in (None, "x", [])),
+    *each("model_type", None, 5, ["llama"], {}, "nope", "../../x"),
+    *each("hidden_size", None, "x", -1, {}, 1.5),
+    *each("vocab_size", None, "x", [], 7),
+    *each("num_hidden_layers", None, "x", {}, 1e30),
+    *each("num_attention_heads", None, "x", 0, 3),
+    *each("intermediate_size", None, "x", -5, 10**9),
+    *each("layer_types", "x", 5, ["evil"], []),
+    *each("hidden_act", None, 5, "nope"),
+    *each("rope_parameters", 5, {"rope_type": "nope"}),
+    *each("attention_dropout", None, "x", {}),
+    *each("bos_token_id", "x", [], {}),
+    *each("max_position_embeddings", None, "x", []),
     ("quantization_config", 5),
 ]
 
@@ -173,11 +173,13 @@ def test_a_tokenizer_that_is_no_object(name: str, content: bytes, model: Path) -
 
 
 PARTS: list[tuple[str, object]] = [
-    *((key, value) for key in ("normalizer", "pre_tokenizer", "decoder") for value in (5, "x", {})),
-    *(("version", value) for value in (None, 5, "x")),
-    *(("truncation", value) for value in (5, {})),
-    *(("model", value) for value in (5, {}, [])),
-    *(("added_tokens", value) for value in (5, "x", [5])),
+    *each("normalizer", 5, "x", {}),
+    *each("pre_tokenizer", 5, "x", {}),
+    *each("decoder", 5, "x", {}),
+    *each("version", None, 5, "x"),
+    *each("truncation", 5, {}),
+    *each("model", 5, {}, []),
+    *each("added_tokens", 5, "x", [5]),
 ]
 
 
@@ -219,14 +221,14 @@ def test_an_adapters_config_that_is_none(
 
 
 SETTINGS: list[tuple[str, object]] = [
-    *(("r", value) for value in (None, -1, "x", [5], 10**9, 3)),
-    *(("alpha_pattern", value) for value in (None, -1, "x", {"(": 1})),
-    *(("rank_pattern", value) for value in ("x", {"q_proj": 10**9}, {"q_proj": "x"})),
-    *(("target_modules", value) for value in (None, 5, ["nope"], "(", "([a-z_.0-9]+)+!")),
-    *(("exclude_modules", value) for value in ("(", "([a-z_.0-9]+)+!")),
-    *(("bias", value) for value in (None, -1, "nope")),
-    *(("peft_type", value) for value in (None, 5, "IA3")),
-    *(("lora_alpha", value) for value in (None, "x", [])),
+    *each("r", None, -1, "x", [5], 10**9, 3),
+    *each("alpha_pattern", None, -1, "x", {"(": 1}),
+    *each("rank_pattern", "x", {"q_proj": 10**9}, {"q_proj": "x"}),
+    *each("target_modules", None, 5, ["nope"], "(", "([a-z_.0-9]+)+!"),
+    *each("exclude_modules", "(", "([a-z_.0-9]+)+!"),
+    *each("bias", None, -1, "nope"),
+    *each("peft_type", None, 5, "IA3"),
+    *each("lora_alpha", None, "x", []),
     *(("layer_replication", [[0, 4]]), ("use_qalora", True), ("init_lora_weights", "pissa")),
 ]
 

@@ -13,18 +13,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refused import DEEP
+from refused import DEEP, each, refusal
+from starlette import testclient
 
-from plimsoll.commands.serve_reward import answer
-from plimsoll.config.reward import JudgeReward, RewardConfig
+from plimsoll.commands.serve_reward import TOKEN, _app, access_token, answer
+from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
 from plimsoll.process.patterns import PatternTooSlow, is_match, last_group
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.code import cases_of, program_in
 from plimsoll.reward.math_form import final_answer, reference_answer
-from plimsoll.reward.outcome import Broken, Failed, Given, TimeLimit, number, numbers
+from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit, number, numbers
+from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
 from plimsoll.reward.servers.formats import outcomes, vllm_outcomes
-from plimsoll.reward.servers.http import Replicas
+from plimsoll.reward.servers.http import Replicas, bearer
 from plimsoll.reward.servers.judge import Judge
 
 LIMIT = TimeLimit(5.0, "rewards.far.time_limit")
@@ -127,18 +129,18 @@ def post(reply: httpx.Response | httpx.RequestError) -> object:
     return asyncio.run(ask())
 
 
+FIELDS = [
+    *each("response", None, 5),
+    *each("index", [1], "x", 1e400),
+    *each("group", [1]),
+    *each("prompt_tokens", "x", [{}], [10**30]),
+    *each("response_tokens", {"a": 1}, [None]),
+]
 REQUESTS: list[object] = [
     *(5, [], None, "x", {}, {"trajectories": 5}, {"trajectories": [5]}, {"query": "x"}),
     *({"query": ["a"], "prompts": [1, 2]}, {"query": ["a"], "labels": []}, {"trajectories": None}),
     *({"query": ["a"], "prompts": [5]}, {"query": ["a"], "prompts": 5}),
-    *(
-        {"trajectories": [{"response": "a", **field}]}
-        for field in (
-            *({"response": None}, {"response": 5}, {"index": [1]}, {"index": "x"}, {"group": [1]}),
-            *({"prompt_tokens": "x"}, {"prompt_tokens": [{}]}, {"prompt_tokens": [10**30]}),
-            *({"response_tokens": {"a": 1}}, {"response_tokens": [None]}, {"index": 1e400}),
-        )
-    ),
+    *({"trajectories": [{"response": "a", key: value}]} for key, value in FIELDS),
 ]
 
 
@@ -155,6 +157,30 @@ def score(trajectories: Sequence[Trajectory]) -> Future[Scored]:
 def test_a_request_to_the_reward_server(request_: object) -> None:
     status, reply = asyncio.run(answer(score, json.dumps(request_).encode()))
     assert status == 422 and reply["detail"]
+
+
+def test_a_server_that_other_hosts_can_reach_asks_for_a_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    assert [access_token(host) for host in ("127.0.0.1", "localhost", "::1")] == [None] * 3
+    token = access_token("0.0.0.0")
+    assert token and len(token) >= 32 and token != access_token("0.0.0.0")
+    client = testclient.TestClient(_app({"/r": score}, token))
+    body = {"query": ["a"]}
+    for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": token}):
+        assert client.post("/r", json=body, headers=headers).status_code == 401
+    monkeypatch.setenv(TOKEN, token)
+    assert client.post("/r", json=body, headers=bearer(TOKEN)).status_code == 200
+    assert access_token("127.0.0.1") == token
+
+
+def test_a_key_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FAR_KEY", raising=False)
+    http = HttpReward(urls=("http://far",), api_key="FAR_KEY")
+    [problem] = check_rewards({"far": RewardConfig(http=http)})
+    assert problem.key == "rewards.far.http.api_key"
+    refusal(lambda: bearer("FAR_KEY"), "FAR_KEY")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", DEEP])
@@ -190,11 +216,11 @@ def test_a_judge_with_such_a_pattern_fails() -> None:
     reply = {"choices": [{"message": {"content": "a" * 40 + "!"}}]}
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json=reply))
 
-    async def ask() -> object:
+    async def ask() -> Sequence[Outcome]:
         async with httpx.AsyncClient(transport=transport) as client:
             return await Judge.of(settings, client, LIMIT)([trajectory("x")])
 
-    [outcome] = asyncio.run(ask())  # type: ignore[misc]
+    [outcome] = asyncio.run(ask())
     assert isinstance(outcome, Failed) and "((a+)+)$" in outcome.said
 
 

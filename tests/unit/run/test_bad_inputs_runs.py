@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refused import DEEP, NO_OBJECTS, refusal, refused_command
+from refused import DEEP, NO_OBJECTS, each, refusal, refused_command
 
 from plimsoll.engine.checkpoint import (
     Stretch,
@@ -124,7 +124,7 @@ def test_any_damaged_byte_of_a_checkpoint(place: int, byte: int, tmp_path: Path)
         assert all(torch.equal(rows[kind][0], back[kind][0]) for kind in rows)
 
 
-WRONG = [(key, value) for key in STATE for value in (None, "x", [], True)]
+WRONG = [pair for key in STATE for pair in each(key, None, "x", [], True)]
 MORE: list[tuple[str, object]] = [("best", "x"), ("sources", 5), ("rewards", []), ("unlearned", 1)]
 
 

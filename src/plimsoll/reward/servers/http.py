@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ import httpx
 
 from plimsoll.config.json_text import parse_json
 from plimsoll.config.reward import HttpReward
+from plimsoll.errors import ConfigError
 from plimsoll.machine.faults import await_fault_point
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Broken, Failed, Outcome, TimeLimit, short_repr
@@ -123,6 +125,21 @@ class Replicas:
         return failed
 
 
+def bearer(variable: str | None) -> dict[str, str]:
+    """Return the headers with the key in an environment variable; none if no variable is named.
+
+    Raises ConfigError if the variable is not set.
+    """
+    if variable is None:
+        return {}
+    if not (key := os.environ.get(variable)):
+        raise ConfigError(
+            f"the environment variable {variable} should hold the key of the servers, and is not "
+            f"set. Set it, or leave api_key out."
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
 Read = Callable[[object, int], list[Outcome]]
 """Takes a server's answer and the number of trajectories, and returns their outcomes."""
 
@@ -138,7 +155,7 @@ class Servers:
     @classmethod
     def of(cls, http: HttpReward, client: httpx.AsyncClient, limit: TimeLimit) -> Servers:
         """Return the caller of a config's servers. `limit` says how long one request may take."""
-        replicas = Replicas.of(client, http.urls, limit)
+        replicas = Replicas.of(client, http.urls, limit, bearer(http.api_key))
         if http.format == "plimsoll":
             return cls(replicas, plimsoll_request)
         if http.format == "vllm":
