@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Literal
 
 from plimsoll.config.json_text import parse_json
-from plimsoll.errors import Recovery, Interrupted, NodesMissing, PlimsollError
+from plimsoll.errors import Interrupted, NodesMissing, PlimsollError, Recovery
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import write_whole
 from plimsoll.run.output import RunLog, tell
