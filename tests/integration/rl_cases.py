@@ -12,6 +12,7 @@ from engine_cases import SEED, VOCAB
 from ranks import RankProcesses
 
 from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.rl import RlConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
@@ -139,6 +140,7 @@ class ServingRanks:
     """`RankProcesses` as the ranks of a loop: each has a worker that stays between calls."""
 
     def __init__(self, processes: RankProcesses, ranks: int) -> None:
+        self.shortages = Shortages()  # of no step, so that each is taken in one call
         self._processes = processes
         self.ranks = ranks
         processes.run(_begin)
