@@ -140,7 +140,7 @@ class ServingRanks:
     """`RankProcesses` as the ranks of a loop: each has a worker that stays between calls."""
 
     def __init__(self, processes: RankProcesses, ranks: int) -> None:
-        self.shortages = Shortages()  # of no step, so that each is taken in one call
+        self.shortages = Shortages()  # none is survived: each step is one call
         self._processes = processes
         self.ranks = ranks
         processes.run(_begin)
