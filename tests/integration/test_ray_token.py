@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 from commands import wait_for
+from ray.cluster_utils import Cluster
 
 from plimsoll.cluster.address import check_reachable
 from plimsoll.cluster.ray_start import start_ray
@@ -76,4 +77,5 @@ def test_a_cluster_gets_the_token_if_it_asks_for_one(
     if mode == "token":
         with pytest.raises(ConfigError, match="no authentication token was found"):
             start_ray(ClusterConfig(address=address))
+    Cluster().shutdown()  # it would end the process if a token were still to be sent
     assert capfd.readouterr().err == ""

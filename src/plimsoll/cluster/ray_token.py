@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
@@ -42,11 +42,18 @@ def authentication(address: str | None) -> Iterator[None]:
             os.environ[_MODE] = "token" if _asks_for_token(address) else "disabled"
         _read_environment()
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+    except BaseException:
+        _restore(before)
+        _read_environment()  # Ray ends the process if it is to send a token that is not there
+        raise
+    _restore(before)
+
+
+def _restore(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def _asks_for_token(address: str) -> bool:
