@@ -3,7 +3,8 @@ was, whichever family it is of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,27 +108,51 @@ def write_model(path: Path, config: PreTrainedConfig) -> None:
     "name", [n if n in AT_ONCE else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
 def test_unchanged_weights_change_nothing(name: str, tmp_path: Path) -> None:
-    write_model(tmp_path, MODELS[name]())
-    worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
-    worker.load_policy(
-        "actor",
-        decided_role(TrainedRole(model=decided_model(path=str(tmp_path), dtype="bfloat16"))),
-        1.0,
-    )
-    rollout = RolloutConfig(dtype="bfloat16").with_engine(VllmConfig(cpu_kv_cache_gib=0.25))
-    with started(EngineSpec(0, str(tmp_path), 64, 1, "cpu", rollout)) as (engine, loop):
-        pair = Pair(worker, engine, loop)
-        [before] = loop.run(engine._llm.collective_rpc(states))
+    with paired(tmp_path, MODELS[name]()) as pair:
+        [before] = states_of(pair)
         assert len(before) > 10
         assert pair.sync(1).gap < BOUND
-        [after] = loop.run(engine._llm.collective_rpc(states))
+        [after] = states_of(pair)
         for part in ("self_attn", "mlp", "input_layernorm"):
-            learn_alone(worker, part)
+            learn_alone(pair.worker, part)
             assert replace(pair, only_trained=True).sync(2).gap < BOUND
-            [partly] = loop.run(engine._llm.collective_rpc(states))
+            [partly] = states_of(pair)
             assert partly == before, part
-    worker.stop()
     assert after == before
+
+
+@pytest.mark.parametrize(
+    "division",
+    [{"tensor_parallel": 2}, pytest.param({"pipeline_parallel": 2}, marks=pytest.mark.slow)],
+)
+def test_an_engine_in_two_processes_takes_its_share_of_each_weight(
+    division: dict[str, Any], tmp_path: Path
+) -> None:
+    with paired(tmp_path, MODELS["qwen2"](), **division) as pair:
+        before = states_of(pair)
+        assert len(before) == 2 and before[0] != before[1]
+        assert pair.sync(1).gap < BOUND
+        assert states_of(pair) == before
+
+
+@contextmanager
+def paired(path: Path, model: PreTrainedConfig, **division: Any) -> Iterator[Pair]:
+    """A trainer of new weights, and an engine, perhaps divided among processes, that read them."""
+    write_model(path, model)
+    worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    role = TrainedRole(model=decided_model(path=str(path), dtype="bfloat16"))
+    worker.load_policy("actor", decided_role(role), 1.0)
+    rollout = RolloutConfig(dtype="bfloat16").with_engine(
+        VllmConfig(cpu_kv_cache_gib=0.25, **division)
+    )
+    with started(EngineSpec(0, str(path), 64, 1, "cpu", rollout)) as (engine, loop):
+        yield Pair(worker, engine, loop)
+    worker.stop()
+
+
+def states_of(pair: Pair) -> list[Any]:
+    """The checksums of all tensors in each of the engine's processes."""
+    return pair.loop.run(pair.engine._llm.collective_rpc(states))
 
 
 def learn_alone(worker: Worker, part: str) -> None:
