@@ -31,6 +31,7 @@ CONDITIONS: Mapping[str, str] = {
     "engine": "The process belongs to this rollout engine.",
     "p": "A random draw with this probability, from `seed`, the process and the call.",
     "seed": "The seed of `p`; 0 if it is left out.",
+    "after": "It is later than this many seconds since 1970, such as `$(date +%s)`; with `once`.",
     "once": "The fault has not happened before, in any process or earlier part of the run.",
 }
 """The conditions of `when`, each with its meaning."""

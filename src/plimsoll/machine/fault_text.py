@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ class Fault:
         numbers = {"step": step, "call": call, **_process_numbers()}
         wanted = {key: int(self.conditions[key]) for key in _WHOLE if key in self.conditions}
         if any(numbers.get(key) != number for key, number in wanted.items()):
+            return False
+        if time.time() < float(self.conditions.get("after", 0)):
             return False
         if "p" not in self.conditions:
             return True
@@ -87,6 +90,10 @@ def _parse(text: str) -> Fault:
         conditions[key] = value
     if "step" in conditions and not point.has_step:
         raise ConfigError(f"{FAULTS}: {text}: {name} does not know the step. Use call=N.")
+    if "after" in conditions and "once" not in conditions:
+        raise ConfigError(
+            f"{FAULTS}: {text}: from then on it would happen at every call. Add +once."
+        )
     if "once" in conditions and faults_directory() is None:
         raise ConfigError(
             f"{FAULTS}: {text}: `once` needs a directory for its mark. Set {DIRECTORY} to one that "

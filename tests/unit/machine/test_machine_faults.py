@@ -92,6 +92,14 @@ def test_a_rank_is_the_one_that_the_process_was_named(faults: Faults) -> None:
         fault_point("rank.backward")
 
 
+def test_after_a_time_it_happens_once(faults: Faults, tmp_path: Path) -> None:
+    faults.setenv(FAULTS, f"rank.step:error:after={2**40}+once,rank.step:error:after=9+once")
+    with pytest.raises(RuntimeError, match="after=9"):
+        fault_point("rank.step", 1)
+    fault_point("rank.step", 2)
+    assert len(fired(tmp_path)) == 1
+
+
 def test_once_is_once_for_all_processes(faults: Faults, tmp_path: Path) -> None:
     text = "metrics.write:kill:step=4+once"
     faults.setenv(FAULTS, text)
@@ -184,6 +192,8 @@ def test_wrong_values_are_copies(faults: Faults) -> None:
         ("rank.step:kill=3", "kill takes no number", "delay"),
         ("rank.backward:kill:step=3", "does not know the step", "call=N"),
         ("rank.step:kill:once=1", "once takes no value", "once"),
+        ("rank.step:kill:after=1e9", "'1e9'; write a whole number", "after"),
+        ("rank.step:kill:after=9", "it would happen at every call", "once"),
     ],
 )
 def test_what_cannot_be_is_refused(faults: Faults, text: str, needle: str, listed: str) -> None:

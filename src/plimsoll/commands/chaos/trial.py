@@ -178,14 +178,14 @@ def _start(
 
 
 def _environment(faults: str, record: Path) -> Mapping[str, str]:
-    # Ray's processes write their titles over their environment, which `_rest` reads.
+    # Ray's processes write their titles over their environment, which `rest_of_run` reads.
     return {**os.environ, FAULTS: faults, DIRECTORY: str(record.absolute()), "SPT_NOENV": "1"}
 
 
 def _end_rest(session: int, record: Path, *, at_once: bool) -> list[str]:
     """Wait for the processes of a run to end; kill those that do not, and return their names."""
     deadline = time.monotonic() + (0.0 if at_once else _END_SECONDS)
-    while (rest := _rest(session, record)) and time.monotonic() < deadline:
+    while (rest := rest_of_run(session, record)) and time.monotonic() < deadline:
         time.sleep(_EVERY)
     names = []
     for process in rest:
@@ -195,7 +195,7 @@ def _end_rest(session: int, record: Path, *, at_once: bool) -> list[str]:
     return names
 
 
-def _rest(session: int, record: Path) -> list[psutil.Process]:
+def rest_of_run(session: int, record: Path) -> list[psutil.Process]:
     """Return the processes that a command of this session has started and that still go on."""
     rest, mark = [], str(record.absolute())
     for process in psutil.process_iter():

@@ -1,0 +1,215 @@
+"""Hours of GRPO with a fault every five minutes: is memory flat, is anything left over?
+
+    python benchmarks/soak.py --directory /tmp/soak --steps 2000 --every 300      # with faults
+    python benchmarks/soak.py --directory /tmp/soak --steps 2000 --every 0        # undisturbed
+    python benchmarks/soak.py --directory /tmp/soak --report
+
+The run has a rank and a vLLM engine of its own under Ray, and a checkpoint every ten steps. Nobody
+helps it: the command starts once. Faults are drawn by a seed, their kinds take turns, and each
+happens when a process reaches its point after the fault's time. The controller does not hang, which
+nothing would notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from statistics import linear_regression, median
+from typing import Any
+
+import psutil
+import yaml
+
+from plimsoll.commands.chaos.compare import compare_runs
+from plimsoll.commands.chaos.draw import RANDOM_KINDS
+from plimsoll.commands.chaos.trial import read_fired, rest_of_run
+from plimsoll.commands.demo import prepare
+from plimsoll.machine.fault_points import POINTS
+from plimsoll.machine.fault_text import DIRECTORY, FAULTS
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.json_lines import read_rows
+
+Row = dict[str, Any]
+
+ONLY_AT_STARTS = (
+    *("controller.start", "controller.data", "controller.precompute", "controller.load"),
+    *("rank.start", "engine.start", "rows.read"),
+)
+NOT_IN_THIS_RUN = (
+    *("controller.train_critic", "controller.eval", "environment.call"),
+    *("notify.send", "page.answer"),
+)
+SECONDS = 10.0
+"""Between two samples of memory."""
+MIB = 2**20
+
+
+def config_of(home: Path, directory: Path, steps: int) -> Row:
+    """Return the run's config, on the data and the model of `plimsoll demo`."""
+    run = {"directory": str(directory), "steps": steps, "save_every": 10, "restarts": 30}
+    prompts = {"path": str(home / "train.jsonl"), "prompt": "prompt", "reference": "answer"}
+    return {
+        "run": {**run, "tensorboard": False},
+        "cluster": {"where": "ray", "device": "cpu", "threads": 1, "hang_timeout": 20},
+        "actor": {
+            "model": {"path": str(home / "model"), "dtype": "float32"},
+            "optimizer": {"learning_rate": 0.001},
+        },
+        "data": {"train": prompts, "chat_template": "none", "max_tokens": 16},
+        "batch": {"prompts": 16, "responses": 8, "micro_batch_tokens": 2048},
+        "rewards": {"correct": {"name": "exact_match"}},
+        "rollout": {
+            "vllm": {"cpu_kv_cache_gib": 0.25},
+            "dtype": "float32",
+            "sampling": {"max_new_tokens": 16},
+        },
+    }
+
+
+def faults_at(begin: float, every: float, number: int, seed: int) -> Iterator[str]:
+    """Yield faults, one `every` seconds."""
+    draw, kinds = random.Random(seed), [*RANDOM_KINDS]
+    points = [p for p in POINTS.values() if p.name not in ONLY_AT_STARTS + NOT_IN_THIS_RUN]
+    for index in range(number):
+        kind = kinds[index % len(kinds)]
+        can = [p for p in points if kind in p.kinds]
+        if kind == "hang":
+            can = [p for p in can if p.process in ("training rank", "rollout engine")]
+        at = int(begin + every * (index + 1))
+        yield f"{draw.choice(can).name}:{kind}:after={at}+once"
+
+
+def role_of(process: psutil.Process) -> str:
+    """Return what a process is for, by the first word of its command."""
+    words = process.cmdline() or [process.name()]
+    name = Path(words[0]).name.partition(".")[0].partition("(")[0].strip()
+    return "plimsoll" if name.startswith("python") and "plimsoll" in words else name
+
+
+def watch(process: subprocess.Popen[bytes], directory: Path, record: Path) -> None:
+    """Append a sample of the run's processes to samples.jsonl, until its command ends."""
+    run = RunDirectory(directory)
+    with (record / "samples.jsonl").open("a") as out:
+        while process.poll() is None:
+            memory: dict[str, float] = defaultdict(float)
+            handles = 0
+            for each in rest_of_run(process.pid, record):
+                with suppress(psutil.Error):
+                    role = "supervisor" if each.pid == process.pid else role_of(each)
+                    memory[role] += each.memory_full_info().pss / MIB
+                    handles += each.num_fds()
+            steps = len(read_rows(run.metrics_path)) if run.metrics_path.is_file() else 0
+            row = {"time": time.time(), "steps": steps, "handles": handles, "mib": memory}
+            row["shared"] = len(os.listdir("/dev/shm"))
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS)
+
+
+def soak(at: argparse.Namespace) -> None:
+    """Run once, with faults or without, and watch."""
+    home, name = at.directory / "task", "disturbed" if at.every else "undisturbed"
+    if not (home / "model" / "config.json").exists():
+        prepare(home, 0)
+    record, run = at.directory / f"{name}-record", at.directory / name
+    record.mkdir()
+    path = at.directory / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config_of(home, run, at.steps)))
+    environment = {**os.environ, DIRECTORY: str(record.absolute()), "SPT_NOENV": "1"}
+    if at.every:
+        faults = faults_at(time.time(), at.every, at.faults, at.seed)
+        environment[FAULTS] = ",".join(faults)
+    before = sorted(os.listdir("/dev/shm"))
+    with (record / "output.txt").open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "plimsoll", "grpo", str(path)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    watch(process, run, record)
+    time.sleep(30)
+    left = [each.name() for each in rest_of_run(process.pid, record)]
+    files = sorted(set(os.listdir("/dev/shm")) - set(before))
+    end = {"code": process.returncode, "processes left": left, "shared memory left": files}
+    (record / "end.json").write_text(json.dumps(end))
+    print(end)
+
+
+def windows(samples: Sequence[Row], minutes: float) -> Iterator[list[Row]]:
+    """Yield the samples of each window of time."""
+    begin, rest = samples[0]["time"], iter(samples)
+    kept: list[Row] = []
+    edges = (begin + 60 * minutes * number for number in count(1))
+    edge = next(edges)
+    for row in rest:
+        if row["time"] >= edge:
+            yield kept
+            kept, edge = [], next(e for e in edges if e > row["time"])
+        kept.append(row)
+    yield kept
+
+
+def report(directory: Path) -> None:
+    """Print memory by window, the slopes, the faults, and what differs from the undisturbed run."""
+    record = directory / "disturbed-record"
+    samples = [json.loads(line) for line in (record / "samples.jsonl").read_text().splitlines()]
+    roles = sorted({role for row in samples for role in row["mib"]})
+    print("| minutes | steps | all MiB | supervisor MiB | handles | processes' shared files |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    begin = samples[0]["time"]
+    for kept in filter(None, windows(samples, 10)):
+        total = median(sum(row["mib"].values()) for row in kept)
+        own = median(row["mib"].get("supervisor", 0.0) for row in kept)
+        handles, shared = (median(row[name] for row in kept) for name in ("handles", "shared"))
+        at = round((kept[-1]["time"] - begin) / 60)
+        print(
+            f"| {at} | {kept[-1]['steps']} | {total:.0f} | {own:.1f} | {handles:.0f} | {shared:.0f} |"
+        )
+    warm = [row for row in samples if row["time"] > begin + 600 and len(row["mib"]) == len(roles)]
+    print(f"\nMiB an hour, from minute 10, where all processes were there ({len(warm)} samples):")
+    hours = [(row["time"] - begin) / 3600 for row in warm]
+    for role in roles:
+        line = linear_regression(hours, [row["mib"][role] for row in warm])
+        print(f"  {role}: {line.slope:+.1f} ({line.intercept:.0f} at the begin)")
+    print((record / "end.json").read_text())
+    rows = read_rows(RunDirectory(directory / "disturbed").metrics_path)
+    times = [row["time"] for row in read_fired(record)]
+    print(f"{len(times)} faults, {len(rows)} steps")
+    for row in read_fired(record):
+        after = [s["time"] for s in samples if s["time"] > row["time"]]
+        print(f"  {row['fault']} in {row['process']}; {len(after)} samples after it")
+    if (directory / "undisturbed-record" / "end.json").exists():
+        found = compare_runs(directory / "disturbed", directory / "undisturbed")
+        print("equal to the undisturbed run" if found.is_equal else f"differs: {found}")
+
+
+def main() -> None:
+    """Run as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--every", type=float, default=300.0, help="seconds; 0: no faults")
+    parser.add_argument("--faults", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", action="store_true")
+    at = parser.parse_args()
+    at.directory.mkdir(parents=True, exist_ok=True)
+    report(at.directory) if at.report else soak(at)
+
+
+if __name__ == "__main__":
+    main()
