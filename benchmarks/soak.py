@@ -54,24 +54,39 @@ SECONDS = 10.0
 MIB = 2**20
 
 
+def prepare_task(home: Path) -> None:
+    """Write the data and the model of `plimsoll demo`, teach it sums, and write a slow judge."""
+    if not (home / "sft" / "model").exists():
+        prepare(home, 0)
+        words = [sys.executable, "-m", "plimsoll", "sft", str(home / "sft.yaml")]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    (home / "judge.py").write_text(
+        "import time\n\n\ndef ponder(trajectory):\n    time.sleep(0.004)\n    return 0.0\n"
+    )
+
+
 def config_of(home: Path, directory: Path, steps: int) -> Row:
-    """Return the run's config, on the data and the model of `plimsoll demo`."""
+    """Return the run's config."""
     run = {"directory": str(directory), "steps": steps, "save_every": 10, "restarts": 30}
     prompts = {"path": str(home / "train.jsonl"), "prompt": "prompt", "reference": "answer"}
     return {
         "run": {**run, "tensorboard": False},
         "cluster": {"where": "ray", "device": "cpu", "threads": 1, "hang_timeout": 20},
         "actor": {
-            "model": {"path": str(home / "model"), "dtype": "float32"},
-            "optimizer": {"learning_rate": 0.001},
+            "model": {"path": str(home / "sft" / "model"), "dtype": "float32"},
+            "optimizer": {"learning_rate": 0.0001},
         },
         "data": {"train": prompts, "chat_template": "none", "max_tokens": 16},
-        "batch": {"prompts": 16, "responses": 8, "micro_batch_tokens": 2048},
-        "rewards": {"correct": {"name": "exact_match"}},
+        "batch": {"prompts": 32, "responses": 8, "micro_batch_tokens": 4096},
+        "algorithm": {"mini_batches": 2},
+        "rewards": {
+            "correct": {"name": "exact_match"},
+            "judge": {"name": f"{home / 'judge.py'}:ponder"},
+        },
         "rollout": {
             "vllm": {"cpu_kv_cache_gib": 0.25},
             "dtype": "float32",
-            "sampling": {"max_new_tokens": 16},
+            "sampling": {"max_new_tokens": 32},
         },
     }
 
@@ -120,8 +135,7 @@ def watch(process: subprocess.Popen[bytes], directory: Path, record: Path) -> No
 def soak(at: argparse.Namespace) -> None:
     """Run once, with faults or without, and watch."""
     home, name = at.directory / "task", "disturbed" if at.every else "undisturbed"
-    if not (home / "model" / "config.json").exists():
-        prepare(home, 0)
+    prepare_task(home)
     record, run = at.directory / f"{name}-record", at.directory / name
     record.mkdir()
     path = at.directory / f"{name}.yaml"
@@ -175,10 +189,8 @@ def report(directory: Path) -> None:
         total = median(sum(row["mib"].values()) for row in kept)
         own = median(row["mib"].get("supervisor", 0.0) for row in kept)
         handles, shared = (median(row[name] for row in kept) for name in ("handles", "shared"))
-        at = round((kept[-1]["time"] - begin) / 60)
-        print(
-            f"| {at} | {kept[-1]['steps']} | {total:.0f} | {own:.1f} | {handles:.0f} | {shared:.0f} |"
-        )
+        at, steps = round((kept[-1]["time"] - begin) / 60), kept[-1]["steps"]
+        print(f"| {at} | {steps} | {total:.0f} | {own:.1f} | {handles:.0f} | {shared:.0f} |")
     warm = [row for row in samples if row["time"] > begin + 600 and len(row["mib"]) == len(roles)]
     print(f"\nMiB an hour, from minute 10, where all processes were there ({len(warm)} samples):")
     hours = [(row["time"] - begin) / 3600 for row in warm]
