@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from commands import wait_for
@@ -79,3 +80,19 @@ def test_a_cluster_gets_the_token_if_it_asks_for_one(
             start_ray(ClusterConfig(address=address))
     Cluster().shutdown()  # it would end the process if a token were still to be sent
     assert capfd.readouterr().err == ""
+
+
+def test_a_ray_that_a_run_starts_can_be_reached_from_this_machine_alone() -> None:
+    start_ray(ClusterConfig())
+    try:
+        assert ray.get(ray.remote(lambda: 2).remote(), timeout=60) == 2
+        this = psutil.Process()
+        sockets = [
+            connection.laddr.ip
+            for process in (this, *this.children(recursive=True))
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+    finally:
+        ray.shutdown()
+    assert len(sockets) > 3 and {ip.rpartition(":")[2] for ip in sockets} == {"127.0.0.1"}

@@ -48,9 +48,15 @@ def test_a_run_goes_on_from_its_mirror_alone(home: Path, background: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("url", "why"), [("no-such-place://x", "not known"), ("adl://x/y", "nstall")]
+    ("url", "why"),
+    [
+        ("no-such-place://x", "not known"),
+        ("adl://x/y", "nstall"),
+        ("s3://id:Xy7@bucket/x", "s3://***@bucket/x"),
+    ],
 )
 def test_a_place_that_fsspec_cannot_open_is_refused(home: Path, url: str, why: str) -> None:
     refused = run_here(home, "sft", "sft.yaml", "--run.directory", "r", "--run.mirror", url)
     assert refused.code == 2 and "run.mirror" in refused.err and why in refused.err
+    assert "Xy7" not in refused.err
     assert not (home / "r").exists()

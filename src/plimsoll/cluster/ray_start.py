@@ -13,7 +13,7 @@ from functools import partial
 
 import psutil
 import ray
-from ray._private import services, utils
+from ray._private import ray_constants, services, utils
 
 from plimsoll.cluster.address import check_reachable
 from plimsoll.cluster.ray_token import authentication
@@ -50,6 +50,7 @@ def start_ray(config: ClusterConfig) -> None:
             check_reachable(config.address)
         with (
             authentication(config.address),
+            _listen_to(loopback_only=config.address is None),
             _keep_signal_handler(),
             _start_own_process_groups(),
             _end_children_on_error(),
@@ -153,6 +154,20 @@ def _keep_signal_handler() -> Iterator[None]:
         utils.set_sigterm_handler = handle
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+@contextmanager
+def _listen_to(*, loopback_only: bool) -> Iterator[None]:
+    """Let all processes of a Ray that starts inside the block listen on 127.0.0.1 only, if asked.
+
+    Ray does so by itself where it cannot have several nodes; `ray.init` takes no such argument.
+    """
+    may_have_nodes = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = may_have_nodes and not loopback_only
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = may_have_nodes
 
 
 @contextmanager

@@ -52,6 +52,12 @@ def load(tmp_path: Path, part: str) -> None:
             "no group",
         ),
         ("{judge: {url: h, model: m, prompt: '{response}'}}", "part.judge.url", "no address"),
+        (
+            "{judge: {url: 'https://us:Xy7@h/v1', model: m, prompt: '{response}'}}",
+            "part.judge.url: https://***@h/v1 ",
+            "A password in a URL",
+        ),
+        ("{http: {urls: ['http://Xy7@h/s']}}", "part.http.urls: http://***@h/s ", "api_key: the e"),
     ],
 )
 def test_a_contradiction_is_refused(tmp_path: Path, part: str, key: str, why: str) -> None:
@@ -59,7 +65,7 @@ def test_a_contradiction_is_refused(tmp_path: Path, part: str, key: str, why: st
         load(tmp_path, part)
     report = str(caught.value)
     assert report.startswith(f"1 problem in the settings\n  rewards.{key}"), report
-    assert why in report and "[reward-settings]" in report
+    assert why in report and "[reward-settings]" in report and "Xy7" not in report
 
 
 @pytest.mark.parametrize(

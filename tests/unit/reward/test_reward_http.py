@@ -228,6 +228,7 @@ def test_a_dead_replica_is_left_alone_and_the_least_busy_one_is_asked(tmp_path: 
         ("lambda texts: (200, '{\"rewards\": [1, null, 2]}')", r"row 1 .* gave None"),
         ('lambda texts: (200, \'{"rewards": [1, "2", 2]}\')', r"row 1 .* gave '2' \(str\)"),
         ("lambda texts: (404, 'no such place')", "answered 404: 'no such place'"),
+        ("lambda texts: (200, '[' * (65 << 20))", "answered more than 64 MiB"),
     ],
 )
 def test_garbage_stops_the_run_and_is_shown(tmp_path: Path, answer: str, why: str) -> None:

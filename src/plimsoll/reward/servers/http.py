@@ -39,6 +39,11 @@ _REST_SECONDS = 5.0
 _BUSY = (408, 425, 429)
 """Status codes below 500 after which another try may succeed; RFC 9110, RFC 6585."""
 
+_MOST_BYTES = 64 * 2**20
+"""The longest answer that is read; one with 10,000 rewards has less than 1 MiB."""
+_SHORTEST_KEY = 8
+"""Characters of a key that is secret; a shorter one may be part of any answer."""
+
 
 @dataclass
 class _Server:
@@ -86,28 +91,43 @@ class Replicas:
             try:
                 async with asyncio.timeout(self.limit.seconds):
                     await await_fault_point("reward.call")
-                    response = await self.client.post(
-                        server.url,
-                        content=content,
-                        headers={"Content-Type": "application/json", **self.headers},
-                    )
+                    code, reply = await self._exchange(server.url, content)
             except TimeoutError:
                 return self._rest(server, self.limit.failure(f": {server.url}"))
             except (httpx.RequestError, OSError) as error:
                 what = str(error) or type(error).__name__
                 said = f": {server.url} cannot be reached: {what}"
                 return self._rest(server, Failed(said, unanswered=True))
-            text = short_repr(response.text)
-            answered = f": {server.url} answered {response.status_code}: {text}"
-            if response.status_code >= 500 or response.status_code in _BUSY:
+            if reply is None:
+                return Broken(f": {server.url} answered more than {_MOST_BYTES >> 20} MiB")
+            text = short_repr(reply.decode(errors="replace"))
+            answered = f": {server.url} answered {code}: {text}"
+            if code >= 500 or code in _BUSY:
                 return self._rest(server, Failed(answered))
-            if not response.is_success:
+            if not httpx.codes.is_success(code):
                 return Broken(answered)
             try:
-                answer: object = parse_json(response.content)
+                answer: object = parse_json(reply)
                 return answer
             except ValueError:
                 return Broken(f": {server.url} answered no JSON: {text}")
+
+    async def _exchange(self, url: str, content: bytes) -> tuple[int, bytes | None]:
+        """Return an answer's status and content, None if that is too long.
+
+        A server may repeat the key that it was sent; the content has `***` in its place.
+        """
+        headers, reply = {"Content-Type": "application/json", **self.headers}, bytearray()
+        async with self.client.stream("POST", url, content=content, headers=headers) as response:
+            async for part in response.aiter_bytes():
+                reply += part
+                if len(reply) > _MOST_BYTES:
+                    return response.status_code, None
+        for value in self.headers.values():
+            key = value.rpartition(" ")[2].encode()
+            if len(key) >= _SHORTEST_KEY:
+                reply = reply.replace(key, b"***")
+        return response.status_code, bytes(reply)
 
     @asynccontextmanager
     async def _least_busy(self) -> AsyncIterator[_Server]:

@@ -24,6 +24,7 @@ from plimsoll.spec.engine_rules import (
     trainers_of,
 )
 from plimsoll.spec.model_files import models_by_key
+from plimsoll.spec.rules.passwords import password_in
 from plimsoll.spec.run_spec import RunSpec
 
 _FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")
@@ -102,6 +103,10 @@ def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
 def _unknown_mirror(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield a problem if fsspec does not know the kind of place, or lacks its package."""
     if spec.run.mirror is None:
+        return
+    fix = "keep it where fsspec's package looks (~/.aws/credentials, AWS_SECRET_ACCESS_KEY, ...)"
+    if problems := [*password_in("run.mirror", spec.run.mirror, fix)]:
+        yield from problems
         return
     from fsspec.core import split_protocol
     from fsspec.registry import get_filesystem_class

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from plimsoll.config.problems import Code, Problem, Section, invalid
 from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
+from plimsoll.spec.rules.passwords import password_in
 
 _CODE: Code = "reward-settings"
 _OF_FUNCTIONS = ("batch", "time_limit", "retries", "process", "memory_gib", "at_once", "options")
@@ -45,7 +46,9 @@ def _http(key: str, http: HttpReward) -> Iterator[Problem]:
     if not http.urls:
         yield at.invalid("urls", "There is no server to ask.", _servers(key), _CODE)
     for url in http.urls:
-        if not _is_address(url):
+        if problems := [*password_in(f"{key}.urls", url, _token(key), _CODE)]:
+            yield from problems
+        elif not _is_address(url):
             why = "It is no address of a server."
             yield invalid(f"{key}.urls", url, why, _servers(key), code=_CODE)
     if http.tokenizer is not None and http.format == "plimsoll":
@@ -62,9 +65,15 @@ def _servers(key: str) -> str:
     return f"{key}.urls: [http://host:8000/score], with one or more"
 
 
+def _token(key: str) -> str:
+    return f"{key}.api_key: the environment variable of a token, and the URL without `...@`"
+
+
 def _judge(key: str, judge: JudgeReward) -> Iterator[Problem]:
     at = Section(key, judge)
-    if not _is_address(judge.url):
+    if problems := [*password_in(f"{key}.url", judge.url, _token(key), _CODE)]:
+        yield from problems
+    elif not _is_address(judge.url):
         fix = f"{key}.url: https://host/v1"
         yield at.invalid("url", "It is no address of an endpoint.", fix, _CODE)
     if judge.low >= judge.high:
