@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import signal
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from commands import SFT, Command, metrics, run, run_here, wait_for, write_config, write_task
@@ -70,15 +74,45 @@ def test_a_killed_run_is_started_again_and_is_the_run_that_was_never_killed(home
     assert_each_step_once(home / "killed")
 
 
-def test_a_run_that_is_killed_each_time_ends_as_it_did(home: Path) -> None:
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[str]]]:
+    """A webhook's URL, and the texts that it got."""
+    texts: list[str] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            texts.append(json.loads(body)["text"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/hook", texts
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_run_that_is_killed_each_time_ends_as_it_did(
+    home: Path, webhook: tuple[str, list[str]]
+) -> None:
+    """And its webhook is told by the command, as the process cannot."""
+    url, texts = webhook
     told = {"KILLED_AT": "*/checkpoints/.step-000004.partial-*", "KILLED_AT_DONE": "/proc/none"}
     words = ("sft", "sft.yaml", "--run.directory", "hopeless", "--run.restarts", "1")
+    words += ("--run.notify", url)
     (home / "hopeless-site").mkdir()
     (home / "hopeless-site" / "sitecustomize.py").write_text(KILLED_AT)
     told["PYTHONPATH"] = str(home / "hopeless-site")
     outcome = run(home, *words, environment=told, supervised=True)
     assert outcome.code == -signal.SIGKILL
     assert "2 faults within an hour, and run.restarts is 1" in outcome.err
+    killed, last = [text for text in texts if "ended by signal 9" in text]
+    assert "The run is started again after step 2" in killed
+    assert "The run is not started again: 2 faults" in last
 
 
 def test_a_signal_to_the_command_stops_the_run(home: Path) -> None:

@@ -83,11 +83,12 @@ def supervise(words: Sequence[str]) -> int:
             last = replace(last, open=attempts[-1].open)
         attempts.append(last)
         reason = why_not_again(attempts)
+        what_now = _start_text(attempts) if reason is None else reason
+        if text := f"{_killed_text(last)}{what_now}".strip():
+            tell(text)
+            _tell_webhook(last, text)
         if reason is not None:
-            if reason:
-                tell(reason)
             return _end_alike(last.code)
-        tell(_start_text(attempts))
         wait = min(_FIRST_WAIT * 4 ** (_recent(attempts) - 1), _LONGEST_WAIT)
         if signal.sigtimedwait(_ASKS, wait) is not None:
             return Interrupted.exit_code
@@ -102,12 +103,12 @@ def why_not_again(attempts: Sequence[Attempt]) -> str | None:
         return ""
     if len(attempts) > 1 and last.same_error(attempts[-2]):
         return (
-            f"the run is not started again: step {last.end.step if last.end else 0} ended by the "
+            f"The run is not started again: step {last.end.step if last.end else 0} ended by the "
             "same error twice, so that its data or the program is at fault, not the machine"
         )
     if _recent(attempts) > last.open.restarts:
         return (
-            f"the run is not started again: {_recent(attempts)} faults within an hour, and "
+            f"The run is not started again: {_recent(attempts)} faults within an hour, and "
             f"run.restarts is {last.open.restarts}"
         )
     return None
@@ -117,23 +118,34 @@ def _recent(attempts: Sequence[Attempt]) -> int:
     return sum(attempt.at > attempts[-1].at - _HOUR for attempt in attempts)
 
 
+def _tell_webhook(last: Attempt, text: str) -> None:
+    """Tell the run's webhook of an end that its killed process cannot tell."""
+    if last.open is None or last.open.notify is None or not last.was_killed:
+        return
+    from plimsoll.train.notify import notify_at_once
+
+    if failure := notify_at_once(last.open.notify, last.open.directory, text):
+        tell(failure)
+
+
+def _killed_text(last: Attempt) -> str:
+    if not last.was_killed:
+        return ""
+    where = "" if last.now is None else f" in the phase {last.now.phase} of step {last.now.step}"
+    by = f" by signal {-last.code}" if last.code < 0 else f" with exit code {last.code}"
+    return f"the process of the run ended{by}{where}, without a word. "
+
+
 def _start_text(attempts: Sequence[Attempt]) -> str:
     last = attempts[-1]
     assert last.open is not None
-    killed = ""
-    if last.was_killed:
-        where = (
-            "" if last.now is None else f" in the phase {last.now.phase} of step {last.now.step}"
-        )
-        by = f" by signal {-last.code}" if last.code < 0 else f" with exit code {last.code}"
-        killed = f"the process of the run ended{by}{where}, without a word. "
     fewer = ""
     if last.end is not None and last.end.flags:
         fewer = f", with {' '.join(last.end.flags)}"
     latest = RunDirectory(Path(last.open.directory)).latest_checkpoint()
     start = "from its beginning" if latest is None else f"after step {latest[0]}"
     return (
-        f"{killed}The run is started again {start}{fewer} ({_recent(attempts)} of "
+        f"The run is started again {start}{fewer} ({_recent(attempts)} of "
         f"{last.open.restarts} times in an hour: run.restarts)"
     )
 

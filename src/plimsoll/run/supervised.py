@@ -19,11 +19,12 @@ class OpenRun:
 
     Attributes:
         directory: the absolute path of the run directory.
-        restarts: see `RunConfig`.
+        restarts, notify: see `RunConfig`.
     """
 
     directory: str
     restarts: int
+    notify: str | None = None
 
 
 def tell_supervisor(run: OpenRun) -> None:

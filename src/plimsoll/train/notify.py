@@ -81,7 +81,7 @@ def notifying(config: RunConfig, name: str, begin: str, note: Notify) -> Iterato
     refuse(webhook_problems(config))
     url = _url(config.notify)
     assert url is not None
-    sender = _Sender(url, f"{name} on {socket.gethostname()}", note)
+    sender = _Sender(url, _named(name), note)
     sender.send(begin)
     end = "done"
     try:
@@ -95,6 +95,23 @@ def notifying(config: RunConfig, name: str, begin: str, note: Notify) -> Iterato
     finally:
         sender.send(end)
         sender.close()
+
+
+def notify_at_once(given: str, name: str, text: str) -> str:
+    """Send one message, once; return a warning if the webhook does not take it, else "".
+
+    Args:
+        given: `run.notify`.
+        name: the run's name.
+        text: the message.
+    """
+    url = _url(given)
+    failure = "its variable is not set" if url is None else _post(url, f"{_named(name)}: {text}")
+    return f"warning: {_KEY}: {mask_webhook(given)} takes no message: {failure}" if failure else ""
+
+
+def _named(name: str) -> str:
+    return f"{name} on {socket.gethostname()}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -316,7 +316,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
         mirror = None if run.mirror is None else Mirror(run.mirror, partial(_tell_and_log, log))
         fetch = None if mirror is None else mirror.fetch
         directory = stack.enter_context(open_run(run, partial(_tell_and_log, log), fetch))
-        tell_supervisor(OpenRun(str(directory.path.absolute()), run.restarts))
+        tell_supervisor(OpenRun(str(directory.path.absolute()), run.restarts, run.notify))
         fault_point("controller.start")
         if mirror is not None:
             stack.enter_context(mirror.following(directory))

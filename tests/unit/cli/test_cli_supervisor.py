@@ -84,8 +84,7 @@ def test_the_text_says_from_where(tmp_path: Path) -> None:
     run = OpenRun(str(tmp_path), 3)
     killed = replace(KILLED, open=run)
     assert _start_text([killed]) == (
-        "the process of the run ended by signal 9, without a word. The run is started again from "
-        "its beginning (1 of 3 times in an hour: run.restarts)"
+        "The run is started again from its beginning (1 of 3 times in an hour: run.restarts)"
     )
     (tmp_path / "checkpoints" / "step-000006").mkdir(parents=True)
     died = replace(DIED, open=run)
