@@ -16,6 +16,7 @@ from told_problems import read_problems
 
 from plimsoll.records import Trajectory
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.manifest import measure_file, read_manifest, write_manifest
 from plimsoll.run.trajectories import read_trajectories
 
 STEPS = 3
@@ -85,8 +86,10 @@ def test_a_replay_goes_on_where_it_stopped(home: Path) -> None:
 def test_a_replay_does_not_go_on_with_prompts_that_engines_were_sampling(home: Path) -> None:
     whole = replayed(home, "waiting", "--run.keep_checkpoints", str(STEPS))
     cut_off(whole, home / "cut", 1)
-    file = home / "cut" / "checkpoints" / "step-000001" / "state.json"
+    saved = home / "cut" / "checkpoints" / "step-000001"
+    file = saved / "state.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"unlearned": [5]}))
+    write_manifest(saved, [measure_file(saved, one.name) for one in read_manifest(saved)])
     flags = ("--run.directory", "cut", "--run.resume", "must")
     done = run_here(home, "ppo", "config.yaml", "--replay", "recorded", *flags)
     assert done.code == 2 and "step 1 has 1 prompt that engines were sampling" in done.err

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from plimsoll.config.base import AUTO
 from plimsoll.errors import Interrupted
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import RunEnd, read_end
@@ -174,7 +175,7 @@ def resuming(words: Sequence[str], end: RunEnd | None = None) -> list[str]:
 
     They replace what the words say of the same keys.
     """
-    flags = ("--run.resume", "auto", *(() if end is None else end.flags))
+    flags = ("--run.resume", AUTO, *(() if end is None else end.flags))
     kept: list[str] = []
     is_value = False
     for word in words:
