@@ -6,8 +6,8 @@
 
 The run has a rank and a vLLM engine of its own under Ray, and a checkpoint every ten steps. Nobody
 helps it: the command starts once. Faults are drawn by a seed, their kinds take turns, and each
-happens when a process reaches its point after the fault's time. The controller does not hang, which
-nothing would notice.
+happens when a process reaches its point after the fault's time. Two are left out: a full disk, which
+stops the run with all that is saved; and a controller that hangs, which nothing would notice.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def config_of(home: Path, directory: Path, steps: int) -> Row:
 
 def faults_at(begin: float, every: float, number: int, seed: int) -> Iterator[str]:
     """Yield faults, one `every` seconds."""
-    draw, kinds = random.Random(seed), [*RANDOM_KINDS]
+    draw, kinds = random.Random(seed), [kind for kind in RANDOM_KINDS if kind != "full"]
     points = [p for p in POINTS.values() if p.name not in ONLY_AT_STARTS + NOT_IN_THIS_RUN]
     for index in range(number):
         kind = kinds[index % len(kinds)]

@@ -14,8 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from plimsoll.config.base import AUTO
 from plimsoll.errors import Interrupted
@@ -28,6 +31,8 @@ from plimsoll.run.supervised import VARIABLE, OpenRun, read_open_run
 _HOUR = 3600.0
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 """Seconds before the first and before a later start; each wait is four times the one before."""
+_TRACKERS_SECONDS = 10.0
+"""How long processes may take that remove what others have left."""
 _ASKS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask the run to stop."""
 _FROM_A_PROCESS = 0
@@ -211,15 +216,27 @@ def _wait(child: subprocess.Popen[bytes]) -> bool:
 
 
 def _end_leftovers() -> None:
-    """Kill the processes of an ended run that are still there: they are this process's children."""
-    import psutil
+    """Kill the processes of an ended run that are still there: they are this process's children.
 
-    for process in psutil.Process().children(recursive=True):
-        try:
+    Python's trackers of resources come last: once the others are gone they remove the shared memory
+    and the semaphores that those have left, and end.
+    """
+    left = psutil.Process().children(recursive=True)
+    trackers = [process for process in left if _tracks_resources(process)]
+    for process in left:
+        if process not in trackers:
+            with suppress(psutil.Error):
+                process.kill()
+    psutil.wait_procs(left, _TRACKERS_SECONDS)
+    for process in trackers:
+        with suppress(psutil.Error):
             process.kill()
-            process.wait(10)
-        except psutil.Error:
-            continue
+
+
+def _tracks_resources(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return any("resource_tracker" in word for word in process.cmdline())
+    return False
 
 
 def _end_alike(code: int) -> int:
