@@ -38,9 +38,9 @@ def case_config(job: str, where: str, home: Path) -> Tree:
     run = {"directory": "unused", "steps": STEPS, "save_every": 1, "tensorboard": False}
     model = {"model": {"path": str(home / "model"), "dtype": "float32"}}
     learning = {**model, "optimizer": {"learning_rate": 0.001}}
-    cluster: Tree = {"where": "local", "device": "cpu", "threads": 1}
+    cluster: Tree = {"where": where, "device": "cpu", "threads": 1, "hang_timeout": 20}
     if where == "ray":
-        cluster |= {"where": "ray", "ranks": 2, "hang_timeout": 20}
+        cluster["ranks"] = 2
     config: Tree = {"run": run, "cluster": cluster, "actor": learning}
     if job == "dpo":
         pairs = {"path": str(home / "pairs.jsonl"), "limit": 64, "prompt": "prompt"}

@@ -6,8 +6,8 @@
 
 The run has a rank and a vLLM engine of its own under Ray, and a checkpoint every ten steps. Nobody
 helps it: the command starts once. Faults are drawn by a seed, their kinds take turns, and each
-happens when a process reaches its point after the fault's time. Two are left out: a full disk, which
-stops the run with all that is saved; and a controller that hangs, which nothing would notice.
+happens when a process reaches its point after the fault's time. A full disk is left out: it stops
+the run with all that is saved.
 """
 
 from __future__ import annotations
@@ -98,8 +98,6 @@ def faults_at(begin: float, every: float, number: int, seed: int) -> Iterator[st
     for index in range(number):
         kind = kinds[index % len(kinds)]
         can = [p for p in points if kind in p.kinds]
-        if kind == "hang":
-            can = [p for p in can if p.process in ("training rank", "rollout engine")]
         at = int(begin + every * (index + 1))
         yield f"{draw.choice(can).name}:{kind}:after={at}+once"
 

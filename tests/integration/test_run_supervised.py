@@ -115,6 +115,16 @@ def test_a_run_that_is_killed_each_time_ends_as_it_did(
     assert "The run is not started again: 2 faults" in last
 
 
+def test_a_run_whose_process_is_stopped_is_ended_and_goes_on(home: Path) -> None:
+    faults = {"PLIMSOLL_FAULTS": "controller.train_actor:hang:step=5+once"}
+    faults["PLIMSOLL_FAULTS_DIRECTORY"] = str(home / "stopped-faults")
+    words = ("sft", "sft.yaml", "--run.directory", "hung", "--cluster.hang_timeout", "6")
+    outcome = run(home, *words, environment=faults, supervised=True)
+    assert outcome.code == 0, outcome.err
+    assert "no sign of life for" in outcome.err and "started again after step 4" in outcome.err
+    assert metrics(home / "hung") == metrics(home / "whole")
+
+
 def test_a_signal_to_the_command_stops_the_run(home: Path) -> None:
     words = ("sft", "sft.yaml", "--run.directory", "stopped", "--run.steps", "100000")
     command = Command(home, *words, supervised=True)

@@ -26,7 +26,7 @@ from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import RunEnd, read_end
 from plimsoll.run.output import tell
 from plimsoll.run.phases import CurrentPhase, read_current_phase
-from plimsoll.run.supervised import VARIABLE, OpenRun, read_open_run
+from plimsoll.run.supervised import BEAT_SECONDS, VARIABLE, OpenRun, read_open_run
 
 _HOUR = 3600.0
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
@@ -165,7 +165,7 @@ def _attempt(words: Sequence[str]) -> Attempt:
             env=os.environ | {VARIABLE: str(told)},
             preexec_fn=_prepare_child,
         )
-        asked = _wait(child)
+        asked = _wait(child, told)
         run = read_open_run(told)
     _end_leftovers()
     end = now = None
@@ -203,16 +203,55 @@ def _prepare_child() -> None:
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
-def _wait(child: subprocess.Popen[bytes]) -> bool:
-    """Wait for the child's end, and pass on signals; return whether it was asked to stop."""
-    asked = False
+def _wait(child: subprocess.Popen[bytes], told: Path) -> bool:
+    """Wait for the child's end, and pass on signals; return whether it was asked to stop.
+
+    A child that hangs is killed.
+    """
+    asked, silence = False, Silence(told)
     while child.poll() is None:
-        info = signal.sigtimedwait((*_ASKS, signal.SIGCHLD), 60)
+        info = signal.sigtimedwait((*_ASKS, signal.SIGCHLD), BEAT_SECONDS)
         if info is not None and info.si_signo in _ASKS:
             asked = True
             if info.si_code == _FROM_A_PROCESS:
                 child.send_signal(info.si_signo)
+        silence.look(time.monotonic())
+        if silence.is_too_long:
+            tell(
+                f"the process of the run has given no sign of life for {silence.seconds:.0f} s "
+                "(cluster.hang_timeout): it is ended"
+            )
+            child.kill()
+            child.wait()
     return asked
+
+
+@dataclass
+class Silence:
+    """How long a run has not touched the file by which it tells its supervisor that it lives.
+
+    Time in which this process itself was stopped, with Ctrl-Z or with the machine, does not count.
+    """
+
+    told: Path
+    seconds: float = 0.0
+    _touched: int = 0
+    _looked: float | None = None
+
+    def look(self, now: float) -> None:
+        """Look whether the file was touched; `now`: seconds of a monotonic clock."""
+        touched = self.told.stat().st_mtime_ns if self.told.exists() else 0
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * BEAT_SECONDS)
+        self.seconds = self.seconds + passed if touched == self._touched else 0.0
+        self._touched, self._looked = touched, now
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the run says that it hangs after a shorter silence."""
+        if self.seconds <= 2 * BEAT_SECONDS:
+            return False
+        run = read_open_run(self.told)
+        return run is not None and 0 < run.hang_seconds < self.seconds
 
 
 def _end_leftovers() -> None:

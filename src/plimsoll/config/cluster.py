@@ -87,7 +87,7 @@ class ClusterConfig(Settings):
     """Seconds without an answer after which a rank or engine counts as hanging, and is ended; the
     same holds for a run in which no process works. 0: never. Default: 5 times the longest silence
     of this kind of work so far in the run, at least 60; 600 for what is done for the first time,
-    for loading and for saving."""
+    for loading and for saving; for the run's own process, which its command watches, 300."""
 
     @property
     def all_ranks(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from plimsoll.cli.supervisor import Attempt, resuming, why_not_again
+from plimsoll.cli.supervisor import Attempt, Silence, resuming, why_not_again
 from plimsoll.errors import Recovery
 from plimsoll.run.ending import RunEnd
 from plimsoll.run.supervised import OpenRun
@@ -98,3 +100,25 @@ def test_a_run_goes_on_with_the_nodes_that_are_there() -> None:
     again = ["sft", "a.yaml", "--run.steps", "9", "--run.resume", "auto", *flags]
     assert resuming(words, end) == again
     assert resuming(again, end) == again
+
+
+def test_a_silence_is_as_long_as_the_supervisor_was_there(tmp_path: Path) -> None:
+    told = tmp_path / "run.json"
+    silence = Silence(told)
+    silence.look(0.0)
+    assert not silence.is_too_long  # it has not begun
+    told.write_text(json.dumps(asdict(OpenRun("run", 3, hang_seconds=10))))
+    for now in range(1, 12):
+        silence.look(float(now))
+    assert silence.seconds == 10 and not silence.is_too_long
+    silence.look(12.0)
+    assert silence.is_too_long
+    os.utime(told, ns=(0, 10**9))
+    silence.look(13.0)
+    assert silence.seconds == 0
+    silence.look(10_000.0)  # the supervisor was stopped meanwhile
+    assert silence.seconds == 4
+    told.write_text(json.dumps(asdict(OpenRun("run", 3, hang_seconds=0))))
+    for now in range(10_000, 11_000, 3):
+        silence.look(float(now))
+    assert not silence.is_too_long
