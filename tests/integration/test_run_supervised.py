@@ -103,11 +103,10 @@ def test_a_run_that_is_killed_each_time_ends_as_it_did(
     url, texts = webhook
     told = {"KILLED_AT": "*/checkpoints/.step-000004.partial-*", "KILLED_AT_DONE": "/proc/none"}
     words = ("sft", "sft.yaml", "--run.directory", "hopeless", "--run.restarts", "1")
-    words += ("--run.notify", url)
     (home / "hopeless-site").mkdir()
     (home / "hopeless-site" / "sitecustomize.py").write_text(KILLED_AT)
     told["PYTHONPATH"] = str(home / "hopeless-site")
-    outcome = run(home, *words, environment=told, supervised=True)
+    outcome = run(home, *words, "--run.notify", url, environment=told, supervised=True)
     assert outcome.code == -signal.SIGKILL
     assert "2 faults within an hour, and run.restarts is 1" in outcome.err
     killed, last = [text for text in texts if "ended by signal 9" in text]
