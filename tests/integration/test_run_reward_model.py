@@ -21,7 +21,17 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from commands import PPO, Command, assert_reported, metrics, run_here, write_config, write_task
+from commands import (
+    PPO,
+    Command,
+    assert_reported,
+    column,
+    metrics,
+    run_here,
+    write_config,
+    write_task,
+)
+from test_ledger_runs import check_sane
 from transformers import AutoModelForSequenceClassification
 
 from plimsoll.config.reward import HttpReward, RewardConfig
@@ -30,6 +40,7 @@ from plimsoll.model.load import load_tokenizer
 from plimsoll.model.value import initialise_score
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.score import open_rewards
+from plimsoll.run.ledger import read_ledger
 
 
 def scored_ppo(directory: str, **role: Any) -> dict[str, Any]:
@@ -117,6 +128,32 @@ def test_several_models_score_each_with_its_own_tokenizer(home: Path) -> None:
             found = torch.sigmoid(scores(tokens)[ends]).mean()
             assert row["reward_steps"] == pytest.approx(float(found), abs=0.1)
     assert_reported(home / "several")
+
+
+@pytest.mark.engine
+def test_a_reward_model_on_ranks_of_its_own_scores_the_same(
+    home: Path, shared_ray: tuple[str, ...]
+) -> None:
+    """On one rank to the bit; on two, over which it is divided, but for rounding."""
+    config = scored_ppo("", zero={"stage": 3})
+    config["run"] |= {"steps": 2, "eval_every": 2}
+    write_config(home, "apart", config)
+    for name, ranks in (("together", ()), ("one", ("1",)), ("two", ("2",))):
+        own = [word for count in ranks for word in ("--cluster.reward_ranks", count)]
+        outcome = run_here(home, "ppo", "apart.yaml", "--run.directory", name, *shared_ray, *own)
+        assert outcome.code == 0, outcome.err
+    together, one, two = (metrics(home / name) for name in ("together", "one", "two"))
+    assert one == together
+    for name in ("reward/reward_model", "eval/reward_model", "value_loss", "actor/grad_norm"):
+        # Packs of other sizes are rounded in another order in bfloat16.
+        wanted, found = column(together, name), column(two, name)
+        assert wanted, name
+        np.testing.assert_allclose(found, wanted, rtol=2e-2, atol=5e-2)
+    rows = read_ledger(home / "two" / "ledger.jsonl")
+    check_sane(rows)
+    scorers = {"reward rank 0", "reward rank 1"}
+    processes = {row.process for row in rows if row.phase == "score"}
+    assert processes == {"controller", "rank 0", *scorers, "engine 0", "node 0"}
 
 
 def test_settings_of_a_tokenizer_that_is_not_its_own_are_refused(home: Path) -> None:
