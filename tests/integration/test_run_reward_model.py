@@ -32,6 +32,7 @@ from commands import (
     write_task,
 )
 from test_ledger_runs import check_sane
+from test_run_nodes import noted_nodes
 from transformers import AutoModelForSequenceClassification
 
 from plimsoll.config.reward import HttpReward, RewardConfig
@@ -132,23 +133,37 @@ def test_several_models_score_each_with_its_own_tokenizer(home: Path) -> None:
 
 @pytest.mark.engine
 def test_a_reward_model_on_ranks_of_its_own_scores_the_same(
-    home: Path, shared_ray: tuple[str, ...]
+    home: Path,
+    shared_ray: tuple[str, ...],
+    three_raylets: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On one rank to the bit; on two, over which it is divided, but for rounding."""
-    config = scored_ppo("", zero={"stage": 3})
+    """On one rank, and a node of its own, to the bit; divided over two ranks but for rounding."""
+    exact = {"path": "judge", "dtype": "float32"}
+    config = scored_ppo("", model=exact, zero={"stage": 3})
     config["run"] |= {"steps": 2, "eval_every": 2}
+    config["cluster"] |= {"hardware": "cpu", "host_memory": "64GB"}  # a joined cluster's plan
+    for role in ("actor", "critic"):
+        config[role]["model"] |= {"dtype": "float32"}
     write_config(home, "apart", config)
-    for name, ranks in (("together", ()), ("one", ("1",)), ("two", ("2",))):
-        own = [word for count in ranks for word in ("--cluster.reward_ranks", count)]
-        outcome = run_here(home, "ppo", "apart.yaml", "--run.directory", name, *shared_ray, *own)
+    one, two = ("--cluster.reward_ranks", "1"), ("--cluster.reward_ranks", "2")
+    own_nodes = [f"--cluster.own_nodes.{group}=1" for group in ("actor", "reward", "engines")]
+    at = ("--cluster.where", "ray", "--cluster.device", "cpu", "--cluster.address", three_raylets)
+    nodes = noted_nodes(monkeypatch)
+    for name, flags in (
+        ("together", shared_ray),
+        ("two", (*shared_ray, *two)),
+        ("one", (*at, *one, "--cluster.nodes", "3", *own_nodes)),
+    ):
+        outcome = run_here(home, "ppo", "apart.yaml", "--run.directory", name, *flags)
         assert outcome.code == 0, outcome.err
-    together, one, two = (metrics(home / name) for name in ("together", "one", "two"))
-    assert one == together
+    assert len(set(nodes[-3:])) == 3
+    together, divided = metrics(home / "together"), metrics(home / "two")
+    assert metrics(home / "one") == together
     for name in ("reward/reward_model", "eval/reward_model", "value_loss", "actor/grad_norm"):
-        # Packs of other sizes are rounded in another order in bfloat16.
-        wanted, found = column(together, name), column(two, name)
+        wanted = column(together, name)
         assert wanted, name
-        np.testing.assert_allclose(found, wanted, rtol=2e-2, atol=5e-2)
+        np.testing.assert_allclose(column(divided, name), wanted, rtol=1e-3, atol=1e-4)
     rows = read_ledger(home / "two" / "ledger.jsonl")
     check_sane(rows)
     scorers = {"reward rank 0", "reward rank 1"}
