@@ -321,13 +321,16 @@ def _count_scored(submit: Submit, advance: Advance) -> Submit:
 def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
     """Return the run without a replay, and with a single rank if it has no reward models.
 
-    Reward models have as many ranks, and nodes of their own, as in training.
+    Reward models have as many ranks as in training. Engines that share the ranks' cards need a rank
+    on each of their cards.
     """
-    own = spec.cluster.own_nodes
+    rollout = spec.config.rollout
+    shared = rollout.placement == "shared" and spec.cluster.device == "cuda"
+    scorers = spec.ranks_of("reward") if spec.config.scoring_models else 1
     fewest: dict[str, object] = {"rank_sleep": "none", **NO_OWN_RANKS}
-    fewest["ranks"] = spec.ranks_of("reward") if spec.config.scoring_models else 1
-    if own.reward is not None:
-        fewest["own_nodes"] = OwnNodes(actor=own.reward, engines=own.engines)
+    fewest["ranks"] = max(scorers, rollout.all_parts if shared else 1)
+    if spec.cluster.own_nodes.reward is not None:
+        fewest["own_nodes"] = OwnNodes()  # those of the reward models would be the actor's
     cluster = spec.written.cluster.model_copy(update=fewest)
-    rollout = spec.written.rollout.model_copy(update={"replay": None})
-    return resolve_changed(spec, {"cluster": cluster, "rollout": rollout})
+    sampling = spec.written.rollout.model_copy(update={"replay": None})
+    return resolve_changed(spec, {"cluster": cluster, "rollout": sampling})

@@ -116,8 +116,18 @@ def test_an_evaluation_keeps_the_ranks_of_the_reward_models_alone() -> None:
     own_nodes = {"actor": 1, "reward": 2, "engines": 3}
     apart = {"ranks": 4, "reward_ranks": 6, "nodes": 6, "own_nodes": own_nodes}
     cluster = _with_fewest_ranks(judged(apart)).cluster
-    assert cluster.rank_counts == {"actor": 6}
-    assert cluster.own_nodes.counts == {"actor": 2, "engines": 3}
+    assert cluster.rank_counts == {"actor": 6} and not cluster.own_nodes.counts
     assert _with_fewest_ranks(judged({"ranks": 4})).cluster.rank_counts == {"actor": 4}
     rules = {"reward_models": {}, "rewards": {"length": {"name": "length"}}}
     assert _with_fewest_ranks(judged({"ranks": 4}, **rules)).cluster.rank_counts == {"actor": 1}
+
+
+@pytest.mark.parametrize(("reward_ranks", "ranks"), [(None, 8), (2, 8), (12, 12)])
+def test_an_evaluation_has_a_rank_on_each_card_that_engines_share(
+    reward_ranks: int | None, ranks: int
+) -> None:
+    cluster = {"ranks": 8, "reward_ranks": reward_ranks, "device": "cuda", "hardware": "20xH100"}
+    rollout = {"placement": "shared", "engines": 4, "vllm": {"tensor_parallel": 2}}
+    models = {"reward_models": {}, "rewards": {"length": {"name": "length"}}}
+    spec = judged(cluster, rollout=rollout, **(models if reward_ranks is None else {}))
+    assert _with_fewest_ranks(spec).cluster.rank_counts == {"actor": ranks}
