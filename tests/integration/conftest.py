@@ -53,6 +53,18 @@ def shared_ray() -> Iterator[tuple[str, ...]]:
     cluster.shutdown()
 
 
+@pytest.fixture
+def three_raylets() -> Iterator[str]:
+    """The address of a Ray of this machine with three nodes."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for _ in range(3):
+        cluster.add_node(num_cpus=2)
+    yield cluster.address
+    cluster.shutdown()
+
+
 @pytest.fixture(scope="session")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose output head is the embedding."""

@@ -146,8 +146,8 @@ class ServingRanks:
         processes.run(_begin)
 
     @property
-    def critics(self) -> ServingRanks:
-        return self
+    def own_groups(self) -> dict[str, ServingRanks]:
+        return {}
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
         return self._processes.run(_call, task.__name__, list(arguments))

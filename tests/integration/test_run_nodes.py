@@ -60,21 +60,22 @@ def flags(address: str, nodes: int, **own: int) -> tuple[str, ...]:
     )
 
 
-@pytest.fixture
-def three_raylets() -> Iterator[str]:
-    cluster = Cluster()
-    for _ in range(3):
-        cluster.add_node(num_cpus=2)
-    yield cluster.address
-    cluster.shutdown()
-
-
 def test_actor_critic_and_engines_on_three_raylets_learn_as_one_process(
     home: Path,
     one_process: list[dict[str, Any]],
     three_raylets: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    nodes = noted_nodes(monkeypatch)
+    apart = flags(three_raylets, 3, actor=1, critic=1, engines=1)
+    outcome = run_here(home, "ppo", "ppo.yaml", "--run.directory", "apart", *apart)
+    assert outcome.code == 0, outcome.err
+    assert len(nodes) == len(set(nodes)) == 3
+    assert metrics(home / "apart") == one_process
+
+
+def noted_nodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the node of each rank and engine of a run, at its end."""
     nodes: list[str] = []
     close: Callable[[RayCluster], None] = RayCluster.close
 
@@ -83,11 +84,7 @@ def test_actor_critic_and_engines_on_three_raylets_learn_as_one_process(
         close(cluster)
 
     monkeypatch.setattr(RayCluster, "close", note_nodes)
-    apart = flags(three_raylets, 3, actor=1, critic=1, engines=1)
-    outcome = run_here(home, "ppo", "ppo.yaml", "--run.directory", "apart", *apart)
-    assert outcome.code == 0, outcome.err
-    assert len(nodes) == len(set(nodes)) == 3
-    assert metrics(home / "apart") == one_process
+    return nodes
 
 
 def test_a_run_goes_on_with_fewer_nodes_after_one_is_lost(tmp_path: Path) -> None:

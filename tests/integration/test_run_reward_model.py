@@ -21,7 +21,18 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from commands import PPO, Command, assert_reported, metrics, run_here, write_config, write_task
+from commands import (
+    PPO,
+    Command,
+    assert_reported,
+    column,
+    metrics,
+    run_here,
+    write_config,
+    write_task,
+)
+from test_ledger_runs import check_sane
+from test_run_nodes import noted_nodes
 from transformers import AutoModelForSequenceClassification
 
 from plimsoll.config.reward import HttpReward, RewardConfig
@@ -30,6 +41,7 @@ from plimsoll.model.load import load_tokenizer
 from plimsoll.model.value import initialise_score
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.score import open_rewards
+from plimsoll.run.ledger import read_ledger
 
 
 def scored_ppo(directory: str, **role: Any) -> dict[str, Any]:
@@ -117,6 +129,46 @@ def test_several_models_score_each_with_its_own_tokenizer(home: Path) -> None:
             found = torch.sigmoid(scores(tokens)[ends]).mean()
             assert row["reward_steps"] == pytest.approx(float(found), abs=0.1)
     assert_reported(home / "several")
+
+
+@pytest.mark.engine
+def test_a_reward_model_on_ranks_of_its_own_scores_the_same(
+    home: Path,
+    shared_ray: tuple[str, ...],
+    three_raylets: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On one rank, and a node of its own, to the bit; divided over two ranks but for rounding."""
+    exact = {"path": "judge", "dtype": "float32"}
+    config = scored_ppo("", model=exact, zero={"stage": 3})
+    config["run"] |= {"steps": 2, "eval_every": 2}
+    config["cluster"] |= {"hardware": "cpu", "host_memory": "64GB"}  # a joined cluster's plan
+    for role in ("actor", "critic"):
+        config[role]["model"] |= {"dtype": "float32"}
+    write_config(home, "apart", config)
+    one, two = ("--cluster.reward_ranks", "1"), ("--cluster.reward_ranks", "2")
+    own_nodes = [f"--cluster.own_nodes.{group}=1" for group in ("actor", "reward", "engines")]
+    at = ("--cluster.where", "ray", "--cluster.device", "cpu", "--cluster.address", three_raylets)
+    nodes = noted_nodes(monkeypatch)
+    for name, flags in (
+        ("together", shared_ray),
+        ("two", (*shared_ray, *two)),
+        ("one", (*at, *one, "--cluster.nodes", "3", *own_nodes)),
+    ):
+        outcome = run_here(home, "ppo", "apart.yaml", "--run.directory", name, *flags)
+        assert outcome.code == 0, outcome.err
+    assert len(set(nodes[-3:])) == 3
+    together, divided = metrics(home / "together"), metrics(home / "two")
+    assert metrics(home / "one") == together
+    for name in ("reward/reward_model", "eval/reward_model", "value_loss", "actor/grad_norm"):
+        wanted = column(together, name)
+        assert wanted, name
+        np.testing.assert_allclose(column(divided, name), wanted, rtol=1e-3, atol=1e-4)
+    rows = read_ledger(home / "two" / "ledger.jsonl")
+    check_sane(rows)
+    scorers = {"reward rank 0", "reward rank 1"}
+    processes = {row.process for row in rows if row.phase == "score"}
+    assert processes == {"controller", "rank 0", *scorers, "engine 0", "node 0"}
 
 
 def test_settings_of_a_tokenizer_that_is_not_its_own_are_refused(home: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.cluster import Device
 from plimsoll.engine.memory import explain_shortage
@@ -43,7 +44,7 @@ class LocalCluster:
         self._worker = Worker(place)
         self._engines = [rollout_build(spec.rollout).start(spec) for spec in specs]
         self.engines = len(self._engines)
-        self.critics = self
+        self.own_groups: Mapping[str, Ranks] = {}
         self.shortages = Shortages(memory_halvings)
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:

@@ -7,10 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from math import prod
+from types import MappingProxyType
 
 from plimsoll.config.cluster import ClusterConfig, NodeGroup
 from plimsoll.errors import SettingsConflict
 from plimsoll.run.counting import plural
+
+PROCESS_NAMES: Mapping[NodeGroup, str] = MappingProxyType(
+    {
+        "actor": "training rank",
+        "critic": "critic rank",
+        "reward": "reward rank",
+        "engines": "rollout engine",
+    }
+)
+"""The name of a process of each group in messages."""
 
 
 @dataclass(frozen=True, order=True)
@@ -38,10 +49,8 @@ class Claim:
     @property
     def title(self) -> str:
         """The processes, for messages, such as `8 training ranks`."""
-        names: dict[NodeGroup, str]
-        names = {"actor": "training rank", "critic": "critic rank", "engines": "rollout engine"}
         each = f" of {self.cards} cards each" if self.cards > 1 else ""
-        return f"{plural(self.count, names[self.group])}{each}"
+        return f"{plural(self.count, PROCESS_NAMES[self.group])}{each}"
 
 
 @dataclass(frozen=True)

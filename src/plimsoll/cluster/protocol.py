@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Ask, Request
 from plimsoll.run.readings import Reading
-from plimsoll.spec.roles import RoleName
+from plimsoll.spec.roles import RoleName, role_kind
 
 R = TypeVar("R")
 
@@ -53,7 +53,7 @@ class Ranks(Protocol):
 class Cluster(Ranks, Protocol):
     """The training ranks and the engines that sample.
 
-    The ranks host the actor and all other roles, except a critic that has its own ranks.
+    The ranks host the actor and all other roles, except those of kinds with their own ranks.
     """
 
     engines: int
@@ -64,8 +64,8 @@ class Cluster(Ranks, Protocol):
         ...
 
     @property
-    def critics(self) -> Ranks:
-        """The ranks that host the critic: this object, or a separate group."""
+    def own_groups(self) -> Mapping[str, Ranks]:
+        """The groups of ranks that host roles of one kind alone, by the kind."""
         ...
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
@@ -152,12 +152,11 @@ class Cluster(Ranks, Protocol):
 
 
 def on_all_ranks(cluster: Cluster, task: Callable[..., object], *arguments: object) -> None:
-    """Call a method of `Worker` on all ranks, the critic's included."""
-    cluster.all(task, *arguments)
-    if cluster.critics is not cluster:
-        cluster.critics.all(task, *arguments)
+    """Call a method of `Worker` on all ranks, one group after the other."""
+    for group in (cluster, *cluster.own_groups.values()):
+        group.all(task, *arguments)
 
 
 def ranks_of(cluster: Cluster, role: RoleName) -> Ranks:
     """Return the group of ranks that hosts a role."""
-    return cluster.critics if role == "critic" else cluster
+    return cluster.own_groups.get(role_kind(role), cluster)

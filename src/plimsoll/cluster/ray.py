@@ -27,7 +27,7 @@ from plimsoll.cluster.exit_reason import (
     message,
 )
 from plimsoll.cluster.heartbeats import Hang
-from plimsoll.cluster.placement import Claim
+from plimsoll.cluster.placement import PROCESS_NAMES, Claim
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import Member
 from plimsoll.cluster.ray_members import (
@@ -45,7 +45,7 @@ from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.cluster.start_times import start_kind, telling_of_start, times_path, write_time
-from plimsoll.config.cluster import ClusterConfig, Device
+from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, Device, RankKind
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import EngineDied, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
@@ -156,6 +156,7 @@ class RayCluster:
         self.engines = len(specs)
         self._engine_sequences = max((s.rollout.max_sequences for s in specs), default=1)
         self._watches: dict[Any, Member] = {}
+        self._groups: dict[RankKind, RankGroup] = {}
         self._ranks: list[Member] = []
         self._engines: list[Member] = []
         self._before: dict[str, NodeState] = {}
@@ -176,10 +177,9 @@ class RayCluster:
             self._call_on_nodes(end_processes, (*self._ranks, *self._engines))
             self.close()
             raise
-        self._actors = self._group(config, self._ranks[: config.ranks])
+        self._actors = self._groups["actor"]
         self.shortages = self._actors.shortages
-        critic_ranks = self._ranks[config.ranks :]
-        self.critics: Ranks = self._group(config, critic_ranks) if critic_ranks else self
+        self.own_groups: Mapping[str, Ranks] = {k: self._groups[k] for k in config.own_ranks}
 
     def _group(self, config: ClusterConfig, ranks: Sequence[Member]) -> RankGroup:
         return RankGroup(ranks, self._wait, self._memory_error, Shortages(config.memory_halvings))
@@ -195,14 +195,14 @@ class RayCluster:
         nodes = wait_for_nodes(config)
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
         places = find_places(config, _claims(config, () if shared else specs), device, nodes)
-        actors = create_ranks(places["actor"], device, threads)
-        critics = create_ranks(places.get("critic", ()), device, threads)
+        ranks = {k: create_ranks(places[k], device, threads) for k in config.rank_counts}
         homes = [] if shared else own_homes(specs, places.get("engines", ()))
         engines = [*map(create_engine, homes)]
-        groups = [
-            rank_members("training rank", actors, patience),
-            rank_members("critic rank", critics, patience),
-        ]
+        self._groups = {
+            kind: self._group(config, rank_members(PROCESS_NAMES[kind], actors, patience))
+            for kind, actors in ranks.items()
+        }
+        groups = [group.members for group in self._groups.values()]
         self._ranks = [member for group in groups for member in group]
         self._watch(self._ranks)
         if shared:
@@ -412,8 +412,7 @@ class RayCluster:
     def _members_by_name(self) -> dict[str, Member]:
         """Return ranks and engines by their names in the plan and the ledger."""
         names = [
-            *(f"rank {i}" for i in range(self.ranks)),
-            *(f"critic rank {i}" for i in range(len(self._ranks) - self.ranks)),
+            *(f"{RANK_NAMES[k]} {i}" for k, g in self._groups.items() for i in range(g.ranks)),
             *(f"engine {i}" for i in range(len(self._engines))),
         ]
         return dict(zip(names, (*self._ranks, *self._engines), strict=True))
@@ -584,9 +583,7 @@ def _calls(
 
 def _claims(config: ClusterConfig, engines: Sequence[EngineSpec]) -> list[Claim]:
     """Return what the ranks, and engines with places of their own, ask of the cluster."""
-    claims = [Claim("actor", config.ranks)]
-    if config.critic_ranks:
-        claims.append(Claim("critic", config.critic_ranks))
+    claims = [Claim(kind, count) for kind, count in config.rank_counts.items()]
     if engines:
         claims.append(Claim("engines", len(engines), engines[0].rollout.parts))
     return claims

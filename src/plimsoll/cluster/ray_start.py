@@ -123,7 +123,7 @@ def wait_for_nodes(config: ClusterConfig) -> list[str]:
 
 def _flags_for(config: ClusterConfig, nodes: int) -> tuple[str, ...]:
     """Return the flags with which a run needs no more than so many nodes; () if it has groups."""
-    if config.own_nodes != OwnNodes() or config.critic_ranks:
+    if config.own_nodes != OwnNodes() or config.own_ranks:
         return ()
     ranks = max(1, config.ranks * nodes // config.nodes)
     return "--cluster.nodes", str(nodes), "--cluster.ranks", str(ranks)

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from plimsoll.config.cluster import RANK_NAMES
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
@@ -28,7 +29,7 @@ from plimsoll.run.directory import existing_run
 from plimsoll.run.ledger import read_ledger
 from plimsoll.spec.engine_rules import every_engine
 
-_RANKS = ("rank ", "critic rank ", "local")
+_RANKS = (*(f"{name} " for name in RANK_NAMES.values()), "local")
 _PACKAGES = ("torch", "transformers", "ray")
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from typing import Any
 
-from plimsoll.config.cluster import ClusterConfig, NodeGroup
+from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, NodeGroup
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.host import most_busy_processes
 from plimsoll.run.counting import plural
 from plimsoll.spec.engine_rules import trainer_rules
 from plimsoll.spec.job import Sampling
-from plimsoll.spec.roles import Role
+from plimsoll.spec.roles import Role, RoleName
 from plimsoll.spec.run_spec import RunSpec
 
 
@@ -34,24 +35,24 @@ def _step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
 def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     cluster = spec.cluster
     roles = _roles(spec)
-    critic = next((role for role in roles if role.startswith("critic ")), None)
     if cluster.where == "local":
         rollout = spec.engines
         sampler = [] if rollout is None else [f"rollout ({rollout.engine_name})"]
         return [
             ("this process", "the controller with rank 0 of 1, no Ray"),
-            *(("", role) for role in [*roles, *sampler]),
+            *(("", text) for text in [*roles.values(), *sampler]),
             ("device, threads", f"{cluster.device}, {cluster.threads or 'all cores'}"),
         ]
     where = "this machine" if cluster.address is None else cluster.address
     rows = [
         ("this process", f"the controller; Ray on {where}"),
         (_several("rank", cluster.ranks), f"device {cluster.device}{_nodes(cluster, 'actor')}"),
-        *(("", role) for role in roles if role != critic or cluster.critic_ranks is None),
+        *(("", text) for name, text in roles.items() if spec.rank_kind_of(name) == "actor"),
     ]
-    if cluster.critic_ranks is not None and critic is not None:
-        critics = _several("critic rank", cluster.critic_ranks)
-        rows.append((critics, critic + _nodes(cluster, "critic")))
+    for kind, count in cluster.own_ranks.items():
+        texts = [text for name, text in roles.items() if spec.rank_kind_of(name) == kind]
+        texts[:1] = [text + _nodes(cluster, kind) for text in texts[:1]]
+        rows += zip(chain([_several(RANK_NAMES[kind], count)], repeat("")), texts, strict=False)
     engines = 0
     if spec.engines is not None:
         text = _engine(spec.engines) + _nodes(cluster, "engines")
@@ -66,13 +67,13 @@ def _nodes(cluster: ClusterConfig, group: NodeGroup) -> str:
     return f", on {plural(count, 'node')} of its own" if count else ""
 
 
-def _roles(spec: RunSpec[Any]) -> list[str]:
+def _roles(spec: RunSpec[Any]) -> dict[RoleName, str]:
     frozen = [role for role in spec.roles.values() if role.trained is None]
-    return [
-        *(_describe_trained(name, role) for name, role in spec.trained.items()),
-        *(_reference(role) for role in frozen if role.name == "reference"),
-        *(_frozen(role) for role in frozen if role.name != "reference"),
-    ]
+    return {
+        **{name: _describe_trained(name, role) for name, role in spec.trained.items()},
+        **{role.name: _reference(role) for role in frozen if role.name == "reference"},
+        **{role.name: _frozen(role) for role in frozen if role.name != "reference"},
+    }
 
 
 def _describe_trained(name: str, role: TrainedRole) -> str:

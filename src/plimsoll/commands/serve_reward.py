@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
+from plimsoll.config.cluster import NO_OWN_RANKS
 from plimsoll.config.json_text import parse_json
 from plimsoll.config.problems import refuse
 from plimsoll.config.reward import RewardConfig, RewardModelConfig
@@ -50,9 +51,7 @@ def _open_models(
     spec: RunSpec[RlConfig], names: Sequence[str]
 ) -> Iterator[dict[str, _ServedScore]]:
     """Yield the scoring functions of some reward models, by name; close the models at the end."""
-    here = spec.written.cluster.model_copy(
-        update={"where": "local", "ranks": 1, "critic_ranks": None}
-    )
+    here = spec.written.cluster.model_copy(update={"where": "local", "ranks": 1, **NO_OWN_RANKS})
     alone = resolve_changed(spec, {"cluster": here})
     with ThreadPoolExecutor(1) as thread:  # what begins in a thread goes on in it, as torch's do
         cluster = thread.submit(_load_models, alone, names).result()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, get_args
 
 from plimsoll.config.base import (
     NonNegativeFloat,
@@ -17,17 +19,40 @@ from plimsoll.config.base import (
 Device = Literal["cpu", "cuda"]
 RankSleep = Literal["none", "states", "all"]
 
-NodeGroup = Literal["actor", "critic", "engines"]
-"""What may have nodes of its own: the actor's ranks, the critic's own ranks, or all engines."""
+RankKind = Literal["actor", "critic", "reward"]
+"""A group of ranks, named after the kind of role that it is for.
+
+A role lives on the ranks of its kind, or on the actor's if its kind has no ranks of its own.
+"""
+
+RANK_KEYS: Mapping[RankKind, str] = MappingProxyType(
+    {"actor": "ranks", "critic": "critic_ranks", "reward": "reward_ranks"}
+)
+"""The setting of `cluster` that has the number of ranks of each kind."""
+
+NO_OWN_RANKS: Mapping[str, None] = dict.fromkeys(k for k in RANK_KEYS.values() if k != "ranks")
+"""The settings of `cluster` with which all roles share the actor's ranks."""
+
+RankName = Literal["rank", "critic rank", "reward rank"]
+RANK_NAMES: Mapping[RankKind, RankName] = MappingProxyType(
+    {"actor": "rank", "critic": "critic rank", "reward": "reward rank"}
+)
+"""The name of a rank of each kind in the plan and the ledger, which is followed by its number."""
+
+NodeGroup = Literal[RankKind, "engines"]
+"""What may have nodes of its own: a group of ranks, or all engines."""
 
 
 class OwnNodes(Settings):
     """How many nodes each group of processes has for itself; the processes are spread evenly."""
 
     actor: PositiveInt | None = None
-    """Nodes of the ranks of the actor, the reference and the reward model."""
+    """Nodes of the actor's ranks, which also hold the reference, and the reward models if these
+    have no ranks of their own."""
     critic: PositiveInt | None = None
     """Nodes of the critic's own ranks (`cluster.critic_ranks`)."""
+    reward: PositiveInt | None = None
+    """Nodes of the reward models' own ranks (`cluster.reward_ranks`)."""
     engines: PositiveInt | None = None
     """Nodes of the engines; an engine of several cards has them on one node."""
 
@@ -35,7 +60,7 @@ class OwnNodes(Settings):
     def counts(self) -> dict[NodeGroup, int]:
         """The number of nodes of each group that has its own, in the order of the nodes."""
         groups: dict[NodeGroup, int | None]
-        groups = {"actor": self.actor, "critic": self.critic, "engines": self.engines}
+        groups = {name: getattr(self, name) for name in get_args(NodeGroup)}
         return {name: count for name, count in groups.items() if count is not None}
 
 
@@ -51,6 +76,9 @@ class ClusterConfig(Settings):
     critic_ranks: PositiveInt | None = None
     """Ranks of a group of the critic's own, on GPUs of their own; default: the critic shares the
     actor's ranks."""
+    reward_ranks: PositiveInt | None = None
+    """Ranks of a group of the reward models' own, on GPUs of their own; default: the reward models
+    share the actor's ranks."""
     rank_sleep: RankSleep = "none"
     """What ranks move to pinned host memory while engines use their cards: nothing; `states`:
     masters, moments, averages and gradients; `all`: also the weights of every role. For engines
@@ -58,8 +86,9 @@ class ClusterConfig(Settings):
     nodes: PositiveInt = 1
     """Machines of the run; it waits until the Ray cluster has as many."""
     own_nodes: OwnNodes = OwnNodes()
-    """Nodes that the actor, the critic and the engines share with no other of them; default: Ray
-    packs the ranks, then the engines, on as few nodes as possible."""
+    """Nodes that the ranks of the actor, the critic and the reward models, and the engines, share
+    with no other of them; default: Ray packs the ranks, then the engines, on as few nodes as
+    possible."""
     hardware: str | None = None
     """The cards of each machine, for the plan, such as 8xA100-80GB; default: the machine at
     hand."""
@@ -90,9 +119,21 @@ class ClusterConfig(Settings):
     for loading and for saving; for the run's own process, which its command watches, 300."""
 
     @property
+    def rank_counts(self) -> dict[RankKind, int]:
+        """The number of ranks of each group that the run has, the actor's first."""
+        counts: dict[RankKind, int | None]
+        counts = {kind: getattr(self, key) for kind, key in RANK_KEYS.items()}
+        return {kind: count for kind, count in counts.items() if count is not None}
+
+    @property
+    def own_ranks(self) -> dict[RankKind, int]:
+        """The number of ranks of each kind of role that has ranks of its own."""
+        return {kind: count for kind, count in self.rank_counts.items() if kind != "actor"}
+
+    @property
     def all_ranks(self) -> int:
-        """The number of ranks, including the critic's own."""
-        return self.ranks + (self.critic_ranks or 0)
+        """The number of ranks of all groups."""
+        return sum(self.rank_counts.values())
 
     def nodes_of(self, group: NodeGroup) -> range:
         """Return the numbers of the nodes, counted from 0, on which a group's processes may run.

@@ -89,6 +89,7 @@ Code = Literal[
     "replay-vocabulary",
     "replay-without-engines",
     "reward-name",
+    "reward-ranks",
     "reward-settings",
     "reward-tokenizer",
     "rounded-uncorrected",

@@ -24,8 +24,9 @@ from statistics import fmean
 
 from plimsoll.algorithm.kl import adapt
 from plimsoll.algorithm.policy_objective import PolicyTerms
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.algorithm import KlConfig
+from plimsoll.config.cluster import NO_OWN_RANKS, OwnNodes
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives import PolicyObjective, PolicyStream
@@ -228,9 +229,9 @@ def prepare_batch(
     Raises BadNumbers if one of the numbers is not finite.
     """
     spec, cluster, step = work.spec, work.cluster, state.step + 1
-    trajectories = experience.trajectories
+    trajectories, critics = experience.trajectories, ranks_of(cluster, "critic").ranks
     check_rewards(trajectories)
-    batch = pack_batch(trajectories, spec, cluster.ranks, cluster.critics.ranks, step)
+    batch = pack_batch(trajectories, spec, cluster.ranks, critics, step)
     scores = score(batch, spec, cluster)
     check_scores(batch, scores)
     learnables = estimate_advantages(
@@ -414,9 +415,18 @@ def _count_scored(submit: Submit, advance: Advance) -> Submit:
 
 
 def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
-    """Return the run without a replay, and with a single rank if it has no reward models."""
-    ranks = spec.cluster.ranks if spec.config.scoring_models else 1
-    fewest = {"ranks": ranks, "critic_ranks": None, "rank_sleep": "none"}
+    """Return the run without a replay, and with a single rank if it has no reward models.
+
+    Reward models have as many ranks as in training. Engines that share the ranks' cards need a rank
+    on each of their cards.
+    """
+    rollout = spec.config.rollout
+    shared = rollout.placement == "shared" and spec.cluster.device == "cuda"
+    scorers = spec.ranks_of("reward") if spec.config.scoring_models else 1
+    fewest: dict[str, object] = {"rank_sleep": "none", **NO_OWN_RANKS}
+    fewest["ranks"] = max(scorers, rollout.all_parts if shared else 1)
+    if spec.cluster.own_nodes.reward is not None:
+        fewest["own_nodes"] = OwnNodes()  # those of the reward models would be the actor's
     cluster = spec.written.cluster.model_copy(update=fewest)
-    rollout = spec.written.rollout.model_copy(update={"replay": None})
-    return resolve_changed(spec, {"cluster": cluster, "rollout": rollout})
+    sampling = spec.written.rollout.model_copy(update={"replay": None})
+    return resolve_changed(spec, {"cluster": cluster, "rollout": sampling})

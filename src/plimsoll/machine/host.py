@@ -99,12 +99,11 @@ def usable_cores() -> int:
 def most_busy_processes(cluster: ClusterConfig, engines: int) -> int:
     """Return the largest number of processes on a node that compute at the same time.
 
-    The actor's ranks, the critic's ranks and the engines take turns: while one kind works, the
-    others wait.
+    The groups of ranks and the engines take turns: while one kind works, the others wait.
     """
-    counts: dict[NodeGroup, int]
-    counts = {"actor": cluster.ranks, "critic": cluster.critic_ranks or 0, "engines": engines}
-    return max(ceil(count / len(cluster.nodes_of(name))) for name, count in counts.items())
+    counts: list[tuple[NodeGroup, int]]
+    counts = [*cluster.rank_counts.items(), ("engines", engines)]
+    return max(ceil(count / len(cluster.nodes_of(name))) for name, count in counts)
 
 
 def free_port() -> int:

@@ -18,7 +18,7 @@ import torch
 from plimsoll.algorithm.choice import advantage
 from plimsoll.algorithm.inputs import AdvantageInputs
 from plimsoll.algorithm.kl import kl
-from plimsoll.cluster.protocol import Cluster, Ranks
+from plimsoll.cluster.protocol import Cluster, Ranks, ranks_of
 from plimsoll.config.algorithm import RlAlgorithm
 from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives import PolicyStream
@@ -152,7 +152,8 @@ def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
     layout, critics = batch.layout, batch.critic_layout
     values_L = None
     if "critic" in spec.roles:
-        values_L = critics.move_to(critics.score(cluster.critics, Worker.values, "critic"), layout)
+        scored_L = critics.score(ranks_of(cluster, "critic"), Worker.values, "critic")
+        values_L = critics.move_to(scored_L, layout)
     return Scores(
         sampler_L=layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]),
         old_L=(

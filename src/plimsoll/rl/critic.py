@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives import ValueObjective, ValueStream
 from plimsoll.engine.schedule import learning_rate
@@ -47,7 +47,7 @@ def train_critic(
         batch,
         layout,
         "critic",
-        cluster.critics,
+        ranks_of(cluster, "critic"),
         algorithm.epochs,
         step,
         lambda n: learning_rate(optimizer, state.step * updates + n, spec.steps * updates),

@@ -1,4 +1,4 @@
-"""Score responses by reward models, which run on the training ranks."""
+"""Score responses by reward models, which run on the actor's ranks or on ranks of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from plimsoll.algorithm.calibration import sigmoid
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.packing import pack
@@ -73,9 +73,9 @@ def model_scores(
 def _scores(
     samples: Sequence[Sample], role: str, spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Floats]:
-    longest = max(len(s.tokens) for s in samples)
-    packs = pack(samples, cluster.ranks, max(longest, spec.workload.largest_pack(cluster.ranks)))
-    by_rank = cluster.each(Worker.values, [(role, rank_packs, at_marks) for rank_packs in packs])
+    longest, group = max(len(s.tokens) for s in samples), ranks_of(cluster, role)
+    packs = pack(samples, group.ranks, max(longest, spec.workload.largest_pack(group.ranks)))
+    by_rank = group.each(Worker.values, [(role, rank_packs, at_marks) for rank_packs in packs])
     return from_packed(chain(*packs), chain(*by_rank), len(samples))
 
 

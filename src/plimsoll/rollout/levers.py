@@ -43,7 +43,7 @@ def _on_own_cards(at: Situation) -> Sequence[Move]:
     left = at.cards - rollout.all_parts
     if not at.cards or left >= cluster.all_ranks:
         return [{_PLACEMENT: "own"}]
-    return [{_PLACEMENT: "own", _RANKS: left}] if cluster.critic_ranks is None and left > 0 else ()
+    return [{_PLACEMENT: "own", _RANKS: left}] if not cluster.own_ranks and left > 0 else ()
 
 
 _engine_lever = partial(Lever, applies=_has_engines)

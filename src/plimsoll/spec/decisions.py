@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.config.base import AUTO, Settings
-from plimsoll.config.cluster import ClusterConfig, Device
+from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, Device
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import DecidedDtype, DecidedKernels, ModelConfig
 from plimsoll.config.rollout import DecidedRoute, RolloutConfig
@@ -88,8 +88,9 @@ def sync_route(cluster: ClusterConfig, rollout: RolloutConfig) -> tuple[DecidedR
         return "host", "ranks and engines are one process"
     if cluster.device == "cpu":
         return "host", "ranks and engines compute on CPUs"
-    if rollout.placement == "shared" and cluster.critic_ranks:
-        return "host", "engines share the cards of the critic, too, whose ranks do not send"
+    if rollout.placement == "shared" and cluster.own_ranks:
+        others = " and ".join(f"{RANK_NAMES[kind]}s" for kind in cluster.own_ranks)
+        return "host", f"engines share the cards of {others}, too, which do not send"
     if rollout.placement == "shared":
         return "ipc", "engines share the ranks' cards"
     return "nccl", "engines have cards of their own"

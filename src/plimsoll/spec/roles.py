@@ -15,14 +15,19 @@ KINDS = ("actor", "critic", "reference", "reward", "teacher")
 """The kinds of roles, in the order in which they are loaded."""
 
 
+def role_kind(name: RoleName) -> str:
+    """Return the kind of a role, such as `reward` for `reward.helpful`."""
+    return name.partition(".")[0]
+
+
 def load_order(name: RoleName) -> tuple[int, str]:
     """Return the key by which roles are sorted for loading."""
-    return KINDS.index(name.partition(".")[0]), name
+    return KINDS.index(role_kind(name)), name
 
 
 def is_role(name: str) -> bool:
     """Return whether a role may have this name."""
-    return name.partition(".")[0] in KINDS
+    return role_kind(name) in KINDS
 
 
 HeadKind = Literal["policy", "value", "states"]

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil
 from typing import Generic, Literal, get_args
 
-from plimsoll.config.cluster import ClusterConfig, RankSleep
+from plimsoll.config.cluster import ClusterConfig, RankKind, RankSleep
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
@@ -17,7 +17,7 @@ from plimsoll.config.run import RunConfig
 from plimsoll.spec.decisions import Decision, decide
 from plimsoll.spec.eval_sets import EvalSet
 from plimsoll.spec.job import ConfigT, Evaluation, Job, Sampling
-from plimsoll.spec.roles import Role, RoleName, load_order
+from plimsoll.spec.roles import Role, RoleName, load_order, role_kind
 from plimsoll.spec.workload import Workload
 
 Phase = Literal[
@@ -161,8 +161,12 @@ class RunSpec(Generic[ConfigT]):
 
     def ranks_of(self, role: RoleName) -> int:
         """Return the number of ranks over which a role is divided."""
-        critic_ranks = self.cluster.critic_ranks
-        return critic_ranks if role == "critic" and critic_ranks else self.cluster.ranks
+        return self.cluster.rank_counts[self.rank_kind_of(role)]
+
+    def rank_kind_of(self, role: RoleName) -> RankKind:
+        """Return the kind of the ranks that host a role."""
+        kind = role_kind(role)
+        return next((own for own in self.cluster.own_ranks if own == kind), "actor")
 
     @cached_property
     def phases(self) -> frozenset[Phase]:

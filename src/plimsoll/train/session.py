@@ -165,8 +165,8 @@ class RunSession:
         """Report where memory ran out in a phase that went on with smaller micro-batches."""
         if cluster is None:
             return
-        groups = {id(ranks): ranks for ranks in (cluster, cluster.critics)}
-        for halving in (h for r in groups.values() for h in r.shortages.take_unreported()):
+        groups = (cluster, *cluster.own_groups.values())
+        for halving in (h for group in groups for h in group.shortages.take_unreported()):
             error, path = halving.error.in_phase(phase), self.directory.shortage_path
             text = str(error)
             if self.planned.explain is not None:

@@ -82,6 +82,20 @@ def test_groups_on_nodes_of_their_own() -> None:
     assert "the machine's cores / 5\n" in text
 
 
+def test_reward_models_on_ranks_of_their_own() -> None:
+    own = "own_nodes: {actor: 1, reward: 2, engines: 1}"
+    nodes = f"cluster: {{ranks: 8, reward_ranks: 12, nodes: 4, {own}, address: 'head:1'}}\n"
+    judges = "reward_models: {a: {role: {model: {path: j}}}, b: {role: {model: {path: k}}}}\n"
+    config = PPO.replace("cluster: {ranks: 2}\n", nodes) + judges
+    text = placement(spec_of(validate(RlConfig, read_tree(config, "f"))))
+    rows = text.partition("Left to auto")[0].splitlines()
+    first = next(i for i, row in enumerate(rows) if row.startswith("  reward ranks 0-11"))
+    assert re.search(r" reward\.a j \(.*\), on 2 nodes of its own$", rows[first])
+    assert re.search(r"^ +reward\.b k \(.*\)$", rows[first + 1])
+    assert sum("reward." in row for row in rows) == 2 and "critic c" in "".join(rows[:first])
+    assert "the machine's cores / 8\n" in text
+
+
 def test_the_reference_of_its_own() -> None:
     text = ppo("reference: {model: {path: r}, zero: {stage: 3}}\n")
     assert re.search(r"^ +reference r \(bfloat16, divided ", text, re.MULTILINE)

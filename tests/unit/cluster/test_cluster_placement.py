@@ -37,6 +37,15 @@ def test_processes_are_spread_evenly_over_the_nodes_of_their_group() -> None:
     assert nodes_of(APART, "engines", 3) == [3, 3, 3]
 
 
+def test_nodes_of_reward_models_come_before_those_of_the_engines() -> None:
+    cluster = ClusterConfig(nodes=4, own_nodes=OwnNodes(actor=1, reward=2, engines=1))
+    assert nodes_of(cluster, "actor", 2) == [0, 0]
+    assert nodes_of(cluster, "reward", 4) == [1, 1, 2, 2]
+    claims = (Claim("actor", 2), Claim("reward", 4), Claim("engines", 1, cards=2))
+    (asked,) = reservations(cluster, claims)
+    assert asked.bundles == (2, 2, 2, 2) and claims[1].title == "4 reward ranks"
+
+
 def test_groups_ask_for_cards_one_after_the_other() -> None:
     """So that engines take no card of a node that ranks would fill. An engine's cards are one."""
     asked = reservations(ClusterConfig(), CLAIMS)

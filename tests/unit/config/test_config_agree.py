@@ -32,6 +32,7 @@ actor: {model: {path: m}}
 LOCAL = "--cluster.where=local --rollout.transformers={}"
 THREE = "--cluster.nodes=3"
 OWN_NODES = "--cluster.own_nodes.engines=1 --cluster.own_nodes.actor=1"
+JUDGE = "--reward_model.role.model.path=judge"
 WSD = "--actor.optimizer.schedule"
 EVAL = "--data.eval.path=x --data.eval.prompt=q"
 EVERY = f"--run.eval_every=1 {EVAL}"
@@ -51,6 +52,8 @@ PPO_CASES = [
         None,
     ),
     (f"{LOCAL} --cluster.critic_ranks=2", "cluster.critic_ranks", 4, None),
+    (f"{LOCAL} {JUDGE} --cluster.reward_ranks=2", "cluster.reward_ranks", 4, None),
+    ("--cluster.reward_ranks=2", "cluster.reward_ranks", 4, JUDGE),
     (f"{LOCAL} --cluster.own_nodes.actor=1", "cluster.own_nodes", 4, None),
     ("--cluster.own_nodes.actor=1", "cluster.own_nodes.engines", 4, None),
     (f"{OWN_NODES} {THREE} --cluster.own_nodes.critic=1", "cluster.own_nodes.critic", 4, None),
@@ -60,10 +63,18 @@ PPO_CASES = [
         4,
         "--cluster.ranks=2",
     ),
+    (f"{OWN_NODES} {THREE} --cluster.own_nodes.reward=1", "cluster.own_nodes.reward", 4, None),
+    (
+        f"{OWN_NODES} {THREE} {JUDGE} --cluster.reward_ranks=2",
+        "cluster.own_nodes.reward",
+        4,
+        "--cluster.own_nodes.reward=1",
+    ),
     (OWN_NODES, "cluster.nodes", 4, "--cluster.nodes=2"),
     ("--cluster.ranks=100000000", "cluster.ranks", 2, None),
     ("--cluster.nodes=100000000", "cluster.nodes", 2, None),
     ("--cluster.critic_ranks=100001", "cluster.critic_ranks", 2, None),
+    (f"{JUDGE} --cluster.reward_ranks=100001", "cluster.reward_ranks", 2, None),
     ("--rollout.engines=50000 --rollout.vllm.pipeline_parallel=3", "rollout.engines", 2, None),
     ("--rollout.vllm.pipeline_parallel=1000000", "rollout.vllm.pipeline_parallel", 2, None),
     (
@@ -290,6 +301,7 @@ SFT_CASES = [
     ("--data.train.text=t --data.train.margin=x", "data.train.margin", 2, None),
     ("--data.train.messages=m --data.step_separator=,", "data.step_separator", 2, None),
     ("--data.train.messages=m --cluster.critic_ranks=1", "cluster.critic_ranks", 4, None),
+    ("--data.train.messages=m --cluster.reward_ranks=1", "cluster.reward_ranks", 4, None),
     ("--data.train.messages=m --cluster.rank_sleep=all", "cluster.rank_sleep", 4, None),
     (
         "--data.train.messages=m --data.eval.path=x",
@@ -358,6 +370,17 @@ def test_rewards_may_be_left_out_beside_a_reward_model(tmp_path: Path) -> None:
     report = str(refusal(RlConfig, path, ""))
     assert re.search(r"^  rewards: \{\}\n +\[no-reward\]", report, re.MULTILINE)
     assert re.search(r"-> .*`answer: \{name: math_answer\}`.*reward_model", report)
+
+
+def test_reward_models_that_have_all_ranks_need_no_ranks_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    sampled = re.sub(r"(?m)^critic: .*\n", "", PPO)
+    path.write_text(sampled)
+    flags = f"{JUDGE} --cluster.reward_ranks=4".split()
+    with pytest.raises(SettingsConflict, match=r"\[reward-ranks\]") as caught:
+        load_spec(JOBS["sample"], str(path), flags)
+    assert "-> cluster.ranks: 4, and leave cluster.reward_ranks out" in str(caught.value)
+    load_spec(JOBS["sample"], str(path), [JUDGE, "--cluster.ranks=4"])
 
 
 def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:

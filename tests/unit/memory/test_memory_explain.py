@@ -185,6 +185,9 @@ def test_did_the_partitioning_take_effect() -> None:
     assert verdict(none) == (question, "no")
     divisions = "actor at stage 0, critic at stage 0, reference at stage 0, on 2 ranks"
     assert none.text.endswith(divisions)
+    apart = host_answers(ppo(stage=0, nodes=3, critic_ranks=3), at("critic rank 0", "b"))[1]
+    divisions = "actor at stage 0, reference at stage 0, on 2 ranks; critic at stage 0, on 3 ranks"
+    assert apart.text.endswith(divisions)
 
 
 def test_did_two_models_land_on_one_node() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.config.cluster import RANK_NAMES
 from plimsoll.config.load import validate
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.run import JobConfig
@@ -22,7 +23,7 @@ run: {directory: out, steps: 10}
 data: {train: {path: x, prompt: q}}
 actor: {model: {path: a}}
 """
-PPO = BASE + "critic: {model: {path: c}}\nrewards: {r: {name: length}}\n"
+PPO = BASE + "critic: {model: {path: c}}\nreward_model: {role: {model: {path: r}}}\n"
 
 
 def ppo(cluster: str, rollout: str) -> RlConfig:
@@ -111,6 +112,20 @@ def test_groups_have_nodes_of_their_own(cards: Sequence[int]) -> None:
     assert layout.unplaced == ()
 
 
+@pytest.mark.parametrize("cards", [(4, 4), (0, 0)])
+def test_ranks_of_reward_models_come_after_the_critics(cards: Sequence[int]) -> None:
+    cluster = "{ranks: 2, critic_ranks: 1, reward_ranks: 3, nodes: 2}"
+    layout = lay_out(spec_of(ppo(cluster, "{engines: 1}")), cards)
+    placed = where(layout)
+    names = ["rank 0", "rank 1", "critic rank 0", *(f"reward rank {i}" for i in range(3))]
+    slots = [placed[name] for name in names]
+    if cards[0]:
+        assert slots == [*(Slot(0, card) for card in range(4)), Slot(1, 0), Slot(1, 1)]
+        assert placed["engine 0 worker 0"] == Slot(1, 2) and layout.cards_needed == 7
+    else:
+        assert [slot.node for slot in slots] == [0, 1, 0, 0, 0, 1]
+
+
 def test_a_group_is_not_placed_on_cards_of_anothers_nodes() -> None:
     cluster = f"{{ranks: 6, critic_ranks: 2, {OWN_NODES}}}"
     layout = lay_out(spec_of(ppo(cluster, "{engines: 1}")), (2, 4, 8, 8))
@@ -132,16 +147,23 @@ def test_without_cards_all_live_on_the_host() -> None:
 @given(
     ranks=st.integers(1, 9),
     critic=st.integers(1, 5),
+    reward=st.integers(1, 3),
     engines=st.integers(1, 4),
     parallel=st.sampled_from([1, 2, 4]),
     stages=st.integers(1, 3),
     cards=st.lists(st.integers(1, 8), min_size=1, max_size=4),
 )
 def test_no_card_has_two_processes_that_have_it_for_themselves(
-    ranks: int, critic: int, engines: int, parallel: int, stages: int, cards: Sequence[int]
+    ranks: int,
+    critic: int,
+    reward: int,
+    engines: int,
+    parallel: int,
+    stages: int,
+    cards: Sequence[int],
 ) -> None:
     config = ppo(
-        f"{{ranks: {ranks}, critic_ranks: {critic}}}",
+        f"{{ranks: {ranks}, critic_ranks: {critic}, reward_ranks: {reward}}}",
         f"{{engines: {engines}, "
         f"vllm: {{tensor_parallel: {parallel}, pipeline_parallel: {stages}}}}}",
     )
@@ -149,8 +171,8 @@ def test_no_card_has_two_processes_that_have_it_for_themselves(
     taken = [p.slot for p in layout.processes if p.slot.card is not None]
     assert len(set(taken)) == len(taken)
     assert all(slot.card is not None and slot.card < cards[slot.node] for slot in taken)
-    groups = [p for p in layout.processes if p.kind in ("rank", "critic rank", "engine")]
-    assert len(groups) + len(layout.unplaced) == ranks + critic + engines
+    groups = [p for p in layout.processes if p.kind in (*RANK_NAMES.values(), "engine")]
+    assert len(groups) + len(layout.unplaced) == ranks + critic + reward + engines
     for index in range(engines):
         own = [p for p in layout.processes if p.kind == "engine worker" and p.index == index]
         assert len(own) in (0, parallel * stages) and len({p.slot.node for p in own}) <= 1

@@ -73,6 +73,7 @@ def roots(folder: Path) -> Iterator[Trials]:
     texts.append(asleep.replace("{ranks: 2,", "{ranks: 2, rank_sleep: all,"))
     background = "steps: 10, save_every: 5, save_in_background: true"
     texts.append(TEXTS["dpo"].replace("steps: 10", background))
+    texts.append(TEXTS["ppo"].replace("ROLLOUT", "placement: shared") + JUDGE)
     for text in texts:
         (folder / "config.yaml").write_text(text)
         spec = load_any(str(folder / "config.yaml"))
@@ -177,15 +178,19 @@ def test_a_lever_that_is_added_in_one_place_is_offered_in_all(
     assert f"+ {key}: 1000000" in explanation_text(explanation)
 
 
+JUDGE = "reward_model: {role: {model: {path: Qwen/Qwen2.5-1.5B}}}\n"
 OWN_NODES = "nodes: 3, critic_ranks: 2, own_nodes: {actor: 1, critic: 1, engines: 1}, ranks: 2"
 
 
-def moves_to_nodes(folder: Path, cluster: str, rollout: str = "placement: own") -> list[Move]:
+def moves_to_nodes(
+    folder: Path, cluster: str, rollout: str = "placement: own", more: str = ""
+) -> list[Move]:
     """Return the moves to more nodes that leave the run's settings in agreement."""
     (folder / "config.yaml").write_text(
         TEXTS["ppo"]
         .replace("ROLLOUT", rollout)
         .replace("cluster: {ranks: 2", f"cluster: {{{cluster}")
+        + more
     )
     spec = load_any(str(folder / "config.yaml"))
     trials = Trials(spec, Ground(hardware_of(spec.cluster)))
@@ -202,6 +207,39 @@ def test_actor_critic_and_engines_are_offered_nodes_of_their_own(tmp_path: Path)
     assert {"cluster.critic_ranks": 2, **own, "cluster.nodes": 2} in moves_to_nodes(
         tmp_path, "ranks: 2", "placement: shared"
     )
+
+
+def test_reward_models_are_offered_nodes_of_their_own(tmp_path: Path) -> None:
+    """Beside a critic that shares the actor's ranks, and beside one that has its own nodes."""
+    move = {"cluster.reward_ranks": 2, "cluster.own_nodes.actor": 1, "cluster.own_nodes.reward": 1}
+    move |= {"cluster.own_nodes.engines": 1, "cluster.nodes": 3}
+    assert move in moves_to_nodes(tmp_path, "ranks: 2", more=JUDGE)
+    assert move not in moves_to_nodes(tmp_path, "ranks: 2")
+    four = move | {"cluster.own_nodes.critic": 1, "cluster.nodes": 4}
+    assert four in moves_to_nodes(tmp_path, OWN_NODES, more=JUDGE)
+
+
+def test_a_larger_cluster_has_cards_for_all_groups_of_ranks(tmp_path: Path) -> None:
+    """Of four cards a node, of which the groups took two each."""
+    groups = {"cluster.ranks": 6, "cluster.critic_ranks": 6}
+    assert groups | {"cluster.nodes": 4} in moves_to_nodes(
+        tmp_path, "nodes: 2, critic_ranks: 2, ranks: 2"
+    )
+    cluster = "nodes: 2, critic_ranks: 2, reward_ranks: 2, ranks: 2"
+    assert groups | {"cluster.reward_ranks": 6, "cluster.nodes": 5} in moves_to_nodes(
+        tmp_path, cluster, more=JUDGE
+    )
+
+
+def test_engines_have_the_room_that_reward_models_leave_of_shared_cards(tmp_path: Path) -> None:
+    cluster = "{ranks: 1, reward_ranks: 1, hardware: 2xA100-40GB"
+    text = TEXTS["ppo"].replace("ROLLOUT", "placement: shared, engines: 2") + JUDGE
+    text = text.replace("{ranks: 2, hardware: 4xA100-40GB", cluster)
+    (tmp_path / "config.yaml").write_text(text)
+    spec = load_any(str(tmp_path / "config.yaml"))
+    rooms = Trials(spec, Ground(hardware_of(spec.cluster))).root.situation.rooms
+    cards = [room for room in rooms if room.where == "device"]
+    assert len(cards) == 2 and cards[1].others["score"] > cards[1].others["train_actor"]
 
 
 def test_nodes_of_their_own_grow_with_the_cluster(tmp_path: Path) -> None:

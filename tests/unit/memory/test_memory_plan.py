@@ -179,6 +179,27 @@ def test_the_critic_on_its_own_ranks_is_on_its_own_cards() -> None:
     assert [len(store.slots) for store in found.devices] == [2, 1, 1]
 
 
+def test_reward_models_on_their_own_ranks_are_divided_over_these() -> None:
+    """They leave nothing on the actor's cards, and what they score is divided over theirs."""
+    judge = "reward_model: {role: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}}\n"
+    text = PPO + judge + "rollout: {vllm: {memory_share: 0.5}}\n"
+    shared = plan("ppo", text + "cluster: {ranks: 2}\n", "8xA100-80GB")
+    apart = plan("ppo", text + "cluster: {ranks: 2, reward_ranks: 4}\n", "8xA100-80GB")
+    roles = [{i.role for use in s.uses for i in use.items} - {"process"} for s in apart.devices]
+    assert roles == [{"actor", "critic", "reference"}, {"reward"}, {"rollout"}]
+    assert [len(store.slots) for store in apart.devices] == [2, 4, 1]
+
+    def frozen_weights(found: Plan, store: int) -> int:
+        [use] = [u for u in found.devices[store].uses if str(u.moment) == "score (forward)"]
+        names = ("reward", "frozen weights")
+        return sum(i.bytes for i in use.items if (i.role, i.name) == names)
+
+    shape = read_shape("Qwen/Qwen2.5-1.5B")
+    whole = 2 * (shape.parameters + shape.hidden)  # the tied head is the embedding; and a score
+    assert frozen_weights(shared, 0) == whole / 2
+    assert frozen_weights(apart, 1) == whole / 4
+
+
 def test_an_adapter_that_goes_by_itself_is_all_that_goes_to_the_engines() -> None:
     text = PPO.replace(
         "zero: {stage: 3}}\ncritic", "adapter: {rank: 8, targets: [q_proj]}}\ncritic"

@@ -242,6 +242,21 @@ CASES = [
     ),
     (
         "ppo",
+        {
+            "batch.prompts": 2,
+            "batch.responses": 2,
+            "cluster.ranks": 2,
+            "reward_model.role.model.path": QWEN,
+            "cluster.reward_ranks": 5,
+        },
+        "8xH200",
+        "idle-ranks",
+        "warning",
+        ["4 responses", "5 ranks", "fewer cluster.reward_ranks"],
+        {"cluster.reward_ranks": 4},
+    ),
+    (
+        "ppo",
         {},
         "8xH200",
         "idle-cards",

@@ -58,6 +58,9 @@ def test_each_control_has_what_the_schema_and_the_run_say(tmp_path: Path) -> Non
     assert found["actor.adapter.rank"].value == "4" and found["critic.adapter.rank"].value == ""
     assert "4xH100-80GB" in found["cluster.hardware"].proposals
     assert found["cluster.critic_ranks"].value == ""
+    assert "cluster.reward_ranks" not in found  # there is no reward model
+    judged = offered(spec_of(tmp_path, f"{PPO}reward_model: {{role: {{model: {{path: r}}}}}}\n"))
+    assert judged["cluster.reward_ranks"].value == ""
 
 
 def test_a_run_is_offered_what_it_has(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import next_kl_coefficient
 from plimsoll.jobs.which import spec_of
@@ -102,10 +102,10 @@ class PlainCluster:
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     @property
-    def critics(self) -> PlainCluster:
+    def own_groups(self) -> dict[str, PlainCluster]:
         if self.critic_ranks is None:
-            return self
-        return PlainCluster(self.critic_ranks, asked=self.asked)
+            return {}
+        return {"critic": PlainCluster(self.critic_ranks, asked=self.asked)}
 
     def each(self, task: Callable[..., Any], arguments: Sequence[tuple[object, ...]]) -> list[Any]:
         answers = []
@@ -118,8 +118,10 @@ class PlainCluster:
 def scores_of(
     settings: RunSpec[RlConfig], cluster: PlainCluster, found: Sequence[Trajectory]
 ) -> tuple[Batch, Scores]:
-    batch = pack_batch(list(found), settings, cluster.ranks, cluster.critics.ranks, step=1)
-    return batch, score(batch, settings, cast(Cluster, cluster))
+    served = cast(Cluster, cluster)
+    critics = ranks_of(served, "critic").ranks
+    batch = pack_batch(list(found), settings, cluster.ranks, critics, step=1)
+    return batch, score(batch, settings, served)
 
 
 def packs_of(layout: ColumnLayout) -> list[Pack]:

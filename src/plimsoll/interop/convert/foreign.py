@@ -49,6 +49,7 @@ class Machines:
 
     ranks: Value = None
     critic_ranks: Value = None
+    reward_ranks: Value = None
     rank_sleep: Value = None
     nodes: Value = None
     device: Value = None

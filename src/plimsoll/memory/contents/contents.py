@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import compress
 from typing import Any, Literal, cast
 
-from plimsoll.config.cluster import Device
+from plimsoll.config.cluster import RANK_NAMES, Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.engine.price import (
@@ -204,7 +204,7 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     """
     cluster, sampler = job.spec.cluster, job.sampler
     parts = sampler.rollout.parts if sampler else 1
-    groups = {"rank": cluster.ranks, "critic rank": cluster.critic_ranks or 1}
+    groups: dict[ProcessKind, int] = {RANK_NAMES[k]: n for k, n in cluster.rank_counts.items()}
     groups |= {"engine": parts, "engine worker": parts}
     group = groups.get(process.kind, 1)
     libraries = "worker_process" if sampler is None else rollout_price(sampler.rollout).libraries
@@ -275,10 +275,8 @@ def _rewards(job: PlannedJob, process: Process) -> Iterator[Allocation]:
 
 def roles_in(job: PlannedJob, process: Process) -> Iterator[RoleName]:
     """Yield the roles that live in a process; only ranks have roles."""
-    own_critic = job.spec.cluster.critic_ranks is not None
-    critics = ("critic rank",) if own_critic else ("local", "rank")
     for name in job.shapes:
-        if process.kind in (critics if name == "critic" else ("local", "rank")):
+        if process.kind in ("local", RANK_NAMES[job.spec.rank_kind_of(name)]):
             yield name
 
 

@@ -1,9 +1,9 @@
 """The node, and the card if any, on which each process of a run is placed.
 
-Ranks fill the nodes card by card: first the actor's group, then the critic's group if it has one.
-Engines follow; all cards of an engine are on one node. With `rollout.placement: shared` engines
-begin again at the first rank's card, and use only ranks' cards. With `cluster.own_nodes` each group
-is spread evenly over its own nodes.
+Ranks fill the nodes card by card: first the actor's group, then the groups of the critic and of the
+reward models if they have one. Engines follow; all cards of an engine are on one node. With
+`rollout.placement: shared` engines begin again at the first rank's card, and use only ranks' cards.
+With `cluster.own_nodes` each group is spread evenly over its own nodes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from plimsoll.config.cluster import ClusterConfig, NodeGroup
+from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, RankName
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.spec.run_spec import RunSpec
 
-ProcessKind = Literal[
-    "local", "controller", "ray", "rank", "critic rank", "engine", "engine worker"
-]
+ProcessKind = Literal["local", "controller", "ray", RankName, "engine", "engine worker"]
 
 
 @dataclass(frozen=True, order=True)
@@ -103,22 +101,18 @@ def _ranks(cluster: ClusterConfig, free: Sequence[Slot]) -> tuple[list[Placed], 
     apart = bool(cluster.own_nodes.counts)
     pools = {node: iter([*slots]) for node, slots in groupby(free, lambda s: s.node * apart)}
     placed: list[Placed] = []
-    for kind, index in _rank_names(cluster):
-        slot = next(pools.get(_node_of_rank(cluster, kind, index) * apart, iter(())), None)
-        process = None if slot is None else Process(kind, index, slot)
-        placed.append((f"{kind} {index}", process))
+    for name, index, node in _rank_nodes(cluster):
+        slot = next(pools.get(node * apart, iter(())), None)
+        process = None if slot is None else Process(name, index, slot)
+        placed.append((f"{name} {index}", process))
     return placed, [slot for pool in pools.values() for slot in pool]
 
 
-def _node_of_rank(cluster: ClusterConfig, kind: ProcessKind, index: int) -> int:
-    group: NodeGroup = "actor" if kind == "rank" else "critic"
-    count = cluster.ranks if kind == "rank" else cluster.critic_ranks or 1
-    return cluster.node_of(group, index, count)
-
-
-def _rank_names(cluster: ClusterConfig) -> Iterator[tuple[ProcessKind, int]]:
-    yield from (("rank", i) for i in range(cluster.ranks))
-    yield from (("critic rank", i) for i in range(cluster.critic_ranks or 0))
+def _rank_nodes(cluster: ClusterConfig) -> Iterator[tuple[RankName, int, int]]:
+    """Yield name, number and node of each rank, if each group is spread evenly over its nodes."""
+    for kind, count in cluster.rank_counts.items():
+        for index in range(count):
+            yield RANK_NAMES[kind], index, cluster.node_of(kind, index, count)
 
 
 def _engines(
@@ -157,8 +151,8 @@ def _on_one_node(free: Sequence[Slot], count: int) -> list[Slot]:
 
 def _without_cards(cluster: ClusterConfig, rollout: RolloutConfig | None) -> Iterator[Process]:
     """Yield ranks and engines as CPU processes, each kind spread evenly over its nodes."""
-    for kind, index in _rank_names(cluster):
-        yield Process(kind, index, Slot(_node_of_rank(cluster, kind, index)))
+    for name, index, node in _rank_nodes(cluster):
+        yield Process(name, index, Slot(node))
     for index in range(rollout.engines if rollout else 0):
         assert rollout is not None
         slot = Slot(cluster.node_of("engines", index, rollout.engines))

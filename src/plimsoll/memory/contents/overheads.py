@@ -253,7 +253,7 @@ def _resident(process: Process, libraries: str) -> tuple[str, ...]:
             return (libraries,)
         case "engine":
             return (libraries, "ray_actor")
-        case "rank" | "critic rank":
+        case "rank" | "critic rank" | "reward rank":
             return ("worker_process", "ray_actor")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from plimsoll.config.cluster import RankKind
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.price import trainer_price
 from plimsoll.machine.incident import Incident, NodeState, Sighting
@@ -14,7 +15,7 @@ from plimsoll.memory.contents.contents import PlannedJob, roles_in
 from plimsoll.memory.contents.layout import Process
 from plimsoll.memory.contents.process_peaks import reading_name
 from plimsoll.memory.contents.stores import Store, Use
-from plimsoll.run.counting import gigabytes_text
+from plimsoll.run.counting import gigabytes_text, plural
 from plimsoll.run.readings import DividedShare
 
 _UNEVEN = 1.1
@@ -130,10 +131,14 @@ def _roles_to_divide(job: PlannedJob) -> list[str]:
 
 
 def _divisions_text(job: PlannedJob) -> str:
-    ranks = job.spec.cluster.ranks
     roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
-    stages = ", ".join(f"{n} at {trainer_price(role).division(role)}" for n, role in roles.items())
-    return f"{stages}, on {ranks} rank{'s' * (ranks > 1)}"
+    groups: dict[RankKind, list[str]] = {}
+    for name, role in roles.items():
+        division = f"{name} at {trainer_price(role).division(role)}"
+        groups.setdefault(job.spec.rank_kind_of(name), []).append(division)
+    counts = job.spec.cluster.rank_counts
+    parts = (f"{', '.join(group)}, on {plural(counts[k], 'rank')}" for k, group in groups.items())
+    return "; ".join(parts)
 
 
 def _ask_models(scene: Scene) -> Finding:

@@ -7,10 +7,13 @@ share a step, and the length of its sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from plimsoll.config.cluster import RANK_KEYS, NodeGroup, RankKind
 from plimsoll.config.problems import UNPLACED, UNSTARTED
 from plimsoll.memory.levers.changes import value_at
+from plimsoll.spec.roles import role_kind
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import KINDS
 from plimsoll.timeline.levers import Lever, LeverValue, Move, Relief, Situation, halves
@@ -22,6 +25,7 @@ _BACKGROUND = "run.save_in_background"
 _WHERE = "cluster.where"
 _RANKS = "cluster.ranks"
 _CRITIC_RANKS = "cluster.critic_ranks"
+_REWARD_RANKS = "cluster.reward_ranks"
 _NODES = "cluster.nodes"
 _OWN_NODES = "cluster.own_nodes"
 _MAX_TOKENS = "data.max_tokens"
@@ -57,11 +61,11 @@ def _cards_of_engines(spec: RunSpec[Any]) -> int:
 def _ranks_on_free_cards(at: Situation) -> Move:
     """Return the move to ranks on all free cards, as far as each rank gets a sequence (or pair).
 
-    The move is empty if no rank can be added, or if the critic has its own ranks.
+    The move is empty if no rank can be added, or if roles have ranks of their own.
     """
     cluster = at.spec.cluster
     ranks = min(cluster.ranks + _free_cards(at, cluster.nodes), at.spec.workload.units)
-    more = cluster.critic_ranks is None and ranks > cluster.ranks
+    more = not cluster.own_ranks and ranks > cluster.ranks
     return {_RANKS: ranks} if more else {}
 
 
@@ -72,23 +76,21 @@ def _larger_cluster(at: Situation, steps: int) -> dict[str, int]:
     """
     cluster, nodes = at.spec.cluster, at.spec.cluster.nodes + steps
     each = steps * (len(at.hardware.nodes[0].cards) or max(1, cluster.ranks // cluster.nodes))
-    if counts := cluster.own_nodes.counts:
-        groups = {"actor": cluster.ranks, "critic": cluster.critic_ranks}
-        keys = {"actor": _RANKS, "critic": _CRITIC_RANKS}
-        larger = {name: count for name, count in groups.items() if count and name in counts}
-        return {
-            **{keys[name]: count + each for name, count in larger.items()},
-            **{f"{_OWN_NODES}.{name}": counts[name] + steps for name in larger},
-            _NODES: cluster.nodes + steps * len(larger),
-        }
-    if cluster.critic_ranks is None:
+    own_nodes = cluster.own_nodes.counts
+    if not (own_nodes or cluster.own_ranks):
         free = _free_cards(at, nodes) if at.cards else each
         return {_RANKS: max(1, cluster.ranks + free), _NODES: nodes}
+    counts = cluster.rank_counts
+    groups = [kind for kind in counts if kind in own_nodes or not own_nodes]
     return {
-        _RANKS: cluster.ranks + each,
-        _CRITIC_RANKS: cluster.critic_ranks + each,
-        _NODES: nodes + steps,
+        **{_key(kind): counts[kind] + each for kind in groups},
+        **{f"{_OWN_NODES}.{kind}": own_nodes[kind] + steps for kind in groups if own_nodes},
+        _NODES: cluster.nodes + steps * len(groups),
     }
+
+
+def _key(kind: RankKind) -> str:
+    return f"cluster.{RANK_KEYS[kind]}"
 
 
 def _other_ranks(at: Situation) -> Sequence[Move]:
@@ -100,7 +102,7 @@ def _other_ranks(at: Situation) -> Sequence[Move]:
     filled = _ranks_on_free_cards(at)
     if cluster.where == "local":
         return [{_WHERE: "ray", **filled}] if filled else ()
-    taken = _cards_of_engines(spec) + (cluster.critic_ranks or 0)
+    taken = _cards_of_engines(spec) + sum(cluster.own_ranks.values())
     counts = [at.cards - taken] if at.cards else []
     fewer = {count for count in (*counts, cluster.ranks // 2) if 0 < count < cluster.ranks}
     return [filled, *({_RANKS: count} for count in sorted(fewer, reverse=True))]
@@ -116,49 +118,47 @@ def _nodes_for(at: Situation, ranks: int) -> int:
     return max(cluster.nodes, -(-needed // cards)) if cards else cluster.nodes + bool(ranks)
 
 
-def _ranks_of_critic(at: Situation) -> int:
-    """Return how many ranks of its own the critic could get.
+def _apart_ranks(kind: RankKind, at: Situation) -> int:
+    """Return how many ranks of their own the roles of a kind could get.
 
-    0 if the critic has its own ranks already, or cannot have them.
+    0 if they have their own ranks already, or cannot have them.
     """
     cluster = at.spec.cluster
-    return cluster.ranks if _could_part(at.spec) and cluster.critic_ranks is None else 0
+    return cluster.ranks if _could_part(kind, at.spec) and kind not in cluster.own_ranks else 0
 
 
-def _critic_apart(at: Situation) -> Sequence[Move]:
-    """Return the move that gives the critic its own ranks on free cards."""
-    ranks = _ranks_of_critic(at)
+def _apart(kind: RankKind, at: Situation) -> Sequence[Move]:
+    """Return the move that gives the roles of a kind their own ranks on free cards."""
+    ranks = _apart_ranks(kind, at)
     fits = ranks and _nodes_for(at, ranks) == at.spec.cluster.nodes
-    return [{_CRITIC_RANKS: ranks}] if fits else ()
+    return [{_key(kind): ranks}] if fits else ()
 
 
-def _critic_on_own_nodes(at: Situation, ranks: int) -> dict[str, int]:
-    """Return the move that gives the critic `ranks` ranks, and each group its own nodes."""
+def _on_own_nodes(kind: RankKind, at: Situation, ranks: int) -> dict[str, int]:
+    """Return the move that gives a kind of role `ranks` ranks, and each group its own nodes."""
     cards = len(at.hardware.nodes[0].cards) or at.spec.cluster.ranks
-    groups = {
-        "actor": at.spec.cluster.ranks,
-        "critic": ranks,
-        "engines": _cards_of_engines(at.spec),
-    }
+    groups = dict[NodeGroup, int](at.spec.cluster.rank_counts.items())
+    groups |= {kind: ranks, "engines": _cards_of_engines(at.spec)}
     nodes = {f"{_OWN_NODES}.{name}": -(-count // cards) for name, count in groups.items() if count}
-    return {_CRITIC_RANKS: ranks, **nodes, _NODES: sum(nodes.values())}
+    return {_key(kind): ranks, **nodes, _NODES: sum(nodes.values())}
 
 
 def _more_nodes(at: Situation) -> Sequence[Move]:
     """Return moves to more nodes, the fewest first.
 
-    The nodes are for processes without a card, for a critic on its own ranks, or for ranks on all
-    their cards, as far as each rank gets a sequence (or pair).
+    The nodes are for processes without a card, for a critic or reward models on their own ranks, or
+    for ranks on all their cards, as far as each rank gets a sequence (or pair).
     """
-    spec, nodes, apart = at.spec, at.spec.cluster.nodes, _ranks_of_critic(at)
+    spec, nodes = at.spec, at.spec.cluster.nodes
     moves = [{_NODES: _nodes_for(at, 0)}]
-    if apart:
-        moves += [{_CRITIC_RANKS: apart, _NODES: _nodes_for(at, apart)}]
-        moves += [_critic_on_own_nodes(at, apart)]
+    for kind in RANK_KEYS:
+        if apart := _apart_ranks(kind, at):
+            moves += [{_key(kind): apart, _NODES: _nodes_for(at, apart)}]
+            moves += [_on_own_nodes(kind, at, apart)]
     moves = [move for move in moves if move[_NODES] > nodes]
     for steps in range(1, (_MOST_TIMES - 1) * nodes + 1):
         move = _larger_cluster(at, steps)
-        if max(move[_RANKS], move.get(_CRITIC_RANKS, 0)) <= spec.workload.units:
+        if max(move.get(_key(kind), 0) for kind in RANK_KEYS) <= spec.workload.units:
             moves.append(move)
     return sorted(moves, key=lambda move: move[_NODES])
 
@@ -188,12 +188,15 @@ def _with_length(spec: RunSpec[Any], key: str, length: int, more: int) -> Move:
     return move
 
 
-def _could_part(spec: RunSpec[Any]) -> bool:
-    return "critic" in spec.trained and spec.cluster.where == "ray"
+def _could_part(kind: RankKind, spec: RunSpec[Any]) -> bool:
+    """Return whether the roles of a kind could have ranks beside those of the actor."""
+    kinds = {role_kind(name) for name in spec.roles}
+    return kind != "actor" and {kind, "actor"} <= kinds and spec.cluster.where == "ray"
 
 
 _ANY = Relief(KINDS)
 _ON_CARDS = Relief(KINDS[:-2], where=("device",))
+_FROZEN_ON_CARDS = Relief(("frozen models", "activations"), where=("device",))
 
 LEVERS: tuple[Lever, ...] = (
     Lever(
@@ -249,13 +252,23 @@ LEVERS: tuple[Lever, ...] = (
         words="a critic on free cards of its own",
         cost="the critic's cards are idle while the actor trains, and the other way round",
         rank=40,
-        settings=_critic_apart,
+        settings=partial(_apart, "critic"),
         reliefs=(_ON_CARDS,),
-        applies=_could_part,
+        applies=partial(_could_part, "critic"),
         control=True,
     ),
     Lever(
-        keys=(_NODES, _RANKS, _CRITIC_RANKS, _OWN_NODES),
+        keys=(_REWARD_RANKS,),
+        words="reward models on free cards of their own",
+        cost="the reward models' cards are idle while the others work, and the other way round",
+        rank=40,
+        settings=partial(_apart, "reward"),
+        reliefs=(_FROZEN_ON_CARDS,),
+        applies=partial(_could_part, "reward"),
+        control=True,
+    ),
+    Lever(
+        keys=(_NODES, _RANKS, _CRITIC_RANKS, _REWARD_RANKS, _OWN_NODES),
         words="more nodes",
         cost="other machines; between them the network is slower than the cards' link",
         rank=80,

@@ -11,6 +11,7 @@ from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Use, likely_w
 from plimsoll.memory.levers.changes import Change, apply_changes, changes_between
 from plimsoll.memory.rules.ranks import idle_ranks
 from plimsoll.memory.weigh import Ground, Plan, weigh
+from plimsoll.spec.roles import is_role
 from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Item, Kind, Where
 from plimsoll.timeline.levers import Lever, Move, Room, Situation
@@ -96,7 +97,7 @@ class Trial:
 
 
 def _has_ranks(store: Store) -> bool:
-    return any(held.item.role in ("actor", "critic") for held in store.held)
+    return any(is_role(held.item.role) for held in store.held)
 
 
 def _room(store: Store, band: Band, unwanted: Callable[[Item], bool]) -> Room | None:

@@ -143,25 +143,35 @@ def idle_ranks(job: PlannedJob) -> Iterator[Problem]:
 
     Packing gives such a rank a filler, so the step works, and wastes ranks.
     """
-    work = job.spec.workload
+    work, sampling = job.spec.workload, job.spec.sampling
     ranks = max((job.spec.ranks_of(role) for role in job.spec.trained), default=0)
-    if work.units >= ranks:
-        return
-    what = "pair" if work.unit == "pair" else "sequence"
-    yield Problem(
-        "idle-ranks",
-        "warning",
-        f"an optimizer step has {plural(work.units, what)}, and there are {ranks} ranks",
-        "a rank without any computes a filler that teaches nothing, while the others wait for it",
-        f"more {work.count_key}, or fewer ranks",
-    )
+    if work.units < ranks:
+        what = "pair" if work.unit == "pair" else "sequence"
+        yield Problem(
+            "idle-ranks",
+            "warning",
+            f"an optimizer step has {plural(work.units, what)}, and there are {ranks} ranks",
+            "a rank without any computes a filler that teaches nothing, while the others wait for "
+            "it",
+            f"more {work.count_key}, or fewer ranks",
+        )
+    scorers = job.spec.cluster.reward_ranks or 0
+    if sampling is not None and sampling.sequences < scorers:
+        yield Problem(
+            "idle-ranks",
+            "warning",
+            f"a step has {plural(sampling.sequences, 'response')}, and there are {scorers} ranks "
+            "that score them",
+            "a rank without any computes a filler, while the others wait for it",
+            "more batch.prompts or batch.responses, or fewer cluster.reward_ranks",
+        )
 
 
 def idle_cards(job: PlannedJob) -> Iterator[Problem]:
     """Warn of idle cards if `cluster.ranks` is at its default."""
     cluster, needed = job.spec.cluster, job.layout.cards_needed
     have = job.hardware.cards
-    given = "ranks" in cluster.model_fields_set or cluster.critic_ranks is not None
+    given = "ranks" in cluster.model_fields_set or bool(cluster.own_ranks)
     more = min(cluster.ranks + have - needed, job.spec.workload.units)
     if given or cluster.where == "local" or job.device == "cpu" or more <= cluster.ranks:
         return

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, get_args
 
-from plimsoll.config.cluster import NodeGroup
+from plimsoll.config.cluster import RANK_KEYS, NodeGroup
 from plimsoll.config.data import EVALUATED, DataConfig, EvalSource, set_name
 from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.engine_rules import all_rules
+from plimsoll.spec.roles import role_kind
 from plimsoll.spec.rules.progress import check_evaluations, check_length, check_schedule
 from plimsoll.spec.rules.roles import check_adapter
 from plimsoll.spec.run_spec import RunSpec
@@ -31,16 +32,29 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
     if "tensorboard" in spec.run.loggers and not spec.run.tensorboard:
         why = "run.tensorboard is false, which turns TensorBoard off."
         yield at.invalid("run.loggers", why, "leave one of the two out")
-    if spec.cluster.critic_ranks is not None and "critic" not in spec.trained:
-        why = "This job trains no critic."
-        fix = "leave cluster.critic_ranks out"
-        yield at.conflict("cluster.critic_ranks", why, fix, "critic-ranks")
+    yield from _own_ranks(spec)
     if spec.sampling is None:
         yield from _unread_of_sets(spec)
     if spec.run.eval_every is not None and spec.data.eval is None:
         why = "There is nothing to evaluate on: data.eval is not given."
         fix = "give data.eval.path and its columns, or leave run.eval_every out"
         yield at.conflict("run.eval_every", why, fix, "no-eval-data")
+
+
+def _own_ranks(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield a problem for each group of ranks that would have no role, the actor's included."""
+    at, kinds = Section("cluster", spec.cluster), [*map(role_kind, spec.roles)]
+    if "critic" in spec.cluster.own_ranks and "critic" not in kinds:
+        why = "This job trains no critic."
+        yield at.conflict("critic_ranks", why, "leave cluster.critic_ranks out", "critic-ranks")
+    if "reward" in spec.cluster.own_ranks and "reward" not in kinds:
+        why = "No reward model scores responses in this run."
+        yield at.conflict("reward_ranks", why, "leave cluster.reward_ranks out", "reward-ranks")
+    elif "reward" in spec.cluster.own_ranks and {*kinds} == {"reward"}:
+        count = spec.cluster.reward_ranks
+        why = "Reward models are the only models here, so cluster.ranks are theirs alone."
+        fix = f"cluster.ranks: {count}, and leave cluster.reward_ranks out"
+        yield at.conflict("reward_ranks", why, fix, "reward-ranks")
 
 
 def _unread_of_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -62,8 +76,7 @@ def _processes(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield a problem if there are too many processes or machines to be counted one by one."""
     cluster, engines = spec.cluster, spec.engines
     counts = {
-        "cluster.ranks": cluster.ranks,
-        "cluster.critic_ranks": cluster.critic_ranks or 0,
+        **{f"cluster.{RANK_KEYS[kind]}": n for kind, n in cluster.rank_counts.items()},
         "cluster.nodes": cluster.nodes,
     }
     if engines is not None:
@@ -83,9 +96,10 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
     if cluster.where != "local":
         return
     problems: dict[str, tuple[str, str]] = {}  # why, and the remedy
-    if cluster.critic_ranks is not None:
-        why = "is this one process, which the critic shares"
-        problems["critic_ranks"] = why, "leave cluster.critic_ranks out"
+    for kind in cluster.own_ranks:
+        who = "the critic shares" if kind == "critic" else "reward models share"
+        why, key = f"is this one process, which {who}", RANK_KEYS[kind]
+        problems[key] = why, f"leave cluster.{key} out"
     if cluster.ranks > 1:
         problems["ranks"] = "is this one process, so there is one rank", "cluster.ranks: 1"
     if cluster.nodes > 1:
@@ -109,9 +123,7 @@ def _own_nodes(spec: RunSpec[Any]) -> Iterator[Problem]:
     counts, at = cluster.own_nodes.counts, Section("cluster.own_nodes", cluster.own_nodes)
     if not counts or cluster.where == "local":
         return
-    processes: dict[NodeGroup, int] = {"actor": cluster.ranks}
-    if cluster.critic_ranks is not None:
-        processes["critic"] = cluster.critic_ranks
+    processes = dict[NodeGroup, int](cluster.rank_counts.items())
     if engines is not None and engines.placement == "own":
         processes["engines"] = engines.engines
     for group in get_args(NodeGroup):

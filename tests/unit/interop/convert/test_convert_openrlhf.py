@@ -96,19 +96,24 @@ CASES: tuple[Case, ...] = (
     ("dpo", "0.9.0", "--lr_scheduler constant --lr_warmup_ratio 0.2", {"actor.optimizer.warmup_ratio": None, "idle": "lr_warmup_ratio"}),
     ("dpo", "0.9.0", "--lr_scheduler constant_with_warmup", {"actor.optimizer.warmup_ratio": 0.03}),
     ("dpo", "0.9.0", "--lr_warmup_ratio 0.1 --min_lr_ratio 0.2", {"actor.optimizer": {"learning_rate": 1e-5, "schedule": "cosine", "warmup_ratio": 0.1, "final_ratio": 0.2}}),
-    # where roles live: 16 of the actor's, 8 of the critic's, 16 of the engines' are 5 machines of 8
+    # where roles live: 16 of the actor's, 8 of the critic's, 8 of the reward model's, 16 of the
+    # engines' are 6 machines of 8
     *(
         ("ppo", "0.8.0", f"--actor_num_nodes 2 --actor_num_gpus_per_node 8 --critic_num_nodes 1 --vllm_num_engines 8 --vllm_tensor_parallel_size 2 --vllm_enable_sleep{more}", expected)
         for more, expected in (
-            ("", {"cluster": {"ranks": 16, "critic_ranks": 8, "nodes": 5}, "rollout.placement": None, "check": "cluster.address"}),
+            ("", {"cluster": {"ranks": 16, "critic_ranks": 8, "reward_ranks": 8, "nodes": 6}, "rollout.placement": None, "check": "cluster.address"}),
+            (" --reward_num_nodes 3 --reward_num_gpus_per_node 2", {"cluster.reward_ranks": 6, "cluster.nodes": 6}),
+            (" --reward_pretrain a,b --reward_num_gpus_per_node 2", {"cluster.reward_ranks": 4, "cluster.nodes": 6}),
+            (" --colocate_critic_reward", {"cluster": {"ranks": 16, "critic_ranks": 8, "nodes": 5}, "lacking": "colocate_critic_reward"}),
+            (f" --colocate_critic_reward {REINFORCE}", {"cluster": {"ranks": 16, "reward_ranks": 8, "nodes": 5}, "idle": "colocate_critic_reward"}),
             (" --colocate_all_models", {"cluster": {"ranks": 16, "nodes": 2}, "rollout.placement": "shared", "rollout.vllm.sleep_level": 2}),
             (" --colocate_all_models --deepspeed_enable_sleep", {"cluster": {"ranks": 16, "nodes": 2, "rank_sleep": "states"}}),
-            (" --deepspeed_enable_sleep", {"cluster": {"ranks": 16, "critic_ranks": 8, "nodes": 5}, "idle": "deepspeed_enable_sleep", "check": "cluster.address"}),
+            (" --deepspeed_enable_sleep", {"cluster": {"ranks": 16, "critic_ranks": 8, "reward_ranks": 8, "nodes": 6}, "idle": "deepspeed_enable_sleep", "check": "cluster.address"}),
             (" --colocate_all_models --async_train", {"cluster": {"ranks": 16, "nodes": 4}, "lacking": "async_train"}),
         )
     ),
     ("ppo", "0.8.0", f"{REMOTE} --reward_num_nodes 0 --enforce_eager --vllm_num_engines 1", {"cluster": {"ranks": 8, "critic_ranks": 8, "nodes": 3}, "idle": "reward_num_nodes", "rollout.vllm.arguments.enforce_eager": True}),
-    ("ppo", "0.8.0", f"{REINFORCE} --init_kl_coef 0 --critic_num_nodes 0", {"cluster": {"ranks": 8}, "rollout.transformers": {}}),
+    ("ppo", "0.8.0", f"{REINFORCE} --init_kl_coef 0 --critic_num_nodes 0", {"cluster": {"ranks": 8, "reward_ranks": 8, "nodes": 2}, "rollout.transformers": {}}),
     ("", None, f"torchrun --nproc_per_node 4 --nnodes 2 -m {RM}", {"cluster": {"ranks": 8, "nodes": 2}}),
     ("", None, f"deepspeed --module {RM}", {"cluster": {"ranks": 8}, "check": "cluster.ranks"}),
     ("", None, f"ray job submit --address http://head:8265 -- {NEW} --reward.remote_url f.py --actor.num_nodes 2", {"cluster.address": "head:6379"}),
@@ -217,6 +222,7 @@ NONE = "--critic_num_nodes 0 --critic_num_gpus_per_node 0"
         ("ppo", "0.10.1", "--max_len 1000 --max_new_tokens 1000", "leaves no room for a prompt"),
         ("ppo", None, "--rollout_batch_size 64 --n_samples_per_prompt 4 --train_batch_size 96", r"--train_batch_size 96 .* 256 .*Nearest: --train_batch_size 64\."),
         ("ppo", "0.8.0", NONE, "critic_ranks: 0 .*--critic_num_nodes 0"),
+        ("ppo", "0.8.0", "--reward_num_nodes 0", "reward_ranks: 0 .*--reward_num_nodes 0"),
         ("ppo", None, "--use_kl_loss --kl_estimator k1", r"\(--kl_estimator k1\)"),
         ("sft", None, "--lr_scheduler polynomial", "--lr_scheduler polynomial: there is no such"),
         ("sft", None, "--grad_accum_dtype int8", "--grad_accum_dtype int8: known are bf16"),

@@ -74,6 +74,15 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
             "actor.zero.optimizer_offload": "cpu",
         },
     ),
+    "0.9.0 train_ppo_llama_ray_70b": (
+        "ppo",
+        {
+            "cluster.ranks": 8,
+            "cluster.critic_ranks": 8,
+            "cluster.reward_ranks": 4,
+            "cluster.nodes": 4,  # 8 + 8 + 4 + 4 engines of 2
+        },
+    ),
     "0.11.0 train_ppo_with_reward_fn": (
         "ppo",
         {

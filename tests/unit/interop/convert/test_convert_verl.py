@@ -202,6 +202,7 @@ Case = tuple[str, dict[str, Any]]
 C = "algorithm.rollout_correction"
 GROUPED = f"{R}.n=4 algorithm.adv_estimator"
 OVERLONG = "reward_model.overlong_buffer"
+JUDGED = "reward_model.enable=True reward_model.model.path=org/rm"
 CASES: tuple[Case, ...] = (
     ("data.train_files=~/x/train.parquet", {"data.train.path": str(Path.home() / "x/train.parquet")}),
     ("data.train_files=[a.parquet] data.train_max_samples=5", {"data.train.path": "a.parquet", "data.train.limit": 5}),
@@ -220,6 +221,11 @@ CASES: tuple[Case, ...] = (
     (f"{R}.name=hf trainer.nnodes=2", {"rollout.transformers": {"max_sequences": 256}, "cluster.nodes": 2, "check": "cluster.address"}),
     (f"{R}.val_kwargs.do_sample=True {R}.val_kwargs.temperature=1.0 trainer.test_freq=5", {"eval_sampling": {"temperature": 1.0}, "run.eval_every": 5}),
     ("reward_model.enable=True reward_model.model.path=org/rm reward_model.model.trust_remote_code=True", {"reward_model.role": {"model": {"path": "org/rm", "trust_remote_code": True}, "zero": {"stage": 3}}, "data.train.reference": None}),
+    # the reward model's own pool
+    (f"{JUDGED} reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=8 reward_model.nnodes=2", {"cluster": {"ranks": 8, "reward_ranks": 16, "nodes": 3}, "check": "cluster.address"}),
+    (f"{JUDGED} reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=4 reward_model.nnodes=1 trainer.n_gpus_per_node=4", {"cluster": {"ranks": 4, "reward_ranks": 4, "nodes": 2}}),
+    (f"{JUDGED} reward_model.n_gpus_per_node=4 reward_model.nnodes=1", {"cluster": {"ranks": 8}, "idle": "reward.reward_model.nnodes"}),
+    ("reward.reward_model.enable_resource_pool=True reward.reward_model.nnodes=1", {"cluster": {"ranks": 8}, "idle": "reward.reward_model.enable_resource_pool"}),
     (f"{C}.rollout_is=sequence {C}.rollout_is_threshold=0.5_5.0", {"algorithm.correction": {"name": "mask", "options": {"level": "sequence", "low": 0.5, "high": 5.0}}}),
     (f"{A}.tis_imp_ratio_cap=3", {"algorithm.correction": {"name": "truncate", "options": {"level": "token", "high": 3.0}}}),
     (f"{C}.bypass_mode=True {C}.rollout_rs=token", {"lacking": f"{C}.bypass_mode {C}.rollout_rs"}),
@@ -283,6 +289,7 @@ def test_settings_become_keys(verl: Verl) -> None:
         (f"{A}.optim.optimizer=SGD", "weights are trained by AdamW"),
         ("data.image_key=images", "images, video and sound cannot be read"),
         ("reward_model.enable=True", "needs .*model_path=...: the reward model"),
+        (f"{JUDGED} reward_model.enable_resource_pool=True", "nnodes=0.*: .*pool=True gives the reward model cards of its own, and these are none"),
         ("data.train_files=null", "data.train_files=... is needed"),
         (f"{M}.path=", "a model's directory or its name on the hub is needed"),
         (f"{A}.ppo_epochs=[1", "It must be a list, such as"),

@@ -260,7 +260,7 @@ def _run(o: Options) -> ForeignRun:
     several = {f"model_{i}": model for i, model in enumerate(models, 1)}
     sampling = SamplingSettings(temperature=o.take("temperature"))
     return ForeignRun(
-        machines=roles.machines(o),
+        machines=roles.machines(o, len(models)),
         actor=roles.trained_role(o, "actor", o.take("pretrain")),
         critic=roles.critic(o),
         reference=roles.reference(o),
@@ -319,6 +319,11 @@ def _lacking(o: Options) -> dict[str, str]:
         why["vllm_generate_batch_size"] = "no more is sampled than is learned"
     if not (o["agent_func_path"] or o["remote_rm_url"]):
         why["normalize_reward"] = "scores are as the model gives them: reward_model.weight divides"
+        if roles.shares_critics_cards(o):
+            why["colocate_critic_reward"] = (
+                "reward models are on the actor's ranks, or on ranks of their own "
+                "(cluster.reward_ranks), not on the critic's"
+            )
     if o["value_head_prefix"] != "score":
         why["value_head_prefix"] = "a head is saved and read as `score`"
     if not parts:

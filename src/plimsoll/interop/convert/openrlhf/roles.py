@@ -13,21 +13,28 @@ _CARDS = 8
 """Assumed number of cards per machine, if it is unknown."""
 _ACTOR = ("actor_num_nodes", "actor_num_gpus_per_node")
 _CRITIC = ("critic_num_nodes", "critic_num_gpus_per_node")
+_REWARD = ("reward_num_nodes", "reward_num_gpus_per_node")
 _ENGINES = ("vllm_num_engines", "vllm_tensor_parallel_size")
 
 
-def machines(o: Options) -> foreign.Machines:
+def machines(o: Options, reward_models: int) -> foreign.Machines:
     """Return the machines and cards.
 
     For `train_ppo_ray` they follow from its groups' flags, for other programs from the launcher.
+    There each of its `reward_models` has a group of its own; here one group has all their cards.
     """
     if not o.rl:
         return _launched_machines(o)
     ranks, further = o[_ACTOR[0]] * o[_ACTOR[1]], 0
-    critic_ranks = None
+    critic_ranks = reward_ranks = None
     if o.has_critic and not o["colocate_all_models"]:
         further = o[_CRITIC[0]] * o[_CRITIC[1]]
         critic_ranks = o.trace(further, *_CRITIC)
+    if reward_models and not o["colocate_all_models"] and not shares_critics_cards(o):
+        scorers = reward_models * o[_REWARD[0]] * o[_REWARD[1]]
+        note = f"for {reward_models} models" if reward_models > 1 else ""
+        reward_ranks = o.trace(scorers, *_REWARD, note=note)
+        further += scorers
     if not _shares_cards(o):
         further += (o[_ENGINES[0]] or 0) * o[_ENGINES[1]]
     cards = o.cards or max(_CARDS, o[_ACTOR[1]])
@@ -35,6 +42,7 @@ def machines(o: Options) -> foreign.Machines:
     return foreign.Machines(
         ranks=o.trace(ranks, *_ACTOR),
         critic_ranks=critic_ranks,
+        reward_ranks=reward_ranks,
         rank_sleep=_rank_sleep(o),
         nodes=_nodes(nodes),
         address=mapping.ray_head(o, nodes),
@@ -59,6 +67,11 @@ def _launched_machines(o: Options) -> foreign.Machines:
 
 def _nodes(number: int) -> Value:
     return Sourced(number, note=f"{number} machines") if number > 1 else None
+
+
+def shares_critics_cards(o: Options) -> bool:
+    """Return whether reward models have the critic's cards, which have no other models there."""
+    return bool(o["colocate_critic_reward"] and o.has_critic and not o["colocate_all_models"])
 
 
 def _shares_cards(o: Options) -> bool:

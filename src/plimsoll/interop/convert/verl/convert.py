@@ -146,13 +146,13 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
 
 
 def _run(o: Options) -> ForeignRun:
-    rollout = roles.rollout(o)
+    rollout, reward_model = roles.rollout(o), learning.reward_model(o)
     return ForeignRun(
-        machines=roles.machines(o),
+        machines=roles.machines(o, has_reward_model=reward_model is not None),
         actor=roles.actor(o),
         critic=roles.critic(o),
         reference=roles.reference(o),
-        reward_model=learning.reward_model(o),
+        reward_model=reward_model,
         rewards=learning.rewards(o),
         data=data.data(o),
         batch=data.batch(o),

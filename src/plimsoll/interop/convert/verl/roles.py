@@ -13,6 +13,8 @@ from plimsoll.interop.convert.options import Options, Remark
 
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
 _CARDS = ("trainer.n_gpus_per_node", "trainer.nnodes")
+_HAS_POOL = "reward.reward_model.enable_resource_pool"
+_POOL = ("reward.reward_model.n_gpus_per_node", "reward.reward_model.nnodes")
 _SCHEDULES = ("lr_scheduler_type", "warmup_style", "lr_scheduler", "lr_decay_style")
 
 
@@ -37,10 +39,11 @@ def _cards(o: Options) -> int:
     return int(o[_CARDS[0]] * o[_CARDS[1]])
 
 
-def machines(o: Options) -> foreign.Machines:
+def machines(o: Options, *, has_reward_model: bool) -> foreign.Machines:
     """Return the machines and cards.
 
     For SFT they follow from the launcher if it says them, otherwise from the trainer's settings.
+    The reward model may have a pool of cards of its own.
     """
     launched = o.command == "sft" and o.launch.cards is not None
     check = ""
@@ -48,11 +51,28 @@ def machines(o: Options) -> foreign.Machines:
         check = f"nothing says how many cards a machine has: {o[_CARDS[0]]} is verl's default"
     ranks = o.trace(_cards(o), *_CARDS, check=check)
     nodes = (o.launch.nodes if launched else None) or o[_CARDS[1]]
+    pool = _pool_cards(o) if has_reward_model else 0
+    if pool:
+        cards = o.cards or max(o[_CARDS[0]], o[_POOL[0]])
+        nodes = max(nodes, -(-(_cards(o) + pool) // cards))
     return foreign.Machines(
         ranks=Sourced(_cards(o), note=o.launch.started_by) if launched else ranks,
-        nodes=o.trace(nodes, _CARDS[1]) if nodes > 1 else None,
+        reward_ranks=o.trace(pool, *_POOL, _HAS_POOL) if pool else None,
+        nodes=o.trace(nodes, _CARDS[1], *(_POOL if pool else ())) if nodes > 1 else None,
         address=mapping.ray_head(o, nodes),
     )
+
+
+def _pool_cards(o: Options) -> int:
+    """Return the number of cards of the reward model's own pool; 0 without such a pool."""
+    if not o[_HAS_POOL]:
+        return 0
+    if min(o[flag] for flag in _POOL) < 1:
+        raise ConfigError(
+            f"{o.show(*_POOL)}: {o.show(_HAS_POOL)} gives the reward model cards of its own, and "
+            "these are none. Say how many, or leave the pool out."
+        )
+    return int(o[_POOL[0]] * o[_POOL[1]])
 
 
 def actor(o: Options) -> foreign.LearningRole:

@@ -110,7 +110,7 @@ FAMILIES: tuple[tuple[tuple[str, ...], Absence], ...] = (
     _family(why.MODEL_FILES, f"{_MODEL}.override_config.", "critic.model.override_config.", "model.override_config."),
     _family(why.KERNELS, f"{_MODEL}.fused_kernel_options.", f"{_MODEL}.tiled_mlp."),
     _family(why.METHOD, f"{_MODEL}.mtp.", "model.mtp.", f"{_MODEL}.lora.", f"{_ACTOR}.qat."),
-    _family(why.LAUNCHED, "reward.reward_model.rollout.", "reward_model.rollout.", "reward.reward_model.", "reward_model.n_gpus", "reward_model.nnodes", "reward_model.enable_resource_pool", "reward_model.megatron.", "reward_model.model.fsdp_config.", "ray_kwargs.", "ray_init.", "transfer_queue.", "trainer.v1.", "async_training.", "skip."),
+    _family(why.LAUNCHED, "reward.reward_model.rollout.", "reward_model.rollout.", "reward.reward_model.", "reward_model.megatron.", "reward_model.model.fsdp_config.", "ray_kwargs.", "ray_init.", "transfer_queue.", "trainer.v1.", "async_training.", "skip."),
     _family(why.TEMPLATE, "data.apply_chat_template_kwargs.", "data.mm_processor_kwargs."),
     _family(Absence("lacking", "options of a reward function go under rewards.<name>.options"), "reward.reward_kwargs.", "reward_model.reward_kwargs.", "custom_reward_function.reward_kwargs.", "reward.custom_reward_function.reward_kwargs."),
 )
@@ -259,6 +259,9 @@ SETTINGS: tuple[Setting, ...] = (
     *settings("reward.custom_reward_function.name", _PPO, TEXT, "compute_score", older="custom_reward_function.name"),
     *settings("reward.reward_manager.name", _PPO, TEXT, "naive", older="reward_model.reward_manager"),
     *settings("reward.reward_model.enable", _PPO, BOOL, False, older="reward_model.enable"),
+    *settings("reward.reward_model.enable_resource_pool", _PPO, BOOL, False, older="reward_model.enable_resource_pool"),
+    *settings("reward.reward_model.n_gpus_per_node", _PPO, WHOLE, 8, older="reward_model.n_gpus_per_node"),
+    *settings("reward.reward_model.nnodes", _PPO, WHOLE, 0, older="reward_model.nnodes"),
     *settings("reward.reward_model.model_path", _PPO, TEXT, older="reward_model.model.path reward.reward_model.model.path"),
     *settings("reward_model.model.trust_remote_code", _PPO, BOOL),
     *settings("reward.reward_kwargs.overlong_buffer_cfg.enable", _PPO, BOOL, False, older="reward_model.reward_kwargs.overlong_buffer_cfg.enable reward_model.overlong_buffer.enable"),
