@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from choice import slow
-from commands import GRPO, VLLM, Command, metrics, run_here, wait_for, write_config, write_task
+from commands import GRPO, VLLM, Command, metrics, run, run_here, wait_for, write_config, write_task
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.engine
@@ -72,3 +72,26 @@ def test_an_engine_that_is_killed_is_started_again(
     paths = [tmp_path / name / "model" / "model.safetensors" for name in ("killed", "whole")]
     killed, whole = map(load_file, paths)
     assert all(killed[name].equal(whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("engine", ["transformers", slow("vllm")])
+def test_an_engine_that_runs_out_of_memory_samples_fewer_sequences_at_once(
+    engine: str, tmp_path: Path
+) -> None:
+    """Down to one; then the run ends."""
+    write_task(tmp_path)
+    made = config(engine, 0)
+    made["rollout"] |= {engine: {**made["rollout"][engine], "max_sequences": 4}}
+    write_config(tmp_path, "grpo", made)
+    (tmp_path / "own_slow_reward.py").write_text(REWARD)
+    told = {"PLIMSOLL_FAULTS": "engine.request:oom:step=2+once,engine.request:oom:step=4+once"}
+    told["PLIMSOLL_FAULTS_DIRECTORY"] = str(tmp_path / "faults")
+    outcome = run(tmp_path, "grpo", "grpo.yaml", environment=told)
+    assert outcome.code == 0, outcome.err
+    assert "at most 2 sequences at once, not 4" in outcome.out
+    assert "at most 1 sequence at once, not 2" in outcome.out
+    assert [row["step"] for row in metrics(tmp_path / "whole")] == [*range(1, STEPS + 1)]
+    told["PLIMSOLL_FAULTS"] = "engine.request:oom:step=2"
+    outcome = run(tmp_path, "grpo", "grpo.yaml", "--run.directory", "no", environment=told)
+    assert outcome.code == 1 and "rollout engine 0" in outcome.err
+    assert outcome.out.count(" at once, not ") == 2

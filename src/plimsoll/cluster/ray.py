@@ -25,6 +25,7 @@ from plimsoll.cluster.exit_reason import (
     hang_error,
     last_crash_line,
     message,
+    says_out_of_memory,
 )
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.cluster.placement import PROCESS_NAMES, Claim
@@ -54,6 +55,7 @@ from plimsoll.machine.stacks import ask_for_stacks, end_processes
 from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Ask, EngineSpec, Request
+from plimsoll.run.counting import plural
 from plimsoll.run.displays import write_lines_to
 from plimsoll.run.readings import Reading
 
@@ -168,6 +170,9 @@ class RayCluster:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._homes: list[EngineHome] = []
         self._engines_may_die = False
+        self._short: Counter[int] = Counter()
+        self._to_replace: list[Member] = []
+        self._most_halvings = config.memory_halvings
         self._patience = config.start_timeout
         try:
             self._start_members(config, specs, threads, device)
@@ -238,6 +243,8 @@ class RayCluster:
         """Start engines that have died again, where they were; return the names of the dead."""
         watches = [w for w, member in self._watches.items() if member in self._engines]
         ended, _ = ray.wait(watches, num_returns=len(watches), timeout=0)
+        ended += [w for w in watches if w not in ended and self._watches[w] in self._to_replace]
+        self._to_replace.clear()
         dead = [self._watches.pop(watch) for watch in ended]
         self._hangs.remove(dead)
         self._beside.failed.clear()
@@ -536,7 +543,7 @@ class RayCluster:
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, OutOfMemory):
-                raise self._memory_error(member, cause) from error
+                raise self._engine_error(member, self._memory_error(member, cause)) from error
             if isinstance(cause, PlimsollError):
                 raise type(cause)(f"{cause}\n  Told by: {member.name}") from error
             # A call also fails if another member dies whose result, or whose part, it needs.
@@ -546,6 +553,8 @@ class RayCluster:
             if not isinstance(error, RayTaskError):
                 raise self._exit_error(member, _death_cause(member, error)) from error
             first, why = self._first_failed(error, member), f"{type(cause).__name__}: {cause}"
+            if first in self._engines and says_out_of_memory(why):
+                raise self._exit_error(first, why) from error
             raise WorkerFailed(message(f"{first.name} failed", why, first.host.log)) from error
 
     def _first_failed(self, error: RayTaskError, caller: Member) -> Member:
@@ -566,8 +575,31 @@ class RayCluster:
 
     def _exit_error(self, member: Member, why: str) -> PlimsollError:
         error = exit_reason(member.name, why, member.host.log, self._sighting(member))
-        is_engine = member in self._engines and isinstance(error, WorkerDied)
-        return EngineDied(str(error)) if is_engine else error
+        return self._engine_error(member, error)
+
+    def _engine_error(self, member: Member, error: PlimsollError) -> PlimsollError:
+        """Return EngineDied for an engine that another can replace; else the error itself.
+
+        After a lack of memory the other samples half as many sequences at once.
+        """
+        if member not in self._engines:
+            return error
+        if isinstance(error, WorkerDied):
+            return EngineDied(str(error))
+        has_started = member in self._watches.values()
+        number = self._engines.index(member)
+        before = self._homes[number].spec.rollout.max_sequences
+        is_last = before == 1 or self._short[number] == self._most_halvings
+        may_go_on = self._engines_may_die and has_started and not is_last
+        if not isinstance(error, OutOfMemory) or not may_go_on:
+            return error
+        self._short[number] += 1
+        self._homes[number] = self._homes[number].with_sequences(before // 2)
+        self._to_replace.append(member)
+        return EngineDied(
+            f"{error}\n  From now on it samples at most {plural(before // 2, 'sequence')} at once, "
+            f"not {before} (max_sequences)"
+        )
 
     def _memory_error(self, member: Member, error: OutOfMemory) -> OutOfMemory:
         what = f"{member.name} ran out of {error.incident.where} memory"

@@ -165,6 +165,12 @@ class EngineHome:
     place: Any
     shared: tuple[str, ...] = ()
 
+    def with_sequences(self, most: int) -> EngineHome:
+        """Return the home of an engine that samples at most so many sequences at once."""
+        rollout = self.spec.rollout
+        fewer = rollout.engine.model_copy(update={"max_sequences": most})
+        return replace(self, spec=replace(self.spec, rollout=rollout.with_engine(fewer)))
+
 
 def own_homes(specs: Sequence[EngineSpec], places: Sequence[Any]) -> list[EngineHome]:
     """Return the homes of engines with places of their own."""

@@ -105,8 +105,9 @@ class ClusterConfig(Settings):
     memory_halvings: NonNegativeInt = 3
     """How often the micro-batches of a role may be halved because memory ran out while a rank
     trained on one of them. The optimizer step is then done anew with the smaller ones, and its
-    gradient is the same. 0: the run ends at the first shortage, and ranks do not vote before each
-    of their collectives."""
+    gradient is the same. An engine that runs out of memory is started again for half as many
+    sequences at once, as often. 0: the run ends at the first shortage, and ranks do not vote before
+    each of their collectives."""
     least_free_memory: Probability = 0.02
     """The share of a node's host memory below which the run saves after the step and stops, before
     the kernel kills a process; 0: never."""

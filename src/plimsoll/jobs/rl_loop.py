@@ -75,6 +75,7 @@ from plimsoll.rl.setup import (
 )
 from plimsoll.run.bad_steps import BAD_STEPS, BadNumbers
 from plimsoll.run.displays import Advance, counting
+from plimsoll.run.files import explaining_errors
 from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
@@ -258,7 +259,8 @@ def record_draw(
         draw = _draw(work, experience, rewards)
         path = directory.trajectories_path(step)
         write_trajectories(path, step, experience.trajectories, tokens, draw)
-        fault_point("rollouts.write", step, path=path)
+        with explaining_errors(path):
+            fault_point("rollouts.write", step, path=path)
     oldest = directory.oldest_checkpoint()
     next_place = state.data_position + experience.prompts + len(experience.unlearned)
     left = experience.unlearned, next_place, -1 if oldest is None else oldest[0]

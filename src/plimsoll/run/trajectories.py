@@ -246,8 +246,11 @@ def from_bytes(content: bytes) -> list[Trajectory]:
 
 
 def read_draw(path: Path) -> StepDraw | None:
-    """Return what the step of a file drew, or None if the file does not hold it."""
-    text = (pq.read_schema(path).metadata or {}).get(_DRAW)
+    """Return what the step of a file drew, or None if the file does not hold it or is damaged."""
+    try:
+        text = (pq.read_schema(path).metadata or {}).get(_DRAW)
+    except (OSError, pa.ArrowException):
+        return None
     if text is None:
         return None
     draw = StepDraw(**json.loads(text))

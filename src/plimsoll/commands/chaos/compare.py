@@ -76,7 +76,11 @@ def _compare_samples(run: RunDirectory, other: RunDirectory) -> str:
     for step in expected:
         if step not in ours:
             return f"step {step} is missing"
-        if not _samples(ours[step]).equals(_samples(expected[step])):
+        try:
+            is_equal = _samples(ours[step]).equals(_samples(expected[step]))
+        except (OSError, pa.ArrowException):
+            return f"step {step} is damaged"
+        if not is_equal:
             return f"step {step}"
     return f"step {max(ours)} is too many" if len(ours) > len(expected) else ""
 
