@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 from choice import slow
-from commands import PPO, cut_off, metrics, run, run_here, write_config, write_task
+from commands import GRPO, PPO, cut_off, metrics, run, run_here, write_config, write_task
 
 REWARD = '''
 import os, signal
@@ -99,3 +99,30 @@ def test_a_damaged_file_of_a_step_is_sampled_anew(home: Path) -> None:
     assert outcome.code == 0, outcome.err
     assert metrics(home / "torn") == metrics(home / "whole")
     assert parquet.read_table(file).num_rows
+
+
+@pytest.mark.engine
+def test_an_asynchronous_run_that_is_killed_scores_no_whole_group_twice(tmp_path: Path) -> None:
+    """Groups that waited in the buffer are read back, too; the command itself starts it again."""
+    write_task(tmp_path)
+    (tmp_path / "own_counted_reward.py").write_text(REWARD)
+    made = copy.deepcopy(GRPO) | {
+        "run": {"directory": "run", "steps": 5, "save_every": 2},
+        "cluster": {"where": "ray", "threads": 1},
+        "batch": {"prompts": 2, "responses": 2, "micro_batch_tokens": 400},
+        "rewards": {"mine": {"name": "own_counted_reward.py:reward"}},
+    }
+    made["rollout"] |= {"staleness": 1, "sampling": {"max_new_tokens": 8}}
+    made["rollout"]["transformers"] = {"max_sequences": 2}
+    write_config(tmp_path, "grpo", made)
+    told = {"CALLS": "calls", "KILLED_AT_CALL": "13"}
+    outcome = run(tmp_path, "grpo", "grpo.yaml", environment=told, supervised=True)
+    assert outcome.code == 0 and "started again" in outcome.err, outcome.err
+
+    lines = [line.split()[0] for line in (tmp_path / "calls").read_text().splitlines()]
+    before, after = Counter(lines[:13]), Counter(lines[13:])
+    # The kill may come between the score of a group's last response and its record.
+    assert sum(before[prompt] == 2 for prompt in before.keys() & after.keys()) <= 1
+    files = sorted((tmp_path / "run" / "trajectories").glob("*"))
+    learned = Counter(p for f in files for p in parquet.read_table(f)["prompt"].to_pylist())
+    assert learned.total() == 5 * 2 * 2 and set(learned.values()) == {2}
