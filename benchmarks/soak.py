@@ -119,7 +119,7 @@ def watch(process: subprocess.Popen[bytes], directory: Path, record: Path) -> No
             for each in rest_of_run(process.pid, record):
                 with suppress(psutil.Error):
                     role = "supervisor" if each.pid == process.pid else role_of(each)
-                    memory[role] += each.memory_full_info().pss / MIB
+                    memory[role] += each.memory_full_info().uss / MIB
                     handles += each.num_fds()
             steps = len(read_rows(run.metrics_path)) if run.metrics_path.is_file() else 0
             row = {"time": time.time(), "steps": steps, "handles": handles, "mib": memory}

@@ -82,17 +82,23 @@ def test_a_cluster_gets_the_token_if_it_asks_for_one(
     assert capfd.readouterr().err == ""
 
 
+def listening() -> set[tuple[str, int]]:
+    """The addresses at which this process and those that it started listen."""
+    this = psutil.Process()
+    return {
+        (connection.laddr.ip.rpartition(":")[2], connection.laddr.port)
+        for process in (this, *this.children(recursive=True))
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
 def test_a_ray_that_a_run_starts_can_be_reached_from_this_machine_alone() -> None:
+    before = listening()
     start_ray(ClusterConfig())
     try:
         assert ray.get(ray.remote(lambda: 2).remote(), timeout=60) == 2
-        this = psutil.Process()
-        sockets = [
-            connection.laddr.ip
-            for process in (this, *this.children(recursive=True))
-            for connection in process.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
+        of_ray = listening() - before
     finally:
         ray.shutdown()
-    assert len(sockets) > 3 and {ip.rpartition(":")[2] for ip in sockets} == {"127.0.0.1"}
+    assert len(of_ray) > 3 and {address for address, _ in of_ray} == {"127.0.0.1"}
