@@ -22,6 +22,7 @@ import psutil
 
 from plimsoll.config.base import AUTO
 from plimsoll.errors import Interrupted
+from plimsoll.machine.stacks import tracks_resources
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import RunEnd, read_end
 from plimsoll.run.output import tell
@@ -257,11 +258,10 @@ class Silence:
 def _end_leftovers() -> None:
     """Kill the processes of an ended run that are still there: they are this process's children.
 
-    Python's trackers of resources come last: once the others are gone they remove the shared memory
-    and the semaphores that those have left, and end.
+    Trackers of resources come last, when they have removed what the others have left.
     """
     left = psutil.Process().children(recursive=True)
-    trackers = [process for process in left if _tracks_resources(process)]
+    trackers = [process for process in left if tracks_resources(process)]
     for process in left:
         if process not in trackers:
             with suppress(psutil.Error):
@@ -270,12 +270,6 @@ def _end_leftovers() -> None:
     for process in trackers:
         with suppress(psutil.Error):
             process.kill()
-
-
-def _tracks_resources(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return any("resource_tracker" in word for word in process.cmdline())
-    return False
 
 
 def _end_alike(code: int) -> int:

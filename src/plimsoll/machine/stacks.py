@@ -38,10 +38,22 @@ def ask_for_stacks(pids: Sequence[int]) -> list[str]:
 
 
 def end_processes(pids: Sequence[int]) -> None:
-    """Kill processes of this machine and their child processes, stopped ones included."""
+    """Kill processes of this machine and their child processes, stopped ones included.
+
+    Python's trackers of resources live on: once the others are gone they remove the shared memory
+    and the semaphores that those have left, and end.
+    """
     for process in families(pids):
         with suppress(psutil.Error):
-            process.kill()
+            if not tracks_resources(process):
+                process.kill()
+
+
+def tracks_resources(process: psutil.Process) -> bool:
+    """Return whether a process is Python's tracker of another's shared memory and semaphores."""
+    with suppress(psutil.Error):
+        return any("resource_tracker" in word for word in process.cmdline())
+    return False
 
 
 def families(pids: Collection[int]) -> Iterator[psutil.Process]:
