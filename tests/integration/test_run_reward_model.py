@@ -165,7 +165,8 @@ def test_a_reward_model_on_ranks_of_its_own_scores_the_same(
         assert wanted, name
         np.testing.assert_allclose(column(divided, name), wanted, rtol=1e-3, atol=1e-4)
     rows = read_ledger(home / "two" / "ledger.jsonl")
-    check_sane(rows)
+    # The controller is the tests' own process, which holds what earlier ones have left.
+    check_sane([row for row in rows if row.process != "controller"])
     scorers = {"reward rank 0", "reward rank 1"}
     processes = {row.process for row in rows if row.phase == "score"}
     assert processes == {"controller", "rank 0", *scorers, "engine 0", "node 0"}

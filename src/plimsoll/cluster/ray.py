@@ -410,11 +410,22 @@ class RayCluster:
 
     def read_memory(self) -> dict[str, Reading]:
         """Return the memory of every process of the run, with its peaks since the last call."""
-        members, method = self._members_by_name(), "read_memory"
-        readings = self._wait(method, {m.actor.call.remote(method): m for m in members.values()})
-        here = {"controller": Reading(read_host())}
-        self._readings = here | dict(zip(members, readings, strict=True))
+        members = self._members_by_name()
+        try:
+            readings = self._read(members)
+        except EngineDied:
+            if not self._engines_may_die:
+                raise
+            # The next call that needs the engine raises its death.
+            ranks = {name: m for name, m in members.items() if m in self._ranks}
+            readings = self._readings | self._read(ranks)
+        self._readings = readings | {"controller": Reading(read_host())}
         return self._readings
+
+    def _read(self, members: Mapping[str, Member]) -> dict[str, Reading]:
+        method = "read_memory"
+        readings = self._wait(method, {m.actor.call.remote(method): m for m in members.values()})
+        return dict(zip(members, readings, strict=True))
 
     def _members_by_name(self) -> dict[str, Member]:
         """Return ranks and engines by their names in the plan and the ledger."""
