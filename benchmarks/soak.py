@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import count
+from itertools import groupby
 from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
@@ -163,16 +163,9 @@ def soak(at: argparse.Namespace) -> None:
 
 def windows(samples: Sequence[Row], minutes: float) -> Iterator[list[Row]]:
     """Yield the samples of each window of time."""
-    begin, rest = samples[0]["time"], iter(samples)
-    kept: list[Row] = []
-    edges = (begin + 60 * minutes * number for number in count(1))
-    edge = next(edges)
-    for row in rest:
-        if row["time"] >= edge:
-            yield kept
-            kept, edge = [], next(e for e in edges if e > row["time"])
-        kept.append(row)
-    yield kept
+    begin = samples[0]["time"]
+    for _, rows in groupby(samples, lambda row: (row["time"] - begin) // (60 * minutes)):
+        yield [*rows]
 
 
 def report(directory: Path) -> None:
@@ -183,7 +176,7 @@ def report(directory: Path) -> None:
     print("| minutes | steps | all MiB | supervisor MiB | handles | processes' shared files |")
     print("| --- | --- | --- | --- | --- | --- |")
     begin = samples[0]["time"]
-    for kept in filter(None, windows(samples, 10)):
+    for kept in windows(samples, 10):
         total = median(sum(row["mib"].values()) for row in kept)
         own = median(row["mib"].get("supervisor", 0.0) for row in kept)
         handles, shared = (median(row[name] for row in kept) for name in ("handles", "shared"))
@@ -197,11 +190,10 @@ def report(directory: Path) -> None:
         print(f"  {role}: {line.slope:+.1f} ({line.intercept:.0f} at the begin)")
     print((record / "end.json").read_text())
     rows = read_rows(RunDirectory(directory / "disturbed").metrics_path)
-    times = [row["time"] for row in read_fired(record)]
-    print(f"{len(times)} faults, {len(rows)} steps")
-    for row in read_fired(record):
-        after = [s["time"] for s in samples if s["time"] > row["time"]]
-        print(f"  {row['fault']} in {row['process']}; {len(after)} samples after it")
+    fired = read_fired(record)
+    print(f"{len(fired)} faults, {len(rows)} steps")
+    for row in fired:
+        print(f"  {row['fault']} in {row['process']}")
     if (directory / "undisturbed-record" / "end.json").exists():
         found = compare_runs(directory / "disturbed", directory / "undisturbed")
         print("equal to the undisturbed run" if found.is_equal else f"differs: {found}")
