@@ -1,21 +1,23 @@
 """Hours of GRPO with a fault every five minutes: is memory flat, is anything left over?
 
-    python benchmarks/soak.py --directory /tmp/soak --steps 2000 --every 300      # with faults
+    python benchmarks/soak.py --directory /tmp/soak --hours 2 --every 300         # with faults
     python benchmarks/soak.py --directory /tmp/soak --steps 2000 --every 0        # undisturbed
     python benchmarks/soak.py --directory /tmp/soak --report
 
 The run has a rank and a vLLM engine of its own under Ray, and a checkpoint every ten steps. Nobody
 helps it: the command starts once. Faults are drawn by a seed, their kinds take turns, and each
 happens when a process reaches its point after the fault's time. A full disk is left out: it stops
-the run with all that is saved.
+the run with all that is saved. After `--hours` the run is asked to stop (SIGINT).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -24,13 +26,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from statistics import linear_regression, median
+from statistics import fmean, linear_regression, median
 from typing import Any
 
 import psutil
 import yaml
 
-from plimsoll.commands.chaos.compare import compare_runs
 from plimsoll.commands.chaos.draw import RANDOM_KINDS
 from plimsoll.commands.chaos.trial import read_fired, rest_of_run
 from plimsoll.commands.demo import prepare
@@ -52,6 +53,8 @@ NOT_IN_THIS_RUN = (
 SECONDS = 10.0
 """Between two samples of memory."""
 MIB = 2**20
+WINDOW = 200
+"""Steps over which rewards are averaged."""
 
 
 def prepare_task(home: Path) -> None:
@@ -109,11 +112,17 @@ def role_of(process: psutil.Process) -> str:
     return "plimsoll" if name.startswith("python") and "plimsoll" in words else name
 
 
-def watch(process: subprocess.Popen[bytes], directory: Path, record: Path) -> None:
-    """Append a sample of the run's processes to samples.jsonl, until its command ends."""
-    run = RunDirectory(directory)
+def watch(process: subprocess.Popen[bytes], directory: Path, record: Path, seconds: float) -> None:
+    """Append a sample of the run's processes to samples.jsonl, until its command ends.
+
+    After `seconds` the command is asked to end.
+    """
+    run, end = RunDirectory(directory), time.monotonic() + seconds
     with (record / "samples.jsonl").open("a") as out:
         while process.poll() is None:
+            if time.monotonic() > end:
+                process.send_signal(signal.SIGINT)
+                end = math.inf
             memory: dict[str, float] = defaultdict(float)
             handles = 0
             for each in rest_of_run(process.pid, record):
@@ -152,7 +161,7 @@ def soak(at: argparse.Namespace) -> None:
             stderr=output,
             start_new_session=True,
         )
-    watch(process, run, record)
+    watch(process, run, record, 3600 * at.hours)
     time.sleep(30)
     left = [each.name() for each in rest_of_run(process.pid, record)]
     files = sorted(set(os.listdir("/dev/shm")) - set(before))
@@ -189,21 +198,38 @@ def report(directory: Path) -> None:
         line = linear_regression(hours, [row["mib"][role] for row in warm])
         print(f"  {role}: {line.slope:+.1f} ({line.intercept:.0f} at the begin)")
     print((record / "end.json").read_text())
-    rows = read_rows(RunDirectory(directory / "disturbed").metrics_path)
+    rows = metrics_of(directory / "disturbed")
     fired = read_fired(record)
     print(f"{len(fired)} faults, {len(rows)} steps")
     for row in fired:
         print(f"  {row['fault']} in {row['process']}")
-    if (directory / "undisturbed-record" / "end.json").exists():
-        found = compare_runs(directory / "disturbed", directory / "undisturbed")
-        print("equal to the undisturbed run" if found.is_equal else f"differs: {found}")
+    others = metrics_of(directory / "undisturbed")
+    last = min(len(rows), len(others)) // WINDOW * WINDOW
+    print(
+        f"| mean reward of the {WINDOW} steps up to | disturbed | undisturbed |\n| --- | --- | --- |"
+    )
+    for end in range(WINDOW, last + 1, WINDOW):
+        ours, undisturbed = (reward_of(each[end - WINDOW : end]) for each in (rows, others))
+        print(f"| {end} | {ours:.3f} | {undisturbed:.3f} |")
+
+
+def metrics_of(directory: Path) -> list[Row]:
+    """Return the rows of a run's metrics.jsonl; none if there is no run."""
+    path = RunDirectory(directory).metrics_path
+    return read_rows(path) if path.is_file() else []
+
+
+def reward_of(rows: Sequence[Row]) -> float:
+    """Return the mean reward of steps; the steps that were left out do not count."""
+    return fmean(row["reward"] for row in rows if row["reward"] is not None)
 
 
 def main() -> None:
     """Run as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--hours", type=float, default=math.inf)
     parser.add_argument("--every", type=float, default=300.0, help="seconds; 0: no faults")
     parser.add_argument("--faults", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)

@@ -40,6 +40,10 @@ def advantages(inputs):
     return output
 
 
+def scores(trajectory):
+    return float("inf") if trajectory.prompt.index == 4 and trajectory.sample_index == 1 else 0.5
+
+
 def preference(inputs):
     output = plain_preference(inputs)
     return replace(output, loss=output.loss * BAD) if bad_now() else output
@@ -95,6 +99,24 @@ def test_an_advantage_that_is_nan_is_caught_before_anything_learns_from_it(home:
     first, second, _ = rows(home)
     assert "actor/loss" not in first and "actor/loss" in second
     assert first["reward"] is not None and first["tokens"] > 0
+
+
+def test_a_reward_that_is_infinite_leaves_its_step_out(home: Path) -> None:
+    """A clip must not hide it, and it must not spoil the rewards' mean for later steps."""
+    settings = grpo()
+    settings["rewards"] = {"own": {"name": "spoilt:scores", "clip": [0, 1], "normalize": True}}
+    settings["data"]["shuffle"] = False
+    write_config(home, "grpo", settings)
+    outcome = run(home, "grpo", "grpo.yaml")
+    assert outcome.code == 0, outcome.err
+    said = " ".join(outcome.out.split())
+    assert "step 2 has numbers that are not finite: the reward own of group 0 (row 4)" in said
+    assert bad_rows(home) == [None, 1.0, None]
+    first, second, third = rows(home)
+    assert second["reward"] is None and "actor/loss" not in second
+    assert first["reward"] is not None and third["reward"] is not None  # its moments are whole
+    shown = run_here(home, "rollouts", "run", "--bad", "--count", "9")
+    assert shown.code == 0 and "inf" in shown.out, shown.out
 
 
 def test_too_many_in_a_row_end_the_run_and_the_figure_is_named(home: Path) -> None:

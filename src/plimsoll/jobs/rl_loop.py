@@ -96,7 +96,7 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
         _train(spec, planned, load_replay_data, Replay.open)
         return
     kinds = open_kinds(spec.config.environments)
-    with open_rewards(spec.config.rewards) as scorer:
+    with open_rewards(spec.config.rewards, keeps_bad_numbers=True) as scorer:
         load = partial(load_prompt_data, check_reference=scorer.check_reference)
         sample: Callable[..., Source] = Continuous.start if spec.engines.staleness else Live.start
 

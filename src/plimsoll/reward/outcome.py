@@ -17,7 +17,7 @@ SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Given:
-    """A finite number."""
+    """A finite number (or, for a `Scorer` that keeps bad numbers, any)."""
 
     value: float
 
@@ -44,11 +44,15 @@ class Failed:
 class Broken:
     """A failure that another try cannot mend, such as text instead of a number.
 
-    The fields mean the same as in `Failed`.
+    Attributes:
+        said: As in `Failed`.
+        kind: As in `Failed`.
+        number: NaN or the infinite number that was given; None if it was something else.
     """
 
     said: str
     kind: type[PlimsollError] = PlimsollError
+    number: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,11 @@ class TimeLimit:
 
 def number(value: object) -> Outcome:
     """Return a reward's value as `Given` if it is a finite number, else `Broken`."""
-    finite_value = finite(value)
-    if finite_value is None:
-        kind = type(value).__name__
-        return Broken(f" gave {short_repr(value)} ({kind}), and a reward must be a finite number")
-    return Given(finite_value)
+    given = _float(value)
+    if given is None or not math.isfinite(given):
+        said = f" gave {short_repr(value)} ({type(value).__name__})"
+        return Broken(f"{said}, and a reward must be a finite number", number=given)
+    return Given(given)
 
 
 def numbers(values: object, wanted: int) -> list[Outcome]:
@@ -113,13 +117,18 @@ def error_outcome(error: BaseException) -> Failed | Broken:
 
 def finite(value: object) -> float | None:
     """Return a finite number (of Python, NumPy or torch) as a float; None for anything else."""
+    given = _float(value)
+    return given if given is not None and math.isfinite(given) else None
+
+
+def _float(value: object) -> float | None:
+    """Return a number (of Python, NumPy or torch) as a float; None for anything else."""
     if not isinstance(value, SupportsFloat):
         return None
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # many numbers; or one too large
         return None
-    return number if math.isfinite(number) else None
 
 
 def safe_repr(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,8 +35,11 @@ class Rule:
         return f"reward {self.name!r}{place}"
 
     def adjust(self, value: float, trajectory: Trajectory) -> float:
-        """Return a value clipped to `clip`, then times `truncated_factor` for a cut response."""
-        if self.config.clip is not None:
+        """Return a value clipped to `clip`, then times `truncated_factor` for a cut response.
+
+        A value that is not finite stays as it is.
+        """
+        if self.config.clip is not None and math.isfinite(value):
             low, high = self.config.clip
             value = min(max(value, low), high)
         factor = self.config.truncated_factor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
@@ -160,10 +161,12 @@ class Scorer:
     """The stack of everything that is closed together with the loop."""
     source: str = "data.train"
     """The key of the prompts in the config, for messages."""
+    keeps_bad_numbers: bool = False
+    """Whether a value may be NaN or infinite: the caller leaves out the step that has it."""
 
     def of_held_out(self, key: str = "data.eval") -> Scorer:
         """Return a scorer for held-out prompts, which `key` names in the config."""
-        return replace(self, source=key)
+        return replace(self, source=key, keeps_bad_numbers=False)
 
     def submit(
         self, trajectories: Sequence[Trajectory], on_failure: OnFailure = _go_on
@@ -174,7 +177,7 @@ class Scorer:
         `normalize`.
 
         The future raises PlimsollError, naming rule, row, prompt and response, for the first value
-        that no other try could mend, such as NaN. It also raises the errors of `on_failure`.
+        that no other try could mend, such as text. It also raises the errors of `on_failure`.
         """
         scoring = self._score(tuple(trajectories), on_failure)
         return asyncio.run_coroutine_threadsafe(scoring, self.loop)
@@ -201,8 +204,8 @@ class Scorer:
             scored.rule.check_reference(reference)
 
     def observe(self, trajectories: Sequence[Trajectory]) -> None:
-        """Add an optimizer step's values to the moments of each normalised reward."""
-        parts = [part for t in trajectories for part in t.rewards]
+        """Add the finite values of an optimizer step to the moments of each normalised reward."""
+        parts = [part for t in trajectories for part in t.rewards if math.isfinite(part.value)]
         for name, moments in self._moments().items():
             moments.add([part.value for part in parts if part.name == name])
 
@@ -269,16 +272,22 @@ class Scorer:
                 lost.add(trajectory.group)
             on_failure(_failure(scored.rule, trajectory, outcome, self.source, tries_left))
 
+        def accept(trajectory: Trajectory, outcome: Outcome) -> Outcome:
+            if not isinstance(outcome, Broken):
+                return outcome
+            if outcome.number is not None and self.keeps_bad_numbers:
+                return Given(outcome.number)
+            raise _failure(scored.rule, trajectory, outcome, self.source).error()
+
         outcomes = await scored.source.score(trajectories, Watch(handle_failure, lost))
-        for trajectory, outcome in zip(trajectories, outcomes, strict=True):
-            if isinstance(outcome, Broken):
-                raise _failure(scored.rule, trajectory, outcome, self.source).error()
-        return outcomes
+        return list(map(accept, trajectories, outcomes))
 
 
 @contextmanager
-def open_rewards(rewards: Mapping[str, RewardConfig]) -> Iterator[Scorer]:
-    """Yield the scorer of a config's `rewards`.
+def open_rewards(
+    rewards: Mapping[str, RewardConfig], keeps_bad_numbers: bool = False
+) -> Iterator[Scorer]:
+    """Yield the scorer of a config's `rewards`; see `Scorer` for `keeps_bad_numbers`.
 
     The end of the block closes its event loop, processes and HTTP clients, even after an error.
     Raises ConfigError if a rule or an option cannot be used.
@@ -288,7 +297,8 @@ def open_rewards(rewards: Mapping[str, RewardConfig]) -> Iterator[Scorer]:
         stack = AsyncExitStack()
         opening = _open(rules, stack)
         try:
-            yield Scorer(asyncio.run_coroutine_threadsafe(opening, loop).result(), loop, stack)
+            scored = asyncio.run_coroutine_threadsafe(opening, loop).result()
+            yield Scorer(scored, loop, stack, keeps_bad_numbers=keeps_bad_numbers)
         finally:
             asyncio.run_coroutine_threadsafe(_close(stack), loop).result()
 

@@ -56,12 +56,15 @@ def _bad_columns(batch: Batch, columns: dict[str, Floats | None]) -> Iterator[st
 
 
 def _bad(name: str, arrays: Sequence[Floats], trajectories: Sequence[Trajectory]) -> Iterator[str]:
-    """Yield a text if arrays have numbers that are not finite; it names their groups."""
+    """Yield a text if arrays have numbers that are not finite; it names their groups and rows."""
     pairs = zip(arrays, trajectories, strict=True)
-    groups = sorted({t.group for array, t in pairs if not np.isfinite(array).all()})
+    groups = sorted(
+        {(t.group, t.prompt.index) for array, t in pairs if not np.isfinite(array).all()}
+    )
     if groups:
         more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
-        yield f"{name} of group {', '.join(map(str, groups[:_SHOWN]))}{more}"
+        shown = ", ".join(f"{group} (row {row})" for group, row in groups[:_SHOWN])
+        yield f"{name} of group {shown}{more}"
 
 
 def _raise(figures: Iterator[str]) -> None:

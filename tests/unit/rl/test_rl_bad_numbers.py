@@ -16,7 +16,7 @@ from plimsoll.run.bad_steps import BadNumbers, BadSteps
 
 def sampled(group: int, reward: float = 1.0, logprob: float = -0.5) -> Trajectory:
     return single_turn(
-        Prompt(0, np.arange(3), "?"),
+        Prompt(10 + group, np.arange(3), "?"),
         0,
         np.arange(2),
         np.array([-0.1, logprob], np.float32),
@@ -37,8 +37,8 @@ def test_each_figure_is_named_with_its_groups() -> None:
     with pytest.raises(BadNumbers) as refusal:
         check_rewards(trajectories)
     assert refusal.value.figures == [
-        "the reward answer of group 0, 2",
-        "the sampler's log-probs of group 3",
+        "the reward answer of group 0 (row 10), 2 (row 12)",
+        "the sampler's log-probs of group 3 (row 13)",
     ]
 
 
@@ -48,13 +48,13 @@ def test_rewards_of_tokens_and_earlier_branches_count() -> None:
     with pytest.raises(BadNumbers) as refusal:
         check_rewards([placed, branched])
     assert refusal.value.figures == [
-        "the rewards of tokens of group 4",
-        "the sampler's log-probs of group 5",
+        "the rewards of tokens of group 4 (row 14)",
+        "the sampler's log-probs of group 5 (row 15)",
     ]
 
 
 def test_many_groups_are_counted() -> None:
-    with pytest.raises(BadNumbers, match=r"of group 0, 1, 2, 3, 4 and 3 more"):
+    with pytest.raises(BadNumbers, match=r"of group 0 \(row 10\), .*, 4 \(row 14\) and 3 more"):
         check_rewards([sampled(group, np.nan) for group in range(8)])
 
 
