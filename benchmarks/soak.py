@@ -205,9 +205,8 @@ def report(directory: Path) -> None:
         print(f"  {row['fault']} in {row['process']}")
     others = metrics_of(directory / "undisturbed")
     last = min(len(rows), len(others)) // WINDOW * WINDOW
-    print(
-        f"| mean reward of the {WINDOW} steps up to | disturbed | undisturbed |\n| --- | --- | --- |"
-    )
+    print(f"| mean reward of the {WINDOW} steps up to | disturbed | undisturbed |")
+    print("| --- | --- | --- |")
     for end in range(WINDOW, last + 1, WINDOW):
         ours, undisturbed = (reward_of(each[end - WINDOW : end]) for each in (rows, others))
         print(f"| {end} | {ours:.3f} | {undisturbed:.3f} |")
