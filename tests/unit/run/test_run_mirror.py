@@ -1,5 +1,5 @@
 """What a mirror holds after each change of the run directory, and what is fetched from it: in
-memory, on a disk, and on a server of S3 in this process if one is installed.
+memory, on a disk, and on a server of S3 in this process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Resume = Literal["never", "auto", "must"]
 
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[str]:
-    pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    from moto.server import ThreadedMotoServer  # takes seconds
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
