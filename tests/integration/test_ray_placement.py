@@ -30,7 +30,7 @@ from plimsoll.cluster.ray_start import wait_for_nodes
 from plimsoll.cluster.start import run_device
 from plimsoll.config.cluster import ClusterConfig, OwnNodes
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.errors import ConfigError, NodesMissing, PlimsollError
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm.config import VllmConfig
 
@@ -93,10 +93,10 @@ def test_a_joined_cluster_is_computed_on_where_its_gpus_are(
     """Whatever this machine has: it may be the head, without a GPU."""
     devices: list[Literal["cuda", "cpu"]] = ["cuda", "cpu"]
     joined = [ClusterConfig(address="joined", device=device) for device in devices]
-    assert [run_device(config) for config in joined] == devices
+    assert [run_device(config, 0) for config in joined] == devices
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     with pytest.raises(ConfigError, match=r"no GPU .* joined"):
-        run_device(joined[0])
+        run_device(joined[0], 0)
 
 
 @pytest.mark.parametrize("places", [OwnNodes()], indirect=True)
@@ -162,7 +162,7 @@ def test_ranks_on_cpu_are_spread_over_the_nodes_and_work_where_the_command_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = ClusterConfig(address="joined", nodes=2)
-    ids = wait_for_nodes(config)
+    ids = wait_for_nodes(config, 0)
     places = find_places(config, [Claim("actor", 2)], "cpu", ids)
     ranks = members("training rank", create_ranks(places["actor"], "cpu", 1), timeout=120)
     assert [rank.host.node_id for rank in ranks] == ids
@@ -172,8 +172,10 @@ def test_ranks_on_cpu_are_spread_over_the_nodes_and_work_where_the_command_does(
 
 
 def test_a_node_that_is_missing_is_told(nodes: None, capfd: pytest.CaptureFixture[str]) -> None:
-    few = ClusterConfig(address="joined", nodes=4, start_timeout=0.6)
+    few = ClusterConfig(address="joined", nodes=4, ranks=8, start_timeout=0.6)
     here = "the Ray cluster at joined has 3 of 4 nodes"
-    with pytest.raises(PlimsollError, match=rf"^{here} .* \(cluster.nodes\) after 1 s"):
-        wait_for_nodes(few)
+    with pytest.raises(NodesMissing, match=rf"^{here} .* \(cluster.nodes\) after 1 s") as missing:
+        wait_for_nodes(few, engines=4)
+    flags = "--cluster.nodes 3 --cluster.ranks 6 --rollout.engines 3"
+    assert " ".join(missing.value.flags) == flags  # with which a restart goes on
     assert capfd.readouterr().err.count(here) == 1

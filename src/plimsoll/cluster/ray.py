@@ -197,7 +197,7 @@ class RayCluster:
         Each says at once where it is, then imports its libraries, which takes no card's memory.
         """
         patience = config.start_timeout
-        nodes = wait_for_nodes(config)
+        nodes = wait_for_nodes(config, len(specs))
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
         places = find_places(config, _claims(config, () if shared else specs), device, nodes)
         ranks = {k: create_ranks(places[k], device, threads) for k in config.rank_counts}

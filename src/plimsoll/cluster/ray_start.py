@@ -76,7 +76,7 @@ def start_ray(config: ClusterConfig) -> None:
         ) from error
 
 
-def device_of_joined_cluster(config: ClusterConfig) -> Device:
+def device_of_joined_cluster(config: ClusterConfig, engines: int) -> Device:
     """Join the cluster and return the run's device, checked against the GPUs that Ray counts.
 
     This machine, which may be the cluster's head, need not have a GPU. Prints a note if a run on
@@ -86,7 +86,7 @@ def device_of_joined_cluster(config: ClusterConfig) -> Device:
         ConfigError: The config asks for CUDA, and the cluster has no GPU.
     """
     start_ray(config)
-    wait_for_nodes(config)
+    wait_for_nodes(config, engines)
     gpus = ray.cluster_resources().get("GPU", 0)
     if config.device == "cuda" and gpus == 0:
         raise ConfigError(
@@ -98,7 +98,7 @@ def device_of_joined_cluster(config: ClusterConfig) -> Device:
     return device_of(config)
 
 
-def wait_for_nodes(config: ClusterConfig) -> list[str]:
+def wait_for_nodes(config: ClusterConfig, engines: int) -> list[str]:
     """Wait for the run's nodes; return Ray's ids of them: this node first, the others by address.
 
     Raises:
@@ -112,7 +112,7 @@ def wait_for_nodes(config: ClusterConfig) -> list[str]:
             raise NodesMissing(
                 f"{here} (cluster.nodes) after {config.start_timeout:.0f} s "
                 "(cluster.start_timeout). Start Ray on the others, or lower cluster.nodes",
-                _flags_for(config, len(nodes)),
+                _flags_for(config, len(nodes), engines),
             )
         if not has_told_user:
             tell(f"{here}: waiting for the others")
@@ -121,12 +121,17 @@ def wait_for_nodes(config: ClusterConfig) -> list[str]:
     return nodes[: config.nodes]
 
 
-def _flags_for(config: ClusterConfig, nodes: int) -> tuple[str, ...]:
-    """Return the flags with which a run needs no more than so many nodes; () if it has groups."""
+def _flags_for(config: ClusterConfig, nodes: int, engines: int) -> tuple[str, ...]:
+    """Return the flags with which a run needs no more than so many nodes; () if it has groups.
+
+    Each node keeps as many ranks and engines as it had.
+    """
     if config.own_nodes != OwnNodes() or config.own_ranks:
         return ()
-    ranks = max(1, config.ranks * nodes // config.nodes)
-    return "--cluster.nodes", str(nodes), "--cluster.ranks", str(ranks)
+    numbers = {"cluster.ranks": config.ranks, "rollout.engines": engines}
+    fewer = {key: max(1, number * nodes // config.nodes) for key, number in numbers.items()}
+    flags = {"cluster.nodes": nodes} | {k: n for k, n in fewer.items() if n < numbers[k]}
+    return tuple(word for key, number in flags.items() for word in (f"--{key}", str(number)))
 
 
 def _live_nodes() -> list[str]:

@@ -13,7 +13,7 @@ from plimsoll.rollout.protocol import EngineSpec
 
 def start_cluster(config: ClusterConfig, specs: Sequence[EngineSpec]) -> Cluster:
     """Start all training ranks and one rollout engine for each spec; return the cluster."""
-    threads, device = thread_count(config, len(specs)), run_device(config)
+    threads, device = thread_count(config, len(specs)), run_device(config, len(specs))
     if config.where == "local":
         from plimsoll.cluster.local import LocalCluster
 
@@ -30,10 +30,10 @@ def thread_count(config: ClusterConfig, engines: int) -> int:
     return max(1, usable_cores() // most_busy_processes(config, engines))
 
 
-def run_device(config: ClusterConfig) -> Device:
+def run_device(config: ClusterConfig, engines: int) -> Device:
     """Return the device of ranks and engines. Raises ConfigError for CUDA without a card."""
     if config.where == "local" or config.address is None:
         return check_device(device_of(config))
     from plimsoll.cluster.ray_start import device_of_joined_cluster
 
-    return device_of_joined_cluster(config)
+    return device_of_joined_cluster(config, engines)

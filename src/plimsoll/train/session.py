@@ -485,8 +485,10 @@ def total_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
 def lineage_of(spec: RunSpec[Any]) -> str:
     """Return a fingerprint of the settings that decide what a run samples.
 
-    The sections `run` and `cluster` are not among them, but for the seed.
+    The seed is among them. The rest of `run`, `cluster` and the number of engines are not: a run
+    may go on with fewer nodes.
     """
-    settings = spec.written.model_dump(mode="json", exclude={"run", "cluster"})
+    where = {"run": True, "cluster": True, "rollout": {"engines"}}
+    settings = spec.written.model_dump(mode="json", exclude=where)
     text = json.dumps([spec.run.seed, settings], sort_keys=True)
     return xxhash.xxh3_64_hexdigest(text.encode())
