@@ -43,15 +43,13 @@ from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.algorithm.sequences import sums
 from plimsoll.algorithm.value_loss import value_loss
 from plimsoll.config.base import Choice
-from plimsoll.engine.protocol import Engine
+from plimsoll.engine.protocol import Engine, MicroBatch
 from plimsoll.engine.teacher_forward import TeacherForward
 from plimsoll.model.distillation import Distilled, Lesson
 from plimsoll.model.noise import EmbeddingNoise
-from plimsoll.model.policy import PackTensors
-from plimsoll.model.sending import send, send_one
 from plimsoll.model.token_logprobs import Imitation
 from plimsoll.model.value import at_ends, at_marks
-from plimsoll.records import BatchCounts, Bools, Floats
+from plimsoll.records import Bools, Floats
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,10 @@ class NllObjective:
     temperature 1, whatever the role samples with.
     """
 
-    def loss(
-        self, engine: Engine, pack: PackTensors, stream: EmbeddingNoise | None, counts: BatchCounts
-    ) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: MicroBatch[EmbeddingNoise | None]) -> LossOutput:
         """Return the micro-batch's share of the mean negative log-likelihood."""
-        loss: Tensor = engine.forward(pack, noise=stream, lesson=Imitation(counts.tokens))
+        lesson = Imitation(micro_batch.counts.tokens)
+        loss: Tensor = engine.forward(micro_batch.send(), noise=micro_batch.stream, lesson=lesson)
         return LossOutput(loss, {"nll": loss.detach()})
 
 
@@ -81,11 +78,9 @@ class DistillationObjective:
     temperature: float
     nll_share: float
 
-    def loss(
-        self, engine: Engine, pack: PackTensors, stream: TeacherForward, counts: BatchCounts
-    ) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: MicroBatch[TeacherForward]) -> LossOutput:
         """Return the micro-batch's share of the divergence and of the likelihood."""
-        device = pack.tokens_T.device
+        stream, device = micro_batch.stream, micro_batch.device
         with stream.head(device) as (weight_VH, bias_V):
             lesson = Lesson(
                 hidden_L_H=stream.hidden_L_H.to(device, non_blocking=True),
@@ -95,9 +90,9 @@ class DistillationObjective:
                 divergence=divergence(self.divergence),
                 temperature=self.temperature,
                 nll_share=self.nll_share,
-                tokens=counts.tokens,
+                tokens=micro_batch.counts.tokens,
             )
-            distilled = Distilled(*engine.forward(pack, lesson=lesson))
+            distilled = Distilled(*engine.forward(micro_batch.send(), lesson=lesson))
         return LossOutput(
             distilled.loss, {"divergence": distilled.divergence, "nll": distilled.nll}
         )
@@ -114,19 +109,18 @@ class PreferenceObjective:
     preference_loss: Choice
     nll_weight: float
 
-    def loss(
-        self, engine: Engine, pack: PackTensors, stream: Floats | None, counts: BatchCounts
-    ) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: MicroBatch[Floats | None]) -> LossOutput:
         """Return the micro-batch's share of the preference loss."""
+        pack, sent = micro_batch.send_with({"reference_S": micro_batch.stream})
         logprobs_L, _ = engine.forward(pack)
         inputs = PreferenceLossInputs(
             logprobs=in_pairs(sums(logprobs_L, pack.cu_loss_tokens)),
             lengths=in_pairs(pack.cu_loss_tokens.diff().float()),
-            pairs=counts.sequences // 2,
+            pairs=micro_batch.counts.sequences // 2,
         )
         return preference_objective(
             inputs,
-            None if stream is None else in_pairs(send_one(stream, logprobs_L.device)),
+            in_pairs(sent["reference_S"]) if sent else None,
             preference_loss(self.preference_loss),
             self.nll_weight,
         )
@@ -143,13 +137,11 @@ class RewardObjective:
     reward_loss: Choice
     centring: float
 
-    def loss(
-        self, engine: Engine, pack: PackTensors, stream: Floats, counts: BatchCounts
-    ) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: MicroBatch[Floats]) -> LossOutput:
         """Return the micro-batch's share of the reward loss."""
+        pack, sent = micro_batch.send_with({"margins_P": micro_batch.stream})
         scores = in_pairs(engine.forward(at_ends(pack)))
-        margins_P = send_one(stream, scores.chosen_P.device)
-        inputs = RewardLossInputs(scores, margins_P, counts.sequences // 2)
+        inputs = RewardLossInputs(scores, sent["margins_P"], micro_batch.counts.sequences // 2)
         return reward_objective(inputs, reward_loss(self.reward_loss), self.centring)
 
 
@@ -161,12 +153,10 @@ class ProcessObjective:
     packed order.
     """
 
-    def loss(
-        self, engine: Engine, pack: PackTensors, stream: Floats, counts: BatchCounts
-    ) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: MicroBatch[Floats]) -> LossOutput:
         """Return the micro-batch's share of the loss on the labels of the responses' steps."""
-        scores_L = engine.forward(at_marks(pack))
-        return process_loss(scores_L, send_one(stream, scores_L.device), counts)
+        pack, sent = micro_batch.send_with({"labels_L": micro_batch.stream})
+        return process_loss(engine.forward(at_marks(pack)), sent["labels_L"], micro_batch.counts)
 
 
 @dataclass(frozen=True)
@@ -196,12 +186,10 @@ class FeedbackObjective:
     kl: float
     labels: LabelCounts
 
-    def loss(
-        self, engine: Engine, pack: PackTensors, stream: FeedbackStream, counts: BatchCounts
-    ) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: MicroBatch[FeedbackStream]) -> LossOutput:
         """Return the micro-batch's share of the feedback loss."""
+        pack, sent = micro_batch.send_with(vars(micro_batch.stream))
         logprobs_S = sums(engine.forward(pack)[0], pack.cu_loss_tokens)
-        sent = send(vars(stream), logprobs_S.device)
         reference_S = sent["reference_logprobs_S"]
         logratios_S = (
             logprobs_S[: len(reference_S)] - reference_S
@@ -239,14 +227,12 @@ class PolicyObjective:
     correction: Choice | None = None
     terms: PolicyTerms = field(default_factory=PolicyTerms)
 
-    def loss(
-        self, engine: Engine, pack: PackTensors, stream: PolicyStream, counts: BatchCounts
-    ) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: MicroBatch[PolicyStream]) -> LossOutput:
         """Return the micro-batch's share of the policy loss."""
+        pack, sent = micro_batch.send_with(vars(micro_batch.stream))
         logprobs_L, entropy_L = engine.forward(
             pack, entropy="loss" if self.terms.entropy_bonus > 0 else "metric"
         )
-        sent = send(vars(stream), logprobs_L.device)
         old_L = sent.get("old_logprobs_L")
         policy = PolicyLossInputs(
             logprobs_L=logprobs_L,
@@ -257,7 +243,9 @@ class PolicyObjective:
         inputs = PolicyObjectiveInputs(
             policy, sent["sampler_logprobs_L"], entropy_L, sent.get("reference_logprobs_L")
         )
-        return policy_objective(inputs, counts, self.terms, self._loss, self._correction)
+        return policy_objective(
+            inputs, micro_batch.counts, self.terms, self._loss, self._correction
+        )
 
     @cached_property
     def _loss(self) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
@@ -286,12 +274,9 @@ class ValueObjective:
 
     clip: float | None
 
-    def loss(
-        self, engine: Engine, pack: PackTensors, stream: ValueStream, counts: BatchCounts
-    ) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: MicroBatch[ValueStream]) -> LossOutput:
         """Return the micro-batch's share of the value loss."""
+        pack, sent = micro_batch.send_with(vars(micro_batch.stream))
         values_L = engine.forward(pack)
-        inputs = ValueLossInputs(
-            values_L=values_L, **send(vars(stream), values_L.device), counts=counts
-        )
+        inputs = ValueLossInputs(values_L=values_L, **sent, counts=micro_batch.counts)
         return value_loss(inputs, self.clip)

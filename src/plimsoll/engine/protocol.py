@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from plimsoll.algorithm.inputs import LossOutput
@@ -16,10 +17,12 @@ from plimsoll.engine.checkpoint import CheckpointFile
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
 from plimsoll.model.policy import PackTensors
-from plimsoll.records import BatchCounts
+from plimsoll.model.sending import Arrays
+from plimsoll.records import BatchCounts, Pack
 from plimsoll.run.readings import DividedShare
 
 StreamT = TypeVar("StreamT", contravariant=True)
+StreamOut = TypeVar("StreamOut", covariant=True)
 
 
 class Engine(Protocol):
@@ -170,17 +173,36 @@ def engine_build(role: TrainedRole | FrozenRole) -> TrainerBuild:
     return cast(TrainerBuild, role.engine_value("engine"))
 
 
+@dataclass(frozen=True)
+class MicroBatch(Generic[StreamOut]):
+    """What a loss is computed from, in host memory.
+
+    Attributes:
+        pack: The tokens.
+        stream: The data besides them, such as advantages.
+        counts: The counts of the full optimizer step, over all ranks.
+        device: Where the model is.
+    """
+
+    pack: Pack
+    stream: StreamOut
+    counts: BatchCounts
+    device: torch.device
+
+    def send(self) -> PackTensors:
+        """Return the tokens on the device."""
+        return PackTensors.from_pack(self.pack, self.device)
+
+    def send_with(self, columns: Arrays) -> tuple[PackTensors, dict[str, Tensor]]:
+        """Return the tokens and arrays of the stream on the device, both by one copy."""
+        return PackTensors.with_columns(self.pack, columns, self.device)
+
+
 class Objective(Protocol[StreamT]):
     """A loss with its settings, which are the same for every micro-batch of a step."""
 
-    def loss(
-        self, engine: Engine, pack: PackTensors, stream: StreamT, counts: BatchCounts
-    ) -> LossOutput:
-        """Return the micro-batch's share of the loss and of the metrics.
-
-        `stream`: the micro-batch's data besides its tokens, such as advantages. `counts`: the
-        counts of the full optimizer step, over all ranks.
-        """
+    def loss(self, engine: Engine, micro_batch: MicroBatch[StreamT]) -> LossOutput:
+        """Return the micro-batch's share of the loss and of the metrics."""
         ...
 
 

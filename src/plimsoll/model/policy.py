@@ -34,7 +34,7 @@ from plimsoll.model.checks import check_length
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, add_noise
-from plimsoll.model.sending import send
+from plimsoll.model.sending import Arrays, send
 from plimsoll.model.token_logprobs import (
     Entropy,
     Imitation,
@@ -118,6 +118,13 @@ class PackTensors:
     @classmethod
     def from_pack(cls, pack: Pack, device: torch.device) -> PackTensors:
         """Return the pack on the device; its arrays may be read-only views of Ray's store."""
+        return cls.with_columns(pack, {}, device)[0]
+
+    @classmethod
+    def with_columns(
+        cls, pack: Pack, columns: Arrays, device: torch.device
+    ) -> tuple[PackTensors, dict[str, Tensor]]:
+        """Return the pack and further arrays on the device, which cross in one copy; see `send`."""
         arrays: dict[str, NDArray[Any]] = {
             "tokens_T": pack.tokens_T,
             "positions_T": pack.positions_T,
@@ -125,9 +132,11 @@ class PackTensors:
             "targets_L": pack.targets_L,
             "cu_loss_tokens": pack.cu_loss_tokens,
         }
-        sent = send({**arrays, **layout_arrays(pack.cu_seqlens, pack.shared_S)}, device)
+        own = {**arrays, **layout_arrays(pack.cu_seqlens, pack.shared_S)}
+        sent = send({**own, **columns}, device)
         layout = PackLayout.over(pack.cu_seqlens, pack.shared_S, sent)
-        return cls(layout=layout, **{name: sent[name] for name in arrays})
+        tensors = cls(layout=layout, **{name: sent[name] for name in arrays})
+        return tensors, {name: sent[name] for name in sent.keys() - own.keys()}
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,6 @@ def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     return dict(views(present, buffer.to(device, non_blocking=True)))
 
 
-def send_one(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return a single array as a tensor on a device; see `send`."""
-    return send({"": array}, device)[""]
-
-
 def keep_on_host(tensor: Tensor) -> Tensor:
     """Return a copy in host memory; for a card in pinned memory, and the host does not wait.
 

@@ -37,6 +37,7 @@ from plimsoll.engine.objectives import (
     ValueObjective,
     ValueStream,
 )
+from plimsoll.engine.protocol import MicroBatch
 from plimsoll.engine.teacher_forward import teacher_forward
 from plimsoll.engine.zero.masters import Average
 from plimsoll.engine.zero.optimizer import begin_moments
@@ -46,7 +47,6 @@ from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import (
     HeadForm,
-    PackTensors,
     PolicyModel,
     TeacherModel,
     hf_state_names,
@@ -137,7 +137,7 @@ class Direct:
 
 def learn(module: nn.Module, objective: Any, stream: Any, pack: Pack = PACK) -> None:
     """A micro-batch's gradient, which must reach all that is trained."""
-    output = objective.loss(Direct(module), PackTensors.from_pack(pack, CARD), stream, COUNTS)
+    output = objective.loss(Direct(module), MicroBatch(pack, stream, COUNTS, CARD))
     output.loss.backward()
     assert output.loss.device == CARD
     for name, parameter in module.named_parameters():
@@ -271,6 +271,6 @@ def test_a_mistake_would_be_seen() -> None:
     policy = a_policy()
     with FakeTensorMode():
         on_card(policy)
-        pack = PackTensors.from_pack(PACK, torch.device("cpu"))
+        micro_batch = MicroBatch(PACK, wrong, COUNTS, torch.device("cpu"))
         with pytest.raises(RuntimeError, match="on the same device"):
-            POLICY.loss(Direct(policy), pack, wrong, COUNTS)  # type: ignore[arg-type]
+            POLICY.loss(Direct(policy), micro_batch)  # type: ignore[arg-type]

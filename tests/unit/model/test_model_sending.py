@@ -15,13 +15,14 @@ from test_model_shared_prompts import GROUPS, samples_in
 
 import plimsoll
 from plimsoll.data.packing import pack_one
+from plimsoll.model import policy
 from plimsoll.model.policy import PackTensors
 from plimsoll.model.sending import (
     ALIGNMENT,
+    Arrays,
     buffer_size,
     keep_on_host,
     send,
-    send_one,
     views,
 )
 from plimsoll.records import Pack
@@ -37,7 +38,7 @@ def a_pack() -> Pack:
 def test_a_copy_is_sent() -> None:
     array = np.arange(6, dtype=np.int32).reshape(2, 3)
     array.flags.writeable = False  # as Ray's store gives them
-    copy = send_one(array, CPU)
+    copy = send({"array": array}, CPU)["array"]
     assert copy.dtype == torch.int32 and copy.tolist() == array.tolist()
     copy.zero_()
     assert array[1, 2] == 5
@@ -91,6 +92,22 @@ def test_no_code_pins_while_it_makes_a_tensor_of_data() -> None:
     assert len(SOURCES) > 100 and not wrong
     with pytest.raises(RuntimeError, match="pin"):
         torch.tensor(np.zeros(2), pin_memory=True)
+
+
+def test_a_stream_crosses_with_its_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack, copies = a_pack(), []
+
+    def counted(arrays: Arrays, device: torch.device) -> dict[str, torch.Tensor]:
+        copies.append(arrays)
+        return send(arrays, device)
+
+    monkeypatch.setattr(policy, "send", counted)
+    advantages_L = np.arange(len(pack.targets_L), dtype=np.float32)
+    columns = {"advantages_L": advantages_L, "old_logprobs_L": None}
+    tensors, sent = PackTensors.with_columns(pack, columns, CPU)
+    assert len(copies) == 1 and sent.keys() == {"advantages_L"}
+    assert sent["advantages_L"].tolist() == advantages_L.tolist()
+    assert tensors.targets_L.tolist() == pack.targets_L.tolist()
 
 
 @pytest.mark.gpu
