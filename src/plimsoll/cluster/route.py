@@ -54,9 +54,13 @@ class ActorRoute:
     def transfer(self, bucket_bytes: int, version: int) -> int:
         """Send the weights that the engines lack, by buckets; return the bytes that one received.
 
-        Engines that sleep without their weights get all; others get what training changes.
+        Engines that sleep without their weights get all; others get what training changes. Engines
+        that sample beside training pause meanwhile.
         """
         cluster, published = self._cluster, self._as_published
+        samples_beside = self._rollout.staleness > 0
+        if samples_beside:
+            cluster.engines_do(RolloutEngine.pause)
         only_trained = not (self._all or self._rollout.engine.forgets_weights)
         arguments = "actor", bucket_bytes, published, only_trained
         plan = cluster.all(Worker.weight_plan, *arguments)[0]
@@ -68,6 +72,8 @@ class ActorRoute:
         cluster.engines_do(RolloutEngine.end_receiving)
         cluster.all(Worker.rest_channel)  # before the engines' caches come back to the cards
         cluster.engines_do(RolloutEngine.finish_sync, version)
+        if samples_beside:
+            cluster.engines_do(RolloutEngine.resume)
         self._all = False
         return sum(received)
 

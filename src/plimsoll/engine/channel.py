@@ -125,6 +125,14 @@ class CardMemory:
         self.names: Handle = tuple(share())
 
 
+def pin(file: SharedFile) -> None:
+    """Pin a file's memory for as long as the file is held. Raises CudaError if CUDA cannot."""
+    runtime: Any = torch.cuda.cudart()
+    address = file.bytes.data_ptr()
+    torch.cuda.check_error(runtime.cudaHostRegister(address, file.bytes.nbytes, 0))
+    weakref.finalize(file, runtime.cudaHostUnregister, address).atexit = False
+
+
 B = TypeVar("B", SharedFile, CardMemory)
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -162,8 +170,8 @@ class HostOutlet:
 
     def _make_file(self) -> SharedFile:
         file = SharedFile(self._largest)
-        if self._device.type == "cuda":  # pinned for as long as the process lives
-            torch.cuda.cudart().cudaHostRegister(file.bytes.data_ptr(), self._largest, 0)
+        if self._device.type == "cuda":
+            pin(file)
         return file
 
     def room(self, size: int) -> Tensor:
@@ -187,15 +195,19 @@ class HostOutlet:
     def close(self) -> None:
         """Drop the copy on the card. The shared memory stays: new pages cost more than a copy."""
         self._packed = _NOTHING
-        if self._device.type == "cuda":  # an engine on this card may wake its cache next
-            torch.cuda.empty_cache()
 
 
 class HostRelay:
     """Two buffers in which an engine keeps what came in handles for its own processes."""
 
-    def __init__(self, largest: int) -> None:
-        self._files = _InTurn(lambda: SharedFile(largest))
+    def __init__(self) -> None:
+        self._largest = 0
+
+    def fit(self, largest: int) -> None:
+        """Make the buffers anew if they are too small for a channel's largest bucket, bytes."""
+        if largest > self._largest:
+            self._largest = largest
+            self._files = _InTurn(lambda: SharedFile(largest))
 
     def forward(self, handle: Handle) -> Handle:
         """Return the handle, with bytes of its own replaced by a path of shared memory."""
@@ -251,8 +263,6 @@ class CardOutlet:
         """Give the card memory back, now that engines have let go of it."""
         self._buffers.clear()
         _collect(self._device)
-        if self._device.type == "cuda":  # the engine on this card wakes its cache next
-            torch.cuda.empty_cache()
 
 
 class CardInlet:

@@ -367,6 +367,7 @@ class Worker:
         """Give back the card memory that was needed to send, once the engines let go of it."""
         if self._outlet is not None:
             self._outlet.close()
+            self.give_back()  # an engine on this card wakes its cache next
 
     def adapter_files(self, role: RoleName, version: int) -> AdapterFiles | None:
         """Return the adapter's files on rank 0, else None; all ranks must call it."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from asyncio import run_coroutine_threadsafe
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.records import Floats, Ints, Prompt, Trajectory
+from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored, Scorer
 from plimsoll.rl.answers import FailedGroups, answer_group
 from plimsoll.rl.buffer import FinishedGroup, GroupBuffer, staleness_metrics
@@ -30,42 +30,9 @@ from plimsoll.rl.sampling import Sampled, next_count, normalize_rewards, teaches
 from plimsoll.rl.setup import RlWork
 from plimsoll.rl.stream import GroupStream
 from plimsoll.rollout.protocol import Ask, RolloutEngine
-from plimsoll.rollout.sync import WeightRoute
 from plimsoll.run.state import RunState
 
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class PausedRoute:
-    """A `WeightRoute` that pauses the engines while their weights change."""
-
-    cluster: Cluster
-    route: WeightRoute
-
-    @property
-    def name(self) -> str:
-        """The name of the way in metrics."""
-        return self.route.name
-
-    def transfer(self, bucket_bytes: int, version: int) -> int:
-        """Pause, send all weights as `version`, and let the engines go on with them."""
-        self.cluster.engines_do(RolloutEngine.pause)
-        sent = self.route.transfer(bucket_bytes, version)
-        self.cluster.engines_do(RolloutEngine.resume)
-        return sent
-
-    def renew(self) -> None:
-        """Get ready for engines that were started again."""
-        self.route.renew()
-
-    def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
-        """Return the trainer's log-prob of every token but the first."""
-        return self.route.trainer_log_probs(sequences)
-
-    def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
-        """Return, for every engine, its log-probs of the same tokens."""
-        return self.route.engine_log_probs(sequences)
 
 
 @dataclass(frozen=True)
@@ -112,9 +79,7 @@ class Continuous(Source):
     @classmethod
     def start(cls, work: RlWork, scorer: Scorer, kinds: EnvironmentKinds) -> Continuous:
         """Return the source, after checking that engines and ranks hold the same weights."""
-        live = Live.start(work, scorer, kinds)
-        route = PausedRoute(work.cluster, live.sync.route)
-        return cls(replace(live, sync=replace(live.sync, route=route)))
+        return cls(Live.start(work, scorer, kinds))
 
     def begin(self, state: RunState) -> None:
         """Send a resumed run's weights to the engines."""

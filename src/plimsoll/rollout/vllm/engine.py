@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plimsoll.config.engine import ADAPTER_FILE
+from plimsoll.config.rollout import SamplingConfig
 from plimsoll.engine.channel import Channel, HostRelay
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
@@ -96,7 +97,7 @@ class VllmEngine:
         self._running = asyncio.Event()
         self._running.set()
         self._adapter: Any = None
-        self._relay: HostRelay | None = None
+        self._relay = HostRelay()
         self._decoder = Decoder(spec.model, spec.trust_remote_code)
         # vLLM never removes the sockets between its processes.
         self._sockets = tempfile.TemporaryDirectory(prefix="vllm-", dir=os.environ.get(_SOCKETS))
@@ -110,43 +111,30 @@ class VllmEngine:
         await self._running.wait()
         step = self._version + 1
         await await_fault_point("engine.request", step)
-        calls = zip(request.prompts, request.most_tokens(), request.seeds(), strict=True)
-        answers = await asyncio.gather(*(self._answer(*call, request) for call in calls))
-        return fault_value("engine.answer", [t for group in answers for t in group], step)
+        prompts = zip(request.prompts, request.most_tokens(), request.seeds(), strict=True)
+        numbers = range(request.first, request.first + request.responses)
+        calls = [self._answer(*p, number, request.sampling) for p in prompts for number in numbers]
+        return fault_value("engine.answer", await asyncio.gather(*calls), step)
 
     async def _answer(
-        self, prompt: Prompt, most: int, seed: int, request: Request
-    ) -> list[Trajectory]:
-        version = self._version
-        # vLLM gives each of several responses the seed of its number, counted from this one.
-        params = _sampling_params(request, self._decoder, most, seed + request.first)
-        output = await self._run(prompt.tokens, params)
-        figures = _prefix_figures(output, request)
-        return [
-            self._trajectory(prompt, completion, version, request, figures)
-            for completion in output.outputs
-        ]
-
-    def _trajectory(
-        self,
-        prompt: Prompt,
-        completion: Any,
-        version: int,
-        request: Request,
-        figures: Mapping[str, float],
+        self, prompt: Prompt, most: int, seed: int, number: int, sampling: SamplingConfig
     ) -> Trajectory:
+        version = self._version
+        params = _sampling_params(sampling, self._decoder, most, seed + number)
+        output = await self._run(prompt.tokens, params)
+        [completion] = output.outputs
         tokens = np.asarray(completion.token_ids, dtype=np.int64)
         sampled = single_turn(
             prompt=prompt,
-            sample_index=request.first + completion.index,
+            sample_index=number,
             response_tokens=tokens,
             sampler_logprobs=_token_logprobs(completion.logprobs, tokens),
-            response_text=self._decoder.text(tokens, request.sampling),
+            response_text=self._decoder.text(tokens, sampling),
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             weight_version=version,
         )
         versions = _label_tokens(completion.weight_versions, sampled.weight_versions)
-        return replace(sampled, weight_versions=versions, figures=figures)
+        return replace(sampled, weight_versions=versions, figures=_prefix_figures(output))
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         """Return the log-prob of every token but the first, one array per sequence."""
@@ -197,15 +185,13 @@ class VllmEngine:
         """Wake the weights of a sleeping engine, and announce the tensors to its workers."""
         if self._asleep:
             await self._wake(["weights"])
-        if self._relay is None:
-            self._relay = HostRelay(channel.largest)
+        self._relay.fit(channel.largest)
         await self._rpc(
             "plimsoll_begin", list(names), list(astuple(channel)), self._spec.first_process
         )
 
     async def receive(self, *buckets: WeightBucket) -> int:
         """Hand the workers what they need to open a bucket; return its bytes."""
-        assert self._relay is not None
         near = [replace(b, handle=self._relay.forward(b.handle)) for b in buckets]
         await self._rpc("plimsoll_receive", [astuple(bucket) for bucket in near])
         return buckets[0].bytes
@@ -356,13 +342,8 @@ def _adapter_settings(rank: int | None) -> dict[str, Any]:
     return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
 
 
-def _prefix_figures(output: Any, request: Request) -> dict[str, float]:
-    """Return the number of tokens in the prompt, and how many of them the prefix cache had.
-
-    Return an empty dict for several responses, because vLLM gives the number for only one of them.
-    """
-    if request.responses > 1:
-        return {}
+def _prefix_figures(output: Any) -> dict[str, float]:
+    """Return the number of tokens in the prompt, and how many of them the prefix cache had."""
     cached = output.num_cached_tokens or 0
     return {PROMPT_TOKENS: float(len(output.prompt_token_ids)), CACHED_TOKENS: float(cached)}
 
@@ -380,13 +361,11 @@ def _kv_cache_bytes(spec: EngineSpec) -> int:
     return int(vllm_of(spec.rollout).cpu_kv_cache_gib * 2**30)
 
 
-def _sampling_params(request: Request, decoder: Decoder, most: int, seed: int) -> Any:
+def _sampling_params(sampling: SamplingConfig, decoder: Decoder, most: int, seed: int) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    sampling = request.sampling
     return SamplingParams(
-        n=request.responses,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
